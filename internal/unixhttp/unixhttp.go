@@ -225,8 +225,8 @@ func IsOwn(peer *unix.Ucred) bool {
 	return peer != nil && (peer.Uid == 0 || int(peer.Uid) == os.Geteuid())
 }
 
-// Dial connects to a program of root or of this process's user.
-func Dial(ctx context.Context, path string) (net.Conn, error) {
+// dial connects to a program of root or of this process's user.
+func dial(ctx context.Context, path string) (net.Conn, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 	if err != nil {
 		return nil, err
@@ -253,7 +253,7 @@ func NewClient(path string, aliveTime time.Duration) *http.Client {
 		DisableKeepAlives:     true,
 		ResponseHeaderTimeout: aliveTime,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return Dial(ctx, path)
+			return dial(ctx, path)
 		},
 	}}
 }

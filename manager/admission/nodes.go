@@ -1,7 +1,6 @@
 package admission
 
 import (
-	"maps"
 	"math/bits"
 	"slices"
 )
@@ -50,8 +49,6 @@ func (n Nodes) pack(all Nodes) int {
 	}
 	return packed
 }
-
-func sortedKeys(m map[string]bool) []string { return slices.Sorted(maps.Keys(m)) }
 
 // nextSubset returns the next larger subset of nodes, as a number. From 0 on it gives the subsets in the order of their
 // packed numbers: the n-th call returns the subset whose packed number is n.

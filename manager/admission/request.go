@@ -9,7 +9,9 @@ package admission
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 
 	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/model"
@@ -90,7 +92,7 @@ func (r Reuse) Took(resource string, ids []string, ends bool) {
 }
 
 // Devices returns the devices of a resource that a container can reuse, sorted.
-func (r Reuse) Devices(resource string) []string { return sortedKeys(r[resource]) }
+func (r Reuse) Devices(resource string) []string { return slices.Sorted(maps.Keys(r[resource])) }
 
 // Limits returns how many devices of each resource a pod needs at most at one time: the sum over its containers and
 // sidecars, or more if an init container beside the sidecars before it needs more.

@@ -52,9 +52,6 @@ func (e *Endpoint) close() {
 	}
 }
 
-// Resource is the name of the resource.
-func (e *Endpoint) Resource() string { return e.resource }
-
 // Socket is the path of the plugin's socket, or empty if no plugin has registered since the restart.
 func (e *Endpoint) Socket() string { return e.socket }
 

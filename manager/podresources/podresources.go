@@ -26,9 +26,6 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// Socket is the usual path of the socket.
-const Socket = "/var/lib/kubelet/pod-resources/kubelet.sock"
-
 // The kubelet's limits of all calls together.
 const (
 	callsPerSecond = 100
