@@ -1,7 +1,6 @@
 package admission
 
 import (
-	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -12,9 +11,6 @@ import (
 // maxNodes is the largest number of NUMA nodes with devices of one resource for which there are hints: there are up to
 // 2^maxNodes of them.
 const maxNodes = 16
-
-// ErrTooManyNodes means that the devices of a resource are on more NUMA nodes than hints can be made for.
-var ErrTooManyNodes = errors.New("too many NUMA nodes")
 
 // Hint is a set of NUMA nodes on which a request can be met.
 type Hint struct {
@@ -30,7 +26,7 @@ type Hint struct {
 // A request for a container that has its devices gets the hints of these devices. A request for a whole pod has the
 // pod's Limits as its Count, the devices of all containers in Has, and nothing Reusable.
 //
-// Errors: ErrTooManyNodes, and *dialect.CrashError.
+// It is an error if the devices are on too many NUMA nodes, and *dialect.CrashError where the kubelet crashes.
 func (p *Pool) Hints(t Topology, r Request) ([]Hint, error) {
 	if t.none() || r.Count <= 0 || p.hasNUMA.count() == 0 {
 		return nil, nil
@@ -50,8 +46,8 @@ func (p *Pool) Hints(t Topology, r Request) ([]Hint, error) {
 	}
 	nodes := p.nodes & t.Machine
 	if nodes.Count() > maxNodes {
-		return nil, fmt.Errorf("make topology hints for %s: %w: its devices are on %d, at most %d are supported",
-			p.resource, ErrTooManyNodes, nodes.Count(), maxNodes)
+		return nil, fmt.Errorf("make topology hints for %s: its devices are on %d NUMA nodes, at most %d are supported",
+			p.resource, nodes.Count(), maxNodes)
 	}
 	return p.count(nodes, free, reusable).hints(nodes, int32(min(r.Count, 1<<30))), nil
 }
