@@ -49,8 +49,7 @@ func completeFile(extensions ...string) cobra.CompletionFunc {
 	}
 }
 
-// complete gives cmd and the verbs below it what most of them have: no arguments, and shell completion for flags with a
-// fixed set of values and for those whose usage calls the value a directory.
+// complete gives cmd and the verbs below it what most of them have: no arguments.
 func complete(cmd *cobra.Command) {
 	if cmd.Args == nil {
 		cmd.Args = noArgs
@@ -58,6 +57,14 @@ func complete(cmd *cobra.Command) {
 	if cmd.ValidArgsFunction == nil {
 		cmd.ValidArgsFunction = cobra.NoFileCompletions
 	}
+	for _, verb := range cmd.Commands() {
+		complete(verb)
+	}
+}
+
+// completeFlags gives cmd and the verbs below it shell completion for flags with a fixed set of values and for those
+// whose usage calls the value a directory.
+func completeFlags(cmd *cobra.Command) {
 	completeFlag := func(f *pflag.Flag) {
 		word, _ := pflag.UnquoteUsage(f)
 		v, ok := f.Value.(interface{ Values() []string })
@@ -73,6 +80,6 @@ func complete(cmd *cobra.Command) {
 	cmd.PersistentFlags().VisitAll(completeFlag)
 	cmd.Flags().VisitAll(completeFlag)
 	for _, verb := range cmd.Commands() {
-		complete(verb)
+		completeFlags(verb)
 	}
 }

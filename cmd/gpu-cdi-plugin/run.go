@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -68,6 +69,9 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 	defer a.releaseSignals()
 	root := a.rootCommand() //nolint:contextcheck // the verbs get ctx from cobra
 	root.SetArgs(args)
+	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) { // with or without descriptions
+		completeFlags(root)
+	}
 	cmd, err := root.ExecuteContextC(ctx)
 	err = classify(err)
 	switch {
