@@ -163,11 +163,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	p.setStart(func(e *endpoint) { g.Go(func() error { return e.run(ctx) }) })
-	g.Go(func() error {
-		p.watchDir(ctx)
-		p.setStart(nil)
-		return nil
-	})
+	p.watchDir(ctx)
+	p.setStart(nil)
 	return g.Wait()
 }
 
