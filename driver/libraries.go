@@ -132,11 +132,15 @@ func (s *libraryScan) readCache(file string) ([]string, error) {
 
 // addDir adds a directory to the search, once, and those that its links lead to.
 func (s *libraryScan) addDir(dir string) {
-	real, names, err := s.root.names(dir)
+	real, err := s.root.resolveDir(dir)
 	if err != nil || s.seen[real] {
 		return
 	}
 	s.seen[real] = true
+	names, err := readNames(real)
+	if err != nil {
+		return
+	}
 	d := &libraryDir{path: dir, real: real, names: names}
 	s.dirs = append(s.dirs, d)
 	s.followLinks(d)
