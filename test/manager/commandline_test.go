@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -94,6 +95,45 @@ func TestAHostileAnswerIsNotPrinted(t *testing.T) {
 		}
 	}
 	p.verb(0, "release", "hostile")
+}
+
+// TestAnInterruptedAdmissionSaysThatThePodIsPlaced interrupts admit while the plugin prepares a device.
+func TestAnInterruptedAdmissionSaysThatThePodIsPlaced(t *testing.T) {
+	t.Parallel()
+	p := newProgram(t)
+	p.start()
+	plugin := plugintest.New(gpu, plugintest.Devices(1)...)
+	plugin.Behave(plugintest.Behaviour{
+		Options:  &v1beta1.DevicePluginOptions{PreStartRequired: true},
+		PreStart: func(ctx context.Context, _ []string) error { return plugintest.Hang(ctx) },
+	})
+	p.plug(plugin, 1)
+	log, err := os.Create(filepath.Join(p.dir, "admit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	admit, err := proc.Start(proc.Cmd{Args: []string{
+		shared.Program(t, "gpu-cdi-plugin"), "admit", "-f", p.manifest("slow", 1), "-o", "podman",
+		"--api-socket", filepath.Join(p.dir, "api", "manager.sock"),
+	}}, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = admit.Kill() })
+	if err := plugin.WaitCalls(t.Context(), func(c plugintest.Calls) bool { return c.PreStart == 1 }); err != nil {
+		t.Fatal(err)
+	}
+	if err := admit.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	<-admit.Done()
+	text, err := os.ReadFile(log.Name())
+	if err != nil || admit.Code() != 130 || !strings.Contains(string(text), "the pod keeps its devices") ||
+		!strings.Contains(string(text), "gpu-cdi-plugin release slow") {
+		t.Errorf("exit status %d, %v: %s", admit.Code(), err, text)
+	}
+	p.verb(0, "release", "slow")
 }
 
 // TestTheGroupMayAsk has users ask who are in the group of --api-group, and who are not.
