@@ -22,7 +22,9 @@ import (
 // user's rights, without a shell.
 
 const (
-	placeholder = "{dir}"
+	// dirPlaceholder stands for the directory of kubelet.sock, and registryPlaceholder for the registry.
+	dirPlaceholder      = "{dir}"
+	registryPlaceholder = "{registry}"
 	// dirVariable names the directory in the environment of the plugin.
 	dirVariable = "DEVICE_PLUGIN_DIR"
 	// fixedDir is the directory of plugins that have no option for it.
@@ -38,10 +40,9 @@ type command struct {
 	state   string        // how it ended, after done
 }
 
-// startCommand starts a plugin whose kubelet is in dir.
-func startCommand(args []string, dir string, output io.Writer) (*command, error) {
-	fixed := !slices.ContainsFunc(args, func(arg string) bool { return strings.Contains(arg, placeholder) }) &&
-		dir != fixedDir && os.Geteuid() == 0
+// startCommand starts a plugin that registers in dir, for which a placeholder stands.
+func startCommand(args []string, placeholder, dir string, output io.Writer) (*command, error) {
+	fixed := !mentions(args, placeholder) && dir != fixedDir && os.Geteuid() == 0
 	words := slices.Clone(args)
 	for i := range words {
 		words[i] = strings.ReplaceAll(words[i], placeholder, dir)
@@ -79,6 +80,10 @@ func startCommand(args []string, dir string, output io.Writer) (*command, error)
 		return nil, fmt.Errorf("%w: %w", ErrNotStarted, err)
 	}
 	return c, nil
+}
+
+func mentions(args []string, placeholder string) bool {
+	return slices.ContainsFunc(args, func(arg string) bool { return strings.Contains(arg, placeholder) })
 }
 
 // mountFixed gives the calling thread, and the programs that it starts, mounts of their own in which the kubelet's

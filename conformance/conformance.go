@@ -38,7 +38,9 @@ type Options struct {
 	Socket string
 	// Command starts the plugin: a program and its arguments. "{dir}" in an argument stands for the directory of
 	// kubelet.sock, which DEVICE_PLUGIN_DIR names in the environment too. If no argument has it and this process is
-	// root, the program sees the directory at /var/lib/kubelet/device-plugins.
+	// root, the program sees the directory at /var/lib/kubelet/device-plugins. "{registry}" in an argument stands for a
+	// new registry, in which the plugin makes a socket that serves pluginregistration v1, in place of a call of
+	// Register. It excludes "{dir}" and KubeletDir.
 	Command []string
 	// KubeletDir is the directory of kubelet.sock. Empty means a new one, which is removed at the end. Without Command,
 	// a plugin that runs already is expected to register there.
@@ -62,9 +64,13 @@ func (o *Options) validate() error {
 		return ErrOptions
 	case o.Socket != "" && (o.KubeletDir != "" || len(o.Command) > 0):
 		return fmt.Errorf("%w, and a socket alone", ErrOptions)
+	case o.usesRegistry() && (o.KubeletDir != "" || mentions(o.Command, dirPlaceholder)):
+		return fmt.Errorf("%w, and a registry alone", ErrOptions)
 	}
 	return nil
 }
+
+func (o *Options) usesRegistry() bool { return mentions(o.Command, registryPlaceholder) }
 
 // Severity is what it means to break a rule.
 type Severity string

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"gpu-cdi-plugin/test/lib/plugintest"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -376,6 +377,42 @@ var endings = map[string]breach{
 	"a crash at a request": {crash, goesOn, "ended by itself (exit status 7) while allocate-empty"},
 }
 
+// introductions break rules of the registry: they run as commands that have one.
+var introductions = map[string]breach{
+	"no socket in the registry": {func(f *fake) { f.dir += "/none" }, "watcher-in-time", "no socket in"},
+	"no answer to GetInfo": {func(f *fake) {
+		f.does.Info = func(context.Context) (*pluginregistration.PluginInfo, error) { return nil, errors.New("who?") }
+	}, "watcher-info", "who?"},
+	"another type":            {func(f *fake) { f.info.Type = "CSIPlugin" }, "watcher-type", `type "CSIPlugin"`},
+	"a name without a vendor": {func(f *fake) { f.info.Name = "gpu" }, "watcher-name", "want VENDOR/NAME"},
+	"another version of GetInfo": {func(f *fake) {
+		f.info.SupportedVersions = []string{"v1"}
+	}, "watcher-versions", `versions ["v1"]`},
+	"a relative endpoint": {func(f *fake) {
+		f.info.Endpoint = "fake.sock"
+	}, "watcher-endpoint", `endpoint "fake.sock"`},
+	"an endpoint that nothing serves": {func(f *fake) {
+		f.info.Endpoint = "/none.sock"
+	}, "options-answered", "no answer within"},
+	"no answer to a success": {func(f *fake) {
+		f.does.Notify = func(_ context.Context, s *pluginregistration.RegistrationStatus) error {
+			if s.GetPluginRegistered() {
+				return errors.New("unimplemented")
+			}
+			return nil
+		}
+	}, "watcher-notified", "unimplemented"},
+	"an end at a failure": {func(f *fake) {
+		f.does.Notify = func(_ context.Context, s *pluginregistration.RegistrationStatus) error {
+			if !s.GetPluginRegistered() {
+				os.Exit(7)
+			}
+			return nil
+		}
+	}, "watcher-refused", "Unavailable"},
+	"a socket that is not made again": {func(f *fake) { f.keepSocket = true }, "watcher-again", "no socket in the new"},
+}
+
 func crash(f *fake) {
 	f.does.Allocate = func(ctx context.Context, ids []string) (*allocated, error) {
 		if len(ids) == 0 {
@@ -387,6 +424,7 @@ func crash(f *fake) {
 
 func init() {
 	maps.Copy(breaches, endings)
+	maps.Copy(breaches, introductions)
 }
 
 // follows are rules that are broken too where another one is.
@@ -395,6 +433,9 @@ var follows = map[string][]string{
 	"one registration":     {"restart-twice", "restart-later", "restart-cleaned"},
 	"impatient":            {"restart-cleaned"},
 	"a crash at a request": {"allocate-empty"},
+	"an end at a failure":  {goesOn},
+	// Nothing answers there.
+	"an endpoint that nothing serves": {"list-first", "list-twice", "allocate-empty", goesOn},
 }
 
 // runFake checks a fake plugin in this process, or in one of its own.
@@ -466,6 +507,9 @@ func TestEachRuleIsBrokenByItsBreach(t *testing.T) {
 			if _, ok := endings[name]; ok {
 				o.Command = fakeCommand(t, name, "{dir}")
 			}
+			if _, ok := introductions[name]; ok {
+				o.Command = fakeCommand(t, name, "{registry}", "registry")
+			}
 			if b.rule == "list-size" { // 110,000 devices, sometimes on a loaded machine
 				o.Timeout = time.Minute
 			}
@@ -499,20 +543,27 @@ func inOrder(names []string) []string {
 	return list
 }
 
-// The healthy fake keeps all rules, as a process too, also one that expects the kubelet in its usual directory.
+// The healthy fake keeps all rules, as a process too, also one that expects the kubelet in its usual directory, or that
+// has a socket in the registry.
 func TestAllRulesAreKept(t *testing.T) {
-	for name, args := range map[string][]string{
-		"as a command": {"{dir}"},
-		"as a command with the kubelet's usual directory": nil,
+	for name, test := range map[string]struct {
+		args    []string
+		skipped int
+	}{
+		// There is no second list, no --flip, and no registry.
+		"as a command": {[]string{"{dir}"}, 2 + 9},
+		"as a command with the kubelet's usual directory": {nil, 2 + 9},
+		// There are no calls of Register.
+		"in the registry": {[]string{"{registry}", "registry"}, 2 + 11},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if args == nil {
+			if test.args == nil {
 				testenv.Root(t)
 			}
-			report := runFake(t, nil, Options{Command: fakeCommand(t, "", args...)})
-			if report.Failed+report.Warned != 0 || report.Skipped != 2 { // no second list, no --flip
-				t.Errorf("broken: %q; %d skipped", report.broken(), report.Skipped)
+			report := runFake(t, nil, Options{Command: fakeCommand(t, "", test.args...)})
+			if report.Failed+report.Warned != 0 || report.Skipped != test.skipped {
+				t.Errorf("broken: %q; %d skipped, want %d", report.broken(), report.Skipped, test.skipped)
 			}
 			if diff := cmp.Diff([]string{"example.com/gpu"}, report.Resources); diff != "" {
 				t.Errorf("resources (-want +got):\n%s", diff)
@@ -534,6 +585,7 @@ func TestRunRefuses(t *testing.T) {
 	}{
 		"nothing to check":              {Options{}, ErrOptions},
 		"a socket and a command":        {Options{Socket: "x", Command: []string{"x"}}, ErrOptions},
+		"a registry and a directory":    {Options{Command: []string{"x", "{dir}", "{registry}"}}, ErrOptions},
 		"a directory of a kubelet":      {Options{KubeletDir: dir}, ErrInUse},
 		"a program that does not exist": {Options{Command: []string{"/none", "{dir}"}}, ErrNotStarted},
 	} {

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"gpu-cdi-plugin/test/lib/plugintest"
 )
@@ -35,6 +36,7 @@ type fake struct {
 	does     plugintest.Behaviour
 	devices  []*v1beta1.Device
 	request  *v1beta1.RegisterRequest
+	info     *pluginregistration.PluginInfo
 	response func(ids []string) *allocated // of Allocate, for correct requests
 
 	registerFirst bool          // before it serves
@@ -74,7 +76,11 @@ func newFake(dir string) *fake {
 		}
 		return r
 	}
+	f.info = &pluginregistration.PluginInfo{
+		Type: pluginregistration.DevicePlugin, Name: "example.com/gpu", SupportedVersions: []string{v1beta1.Version},
+	}
 	f.does = plugintest.Behaviour{
+		Info:     func(context.Context) (*pluginregistration.PluginInfo, error) { return f.info, nil },
 		Options:  f.request.GetOptions(),
 		Allocate: f.allocate,
 		Preferred: func(_ context.Context, r *wanted) ([]string, error) {
@@ -166,6 +172,24 @@ func (f *fake) run(ctx context.Context) error {
 	}
 }
 
+// runInRegistry serves until the context ends, also after its socket was removed.
+func (f *fake) runInRegistry(ctx context.Context) error {
+	f.SetDevices(f.devices...)
+	f.Behave(f.does)
+	defer f.end()
+	for begun := false; ctx.Err() == nil; {
+		if _, err := os.Stat(f.socket()); err != nil && !(begun && f.keepSocket) {
+			f.Stop()
+			begun = f.serve() == nil // or else there is no registry now
+		}
+		select {
+		case <-time.After(dialPause):
+		case <-ctx.Done():
+		}
+	}
+	return nil
+}
+
 func (f *fake) end() {
 	f.Stop()
 	if !f.leaveSocket {
@@ -201,7 +225,8 @@ func (f *fake) register(ctx context.Context) {
 	}
 }
 
-// fakeVariable has the test binary be a fake plugin: its value is the name of a breach, or "keeps all rules".
+// fakeVariable has the test binary be a fake plugin: its value is the name of a breach, or another text. The arguments
+// are the directory, and "registry" if that is a registry.
 const fakeVariable = "CONFORMANCE_FAKE"
 
 func TestMain(m *testing.M) {
@@ -219,7 +244,11 @@ func TestMain(m *testing.M) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	if err := f.run(ctx); err != nil {
+	run := f.run
+	if len(os.Args) > 2 {
+		run = f.runInRegistry
+	}
+	if err := run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -193,12 +193,10 @@ func (k *kubelet) registered() ([]*plugin, chan struct{}) {
 	for _, p := range k.accepted {
 		byName[p.resource] = p
 	}
-	list := slices.SortedFunc(
-		maps.Values(byName),
-		func(a, b *plugin) int { return cmp.Compare(a.resource, b.resource) },
-	)
-	return list, k.changed
+	return slices.SortedFunc(maps.Values(byName), byResource), k.changed
 }
+
+func byResource(a, b *plugin) int { return cmp.Compare(a.resource, b.resource) }
 
 // await waits until all the resources have registered, or without any until one has, and then until no registration
 // follows for a while: a plugin that is about to register a second time is not ready for the next step. It reports

@@ -26,7 +26,8 @@ const (
 type plugin struct {
 	resource string // empty with Socket
 	socket   string
-	request  *v1beta1.RegisterRequest // nil with Socket
+	request  *v1beta1.RegisterRequest // nil without a call of Register
+	intro    *introduction            // nil without a registry
 	refused  error                    // why nothing accepted connections at the socket when the plugin registered
 	timeout  time.Duration
 	conn     *grpc.ClientConn
@@ -41,12 +42,20 @@ type plugin struct {
 	trials  []trial  // of GetPreferredAllocation, see preferredAnswers
 }
 
-// connect prepares a connection, which is made by the first call.
-func connect(resource, socket string, timeout time.Duration) (*plugin, error) {
+// newConn prepares a connection, which is made by the first call.
+func newConn(socket string) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
 	if err != nil {
 		return nil, fmt.Errorf("connect to the plugin at %s: %w", socket, err)
+	}
+	return conn, nil
+}
+
+func connect(resource, socket string, timeout time.Duration) (*plugin, error) {
+	conn, err := newConn(socket)
+	if err != nil {
+		return nil, err
 	}
 	return &plugin{
 		resource: resource, socket: socket, timeout: timeout, conn: conn, client: v1beta1.NewDevicePluginClient(conn),
@@ -64,6 +73,9 @@ func (p *plugin) close() {
 		p.watch.close()
 	}
 	_ = p.conn.Close() // it has been closed before, at worst
+	if p.intro != nil {
+		_ = p.intro.conn.Close() // as above
+	}
 }
 
 func (p *plugin) getOptions(ctx context.Context) (*v1beta1.DevicePluginOptions, error) {

@@ -206,12 +206,18 @@ func removesSocket(_ context.Context, s *session) verdict {
 	if _, ended := s.command.ended(0); !ended {
 		return skipped("the plugin still runs")
 	}
-	left, err := s.kubelet.sockets()
+	var left []string
+	var err error
+	if s.registry != nil {
+		left = s.registry.sockets()
+	} else {
+		left, err = s.kubelet.sockets()
+	}
 	switch {
 	case err != nil:
 		return failed("%v", err)
 	case len(left) > 0:
 		return failed("the plugin left %s", strings.Join(left, ", "))
 	}
-	return passed("the directory has no socket besides the kubelet's")
+	return passed("the directory has no socket of the plugin")
 }

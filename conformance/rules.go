@@ -34,6 +34,58 @@ var rules = []Rule{
 		"api.proto: RegisterRequest.endpoint",
 		Must, registering(each(registersEndpoint)),
 	},
+
+	// Registration by a socket in the registry.
+	{
+		"watcher-in-time", "The plugin serves a socket in the registry within the time limit.",
+		"Until the kubelet finds it, the node has no devices, and pods that ask for some are not scheduled.",
+		"pluginregistration api.proto: Registration",
+		Must, watching(introduced),
+	},
+	{
+		"watcher-info", "The plugin answers GetInfo at its socket in the registry.",
+		"The kubelet waits 1 s, and does not register a plugin that has not said what it is.",
+		"pluginregistration api.proto: Registration.GetInfo",
+		Must, watching(each(infoAnswered)),
+	},
+	{
+		"watcher-type", "GetInfo answers with the type DevicePlugin.",
+		"The kubelet takes the plugin for one of another kind, or refuses it.",
+		"pluginregistration api.proto: PluginInfo.type",
+		Must, introducing(infoType),
+	},
+	{
+		"watcher-name", "GetInfo answers with the name of an extended resource, such as nvidia.com/gpu.",
+		"The kubelet refuses other names: no slash, upper case in the domain, kubernetes.io, more than 63 characters.",
+		"pluginregistration api.proto: PluginInfo.name",
+		Must, introducing(infoName),
+	},
+	{
+		"watcher-versions", "v1beta1 is one of the versions that GetInfo answers with.",
+		"The kubelet refuses the plugin, and the resource never appears.",
+		"pluginregistration api.proto: PluginInfo.supported_versions",
+		Must, introducing(infoVersions),
+	},
+	{
+		"watcher-endpoint", "GetInfo answers with an endpoint that is an absolute path, or with none.",
+		"The kubelet connects to the endpoint as it is: a relative path leads to another place, or nowhere.",
+		"pluginregistration api.proto: PluginInfo.endpoint",
+		Must, introducing(infoEndpoint),
+	},
+	{
+		"watcher-notified", "The plugin answers NotifyRegistrationStatus.",
+		"The kubelet takes the registration for one that has failed, and tries again.",
+		"pluginregistration api.proto: Registration.NotifyRegistrationStatus",
+		Must, introducing(notified),
+	},
+	{
+		"watcher-refused", "The plugin still answers GetInfo after a NotifyRegistrationStatus of a failure.",
+		"The kubelet tries again, since a failure may pass. A plugin that has ended is not there then.",
+		"kubelet: pluginmanager/reconciler",
+		Must, introducing(notifiedOfFailure),
+	},
+
+	// Options.
 	{
 		"options-answered", "GetDevicePluginOptions is answered.",
 		"The kubelet refuses the registration if it is not, and never asks for devices.",
@@ -314,18 +366,24 @@ var rules = []Rule{
 		"api.proto: Device.ID",
 		Must, registering(each(restartedSame)),
 	},
+	{
+		"watcher-again", "The plugin makes its socket again when the registry was removed and made again.",
+		"Until it does, the kubelet has lost the plugin, and its devices are unhealthy.",
+		"no text: advice",
+		Should, watching(registryAgain),
+	},
 
 	// The end. The plugin must be started here.
 	{
 		"end-exit", "The plugin ends with status 0 within the time limit after SIGTERM.",
 		"Kubernetes and systemd kill what does not end, and count another status as a failure.",
 		"Kubernetes documentation, Pod Lifecycle: Termination of Pods",
-		Must, registering(endsAtSignal),
+		Must, endsAtSignal,
 	},
 	{
 		"end-socket", "The plugin removes its socket when it ends.",
 		"A socket that nothing serves looks like a plugin.",
 		"no text: advice",
-		Should, registering(removesSocket),
+		Should, removesSocket,
 	},
 }

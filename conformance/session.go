@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -13,10 +14,12 @@ import (
 
 // session is one run: a plugin with one or several resources, and the kubelet's side.
 type session struct {
-	opts    Options
-	kubelet *kubelet // nil with Socket
-	command *command // nil without Command
-	own     bool     // the kubelet's directory is to be removed
+	opts Options
+	// kubelet and registry are the two ways of a plugin to register: one is set, and neither with Socket.
+	kubelet  *kubelet
+	registry *registry
+	command  *command // nil without Command
+	own      string   // a directory that is to be removed, or empty
 
 	plugins []*plugin // in effect, sorted by resource
 	// before are the devices of each resource before the first restart of the kubelet; nil before it.
@@ -59,10 +62,17 @@ func (s *session) open(ctx context.Context) error {
 		if dir, err = os.MkdirTemp("", "conformance-"); err != nil {
 			return fmt.Errorf("make a directory for the plugin's socket: %w", err)
 		}
-		s.own = true
+		s.own = dir
 		if err := os.Chmod(dir, 0o755); err != nil {
 			return err
 		}
+	}
+	if s.opts.usesRegistry() {
+		s.registry = &registry{dir: filepath.Join(dir, "registry"), timeout: s.opts.Timeout}
+		if err := makeDir(s.registry.dir); err != nil {
+			return err
+		}
+		return s.start(registryPlaceholder, s.registry.dir)
 	}
 	s.kubelet = &kubelet{dir: dir, timeout: s.opts.Timeout}
 	if err := s.kubelet.check(); err != nil {
@@ -74,8 +84,11 @@ func (s *session) open(ctx context.Context) error {
 	if len(s.opts.Command) == 0 {
 		return nil
 	}
-	var err error
-	s.command, err = startCommand(s.opts.Command, dir, s.opts.Output)
+	return s.start(dirPlaceholder, dir)
+}
+
+func (s *session) start(placeholder, dir string) (err error) {
+	s.command, err = startCommand(s.opts.Command, placeholder, dir, s.opts.Output)
 	return err
 }
 
@@ -86,13 +99,13 @@ func (s *session) close() error {
 	}
 	if s.kubelet != nil {
 		err = s.kubelet.stop()
-		if s.own {
-			err = errors.Join(err, os.RemoveAll(s.kubelet.dir))
-		}
 	} else {
 		for _, p := range s.plugins {
 			p.close()
 		}
+	}
+	if s.own != "" {
+		err = errors.Join(err, os.RemoveAll(s.own))
 	}
 	return err
 }
@@ -153,9 +166,12 @@ func merge(verdicts []verdict) verdict {
 	return skipped("there was nothing to check")
 }
 
-// registering is a check that needs the kubelet's side.
+// registering is a check of the calls of Register.
 func registering(f check) check {
 	return func(ctx context.Context, s *session) verdict {
+		if s.registry != nil {
+			return skipped("the plugin registers by a socket in the registry, and does not call Register")
+		}
 		if s.kubelet == nil {
 			return skipped("the plugin was given by its socket: it registers with this host's kubelet, not here")
 		}
