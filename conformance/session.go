@@ -132,7 +132,10 @@ func (s *session) apply(ctx context.Context, r Rule) verdict {
 	return v
 }
 
-// each is a check of each resource of the plugin. The rule is broken if one resource breaks it.
+// each is a check of each resource of the plugin. The rule is broken if one resource breaks it. If the compiler inlines
+// it, the program has its code once for each rule, which is 60 KB.
+//
+//go:noinline
 func each(f func(context.Context, *session, *plugin) verdict) check {
 	return func(ctx context.Context, s *session) verdict {
 		if len(s.plugins) == 0 {
