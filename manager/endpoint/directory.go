@@ -34,8 +34,9 @@ const (
 	pluginsLabel = "system_u:object_r:container_file_t:s0"
 )
 
-// claim prepares the directory of the sockets as a kubelet does when it starts, and locks it.
-func claim(dir string, log *slog.Logger) (*lock.Lock, error) {
+// claim prepares the directory of the sockets as a kubelet does when it starts, and locks it. The plugin watcher must not
+// search it.
+func claim(dir, registry string, log *slog.Logger) (*lock.Lock, error) {
 	if !filepath.IsAbs(dir) {
 		return nil, fmt.Errorf("bad socketPath, must be an absolute path: %s", dir)
 	}
@@ -44,6 +45,9 @@ func claim(dir string, log *slog.Logger) (*lock.Lock, error) {
 	}
 	if err := checkContent(dir); err != nil {
 		return nil, fmt.Errorf("serve the directory %s: %w", dir, err)
+	}
+	if within, err := contains(registry, dir); err != nil || within {
+		return nil, fmt.Errorf("watch %s for plugins: %w", registry, cmp.Or(err, ErrSameDirectory))
 	}
 	label(dir, log)
 	held, err := lock.Acquire(filepath.Join(dir, LockName))
@@ -58,15 +62,12 @@ func claim(dir string, log *slog.Logger) (*lock.Lock, error) {
 
 // claimRegistry prepares the directory of the plugin watcher, and locks it. Two watchers would both register each plugin,
 // and give its devices to their own pods.
-func claimRegistry(dir, sockets string) (*lock.Lock, error) {
+func claimRegistry(dir string) (*lock.Lock, error) {
 	if !filepath.IsAbs(dir) {
 		return nil, fmt.Errorf("watch for plugins: %s is not an absolute path", dir)
 	}
 	if err := prepare(dir, 0o755); err != nil {
 		return nil, err
-	}
-	if within, err := contains(dir, sockets); err != nil || within {
-		return nil, fmt.Errorf("watch %s for plugins: %w", dir, cmp.Or(err, ErrSameDirectory))
 	}
 	held, err := lock.Acquire(filepath.Join(dir, registryLock))
 	if errors.Is(err, lock.ErrHeld) {
@@ -78,9 +79,16 @@ func claimRegistry(dir, sockets string) (*lock.Lock, error) {
 	return held, nil
 }
 
-// contains is whether a directory is another one, or above it, also by a link.
+// contains is whether the path of a directory is absolute, and it is another one or above it, also by a link. It may be
+// missing.
 func contains(dir, other string) (bool, error) {
+	if !filepath.IsAbs(dir) {
+		return false, nil
+	}
 	dir, err := filepath.EvalSymlinks(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
 	if err != nil {
 		return false, err
 	}

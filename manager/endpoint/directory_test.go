@@ -205,6 +205,10 @@ func TestDirectoriesThatCannotBeServed(t *testing.T) {
 				if held || err != nil && !errors.Is(err, unix.ENOTDIR) {
 					t.Errorf("the lock is held: %t, %v", held, err)
 				}
+				_, err = os.Stat(filepath.Join(test.o.SocketDir, endpoint.LockName))
+				if test.is == endpoint.ErrSameDirectory && err == nil {
+					t.Error("the lock was made, as if a manager had served the directory")
+				}
 			}
 		})
 	}

@@ -133,7 +133,7 @@ type Registry struct {
 func Start(o Options) (*Registry, error) {
 	o.Deadlines = o.Deadlines.withDefaults()
 	o.Log = cmp.Or(o.Log, slog.Default())
-	held, err := claim(o.SocketDir, o.Log)
+	held, err := claim(o.SocketDir, o.RegistryDir, o.Log)
 	if err != nil {
 		return nil, err
 	}

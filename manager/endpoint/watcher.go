@@ -43,7 +43,7 @@ type watched struct {
 }
 
 func newWatcher(r *Registry, dir string) (*watcher, error) {
-	held, err := claimRegistry(dir, r.opts.SocketDir)
+	held, err := claimRegistry(dir)
 	if err != nil {
 		return nil, err
 	}
