@@ -96,7 +96,7 @@ var routes = []route{
 	{http.MethodGet, "/metrics", http.StatusOK, (*Server).metrics},
 }
 
-// handler answers every request with JSON, also those that net/http would answer with text.
+// handler answers the requests of the API, and all others with an Error, which net/http would answer with text.
 func (s *Server) handler() http.Handler {
 	s.changes, s.watchers = make(chan struct{}, maxChanges), make(chan struct{}, maxWatchers)
 	methods := map[string]map[string]http.HandlerFunc{"/v1/watch": {http.MethodGet: s.watch}} // by path
