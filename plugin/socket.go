@@ -12,7 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
-	"syscall"
+
+	"gpu-cdi-plugin/internal/unixsocket"
 
 	"golang.org/x/sys/unix"
 )
@@ -94,24 +95,13 @@ func listen(ctx context.Context, path string) (*socket, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
-	config := net.ListenConfig{Control: ownerOnly}
-	l, err := config.Listen(ctx, "unix", path)
+	l, err := unixsocket.Listen(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
-	u := l.(*net.UnixListener)
-	u.SetUnlinkOnClose(false)
+	l.SetUnlinkOnClose(false)
 	id, _ := identify(path)
-	return &socket{UnixListener: u, path: path, id: id}, nil
-}
-
-// ownerOnly sets the mode of the socket's file before it has a name. A chmod afterwards would come too late.
-func ownerOnly(_, _ string, c syscall.RawConn) error {
-	var chmod error
-	if err := c.Control(func(fd uintptr) { chmod = unix.Fchmod(int(fd), 0o600) }); err != nil {
-		return err
-	}
-	return chmod
+	return &socket{UnixListener: l, path: path, id: id}, nil
 }
 
 // inPlace reports whether the socket's file is still at its path.

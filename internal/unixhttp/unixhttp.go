@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/unixsocket"
 )
 
 // RequestTime is how long a client may take to send its request, and to take what is written to it at once.
@@ -168,19 +169,11 @@ func listen(ctx context.Context, o Options) (net.Listener, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	// The file gets its mode before it has a name: a chmod afterwards would come too late.
-	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		var chmod error
-		if err := c.Control(func(fd uintptr) { chmod = unix.Fchmod(int(fd), 0o600) }); err != nil {
-			return err
-		}
-		return chmod
-	}}
-	l, err := config.Listen(ctx, "unix", o.Path)
+	l, err := unixsocket.Listen(ctx, o.Path)
 	if err != nil {
 		return nil, err
 	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	l.SetUnlinkOnClose(false)
 	if o.Group == OwnerOnly {
 		return l, nil
 	}

@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 
 	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
@@ -19,6 +18,7 @@ import (
 
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/manager/checkpoint"
 )
 
@@ -165,8 +165,7 @@ func replaceSocket(path string) (net.Listener, error) {
 	if err := removeSockets(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
-	config := net.ListenConfig{Control: ownerOnly}
-	l, err := config.Listen(context.Background(), "unix", path)
+	l, err := unixsocket.Listen(context.Background(), path)
 	if err != nil {
 		return nil, err
 	}
@@ -184,13 +183,4 @@ func removeSockets(dir string) error {
 		}
 	}
 	return err
-}
-
-// ownerOnly sets the mode of the socket's file before it has a name.
-func ownerOnly(_, _ string, c syscall.RawConn) error {
-	var chmod error
-	if err := c.Control(func(fd uintptr) { chmod = unix.Fchmod(int(fd), 0o600) }); err != nil {
-		return err
-	}
-	return chmod
 }
