@@ -27,7 +27,6 @@ var errNoContainers = errors.New("no containers return in allocation response ")
 type attempt struct {
 	m           *Manager
 	pod         model.Pod
-	affinity    admission.Nodes // of the pod: admission.ScopePod
 	resources   map[string]bool // the names of those that it takes devices of
 	reuse       admission.Reuse
 	allocations []model.Allocation
@@ -83,14 +82,15 @@ func (a *attempt) choose(ctx context.Context) error {
 		return err
 	}
 	defer unlock()
-	if a.m.o.Topology.Scope == admission.ScopePod {
-		if a.affinity, err = a.align("", admission.Limits(a.pod)); err != nil {
+	var affinity admission.Nodes
+	perPod := a.m.o.Topology.Scope == admission.ScopePod
+	if perPod {
+		if affinity, err = a.align("", admission.Limits(a.pod)); err != nil {
 			return err
 		}
 	}
 	for i, c := range slices.Concat(a.pod.InitContainers, a.pod.Containers) {
-		affinity := a.affinity
-		if a.m.o.Topology.Scope != admission.ScopePod {
+		if !perPod {
 			if affinity, err = a.align(c.Name, c.Limits); err != nil {
 				return err
 			}

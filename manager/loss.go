@@ -51,13 +51,11 @@ func (m *Manager) Free(ctx context.Context, resource string, ids []string) error
 		return err
 	}
 	next := *loss
-	next.Cleared = maps.Clone(loss.Cleared)
-	if next.Cleared == nil {
-		next.Cleared = map[string][]string{}
-	}
-	next.Cleared[resource] = slices.Compact(
-		slices.Sorted(slices.Values(append(slices.Clone(loss.Cleared[resource]), freed...))),
-	)
+	next.Cleared = map[string][]string{}
+	maps.Copy(next.Cleared, loss.Cleared)
+	cleared := slices.Concat(loss.Cleared[resource], freed)
+	slices.Sort(cleared)
+	next.Cleared[resource] = slices.Compact(cleared)
 	return m.setLoss(ctx, &next, func() {
 		if pool := m.pools[resource]; pool != nil {
 			pool.Clear(freed)

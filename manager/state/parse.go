@@ -42,13 +42,8 @@ func parse(data []byte) (content, error) {
 		return content{}, cmp.Or(newer, m.damage)
 	}
 	if c.total != want || want.count == 0 {
-		m.damaged(
-			"%d of %d records are readable, of the change %d of %d",
-			c.total.count,
-			want.count,
-			want.tx,
-			root.txid,
-		)
+		m.damaged("%d of %d records are readable, of the change %d of %d",
+			c.total.count, want.count, want.tx, root.txid)
 	}
 	if m.damage != nil {
 		m.scan(&c)
