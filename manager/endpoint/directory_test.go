@@ -206,7 +206,7 @@ func TestDirectoriesThatCannotBeServed(t *testing.T) {
 					t.Errorf("the lock is held: %t, %v", held, err)
 				}
 				_, err = os.Stat(filepath.Join(test.o.SocketDir, endpoint.LockName))
-				if test.is == endpoint.ErrSameDirectory && err == nil {
+				if errors.Is(test.is, endpoint.ErrSameDirectory) && err == nil {
 					t.Error("the lock was made, as if a manager had served the directory")
 				}
 			}
