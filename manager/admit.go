@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"gpu-cdi-plugin/manager/admission"
@@ -108,7 +107,7 @@ func Validate(p model.Pod) error {
 		return fmt.Errorf("%w: a UID has 1 to %d characters", ErrInvalid, model.MaxUID)
 	}
 	seen := map[string]bool{}
-	for _, c := range slices.Concat(p.InitContainers, p.Containers) {
+	for _, c := range p.AllContainers() {
 		if c.Name == "" || seen[c.Name] {
 			return fmt.Errorf("%w: two containers have the name %q, or one has none", ErrInvalid, c.Name)
 		}

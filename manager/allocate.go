@@ -62,7 +62,7 @@ func (a *attempt) resolve() error {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
 	a.resources = map[string]bool{}
-	for _, c := range slices.Concat(a.pod.InitContainers, a.pod.Containers) {
+	for _, c := range a.pod.AllContainers() {
 		for _, name := range slices.Sorted(maps.Keys(c.Limits)) {
 			if pool, ok := a.m.pools[name]; ok && pool.known() {
 				a.resources[name] = true
@@ -89,7 +89,7 @@ func (a *attempt) choose(ctx context.Context) error {
 			return err
 		}
 	}
-	for i, c := range slices.Concat(a.pod.InitContainers, a.pod.Containers) {
+	for i, c := range a.pod.AllContainers() {
 		if !perPod {
 			if affinity, err = a.align(c.Name, c.Limits); err != nil {
 				return err

@@ -88,10 +88,10 @@ func sameRequest(have, p model.Pod) error {
 		return other
 	}
 	limits := map[string]map[string]int{}
-	for _, c := range slices.Concat(have.InitContainers, have.Containers) {
+	for _, c := range have.AllContainers() {
 		limits[c.Name] = c.Limits
 	}
-	for _, c := range slices.Concat(p.InitContainers, p.Containers) {
+	for _, c := range p.AllContainers() {
 		before := limits[c.Name]
 		delete(limits, c.Name)
 		both := slices.Concat(slices.Collect(maps.Keys(before)), slices.Collect(maps.Keys(c.Limits)))

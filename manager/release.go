@@ -99,7 +99,7 @@ func (m *Manager) lockPlaced(ctx context.Context, uid, container string) (func()
 		return nil, model.Placement{}, fmt.Errorf("pod %q: %w", uid, ErrNotFound)
 	}
 	named := func(c model.Container) bool { return c.Name == container }
-	if container != "" && !slices.ContainsFunc(slices.Concat(p.Pod.InitContainers, p.Pod.Containers), named) {
+	if container != "" && !slices.ContainsFunc(p.Pod.AllContainers(), named) {
 		unlock()
 		return nil, model.Placement{}, fmt.Errorf("container %q of pod %q: %w", container, uid, ErrNotFound)
 	}

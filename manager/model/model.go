@@ -2,7 +2,10 @@
 // pods as manifests describe them, and what containers were given. It is pure.
 package model
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Resource is what a plugin offers under a name.
 type Resource struct {
@@ -35,6 +38,9 @@ type Pod struct {
 	InitContainers []Container `json:"initContainers,omitempty"`
 	Containers     []Container `json:"containers"`
 }
+
+// AllContainers returns the init containers, then the containers: the order in which they get their devices.
+func (p Pod) AllContainers() []Container { return slices.Concat(p.InitContainers, p.Containers) }
 
 // Container is a container of a pod.
 type Container struct {
