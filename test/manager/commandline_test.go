@@ -216,7 +216,7 @@ func TestPodResourcesOfTheProgram(t *testing.T) {
 		slices.Sort(ids)
 		return ids
 	}
-	expect := func(what string, err error, got any, want any) {
+	expect := func(what string, err error, got, want any) {
 		t.Helper()
 		if diff := cmp.Diff(want, got); err != nil || diff != "" {
 			t.Errorf("%s: %v, -want +got:\n%s", what, err, diff)
