@@ -15,7 +15,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
+	"unicode"
 )
 
 var (
@@ -183,7 +185,7 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		report.add(Result{Rule: rule, Outcome: v.outcome, Seen: v.seen, Took: time.Since(begin)})
+		report.add(Result{Rule: rule, Outcome: v.outcome, Seen: printable(v.seen), Took: time.Since(begin)})
 	}
 	for _, p := range s.plugins {
 		if p.resource != "" {
@@ -191,6 +193,16 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 		}
 	}
 	return report, nil
+}
+
+// printable replaces what controls a terminal: the plugin has chosen parts of the text.
+func printable(text string) string {
+	return strings.Map(func(c rune) rune {
+		if unicode.IsPrint(c) {
+			return c
+		}
+		return unicode.ReplacementChar
+	}, text)
 }
 
 // Rules returns all rules, in the order in which they are checked.

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
@@ -594,6 +595,27 @@ func TestRunRefuses(t *testing.T) {
 				t.Errorf("got %v, want %v", err, tt.want)
 			}
 		})
+	}
+}
+
+// A report is printed at a terminal, and the plugin chooses names and errors.
+func TestAPluginCannotControlTheTerminal(t *testing.T) {
+	t.Parallel()
+	const escape = "\x1b]0;x\a\n"
+	report := runFake(t, func(f *fake) {
+		f.request.ResourceName = "example.com/" + escape
+		f.does.PreStart = func(context.Context, []string) error { return errors.New(escape) }
+		edits(f, func(r *allocated) { r.GetDevices()[0].HostPath = "/dev/" + escape })
+	}, Options{})
+	for _, r := range report.Results {
+		if strings.ContainsFunc(r.Seen, unicode.IsControl) {
+			t.Errorf("%s: %q", r.ID, r.Seen)
+		}
+	}
+	for _, id := range []string{"register-name", "allocate-nodes-exist", "prestart-answered"} {
+		if !slices.Contains(report.broken(), id) {
+			t.Errorf("%s is not broken", id)
+		}
 	}
 }
 
