@@ -178,7 +178,7 @@ func (f *fake) runInRegistry(ctx context.Context) error {
 	f.Behave(f.does)
 	defer f.end()
 	for begun := false; ctx.Err() == nil; {
-		if _, err := os.Stat(f.socket()); err != nil && !(begun && f.keepSocket) {
+		if _, err := os.Stat(f.socket()); err != nil && (!begun || !f.keepSocket) {
 			f.Stop()
 			begun = f.serve() == nil // or else there is no registry now
 		}

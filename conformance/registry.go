@@ -111,8 +111,10 @@ func (r *registry) find(ctx context.Context, ended <-chan struct{}, resources []
 func (r *registry) sockets() []string {
 	var list []string
 	_ = filepath.WalkDir(r.dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return nil //nolint:nilerr // it was removed meanwhile, and the search goes on
+		}
 		switch {
-		case err != nil: // it was removed meanwhile
 		case path != r.dir && strings.HasPrefix(e.Name(), "."):
 			if e.IsDir() {
 				return fs.SkipDir

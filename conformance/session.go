@@ -59,7 +59,7 @@ func (s *session) open(ctx context.Context) error {
 	dir := s.opts.KubeletDir
 	if dir == "" {
 		var err error
-		if dir, err = os.MkdirTemp("", "conformance-"); err != nil {
+		if dir, err = os.MkdirTemp("", "plugin-"); err != nil {
 			return fmt.Errorf("make a directory for the plugin's socket: %w", err)
 		}
 		s.own = dir
@@ -68,7 +68,8 @@ func (s *session) open(ctx context.Context) error {
 		}
 	}
 	if s.opts.usesRegistry() {
-		s.registry = &registry{dir: filepath.Join(dir, "registry"), timeout: s.opts.Timeout}
+		// In it, so that no other user can make it between its removal and its re-creation. Paths of sockets are short.
+		s.registry = &registry{dir: filepath.Join(dir, "reg"), timeout: s.opts.Timeout}
 		if err := makeDir(s.registry.dir); err != nil {
 			return err
 		}

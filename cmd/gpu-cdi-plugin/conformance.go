@@ -40,6 +40,7 @@ socket there.
 
 Allocate is called for all devices: run it where no container uses them.`,
 		Example: `  gpu-cdi-plugin conformance --command 'gpu-cdi-plugin serve --device-plugin-dir {dir}'
+  gpu-cdi-plugin conformance --command 'gpu-cdi-plugin serve --registration watcher --plugins-registry-dir {registry}'
   gpu-cdi-plugin conformance --command nvidia-device-plugin -o junit > report.xml
   gpu-cdi-plugin conformance --socket /var/lib/kubelet/device-plugins/nvidia-gpu.sock`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Differs, cli.Locked, cli.Interrupted),
