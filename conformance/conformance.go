@@ -67,7 +67,8 @@ func (o *Options) validate() error {
 	case o.Socket != "" && (o.KubeletDir != "" || len(o.Command) > 0):
 		return fmt.Errorf("%w, and a socket alone", ErrOptions)
 	case o.usesRegistry() && (o.KubeletDir != "" || mentions(o.Command, dirPlaceholder)):
-		return fmt.Errorf("%w, and a registry alone", ErrOptions)
+		return fmt.Errorf("%w: %s goes with neither %s nor a directory of the kubelet",
+			ErrOptions, registryPlaceholder, dirPlaceholder)
 	}
 	return nil
 }

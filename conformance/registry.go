@@ -84,7 +84,7 @@ func (r *registry) find(ctx context.Context, ended <-chan struct{}, resources []
 	found := map[string]*plugin{} // by socket
 	for {
 		for _, socket := range r.sockets() {
-			if found[socket] != nil {
+			if found[socket] != nil || time.Since(begin) > r.timeout { // a plugin may make any number
 				continue
 			}
 			if p, err := r.introduce(ctx, socket); err == nil {
