@@ -68,7 +68,7 @@ func (e *endpoint) run(ctx context.Context) (err error) {
 		return fmt.Errorf("serve %s: %w", e.name, err)
 	}
 	defer func() { err = errors.Join(err, e.lock.Release()) }()
-	e.grpc = grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.SharedWriteBuffer(true))
+	e.grpc = grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest))
 	v1beta1.RegisterDevicePluginServer(e.grpc, e.server)
 	follow := e.stayRegistered
 	if e.opts.RegistryDir != "" {
