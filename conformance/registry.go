@@ -218,7 +218,7 @@ func notifiedOfFailure(ctx context.Context, p *plugin) verdict {
 	return passed("an answer, and GetInfo is answered afterwards")
 }
 
-// registryAgain removes the registry with all in it, makes it again, and searches for the plugins.
+// registryAgain removes the registry with all in it, makes it again after a short time, and searches for the plugins.
 func registryAgain(ctx context.Context, s *session) verdict {
 	resources := names(s.plugins)
 	if len(resources) == 0 {
@@ -227,7 +227,13 @@ func registryAgain(ctx context.Context, s *session) verdict {
 	for _, p := range s.plugins {
 		p.close()
 	}
-	if err := errors.Join(os.RemoveAll(s.registry.dir), makeDir(s.registry.dir)); err != nil {
+	gone := s.registry.dir + ".gone" // a plugin that is fast would make its socket again during the removal
+	err := errors.Join(os.Rename(s.registry.dir, gone), os.RemoveAll(gone))
+	select {
+	case <-time.After(s.opts.Timeout / 20): // so that the plugin can notice
+	case <-ctx.Done():
+	}
+	if err := errors.Join(err, makeDir(s.registry.dir)); err != nil {
 		return failed("%v", err)
 	}
 	list, ok := s.registry.find(ctx, s.command.done, resources)
