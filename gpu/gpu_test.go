@@ -159,3 +159,21 @@ func TestDeviceJSON(t *testing.T) {
 		t.Errorf("came back as %+v, error %v", back, err)
 	}
 }
+
+func TestIsUUID(t *testing.T) {
+	for text, want := range map[string]bool{
+		"6ba7b810-9dad-11d1-80b4-00c04fd430c8":     true,
+		"6BA7B810-9DAD-11D1-80B4-00C04FD430C8":     true,
+		"":                                         false,
+		"6ba7b8109dad11d180b400c04fd430c8":         false,
+		"6ba7b810-9dad-11d1-80b4-00c04fd430c8-":    false,
+		"6ba7b810-9dad-11d1-80b4-00c04fd430c":      false,
+		"6ba7b81-09dad-11d1-80b4-00c04fd430c8":     false,
+		"????????-????-????-????-????????????":     false,
+		"GPU-6ba7b810-9dad-11d1-80b4-00c04fd430c8": false,
+	} {
+		if got := IsUUID(text); got != want {
+			t.Errorf("%q: %v, want %v", text, got, want)
+		}
+	}
+}
