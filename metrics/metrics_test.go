@@ -254,6 +254,29 @@ func TestHealthAndReadiness(t *testing.T) {
 	}
 }
 
+// Requests that take long to collect do not add up.
+func TestScrapesAreBounded(t *testing.T) {
+	m := New(BuildInfo{})
+	handler := m.handler(Checks{Healthy: succeed, Ready: succeed})
+	m.mu.Lock()
+	statuses := make(chan int)
+	for range maxScrapes + 1 {
+		go func() {
+			status, _ := get(t, handler, http.MethodGet, "/metrics")
+			statuses <- status
+		}()
+	}
+	if status := <-statuses; status != http.StatusServiceUnavailable {
+		t.Errorf("status %d while %d requests wait", status, maxScrapes)
+	}
+	m.mu.Unlock()
+	for range maxScrapes {
+		if status := <-statuses; status != http.StatusOK {
+			t.Errorf("status %d", status)
+		}
+	}
+}
+
 func TestTheServerServesUntilItsContextEnds(t *testing.T) {
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	m := New(BuildInfo{})

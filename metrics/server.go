@@ -10,7 +10,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"gpu-cdi-plugin/internal/promtext"
 )
 
 // Checks are what /healthz and /readyz return.
@@ -89,11 +90,34 @@ func (s *Server) Run(ctx context.Context) error {
 // handler serves the requests for metrics and health.
 func (m *Metrics) handler(c Checks) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics",
-		promhttp.HandlerFor(prometheus.GathererFunc(m.gather), promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	mux.Handle("GET /metrics", m.scrapes())
 	mux.Handle("GET /healthz", report(c.Healthy, nil))
 	mux.Handle("GET /readyz", report(c.Ready, c.Remarks))
 	return mux
+}
+
+// maxScrapes is how many requests for metrics are answered at a time: each holds a copy of them.
+const maxScrapes = 4
+
+// scrapes answers requests for all metrics.
+func (m *Metrics) scrapes() http.Handler {
+	answering := make(chan struct{}, maxScrapes)
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		select {
+		case answering <- struct{}{}:
+			defer func() { <-answering }()
+		default:
+			http.Error(w, "too many requests for metrics at a time", http.StatusServiceUnavailable)
+			return
+		}
+		text, err := promtext.Text(prometheus.GathererFunc(m.gather))
+		if err != nil {
+			http.Error(w, "collect the metrics: "+err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", promtext.ContentType)
+		_, _ = w.Write(text)
+	})
 }
 
 // report responds with 200, "ok" and the remarks, or with 503 and the error.

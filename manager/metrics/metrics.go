@@ -7,14 +7,13 @@
 package metrics
 
 import (
-	"bytes"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/common/expfmt"
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
+	"gpu-cdi-plugin/internal/promtext"
 	"gpu-cdi-plugin/manager"
 )
 
@@ -116,15 +115,5 @@ func (m *Metrics) Called(name string, err error) {
 
 // Text returns the metrics in the text format of Prometheus, version 0.0.4.
 func (m *Metrics) Text() ([]byte, error) {
-	families, err := m.registry.Gather()
-	if err != nil {
-		return nil, err
-	}
-	var text bytes.Buffer
-	for _, f := range families {
-		if _, err := expfmt.MetricFamilyToText(&text, f); err != nil {
-			return nil, err
-		}
-	}
-	return text.Bytes(), nil
+	return promtext.Text(m.registry)
 }
