@@ -29,6 +29,7 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/dirwatch"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/wake"
@@ -128,7 +129,7 @@ func New(o Options) *Reconciler {
 	o.Spec.Kind = cmp.Or(o.Spec.Kind, cdi.DefaultKind)
 	o.Log = cmp.Or(o.Log, slog.Default())
 	if o.newWatcher == nil {
-		o.newWatcher = fsnotify.NewWatcher
+		o.newWatcher = dirwatch.New
 	}
 	if o.Path != "" {
 		o.Path = filepath.Clean(o.Path)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
+	"gpu-cdi-plugin/internal/dirwatch"
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/trust"
 )
@@ -47,7 +48,7 @@ func newWatcher(r *Registry, dir string) (*watcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	notify, err := fsnotify.NewWatcher()
+	notify, err := dirwatch.New()
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("watch %s for plugins: %w", dir, err), held.File().Close())
 	}
