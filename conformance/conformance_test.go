@@ -20,7 +20,7 @@ import (
 )
 
 // timeout is that of the checks here: what is waited for in vain takes as long.
-const timeout = 4 * time.Second
+const timeout = 6 * time.Second
 
 // runFake checks a fake plugin in this process, or in one of its own.
 func runFake(t *testing.T, b func(*fake), o Options) *Report {

@@ -214,7 +214,7 @@ func (f *fake) register(ctx context.Context) {
 		var serving sync.WaitGroup
 		defer serving.Wait()
 		serving.Go(func() {
-			time.Sleep(50 * time.Millisecond) // the kubelet tries at once, and then again
+			time.Sleep(timeout / 8) // the kubelet tries at once, and then again
 			_ = f.serve()
 		})
 	}

@@ -76,6 +76,9 @@ func (i *introduction) notify(
 	return err
 }
 
+// maxSockets is how many sockets of a plugin are checked: it may make any number.
+const maxSockets = 64
+
 // find waits until all the resources, or without any until one, have a socket in the registry, and then until no socket
 // follows for a while. It reports whether that came to pass within the time limit and before the plugin ended.
 func (r *registry) find(ctx context.Context, ended <-chan struct{}, resources []string) ([]*plugin, bool) {
@@ -84,7 +87,7 @@ func (r *registry) find(ctx context.Context, ended <-chan struct{}, resources []
 	found := map[string]*plugin{} // by socket
 	for {
 		for _, socket := range r.sockets() {
-			if found[socket] != nil || time.Since(begin) > r.timeout { // a plugin may make any number
+			if found[socket] != nil || len(found) == maxSockets || time.Since(begin) > r.timeout {
 				continue
 			}
 			if p, err := r.introduce(ctx, socket); err == nil {

@@ -137,7 +137,7 @@ func TestPluginsPrepareDevices(t *testing.T) {
 
 // A plugin that does not answer PreStartContainer delays this start alone, up to the deadline. The pod keeps its devices.
 func TestAPluginThatHangsInPreStart(t *testing.T) {
-	n := newNode(t, func(o *manager.Options) { o.Deadlines.PreStart = 300 * time.Millisecond })
+	n := newNode(t, func(o *manager.Options) { o.Deadlines.PreStart = 3 * time.Second })
 	options := &v1beta1.DevicePluginOptions{PreStartRequired: true}
 	preparing := make(chan struct{})
 	p := n.pluginWith(gpu, plugintest.Behaviour{

@@ -34,8 +34,9 @@ func parseCgroups(text string) cgroups {
 // docker and podman give a container, alone or as in "cri-containerd-ID.scope".
 func isContainer(name string) bool {
 	id := strings.TrimSuffix(name, ".scope")
-	id = id[strings.LastIndexByte(id, '-')+1:]
-	return len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
+	end := strings.LastIndexByte(id, '-') + 1
+	prefix, id := id[:end], id[end:]
+	return prefix != "-" && strings.Trim(prefix, "abcdefghijklmnopqrstuvwxyz-") == "" && len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
 }
 
 // container is the cgroup of the container that the process is in, the outermost if containers are nested. It is the

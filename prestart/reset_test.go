@@ -940,6 +940,7 @@ func FuzzParseCgroups(f *testing.F) {
 		"5:devices:/docker/" + id: "/docker/" + id,
 		"0::/kubepods.slice/docker-" + id + ".scope/x (deleted)\n":          "/kubepods.slice/docker-" + id + ".scope",
 		"0::/kubepods/pod1/" + id + "/docker/" + id:                         "/kubepods/pod1/" + id,
+		"0::/x-0-" + id + ".scope\n0::/-" + id:                              "",
 		"0::/system.slice/sshd.service\n":                                   "",
 		"0::/" + id + "0\n0::/x" + id + "\n0::/" + strings.ToUpper("0a"+id): "",
 	} {

@@ -31,8 +31,9 @@ func DriverVersion(h host.Host) string {
 	for _, path := range []string{h.Sys("module", "nvidia", "version"), h.Proc("driver", "nvidia", "version")} {
 		line, _, _ := strings.Cut(Read(path), "\n")
 		for word := range strings.FieldsSeq(line) {
-			if isVersion(word) {
-				return word
+			version := word[:len(word)-len(strings.TrimLeft(word, "0123456789."))] // without a suffix, as in 580.65-custom
+			if isVersion(version) {
+				return version
 			}
 		}
 	}

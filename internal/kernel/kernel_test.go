@@ -20,7 +20,8 @@ func TestDriverVersion(t *testing.T) {
 			proc, "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65  Release Build  (dvs-builder)\n",
 			"580.65",
 		},
-		"no module": {"sys/module/other/version", "1.0\n", ""},
+		"a version with a suffix": {sys, "580.65.06-custom\n", "580.65.06"},
+		"no module":               {"sys/module/other/version", "1.0\n", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, err := host.New(t.TempDir(), "", "")

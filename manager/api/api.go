@@ -195,5 +195,12 @@ func (s *Server) eventOf(e manager.Event) Event {
 	if e.Placement != nil {
 		shown.Pod = new(s.podOf(*e.Placement))
 	}
+	if e.Type == manager.PodReleased { // another pod may have the devices
+		for _, containers := range [][]Container{shown.Pod.InitContainers, shown.Pod.Containers} {
+			for i := range containers {
+				containers[i].AllocatedResourcesStatus = nil
+			}
+		}
+	}
 	return shown
 }

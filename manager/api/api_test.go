@@ -448,11 +448,13 @@ func TestWatch(t *testing.T) {
 	c := serve(t, m, nil)
 	placed := &model.Placement{
 		Pod: model.Pod{UID: "u1", Name: "a", Containers: []model.Container{{Name: "c"}}}, Admitted: admitted,
+		Allocations: []model.Allocation{{Container: "c", Resource: "example.com/dev", IDs: []string{"d0"}}},
 	}
 	sent := []manager.Event{
 		{Type: manager.PodAdmitted, Placement: placed},
 		{Type: manager.ResourceChanged, Resource: "example.com/dev", Count: manager.Count{Capacity: 2}},
 		{Type: manager.HealthChanged, Devices: []manager.PodDevice{{ID: "d0", Pod: "u1", Health: manager.Unknown}}},
+		{Type: manager.PodReleased, Placement: placed},
 	}
 	began := make(chan struct{})
 	var got []string
@@ -466,7 +468,7 @@ func TestWatch(t *testing.T) {
 	err := c.Watch(t.Context(), func() { close(began) }, func(e Event) error {
 		text := string(e.Type)
 		if e.Pod != nil {
-			text += " " + e.Pod.Metadata.UID
+			text += fmt.Sprintf(" %s %v", e.Pod.Metadata.UID, e.Pod.Containers[0].AllocatedResourcesStatus)
 		}
 		if e.Resource != nil {
 			text += fmt.Sprint(" ", *e.Resource)
@@ -477,7 +479,10 @@ func TestWatch(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "list and watch again") {
 		t.Errorf("the end of the watch: %v", err)
 	}
-	if diff := cmp.Diff([]string{"Admitted u10", "Resource {example.com/dev 2 0}0", "Health1"}, got); diff != "" {
+	if diff := cmp.Diff([]string{
+		"Admitted u1 [{example.com/dev [{d0 Unhealthy}]}]0", "Resource {example.com/dev 2 0}0", "Health1",
+		"Released u1 []0", // another pod may have the device
+	}, got); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -250,8 +250,10 @@ type form struct {
 var (
 	label      = form{resourcename.IsLabel, "lower-case letters and digits, and hyphens between them"}
 	subdomain  = form{resourcename.IsSubdomain, "lower-case letters and digits, and hyphens or dots between them"}
-	identifier = form{resourcename.IsName, "letters and digits, and hyphens, underscores or dots between them"}
+	identifier = form{isIdentifier, "a letter or digit, and then letters, digits, hyphens, underscores or dots"}
 )
+
+func isIdentifier(text string) bool { return text != "" && resourcename.IsName(text+"0") }
 
 func (c *converter) name(path, name string, form form, longest int) {
 	switch {

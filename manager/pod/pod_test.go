@@ -55,6 +55,10 @@ func TestParse(t *testing.T) {
 				Containers: []model.Container{{Name: "c"}},
 			},
 		},
+		"a UID that ends in a sign": {
+			"apiVersion: v1\nkind: Pod\nmetadata: {name: a, uid: x_}\nspec: {containers: [{name: c}]}",
+			model.Pod{UID: "x_", Namespace: "default", Name: "a", Containers: []model.Container{{Name: "c"}}},
+		},
 		"init containers and sidecars": {
 			head + "spec:\n  initContainers: [{name: i, restartPolicy: Never}, {name: s, restartPolicy: Always}]\n" +
 				"  containers: [{name: c, restartPolicy: Always}]\n  restartPolicy: OnFailure",
@@ -180,7 +184,7 @@ func TestParseRefuses(t *testing.T) {
 			[]string{
 				`metadata.name: want lower-case letters and digits, and hyphens or dots between them, got "A"`,
 				`metadata.namespace: want lower-case letters and digits, and hyphens between them, got "a.b"`,
-				`metadata.uid: want letters and digits, and hyphens, underscores or dots between them, got "../x"`,
+				`metadata.uid: want a letter or digit, and then letters, digits, hyphens, underscores or dots, got "../x"`,
 				`spec.containers[0].name: want lower-case letters and digits, and hyphens between them, got "-c"`,
 				"spec.containers[1].name: it is missing",
 				"spec.containers[2].name: it has 64 characters, more than 63",
