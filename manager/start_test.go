@@ -239,17 +239,15 @@ func TestWhatNoContainerCanHaveIsRefused(t *testing.T) {
 		Mounts:  []*v1beta1.Mount{{ContainerPath: "/x", HostPath: "../.."}},
 		Devices: []*v1beta1.DeviceSpec{{ContainerPath: "/dev/x", HostPath: "/dev/x", Permissions: "rwx"}},
 	})
-	prepared := false
 	hostile.Options = &v1beta1.DevicePluginOptions{PreStartRequired: true}
-	hostile.PreStart = func(context.Context, []string) error { prepared = true; return nil }
-	n.pluginWith(gpu, hostile, plugintest.Devices(1)...)
+	p := n.pluginWith(gpu, hostile, plugintest.Devices(1)...)
 	n.pluginWith(nic, answers(&v1beta1.ContainerAllocateResponse{}), plugintest.Devices(1)...)
 	n.admit(pod("a", model.Container{Name: "main", Limits: map[string]int{nic: 1, gpu: 1}}))
 	got, err := n.m.Start(t.Context(), "a", "main")
 	want := `start container "main" of pod "a": the plugin of example.com/gpu answered Allocate with what no container ` +
 		`can have: permissions of a device node "rwx": want some of r, w and m` + "\n" +
 		`host path of a mount "../..": want an absolute path`
-	if err == nil || err.Error() != want || !cmp.Equal(got, model.RunOptions{}) || prepared {
-		t.Errorf("got %+v and %v (prepared: %v), want %s", got, err, prepared, want)
+	if err == nil || err.Error() != want || !cmp.Equal(got, model.RunOptions{}) || p.Calls().PreStart != 0 {
+		t.Errorf("got %+v and %v after %d calls of PreStartContainer, want %s", got, err, p.Calls().PreStart, want)
 	}
 }

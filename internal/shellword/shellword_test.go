@@ -59,7 +59,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// Split gives back what Line has made.
+// Split returns the words that Line has quoted.
 func FuzzSplit(f *testing.F) {
 	f.Add("a b", "'\"\\")
 	f.Fuzz(func(t *testing.T, a, b string) {

@@ -319,7 +319,7 @@ func TestDamageIsRepairedOnTheCommandLine(t *testing.T) {
 	}
 	r := p.verb(1, "admit", "-f", p.manifest("next", 1))
 	if !strings.Contains(r.Stderr, "Requested: 1, Available: 0") {
-		t.Errorf("a withheld device can be had: %v", r)
+		t.Errorf("a pod got a withheld device: %v", r)
 	}
 	if r := p.verb(1, "release", "forgotten"); !strings.Contains(r.Stderr, `there is no such pod: "forgotten"`) {
 		t.Errorf("the damaged pod: %v", r)

@@ -55,10 +55,10 @@ func TestAnImportThatFailsChangesNothing(t *testing.T) {
 	third := func(i int) string { return []string{"a", "b", strings.Repeat("c", 254), "d"}[i] }
 	for name, test := range map[string]struct {
 		file, text string
-		limit      bool // of the size of files: the process is killed where the disk would be full
+		limit      bool // of the size of files
 	}{
 		"a malformed third pod":        {file: write("third", 4, third), text: "1 to 253 characters"},
-		"a file that cannot grow":      {file: write("many", 4000, named("many")), limit: true},
+		"a file that cannot grow":      {file: write("many", 4000, named("many")), limit: true, text: "file too large"},
 		"a FIFO into which none write": {file: fifo, text: "it was not written to its end within 10s"},
 		"a directory":                  {file: p.dir, text: "is a directory"},
 		"a device without an end":      {file: "/dev/zero", text: "/dev/zero: it is larger than"},

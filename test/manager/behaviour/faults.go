@@ -75,7 +75,7 @@ var faults = []Case{
 				if err != nil {
 					n.Errorf("register: %v", err)
 				}
-				n.await("the list is asked for again", func() bool { return p.Calls().Watch == 2 })
+				n.await("a second ListAndWatch", func() bool { return p.Calls().Watch == 2 })
 				n.counts(gpu, 2, 2)
 				n.admit(single("a", 2))
 				return
