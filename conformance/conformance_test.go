@@ -156,6 +156,16 @@ func TestAllRulesAreKept(t *testing.T) {
 	}
 }
 
+// A plugin may serve anew for each start of the kubelet, and take a while: of two starts it registers for both, and its
+// first list ends with its first server.
+func TestAPluginMayServeAnewForEachKubelet(t *testing.T) {
+	t.Parallel()
+	report := runFake(t, func(f *fake) { f.renews = timeout / 10 }, Options{})
+	if broken := report.broken(); len(broken) > 0 {
+		t.Errorf("broken: %q: %s", broken, report.result(broken[0]).Seen)
+	}
+}
+
 func TestRunRefuses(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, socketName))

@@ -44,6 +44,7 @@ type fake struct {
 	patience      time.Duration // how long it waits for a kubelet; 0: for ever
 	blind         []int         // the numbers of the kubelet's starts that it does not see
 	keepSocket    bool          // when the kubelet removes it
+	renews        time.Duration // how long it serves nothing at each start of the kubelet; 0: it serves on
 	leaveSocket   bool          // at the end
 	exit          int
 
@@ -155,6 +156,10 @@ func (f *fake) run(ctx context.Context) error {
 				gone = nil
 				if f.starts++; slices.Contains(f.blind, f.starts) {
 					continue
+				}
+				if f.renews > 0 {
+					f.Stop()
+					time.Sleep(f.renews)
 				}
 				if _, err := os.Stat(f.socket()); err != nil && !f.keepSocket {
 					f.Stop()

@@ -199,8 +199,9 @@ func (k *kubelet) registered() ([]*plugin, chan struct{}) {
 func byResource(a, b *plugin) int { return cmp.Compare(a.resource, b.resource) }
 
 // await waits until all the resources have registered, or without any until one has, and then until no registration
-// follows for a while: a plugin that is about to register a second time is not ready for the next step. It reports
-// whether that came to pass within the time limit.
+// follows for a while: a plugin that is about to register a second time is not ready for the next step. Nor is one whose
+// list has ended, such as a plugin that serves anew for each of two kubelets and has registered for the first. It reports
+// whether the resources have registered within the time limit.
 func (k *kubelet) await(ctx context.Context, resources []string) ([]*plugin, bool) {
 	timer := time.NewTimer(k.timeout)
 	defer timer.Stop()
@@ -208,19 +209,26 @@ func (k *kubelet) await(ctx context.Context, resources []string) ([]*plugin, boo
 		list, changed := k.registered()
 		complete := len(list) > 0 && subset(resources, names(list))
 		var settled <-chan time.Time
-		if complete {
+		if complete && !slices.ContainsFunc(list, listEnded) {
 			settled = time.After(k.timeout / 20)
 		}
 		select {
 		case <-changed:
 		case <-settled:
-			return list, true
+			if !slices.ContainsFunc(list, listEnded) {
+				return list, true
+			}
 		case <-timer.C:
 			return list, complete
 		case <-ctx.Done():
 			return list, false
 		}
 	}
+}
+
+func listEnded(p *plugin) bool {
+	_, _, ended := p.watch.state()
+	return ended != nil
 }
 
 // took returns the time from the start until the last registration.

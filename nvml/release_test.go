@@ -91,8 +91,10 @@ func TestReleaseWaitsForCalls(t *testing.T) {
 		t.Errorf("released a driver that hangs: %v", err)
 	}
 	must(t, session.Open(t.Context()))
-	time.AfterFunc(100*time.Millisecond, func() { _ = node.Clear() })
+	cleared := make(chan error)
+	time.AfterFunc(100*time.Millisecond, func() { cleared <- node.Clear() })
 	must(t, session.Release(t.Context()))
 	must(t, <-used)
+	must(t, <-cleared)
 	must(t, session.Reopen(t.Context()))
 }
