@@ -25,10 +25,11 @@ import (
 
 // nodeSource reads a simulated node without its library, of which a process can load only one.
 type nodeSource struct {
-	mu   sync.Mutex
-	node *sim.Node
-	lost []int // indices of GPUs that no longer answer
-	err  error // of the driver as a whole
+	mu    sync.Mutex
+	node  *sim.Node
+	lost  []int  // indices of GPUs that no longer answer
+	err   error  // of the driver as a whole
+	asked func() // is called for each snapshot; may be nil
 
 	released atomic.Bool
 }
@@ -40,6 +41,9 @@ func (s *nodeSource) Released() bool { return s.released.Load() }
 func (s *nodeSource) Snapshot(context.Context) (*gpu.Snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.asked != nil {
+		s.asked()
+	}
 	if s.err != nil {
 		return nil, s.err
 	}

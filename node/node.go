@@ -82,6 +82,8 @@ type Options struct {
 	AwaitDriver bool
 	// Interval is the longest time between the starts of two reconciliations; 0 is 30 seconds.
 	Interval time.Duration
+	// GPUInterval is how often the source is asked whether its GPUs are as at the last reconciliation; 0 is Interval.
+	GPUInterval time.Duration
 	// Log gets what happens; nil is the default logger.
 	Log *slog.Logger
 	// Observer may be nil.
@@ -125,6 +127,7 @@ type Reconciler struct {
 // replaced driver is noticed.
 func New(o Options) *Reconciler {
 	o.Interval = cmp.Or(o.Interval, 30*time.Second)
+	o.GPUInterval = cmp.Or(o.GPUInterval, o.Interval)
 	o.poll = cmp.Or(o.poll, pollInterval)
 	o.Spec.Kind = cmp.Or(o.Spec.Kind, cdi.DefaultKind)
 	o.Log = cmp.Or(o.Log, slog.Default())

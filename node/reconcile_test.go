@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -567,13 +569,17 @@ func TestRunNoticesMIGChangesByTheHostsFiles(t *testing.T) {
 	)
 }
 
-func TestRunReconcilesWhenTriggeredAndAtTheInterval(t *testing.T) {
+func TestRunReconcilesWhenTriggeredAndAtTheIntervals(t *testing.T) {
 	for name, c := range map[string]struct {
-		interval time.Duration
-		trigger  bool
-	}{"triggered": {time.Hour, true}, "after the interval": {20 * time.Millisecond, false}} {
+		interval, gpus time.Duration
+		trigger        bool
+	}{
+		"triggered":                             {time.Hour, time.Hour, true},
+		"after the interval":                    {20 * time.Millisecond, time.Hour, false},
+		"when the GPUs are asked the next time": {time.Hour, 20 * time.Millisecond, false},
+	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t, "pcie-quad", func(o *Options) { o.Interval = c.interval })
+			b := newFixture(t, "pcie-quad", func(o *Options) { o.Interval, o.GPUInterval = c.interval, c.gpus })
 			b.start()
 			b.run()
 			b.source.set(nil, 1)
@@ -582,6 +588,41 @@ func TestRunReconcilesWhenTriggeredAndAtTheInterval(t *testing.T) {
 			}
 			b.wait("the lost GPU", func(s State) bool { good, bad := healthy(s); return good == 3 && bad == 1 })
 		})
+	}
+}
+
+// The GPUs are asked often, since the driver does not say that one hangs. All else is read only where they changed.
+func TestGPUsAreAskedWithoutAReconciliation(t *testing.T) {
+	var reconciled, asked atomic.Int64
+	b := newFixture(t, "pcie-quad", func(o *Options) {
+		build := o.Build
+		o.Build = func(s *gpu.Snapshot) ([]resource.Resource, []resource.Finding, error) {
+			reconciled.Add(1)
+			return build(s)
+		}
+		o.GPUInterval = 5 * time.Millisecond
+	})
+	b.source.asked = func() { asked.Add(1) }
+	b.start()
+	b.run()
+	waitAsked := func(n int64) {
+		for end := asked.Load() + n; asked.Load() < end; {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	waitAsked(5) // Run has begun, perhaps with a reconciliation
+	before := reconciled.Load()
+	waitAsked(20)
+	if n := reconciled.Load() - before; n > 0 {
+		t.Errorf("%d reconciliations of GPUs that did not change", n)
+	}
+	b.source.set(nil, 1)
+	b.wait("the lost GPU", func(s State) bool { good, bad := healthy(s); return good == 3 && bad == 1 })
+	waitAsked(3)
+	before = reconciled.Load()
+	waitAsked(20)
+	if n := reconciled.Load() - before; n > 0 {
+		t.Errorf("%d reconciliations of a GPU that stays lost", n)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -66,6 +67,8 @@ func (r *Reconciler) Run(ctx context.Context) (err error) {
 	defer due.Stop()
 	poll := time.NewTicker(r.opts.poll)
 	defer poll.Stop()
+	gpus := time.NewTicker(r.opts.GPUInterval)
+	defer gpus.Stop()
 	watch()
 	if r.changed() { // since Start, before anything was watched
 		r.Trigger()
@@ -73,7 +76,7 @@ func (r *Reconciler) Run(ctx context.Context) (err error) {
 	for {
 		r.heartbeat.Store(time.Now().UnixNano())
 		watch()
-		if !r.awaitReason(ctx, due.C, poll.C, watcher) {
+		if !r.awaitReason(ctx, due.C, poll.C, gpus.C, watcher) {
 			if ctx.Err() != nil {
 				return nil
 			}
@@ -89,7 +92,7 @@ func (r *Reconciler) Run(ctx context.Context) (err error) {
 
 // awaitReason waits until something happens, and reports whether it is a reason to reconcile.
 func (r *Reconciler) awaitReason(
-	ctx context.Context, due, poll <-chan time.Time, watcher *fsnotify.Watcher,
+	ctx context.Context, due, poll, gpus <-chan time.Time, watcher *fsnotify.Watcher,
 ) bool {
 	select {
 	case <-ctx.Done():
@@ -100,6 +103,8 @@ func (r *Reconciler) awaitReason(
 		return true
 	case <-poll:
 		return r.changed()
+	case <-gpus:
+		return r.gpusChanged(ctx)
 	case <-watcher.Events:
 		return r.changed()
 	case err := <-watcher.Errors:
@@ -126,6 +131,15 @@ func (r *Reconciler) watchUevents(ctx context.Context) {
 func (r *Reconciler) changed() bool {
 	return r.inputFingerprint() != r.inputs || r.plan != nil && (slices.ContainsFunc(r.files, (*specFile).changed) ||
 		r.descriptorFingerprint() != r.descriptorsWritten)
+}
+
+// gpusChanged reports whether the GPUs are not as at the last reconciliation, or cannot be read.
+func (r *Reconciler) gpusChanged(ctx context.Context) bool {
+	if r.plan == nil || r.failures > 0 {
+		return true
+	}
+	s, err := r.opts.Source.Snapshot(ctx)
+	return err != nil || !reflect.DeepEqual(s, r.plan.snapshot)
 }
 
 // wait is the longest time between the starts of this reconciliation and the next.

@@ -85,7 +85,7 @@ func (a *app) newDaemon(
 		Spec:    cdi.Options{Kind: a.CDIKind, HookPath: hook},
 		ByIndex: a.plugin.DeviceIDStrategy == config.ByIndex, Extras: a.configuredExtras(), Search: search,
 		AwaitDriver: !a.plugin.FailOnInitError,
-		Interval:    min(reconcileInterval, nvml.SnapshotInterval(time.Duration(a.plugin.GPUTimeout))),
+		GPUInterval: nvml.SnapshotInterval(time.Duration(a.plugin.GPUTimeout)),
 		Check:       func() error { return cmp.Or(a.checkHook(), a.checkDriverRoot(h)) },
 		Build: func(s *gpu.Snapshot) ([]resource.Resource, []resource.Finding, error) {
 			return resource.Build(s, *d.offer.Load())
@@ -98,9 +98,6 @@ func (a *app) newDaemon(
 	})
 	return d, nil
 }
-
-// reconcileInterval is the longest time between two reconciliations, unless GPUs have to be asked more often.
-const reconcileInterval = 30 * time.Second
 
 // configuredExtras are what containers get besides GPUs.
 func (a *app) configuredExtras() []node.Extra {
