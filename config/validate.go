@@ -17,6 +17,7 @@ import (
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/resourcename"
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -78,14 +79,11 @@ func notEmpty(key, value string) error {
 	return nil
 }
 
-// maxSocketPath is the size of sun_path in the kernel's sockaddr_un without the final NUL.
-const maxSocketPath = 107
-
 // socketPath checks the length of a socket's path, or of that of a directory with the name of a socket in it.
 func socketPath(key, path, name string) error {
-	if size, limit := len(path), maxSocketPath-len(name); size > limit {
+	if size, limit := len(path), unixsocket.MaxPath-len(name); size > limit {
 		return fmt.Errorf("%s %q: it has %d bytes, and at most %d are possible, as the path of a socket has at most %d",
-			key, path, size, limit, maxSocketPath)
+			key, path, size, limit, unixsocket.MaxPath)
 	}
 	return nil
 }

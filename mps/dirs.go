@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"gpu-cdi-plugin/internal/unixsocket"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -28,11 +30,8 @@ func isUUID(name string) bool {
 	return ok && uuid != "" && len(name) < 64 && strings.Trim(uuid, "0123456789abcdefABCDEF-") == ""
 }
 
-// The path of a socket may have maxSocket bytes: sun_path of unix(7), without the NUL.
-const (
-	longestSocket = "control_privileged"
-	maxSocket     = 107
-)
+// longestSocket is the longest name of a socket in a pipe directory.
+const longestSocket = "control_privileged"
 
 // prepare makes a GPU's directories, with the right owners and modes and never through a link, and mounts its shm with
 // that size in bytes. Every user may connect in pipe, which only root may change.
@@ -40,9 +39,9 @@ func prepare(dir, uuid string, shm uint64) error {
 	if !isUUID(uuid) {
 		return fmt.Errorf("make the directories of %q: not the UUID of a GPU", uuid)
 	}
-	if n := len(filepath.Join(dir, uuid, pipeName, longestSocket)); n > maxSocket {
+	if n := len(filepath.Join(dir, uuid, pipeName, longestSocket)); n > unixsocket.MaxPath {
 		return fmt.Errorf("make the directories of %s: the paths of sockets in %s would have %d bytes, more than %d; "+
-			"set a shorter runtime-dir", uuid, dir, n, maxSocket)
+			"set a shorter runtime-dir", uuid, dir, n, unixsocket.MaxPath)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory of MPS: %w", err)

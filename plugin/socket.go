@@ -22,8 +22,6 @@ const (
 	kubeletSocketName = "kubelet.sock"
 	socketPrefix      = "gpu-cdi-"
 	socketSuffix      = ".sock"
-	// maxSocketPath is the longest path of a unix socket, in bytes: sun_path without its final NUL.
-	maxSocketPath = 107
 )
 
 // socketPath returns the path of a resource's socket: DIR/gpu-cdi-nvidia-com-gpu.sock. Where that is too long for a
@@ -31,7 +29,7 @@ const (
 func socketPath(dir, name string) string {
 	name = strings.NewReplacer("/", "-", ".", "-").Replace(name)
 	path := filepath.Join(dir, socketPrefix+name+socketSuffix)
-	if len(path) <= maxSocketPath {
+	if len(path) <= unixsocket.MaxPath {
 		return path
 	}
 	return filepath.Join(dir, hashedName(name))
@@ -44,10 +42,10 @@ func hashedName(name string) string {
 
 // checkLength returns ErrLongPath if a socket in dir could have too long a path.
 func checkLength(dir string) error {
-	limit := maxSocketPath - len("/") - len(hashedName(""))
+	limit := unixsocket.MaxPath - len("/") - len(hashedName(""))
 	if n := len(filepath.Clean(dir)); n > limit {
 		return fmt.Errorf("%w: %s has %d bytes, and at most %d are possible, as the path of a socket has at most %d",
-			ErrLongPath, dir, n, limit, maxSocketPath)
+			ErrLongPath, dir, n, limit, unixsocket.MaxPath)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -25,7 +26,7 @@ func TestSocketPath(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := socketPath(c.dir, c.name)
 			dir, name := filepath.Split(path)
-			if dir != c.dir+"/" || !strings.HasPrefix(name, c.want) || len(path) > maxSocketPath {
+			if dir != c.dir+"/" || !strings.HasPrefix(name, c.want) || len(path) > unixsocket.MaxPath {
 				t.Errorf("%q, want %s", path, c.want)
 			}
 		})
@@ -45,7 +46,7 @@ func TestALongDirectoryPathIsRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := New(in(deepest))
 			must(t, err)
-			if path := socketPath(deepest, strings.Repeat("n", 63)+"/x"); len(path) > maxSocketPath {
+			if path := socketPath(deepest, strings.Repeat("n", 63)+"/x"); len(path) > unixsocket.MaxPath {
 				t.Errorf("%s has %d bytes", path, len(path))
 			}
 			_, err = New(in(deepest + "d"))

@@ -9,6 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// MaxPath is the longest path of a unix socket, in bytes: sun_path of unix(7) without its final NUL.
+const MaxPath = 107
+
 // Listen listens at a path that no file has. The file gets its mode before it has a name: a chmod afterwards would come
 // too late.
 func Listen(ctx context.Context, path string) (*net.UnixListener, error) {
