@@ -16,6 +16,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
@@ -64,10 +65,10 @@ func TestAKubeletDiscoversTheSocket(t *testing.T) {
 	var accepted acceptedObserver
 	o.Observer = &accepted
 	p := start(t, o, gpusOf(2))
-	another := func(before socketID) func() bool {
-		return func() bool { id := socketAt(ownSocket(k)); return id != socketID{} && id != before }
+	another := func(before unixsocket.ID) func() bool {
+		return func() bool { id := socketAt(ownSocket(k)); return id != unixsocket.ID{} && id != before }
 	}
-	eventually(t, "the socket is there", another(socketID{}))
+	eventually(t, "the socket is there", another(unixsocket.ID{}))
 	first := socketAt(ownSocket(k))
 	k.Start() // it removes the socket, as a kubelet does in its own directory
 	eventually(t, "the socket is back", another(first))

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -194,8 +195,8 @@ func ownSocket(k *kubelettest.Kubelet) string {
 }
 
 // socketAt returns the ID of the socket at a path, or the zero value.
-func socketAt(path string) socketID {
-	id, _ := identify(path)
+func socketAt(path string) unixsocket.ID {
+	id, _ := unixsocket.Identify(path)
 	return id
 }
 

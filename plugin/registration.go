@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gpu-cdi-plugin/internal/unixsocket"
+
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -33,7 +35,7 @@ var errNotWatched = errors.New("the kubelet did not call ListAndWatch after the 
 // stayRegistered registers with each kubelet.
 func (e *endpoint) stayRegistered(ctx context.Context) error {
 	socket := e.opts.kubeletSocket()
-	first, _ := identify(socket)
+	first, _ := unixsocket.Identify(socket)
 	for {
 		kubelet, err := e.awaitKubelet(ctx, socket)
 		if err != nil {
@@ -50,25 +52,30 @@ func (e *endpoint) stayRegistered(ctx context.Context) error {
 }
 
 // awaitKubelet waits until the kubelet's socket is there.
-func (e *endpoint) awaitKubelet(ctx context.Context, socket string) (socketID, error) {
+func (e *endpoint) awaitKubelet(ctx context.Context, socket string) (unixsocket.ID, error) {
 	for {
-		kubelet, missing := identify(socket)
+		kubelet, missing := unixsocket.Identify(socket)
 		if missing == nil {
 			return kubelet, nil
 		}
 		e.setReason(noKubelet(socket, missing))
-		changed := func() bool { _, err := identify(socket); return err == nil || err.Error() != missing.Error() }
+		changed := func() bool {
+			_, err := unixsocket.Identify(socket)
+			return err == nil || err.Error() != missing.Error()
+		}
 		if err := e.maintainUntil(ctx, forever, changed); err != nil {
-			return socketID{}, err
+			return unixsocket.ID{}, err
 		}
 	}
 }
 
 // stayRegisteredWith registers with a kubelet, and again when it does not watch or its watch ended, until its socket is
 // gone or another kubelet's. A watch may outlast the socket.
-func (e *endpoint) stayRegisteredWith(ctx context.Context, socket string, kubelet socketID, pause time.Duration) error {
+func (e *endpoint) stayRegisteredWith(
+	ctx context.Context, socket string, kubelet unixsocket.ID, pause time.Duration,
+) error {
 	reached := false // a Register call may have reached this kubelet
-	replaced := func() bool { now, err := identify(socket); return err == nil && now != kubelet }
+	replaced := func() bool { now, err := unixsocket.Identify(socket); return err == nil && now != kubelet }
 	// Before a call has reached this kubelet, a stream is an earlier kubelet's, which was slow to open it or does not
 	// end.
 	watching := func() bool { return reached && e.server.watched() }
@@ -79,7 +86,7 @@ func (e *endpoint) stayRegisteredWith(ctx context.Context, socket string, kubele
 			return err
 		}
 		pause = min(max(2*pause, firstPause), lastPause)
-		if now, _ := identify(socket); now != kubelet {
+		if now, _ := unixsocket.Identify(socket); now != kubelet {
 			return nil
 		}
 		if !watching() {

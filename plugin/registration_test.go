@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -145,7 +146,7 @@ func TestASocketThatCannotBeMadeIsSoonTriedAgain(t *testing.T) {
 	p.awaitProblem("is not a socket")
 	must(t, os.Remove(ownSocket(k)))
 	begin := time.Now()
-	eventually(t, "the socket is back", func() bool { return socketAt(ownSocket(k)) != socketID{} })
+	eventually(t, "the socket is back", func() bool { return socketAt(ownSocket(k)) != unixsocket.ID{} })
 	if took := time.Since(begin); took > pollWatched/2 {
 		t.Errorf("it is back after %s", took)
 	}

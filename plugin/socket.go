@@ -14,8 +14,6 @@ import (
 	"sync/atomic"
 
 	"gpu-cdi-plugin/internal/unixsocket"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -50,34 +48,12 @@ func checkLength(dir string) error {
 	return nil
 }
 
-// socketID identifies a unix socket among all that were at the same path; the zero value is none. The kernel may give a
-// new file the inode of a removed one, so the time of its creation is part of it: nothing changes a socket's
-// modification time later.
-type socketID struct {
-	device, inode uint64
-	created       unix.Timespec
-}
-
-// identify returns the ID of the socket at a path. With an error it is the zero value.
-func identify(path string) (socketID, error) {
-	var s unix.Stat_t
-	if err := unix.Stat(path, &s); err != nil {
-		return socketID{}, &fs.PathError{Op: "stat", Path: path, Err: err}
-	}
-	if s.Mode&unix.S_IFMT != unix.S_IFSOCK {
-		return socketID{}, notSocket(path)
-	}
-	return socketID{s.Dev, s.Ino, s.Mtim}, nil
-}
-
-func notSocket(path string) error { return fmt.Errorf("%s is not a socket: remove it", path) }
-
 // socket is a unix socket that is listened on.
 type socket struct {
 	*net.UnixListener
 	path  string
-	id    socketID    // or none, if another program removed the socket at once
-	ended atomic.Bool // its server returned
+	id    unixsocket.ID // or none, if another program removed the socket at once
+	ended atomic.Bool   // its server returned
 }
 
 // listen listens on a socket that only root can connect to. It replaces a socket that is there: the caller holds the
@@ -86,7 +62,7 @@ func listen(ctx context.Context, path string) (*socket, error) {
 	info, err := os.Lstat(path)
 	switch {
 	case err == nil && info.Mode().Type() != fs.ModeSocket:
-		err = notSocket(path)
+		err = fmt.Errorf("%s is not a socket: remove it", path)
 	case err == nil:
 		err = os.Remove(path)
 	}
@@ -98,12 +74,12 @@ func listen(ctx context.Context, path string) (*socket, error) {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	l.SetUnlinkOnClose(false)
-	id, _ := identify(path)
+	id, _ := unixsocket.Identify(path)
 	return &socket{UnixListener: l, path: path, id: id}, nil
 }
 
 // inPlace reports whether the socket's file is still at its path.
 func (s *socket) inPlace() bool {
-	id, err := identify(s.path)
+	id, err := unixsocket.Identify(s.path)
 	return err == nil && id == s.id
 }

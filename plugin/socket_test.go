@@ -59,7 +59,7 @@ func TestALongDirectoryPathIsRefused(t *testing.T) {
 
 func TestASocketThatIsMadeAnewHasAnotherID(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	seen := map[socketID]bool{}
+	seen := map[unixsocket.ID]bool{}
 	for range 10 {
 		s, err := listen(t.Context(), path)
 		must(t, err)

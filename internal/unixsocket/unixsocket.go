@@ -1,8 +1,11 @@
-// Package unixsocket listens on unix sockets that only their owner can connect to.
+// Package unixsocket listens on unix sockets that only their owner can connect to, and tells sockets at one path
+// apart.
 package unixsocket
 
 import (
 	"context"
+	"fmt"
+	"io/fs"
 	"net"
 	"syscall"
 
@@ -27,4 +30,23 @@ func Listen(ctx context.Context, path string) (*net.UnixListener, error) {
 		return nil, err
 	}
 	return l.(*net.UnixListener), nil
+}
+
+// ID identifies a unix socket among all that were at the same path; the zero value is none. The kernel may give a new
+// file the inode of a removed one, so the modification time, which a socket keeps, is part of it.
+type ID struct {
+	device, inode uint64
+	modified      unix.Timespec
+}
+
+// Identify returns the ID of the socket at a path, after following links. With an error it is the zero value.
+func Identify(path string) (ID, error) {
+	var s unix.Stat_t
+	if err := unix.Stat(path, &s); err != nil {
+		return ID{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if s.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		return ID{}, fmt.Errorf("%s is not a socket: remove it", path)
+	}
+	return ID{s.Dev, s.Ino, s.Mtim}, nil
 }

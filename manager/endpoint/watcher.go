@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -16,6 +15,7 @@ import (
 	"gpu-cdi-plugin/internal/dirwatch"
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/internal/unixsocket"
 )
 
 // Limits of the plugin watcher.
@@ -38,7 +38,7 @@ type watcher struct {
 
 // watched is a socket that was found.
 type watched struct {
-	file   fs.FileInfo
+	id     unixsocket.ID
 	cancel context.CancelFunc
 	done   chan struct{} // closed when its plugin has been deregistered
 }
@@ -93,8 +93,8 @@ func (w *watcher) drain() {
 }
 
 // search returns the sockets below the directory, and watches all directories.
-func (w *watcher) search() map[string]fs.FileInfo {
-	found := map[string]fs.FileInfo{}
+func (w *watcher) search() map[string]unixsocket.ID {
+	found := map[string]unixsocket.ID{}
 	directories := 0
 	_ = filepath.WalkDir(w.dir, func(path string, entry fs.DirEntry, err error) error {
 		name, _ := filepath.Rel(w.dir, path)
@@ -121,8 +121,8 @@ func (w *watcher) search() map[string]fs.FileInfo {
 				w.skip("", fmt.Errorf("there are more than %d sockets", maxSockets))
 				return fs.SkipAll
 			}
-			if file, err := entry.Info(); err == nil { // or else it was removed meanwhile
-				found[name] = file
+			if id, err := unixsocket.Identify(path); err == nil { // or else it was removed meanwhile
+				found[name] = id
 			}
 		}
 		return nil
@@ -147,24 +147,20 @@ func (w *watcher) skip(name string, err error) {
 	}
 }
 
-// isSame is whether two sockets that were at a path are one. The kernel may give a new file the inode of a removed one:
-// then the time of its creation differs.
-func isSame(a, b fs.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) }
-
 // reconcile ends the registrations whose sockets are gone, then begins those of new ones. A socket that was replaced is
 // both.
-func (w *watcher) reconcile(ctx context.Context, found map[string]fs.FileInfo) {
+func (w *watcher) reconcile(ctx context.Context, found map[string]unixsocket.ID) {
 	for name, old := range w.sockets {
-		if file := found[name]; file == nil || !isSame(file, old.file) {
+		if found[name] != old.id {
 			old.cancel()
 			<-old.done
 			delete(w.sockets, name)
 		}
 	}
-	for name, file := range found {
+	for name, id := range found {
 		if w.sockets[name] == nil {
 			ctx, cancel := context.WithCancel(ctx)
-			s := &watched{file: file, cancel: cancel, done: make(chan struct{})}
+			s := &watched{id: id, cancel: cancel, done: make(chan struct{})}
 			w.sockets[name] = s
 			w.running.Go(func() {
 				defer close(s.done)
