@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/promtext"
 	"gpu-cdi-plugin/internal/unixhttp"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/pod"
@@ -153,7 +154,7 @@ func (s *Server) serve(w http.ResponseWriter, q *http.Request, r route) {
 	case answer == nil:
 		w.WriteHeader(r.status)
 	case isText:
-		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+		w.Header().Set("Content-Type", promtext.ContentType)
 		_, _ = w.Write(text) // an error means that the client has gone
 	default:
 		writeJSON(w, r.status, answer)
