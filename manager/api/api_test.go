@@ -317,8 +317,8 @@ func TestErrors(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
-	read := func(m *placements) (code int, kind, text string) {
-		answer, err := serve(t, m, nil).send(t.Context(), http.MethodGet, "/metrics", nil)
+	read := func(m *placements, change func(*Server)) (code int, kind, text string) {
+		answer, err := serve(t, m, change).send(t.Context(), http.MethodGet, "/metrics", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -329,14 +329,18 @@ func TestMetrics(t *testing.T) {
 		}
 		return answer.StatusCode, answer.Header.Get("Content-Type"), string(body)
 	}
-	code, kind, text := read(&placements{})
+	code, kind, text := read(&placements{}, nil)
 	if code != http.StatusOK || kind != "text/plain; version=0.0.4; charset=utf-8" || text != "# HELP a b\na 1\n" {
 		t.Errorf("%d, %s, %q", code, kind, text)
 	}
-	code, kind, text = read(&placements{err: errors.New("broken")})
+	code, kind, text = read(&placements{err: errors.New("broken")}, nil)
 	if code != http.StatusInternalServerError || kind != "application/json" ||
 		!strings.Contains(text, `"error":"collect the metrics: broken"`) {
 		t.Errorf("%d, %s, %q", code, kind, text)
+	}
+	code, kind, text = read(&placements{}, func(s *Server) { s.Metrics = nil })
+	if code != http.StatusNotFound || kind != "application/json" {
+		t.Errorf("of a server without metrics: %d, %s, %q", code, kind, text)
 	}
 }
 

@@ -94,7 +94,10 @@ func (s *Server) free(q *http.Request) (any, error) {
 // prometheusText is the text format of Prometheus, version 0.0.4.
 type prometheusText []byte
 
-func (s *Server) metrics(*http.Request) (any, error) {
+func (s *Server) metrics(q *http.Request) (any, error) {
+	if s.Metrics == nil {
+		return nil, noRequest(q, http.StatusNotFound, "NotFound")
+	}
 	text, err := s.Metrics()
 	if err != nil {
 		return nil, fmt.Errorf("collect the metrics: %w", err)

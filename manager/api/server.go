@@ -30,7 +30,7 @@ type Server struct {
 	ParsePod func(manifest []byte) (model.Pod, error)
 	// NodeStatus returns what the node has.
 	NodeStatus func() NodeStatus
-	// Metrics returns the metrics in the text format of Prometheus, version 0.0.4.
+	// Metrics returns the metrics in the text format of Prometheus, version 0.0.4. If it is nil, the answer is 404.
 	Metrics func() ([]byte, error)
 	Log     *slog.Logger
 
