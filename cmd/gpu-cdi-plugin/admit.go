@@ -126,8 +126,8 @@ func (a *app) admit(ctx context.Context, o admitOptions) error {
 // container of it may run.
 func (a *app) stillPlaced(ctx context.Context, placed api.Pod, err error) error {
 	err = classify(err)
-	const keeps = "the pod keeps its devices: admit it again to try again, or take them back with gpu-cdi-plugin release "
-	hint := keeps + shellword.Quote(placed.Metadata.UID)
+	const keeps = " keeps its devices: admit it again to try again, or take them back with gpu-cdi-plugin release "
+	hint := "pod " + podName(placed.Metadata) + keeps + shellword.Quote(placed.Metadata.UID)
 	if ctx.Err() != nil { // the error will be that of the signal
 		a.log.Warn(hint)
 	}

@@ -87,7 +87,7 @@ func TestAHostileAnswerIsNotPrinted(t *testing.T) {
 		r := p.verb(1, "admit", "-f", manifest, "--start", "-o", format)
 		for _, want := range []string{
 			"start container main of pod default/hostile", "the plugin of " + gpu, `host path of a mount "../.."`,
-			"the pod keeps its devices", " release hostile",
+			"pod default/hostile keeps its devices", " release hostile",
 		} {
 			if r.Stdout != "" || !strings.Contains(strings.ReplaceAll(r.Stderr, `\"`, `"`), want) {
 				t.Errorf("-o %s: want nothing, and an error with %q, got %v", format, want, r)
@@ -129,7 +129,7 @@ func TestAnInterruptedAdmissionSaysThatThePodIsPlaced(t *testing.T) {
 	}
 	<-admit.Done()
 	text, err := os.ReadFile(log.Name())
-	if err != nil || admit.Code() != 130 || !strings.Contains(string(text), "the pod keeps its devices") ||
+	if err != nil || admit.Code() != 130 || !strings.Contains(string(text), "pod default/slow keeps its devices") ||
 		!strings.Contains(string(text), "gpu-cdi-plugin release slow") {
 		t.Errorf("exit status %d, %v: %s", admit.Code(), err, text)
 	}
