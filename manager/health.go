@@ -99,11 +99,15 @@ func (m *Manager) health(r model.Resource, d *model.Device) Health {
 	return Unhealthy
 }
 
-// DeviceHealth returns the health of devices of a resource, in the order of ids.
+// DeviceHealth returns the health of devices of a resource, in the order of ids. Those of an unknown resource are like
+// those of one whose plugin is away.
 func (m *Manager) DeviceHealth(resource string, ids []string) []Health {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	pool := m.pool(resource)
+	pool := m.pools[resource]
+	if pool == nil {
+		return slices.Repeat([]Health{m.health(model.Resource{}, nil)}, len(ids))
+	}
 	listed := pool.Listed()
 	all := make([]Health, len(ids))
 	for i, id := range ids {

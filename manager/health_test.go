@@ -221,3 +221,14 @@ func TestPluginsWhoseStreamEnds(t *testing.T) {
 		})
 	}
 }
+
+func TestTheHealthOfAnUnknownResourceAddsNone(t *testing.T) {
+	n := newNode(t)
+	want := []manager.Health{manager.Unknown, manager.Unknown}
+	if got := n.m.DeviceHealth(gpu, []string{"d0", "d1"}); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if got := n.m.Counts(); len(got) > 0 {
+		t.Errorf("the node has %v now", got)
+	}
+}
