@@ -14,6 +14,9 @@ var (
 	ErrConflict = errors.New("conflict")
 	// ErrInvalid means that a pod cannot be placed as it is described, for example without a UID.
 	ErrInvalid = errors.New("invalid pod")
+	// ErrBadResponse means that no container can have what a plugin answered. The answer is kept until the pod is
+	// released.
+	ErrBadResponse = errors.New("answered Allocate with what no container can have")
 	// ErrRetry means that nothing was changed, and that the same call can succeed later without any other change of
 	// the request: a plugin is away, a device left while it was allocated, or the state could not be written. With
 	// state.ErrBroken it is unknown what the disk has: the change may be there after the next start.

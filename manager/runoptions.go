@@ -43,7 +43,7 @@ func check(resource string, r *pluginapi.ContainerAllocateResponse) error {
 	alone := merger{settings: map[string]setting{}}
 	alone.add(resource, r)
 	if err := alone.Check(); err != nil {
-		return fmt.Errorf("the plugin of %s answered Allocate with what no container can have: %w", resource, err)
+		return fmt.Errorf("the plugin of %s %w: %w", resource, ErrBadResponse, err)
 	}
 	return nil
 }

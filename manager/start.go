@@ -11,8 +11,8 @@ import (
 // Start returns the run options of a container, before each of its starts. It calls PreStartContainer of the plugins
 // that require it. Until it returns, the pod cannot be released: a plugin may be preparing its devices.
 //
-// Errors: ErrNotFound, ErrConflict (the container has ended), ErrRetry (a plugin is away or failed), and that of ctx. Run
-// options that model.RunOptions.Check refuses are an error too, and then no plugin is called.
+// Errors: ErrNotFound, ErrConflict (the container has ended), ErrRetry (a plugin is away or failed), ErrBadResponse
+// (model.RunOptions.Check refuses an answer to Allocate; then PreStartContainer is not called), and that of ctx.
 func (m *Manager) Start(ctx context.Context, podUID, container string) (model.RunOptions, error) {
 	unlock, p, err := m.lockPlaced(ctx, podUID, container)
 	if err != nil {

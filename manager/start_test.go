@@ -247,7 +247,8 @@ func TestWhatNoContainerCanHaveIsRefused(t *testing.T) {
 	want := `start container "main" of pod "a": the plugin of example.com/gpu answered Allocate with what no container ` +
 		`can have: permissions of a device node "rwx": want some of r, w and m` + "\n" +
 		`host path of a mount "../..": want an absolute path`
-	if err == nil || err.Error() != want || !cmp.Equal(got, model.RunOptions{}) || p.Calls().PreStart != 0 {
+	if !errors.Is(err, manager.ErrBadResponse) || err.Error() != want || !cmp.Equal(got, model.RunOptions{}) ||
+		p.Calls().PreStart != 0 {
 		t.Errorf("got %+v and %v after %d calls of PreStartContainer, want %s", got, err, p.Calls().PreStart, want)
 	}
 }

@@ -294,6 +294,7 @@ func TestErrors(t *testing.T) {
 		"conflict":        {manager.ErrConflict, 409, "Conflict", "conflict", manager.ErrConflict},
 		"an invalid pod":  {manager.ErrInvalid, 400, "BadRequest", "invalid pod", manager.ErrInvalid},
 		"later":           {manager.ErrRetry, 503, "ServiceUnavailable", "try again", manager.ErrRetry},
+		"a bad response":  {manager.ErrBadResponse, 502, "InternalError", manager.ErrBadResponse.Error(), manager.ErrBadResponse},
 		"another":         {errors.New("the disk is gone"), 500, "InternalError", "the disk is gone", nil},
 		"out of time":     {context.DeadlineExceeded, 504, "Timeout", "context deadline exceeded", nil},
 		"no such devices": {&manager.RejectedError{Reason: manager.ReasonUnexpected, Message: "Allocate failed"}, 422, "UnexpectedAdmissionError", "Allocate failed", nil},

@@ -50,6 +50,8 @@ func (e *Error) Unwrap() error {
 		return manager.ErrNotFound
 	case http.StatusConflict:
 		return manager.ErrConflict
+	case http.StatusBadGateway:
+		return manager.ErrBadResponse
 	case http.StatusServiceUnavailable:
 		return manager.ErrRetry
 	}
@@ -78,6 +80,9 @@ func errorOf(err error) *Error {
 	case errors.Is(err, manager.ErrRetry):
 		answer.Code, answer.Reason = http.StatusServiceUnavailable, "ServiceUnavailable"
 		answer.Hint = "nothing was changed, and the same request can succeed later"
+	case errors.Is(err, manager.ErrBadResponse): // a v1.Status has the reason InternalError for it too
+		answer.Code = http.StatusBadGateway
+		answer.Hint = "have the plugin mended, release the pod, and admit it again"
 	case isRejected:
 		answer.Code = http.StatusUnprocessableEntity
 		answer.Hint = "GET /v1/devices lists the devices, their health and the pods that hold them"
