@@ -9,10 +9,11 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"unicode"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
+
+	"gpu-cdi-plugin/internal/cli"
 )
 
 // output is the options of a verb that prints a result.
@@ -81,8 +82,8 @@ func (t *table) write(w io.Writer, wide, noHeaders bool) error {
 			row = row[:t.wide]
 		}
 		var line []string
-		for _, cell := range row { // an error of several lines, or the name of a file, must not break the table
-			line = append(line, strings.Join(strings.FieldsFunc(cell, unicode.IsControl), " "))
+		for _, cell := range row { // an error of several lines must not break the table
+			line = append(line, strings.ReplaceAll(cli.Visible(cell), "\n", " "))
 		}
 		// An empty cell at the end would become trailing blanks.
 		if _, err := fmt.Fprintln(tw, strings.TrimRight(strings.Join(line, "\t"), "\t")); err != nil {
@@ -95,7 +96,7 @@ func (t *table) write(w io.Writer, wide, noHeaders bool) error {
 	if noHeaders {
 		return nil
 	}
-	_, err := io.WriteString(w, t.legend)
+	_, err := io.WriteString(w, cli.Visible(t.legend))
 	return err
 }
 

@@ -15,6 +15,8 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/api"
 	"gpu-cdi-plugin/prestart"
 	"gpu-cdi-plugin/topology"
 )
@@ -89,6 +91,35 @@ func TestViews(t *testing.T) {
 				golden(t, filepath.Join("testdata", "view", name+"."+format), b.String())
 			})
 		}
+	}
+}
+
+// Plugins, drivers and files choose names. None of them controls the terminal that a table is read on, or its lines.
+func TestTablesEscapeNames(t *testing.T) {
+	for name, c := range map[string]struct{ in, want string }{
+		"a title of the window":       {"d0\x1b]0;owned\a", `d0\x1b]0;owned\a`},
+		"a C1 control character":      {"d0\u009b2J", `d0\u009b2J`},
+		"a byte that is no character": {"d0\x9b2J", "d0\ufffd2J"},
+		"text from right to left":     {"d0\u202e1", `d0\u202e1`},
+		"another column":              {"d0\tHealthy", `d0\tHealthy`},
+		"another line":                {"d0\nd1", "d0 d1"},
+		"letters of any language":     {"GPU für ß 型", "GPU für ß 型"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			device := manager.Device{ID: c.in, Health: manager.Healthy}
+			list := api.ResourceList{Items: []manager.Resource{{Name: "r", Devices: []manager.Device{device}}}}
+			var b bytes.Buffer
+			if err := (&output{format: "table", noHeaders: true}).print(&b, nodeDevicesView(list, nil)); err != nil {
+				t.Fatal(err)
+			}
+			if want := "r   " + c.want + "   Healthy   -\n"; b.String() != want {
+				t.Errorf("got %q, want %q", b.String(), want)
+			}
+		})
+	}
+	var b bytes.Buffer
+	if err := (&table{legend: "why\n\x1b[2J\n"}).write(&b, false, false); err != nil || b.String() != "why\n\\x1b[2J\n" {
+		t.Errorf("the text below a table: %q, %v", b.String(), err)
 	}
 }
 

@@ -160,14 +160,14 @@ func Report(w io.Writer, err error, asJSON bool) {
 		_ = e.Encode(report) // an error of stderr cannot be reported
 		return
 	}
-	fmt.Fprintf(w, "error: %s\n", strings.ReplaceAll(visible(report.Error), "\n", "\nerror: "))
+	fmt.Fprintf(w, "error: %s\n", strings.ReplaceAll(Visible(report.Error), "\n", "\nerror: "))
 	if report.Hint != "" {
 		fmt.Fprintf(w, "hint: %s\n", report.Hint)
 	}
 }
 
-// visible escapes what controls a terminal, but for line breaks: errors have texts of plugins and files.
-func visible(text string) string {
+// Visible escapes what controls a terminal, but for line breaks: errors and tables have texts of plugins and files.
+func Visible(text string) string {
 	var b strings.Builder
 	for _, r := range text {
 		if r == '\n' || unicode.IsGraphic(r) {
