@@ -5,28 +5,21 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"time"
 
 	"gpu-cdi-plugin/manager/state"
 )
 
-// Loss says that the state was damaged and has lost pods, perhaps. Every device that none of the other pods has may
-// belong to one of them: it is withheld, and given to no pod before Free.
-type Loss struct {
-	Time   time.Time `json:"time"` // when the damage was found
-	Reason string    `json:"reason"`
-	// File is where the damaged state is kept.
-	File string `json:"file"`
-}
-
-// Withheld returns why devices are withheld, or nil if none are.
-func (m *Manager) Withheld() *Loss {
+// Withheld returns why devices are withheld, without those that are free again, or nil if none are withheld. They are
+// given to no pod before Free.
+func (m *Manager) Withheld() *state.Loss {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.loss == nil {
 		return nil
 	}
-	return &Loss{Time: m.loss.Time, Reason: m.loss.Reason, File: m.loss.File}
+	loss := *m.loss
+	loss.Cleared = nil
+	return &loss
 }
 
 // Free says that no container uses these withheld devices of a resource: they can be given to pods again. An ID that is

@@ -294,8 +294,8 @@ func TestDamagedStateGivesNoDeviceTwice(t *testing.T) {
 	n.release("b")
 	n.restart()
 	n.back(p, 1)
-	if n.m.Withheld() == nil {
-		t.Error("after a restart nothing is withheld")
+	if diff := cmp.Diff(loss, n.m.Withheld()); diff != "" {
+		t.Errorf("after a restart (-before +after):\n%s", diff)
 	}
 	if err := n.m.FreeAll(t.Context()); err != nil {
 		t.Fatal(err)

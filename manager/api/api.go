@@ -16,6 +16,7 @@ import (
 
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/manager/state"
 )
 
 // Manager is what the API serves. See manager.Manager for the methods.
@@ -29,7 +30,7 @@ type Manager interface {
 	Pod(podUID string) (model.Placement, bool)
 	Resources() []manager.Resource
 	DeviceHealth(resource string, ids []string) []manager.Health
-	Withheld() *manager.Loss
+	Withheld() *state.Loss
 	Free(ctx context.Context, resource string, ids []string) error
 	FreeAll(ctx context.Context) error
 	Watch(ctx context.Context) <-chan manager.Event
@@ -97,7 +98,7 @@ type ResourceList struct {
 	// Items are sorted by name.
 	Items []manager.Resource `json:"items"`
 	// Withheld says why devices are withheld, if any are.
-	Withheld *manager.Loss `json:"withheld,omitempty"`
+	Withheld *state.Loss `json:"withheld,omitempty"`
 }
 
 // NodeStatus is the part of a v1.NodeStatus that concerns resources. The values are quantities.

@@ -24,6 +24,7 @@ import (
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/pod"
+	"gpu-cdi-plugin/manager/state"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -32,7 +33,7 @@ type placements struct {
 	mu       sync.Mutex
 	pods     []model.Placement
 	freed    []string
-	withheld *manager.Loss
+	withheld *state.Loss
 	err      error // of every change
 	events   chan manager.Event
 	wait     chan struct{} // Admit waits until it is closed
@@ -123,7 +124,7 @@ func (m *placements) DeviceHealth(_ string, ids []string) []manager.Health {
 	return slices.Repeat([]manager.Health{manager.Unhealthy}, len(ids))
 }
 
-func (m *placements) Withheld() *manager.Loss { return m.withheld }
+func (m *placements) Withheld() *state.Loss { return m.withheld }
 
 func (m *placements) Free(_ context.Context, resource string, ids []string) error {
 	m.freed = append(m.freed, resource+"="+strings.Join(ids, ","))
@@ -236,7 +237,7 @@ func TestAPodFromAdmissionToRelease(t *testing.T) {
 }
 
 func TestReads(t *testing.T) {
-	m := &placements{withheld: &manager.Loss{Time: admitted, Reason: "torn", File: "/x"}}
+	m := &placements{withheld: &state.Loss{Time: admitted, Reason: "torn", File: "/x"}}
 	c := serve(t, m, nil)
 	list, err := c.Devices(t.Context())
 	if diff := cmp.Diff(ResourceList{m.Resources(), m.withheld}, list); diff != "" || err != nil {
