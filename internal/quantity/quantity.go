@@ -127,9 +127,6 @@ func (q Quantity) Sub(r Quantity) Quantity {
 // Sign returns -1, 0 or 1.
 func (q Quantity) Sign() int { return q.nanos.Sign() }
 
-// Cmp compares two quantities, whatever their formats, and returns -1, 0 or 1.
-func (q Quantity) Cmp(r Quantity) int { return q.nanos.Cmp(&r.nanos) }
-
 // Whole returns the quantity as an integer, if it is one.
 func (q Quantity) Whole() (n int64, ok bool) {
 	quotient, rest := new(big.Int).QuoRem(&q.nanos, power(10, 9), new(big.Int))

@@ -189,9 +189,6 @@ func TestAPodFromAdmissionToRelease(t *testing.T) {
 	m := &placements{}
 	c := serve(t, m, nil)
 	ctx := t.Context()
-	if err := c.Healthz(ctx); err != nil {
-		t.Fatal(err)
-	}
 	got, err := c.Admit(ctx, []byte("pod: a"))
 	if err != nil {
 		t.Fatal(err)
@@ -214,8 +211,10 @@ func TestAPodFromAdmissionToRelease(t *testing.T) {
 	if diff := cmp.Diff([]Pod{want}, pods); diff != "" || err != nil {
 		t.Errorf("the list: %v\n%s", err, diff)
 	}
-	if got, err := c.Pod(ctx, "u1"); cmp.Diff(want, got) != "" || err != nil {
-		t.Errorf("the pod alone: %v\n%s", err, cmp.Diff(want, got))
+	var alone Pod
+	err = c.do(ctx, http.MethodGet, "/v1/pods/u1", nil, &alone)
+	if diff := cmp.Diff(want, alone); diff != "" || err != nil {
+		t.Errorf("the pod alone: %v\n%s", err, diff)
 	}
 	o, err := c.Start(ctx, "u1", "c")
 	if err != nil || o.Envs["VISIBLE"] != "<0>" || len(o.Mounts)+len(o.Devices)+len(o.CDIDevices) != 3 {
@@ -224,9 +223,10 @@ func TestAPodFromAdmissionToRelease(t *testing.T) {
 	if err := c.Ended(ctx, "u1", "c"); err != nil {
 		t.Error(err)
 	}
-	if p, err := c.Pod(ctx, "u1"); err != nil || !p.Containers[0].Ended || p.InitContainers[0].Ended ||
-		len(p.Containers[0].Devices) != 1 || p.Containers[0].AllocatedResourcesStatus != nil {
-		t.Errorf("after the end of the container: %+v, %v", p, err)
+	pods, err = c.Pods(ctx)
+	if err != nil || len(pods) != 1 || !pods[0].Containers[0].Ended || pods[0].InitContainers[0].Ended ||
+		len(pods[0].Containers[0].Devices) != 1 || pods[0].Containers[0].AllocatedResourcesStatus != nil {
+		t.Errorf("after the end of the container: %+v, %v", pods, err)
 	}
 	if err := c.Release(ctx, "u1"); err != nil {
 		t.Error(err)
@@ -347,11 +347,14 @@ func TestMetrics(t *testing.T) {
 }
 
 func TestHealthz(t *testing.T) {
-	if err := serve(t, &placements{}, nil).Healthz(t.Context()); err != nil {
+	ask := func(m *placements) error {
+		return serve(t, m, nil).do(t.Context(), http.MethodGet, "/v1/healthz", nil, nil)
+	}
+	if err := ask(&placements{}); err != nil {
 		t.Error(err)
 	}
 	dead := errors.New("no device plugins can register")
-	err := serve(t, &placements{err: dead}, nil).Healthz(t.Context())
+	err := ask(&placements{err: dead})
 	if got, ok := errors.AsType[*Error](err); !ok || got.Code != 503 || got.Text != dead.Error() {
 		t.Errorf("while plugins cannot register: %#v", err)
 	}
@@ -561,7 +564,7 @@ func TestOneManagerHasTheSocket(t *testing.T) {
 		t.Errorf("a second one: %v", err)
 	}
 	other := NewClient(c.path + ".other")
-	if err := other.Healthz(t.Context()); !errors.Is(err, ErrNoManager) {
+	if _, err := other.Pods(t.Context()); !errors.Is(err, ErrNoManager) {
 		t.Errorf("without a manager: %v", err)
 	}
 }

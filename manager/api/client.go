@@ -68,12 +68,6 @@ func (c *Client) Pods(ctx context.Context) ([]Pod, error) {
 	return list.Items, err
 }
 
-// Pod returns a placed pod.
-func (c *Client) Pod(ctx context.Context, podUID string) (p Pod, err error) {
-	err = c.do(ctx, http.MethodGet, podPath(podUID), nil, &p)
-	return p, err
-}
-
 // Devices returns the resources with their devices.
 func (c *Client) Devices(ctx context.Context) (list ResourceList, err error) {
 	err = c.do(ctx, http.MethodGet, "/v1/devices", nil, &list)
@@ -93,11 +87,6 @@ func (c *Client) Free(ctx context.Context, r FreeRequest) error {
 func (c *Client) Node(ctx context.Context) (s NodeStatus, err error) {
 	err = c.do(ctx, http.MethodGet, "/v1/node", nil, &s)
 	return s, err
-}
-
-// Healthz returns nil if the manager answers.
-func (c *Client) Healthz(ctx context.Context) error {
-	return c.do(ctx, http.MethodGet, "/v1/healthz", nil, nil)
 }
 
 // Watch calls each for every change until ctx ends or each returns an error, which it returns. It calls begun when the

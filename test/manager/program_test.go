@@ -71,7 +71,8 @@ func (p *program) start() {
 			p.Fatalf("the manager ended with the exit status %d", p.process.Code())
 		default:
 		}
-		return p.api.Healthz(p.Context()) == nil
+		_, err := p.api.Pods(p.Context())
+		return err == nil
 	})
 }
 
