@@ -42,8 +42,9 @@ It runs until SIGTERM or SIGINT. Pods keep their devices meanwhile: the placemen
 each is on the disk when admit returns. If that file is damaged, it is set aside, and devices are withheld that a
 forgotten pod may hold: see release --withheld.
 
-Only root, or the user that runs the manager, may be able to change the directories of plugins and --state-dir, also
-with --insecure-paths: that is for the directories of --api-socket and --pod-resources-socket alone.
+Only root, or the user that runs the manager, may be able to write to the directories of plugins, of the state and of
+the sockets. With --insecure-paths other users may be able to write to the directories of --api-socket and
+--pod-resources-socket, and to no others.
 
 A kubelet and this manager cannot serve the same --socket-dir. manager checkpoint takes a kubelet's placements over, and
 gives them back.

@@ -25,10 +25,11 @@ import (
 const (
 	// SocketName is the name of the manager's socket.
 	SocketName = "kubelet.sock"
-	// LockName is the name of the file that a manager locks and leaves: where it is, a manager has served.
+	// LockName is the name of the file that a manager locks in the directory of its sockets. The file stays when the
+	// manager ends: in a directory that has it, all sockets can be removed.
 	LockName = ".manager.lock"
-	// registryLock is the name of the file that a manager locks in the directory of its plugin watcher. It is another
-	// one: LockName says that the sockets of a directory can be removed.
+	// registryLock is the name of the file that a manager locks in the directory of its plugin watcher. It is not
+	// LockName, as the sockets there must not be removed.
 	registryLock = ".registry.lock"
 	// pluginsLabel is the SELinux label with which containers can make sockets in the directory.
 	pluginsLabel = "system_u:object_r:container_file_t:s0"

@@ -48,8 +48,9 @@ var (
 	ErrInUse = errors.New("a kubelet or another device manager serves this directory")
 	// ErrRegistryInUse means that another manager watches the directory of the plugin watcher.
 	ErrRegistryInUse = errors.New("another device manager watches this directory")
-	// ErrSameDirectory means that the plugin watcher would find the sockets of plugins that register by themselves.
-	ErrSameDirectory = errors.New("the sockets of plugins that call the manager are in it")
+	// ErrSameDirectory means that the directory of kubelet.sock is in that of the plugin watcher, or the same one. The
+	// watcher would find the sockets of plugins that call Register, and register them a second time.
+	ErrSameDirectory = errors.New("kubelet.sock, where other plugins register, is in it")
 	// ErrForeignDirectory means that the directory has content, and neither a kubelet nor a manager has served it.
 	ErrForeignDirectory = errors.New("all sockets in it would be removed, and it is not a directory of device plugins")
 	// ErrUnknownResource means that no plugin has registered a resource, or that it is gone.
