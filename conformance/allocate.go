@@ -74,7 +74,7 @@ func allocateEach(ctx context.Context, p *plugin, healthy []string) verdict {
 		}
 		p.keep(response, []string{id})
 	}
-	return none(broken, "%d of %d healthy devices", len(single), len(healthy))
+	return passedUnless(broken, "%d of %d healthy devices", len(single), len(healthy))
 }
 
 func allocateAll(ctx context.Context, p *plugin, healthy []string) verdict {
@@ -237,7 +237,7 @@ func answered(what string, f func(*session, *v1beta1.ContainerAllocateResponse) 
 			return skipped("the answers have no %s", what)
 		}
 		slices.Sort(broken)
-		return none(slices.Compact(broken), "%d %s in %d answers", total, what, len(p.answers))
+		return passedUnless(slices.Compact(broken), "%d %s in %d answers", total, what, len(p.answers))
 	})
 }
 

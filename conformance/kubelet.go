@@ -50,8 +50,8 @@ type kubelet struct {
 
 func (k *kubelet) socket() string { return filepath.Join(k.dir, socketName) }
 
-// check returns an error if the directory cannot be used.
-func (k *kubelet) check() error {
+// prepare removes the socket of an earlier kubelet. It returns an error if the directory cannot be used.
+func (k *kubelet) prepare() error {
 	if _, err := os.Stat(k.dir); err != nil {
 		return fmt.Errorf("use %s as the kubelet's directory: %w", k.dir, err)
 	}

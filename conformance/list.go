@@ -39,8 +39,8 @@ func listed(f func([]*v1beta1.Device) verdict) check {
 	})
 }
 
-// none is the verdict on what breaks a rule: at most three are named.
-func none(broken []string, format string, args ...any) verdict {
+// passedUnless fails with what breaks a rule, at most three of it, or passes with the text.
+func passedUnless(broken []string, format string, args ...any) verdict {
 	const named = 3
 	switch n := len(broken); {
 	case n == 0:
@@ -83,7 +83,7 @@ func idLength(devices []*v1beta1.Device) verdict {
 			broken = append(broken, fmt.Sprintf("%q has %d bytes", id, len(id)))
 		}
 	}
-	return none(broken, "%d IDs, such as %q", len(devices), devices[0].GetID())
+	return passedUnless(broken, "%d IDs, such as %q", len(devices), devices[0].GetID())
 }
 
 func idCharacters(devices []*v1beta1.Device) verdict {
@@ -96,7 +96,7 @@ func idCharacters(devices []*v1beta1.Device) verdict {
 			broken = append(broken, fmt.Sprintf("%q", id))
 		}
 	}
-	return none(broken, "%d IDs, such as %q", len(devices), devices[0].GetID())
+	return passedUnless(broken, "%d IDs, such as %q", len(devices), devices[0].GetID())
 }
 
 func idsUnique(devices []*v1beta1.Device) verdict {
@@ -107,7 +107,7 @@ func idsUnique(devices []*v1beta1.Device) verdict {
 			broken = append(broken, fmt.Sprintf("%q is listed twice", id))
 		}
 	}
-	return none(slices.Compact(broken), "%d IDs", len(all))
+	return passedUnless(slices.Compact(broken), "%d IDs", len(all))
 }
 
 func healthWords(devices []*v1beta1.Device) verdict {
@@ -117,7 +117,7 @@ func healthWords(devices []*v1beta1.Device) verdict {
 			broken = append(broken, fmt.Sprintf("%q is %q", d.GetID(), h))
 		}
 	}
-	return none(broken, "%d devices", len(devices))
+	return passedUnless(broken, "%d devices", len(devices))
 }
 
 func topologyForm(devices []*v1beta1.Device) verdict {
@@ -136,7 +136,7 @@ func topologyForm(devices []*v1beta1.Device) verdict {
 		}
 		with += min(1, len(nodes))
 	}
-	return none(broken, "%d of %d devices have NUMA nodes", with, len(devices))
+	return passedUnless(broken, "%d of %d devices have NUMA nodes", with, len(devices))
 }
 
 func topologyEmpty(devices []*v1beta1.Device) verdict {
@@ -146,7 +146,7 @@ func topologyEmpty(devices []*v1beta1.Device) verdict {
 			broken = append(broken, fmt.Sprintf("%q", d.GetID()))
 		}
 	}
-	return none(broken, "%d devices", len(devices))
+	return passedUnless(broken, "%d devices", len(devices))
 }
 
 // listsReopened ends the stream and opens it again.

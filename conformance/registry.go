@@ -34,8 +34,8 @@ type introduction struct {
 	conn   *grpc.ClientConn
 	client pluginregistration.RegistrationClient
 	info   *pluginregistration.PluginInfo
-	// err is why GetInfo was not answered, notified why NotifyRegistrationStatus of a success was not.
-	err, notified error
+	// infoErr is why GetInfo was not answered, notifyErr why NotifyRegistrationStatus of a success was not.
+	infoErr, notifyErr error
 }
 
 // introduce asks the plugin at a socket what it is, connects to its endpoint, and says that it is registered. It does
@@ -46,7 +46,7 @@ func (r *registry) introduce(ctx context.Context, socket string) (*plugin, error
 		return nil, err
 	}
 	i := &introduction{socket: socket, conn: conn, client: pluginregistration.NewRegistrationClient(conn)}
-	i.info, i.err = i.getInfo(ctx, r.timeout)
+	i.info, i.infoErr = i.getInfo(ctx, r.timeout)
 	endpoint := cmp.Or(i.info.GetEndpoint(), socket)
 	if !filepath.IsAbs(endpoint) {
 		endpoint = socket
@@ -57,7 +57,7 @@ func (r *registry) introduce(ctx context.Context, socket string) (*plugin, error
 	}
 	p.intro = i
 	p.open(ctx)
-	i.notified = i.notify(ctx, r.timeout, &pluginregistration.RegistrationStatus{PluginRegistered: true})
+	i.notifyErr = i.notify(ctx, r.timeout, &pluginregistration.RegistrationStatus{PluginRegistered: true})
 	return p, nil
 }
 
@@ -133,7 +133,7 @@ func (r *registry) sockets() []string {
 // introducing is a check of each plugin in the registry.
 func introducing(f func(context.Context, *plugin) verdict) check {
 	return watching(each(func(ctx context.Context, _ *session, p *plugin) verdict {
-		if p.intro.err != nil {
+		if p.intro.infoErr != nil {
 			return skipped("GetInfo was not answered")
 		}
 		return f(ctx, p)
@@ -150,7 +150,7 @@ func watching(f check) check {
 	}
 }
 
-func introduced(ctx context.Context, s *session) verdict {
+func foundInTime(ctx context.Context, s *session) verdict {
 	list, ok := s.registry.find(ctx, s.command.done, nil)
 	s.plugins = list
 	if ok {
@@ -163,8 +163,8 @@ func introduced(ctx context.Context, s *session) verdict {
 }
 
 func infoAnswered(_ context.Context, _ *session, p *plugin) verdict {
-	if p.intro.err != nil {
-		return failed("%s", reason(p.intro.err, p.timeout))
+	if p.intro.infoErr != nil {
+		return failed("%s", reason(p.intro.infoErr, p.timeout))
 	}
 	return passed("an answer at %q", filepath.Base(p.intro.socket))
 }
@@ -202,15 +202,15 @@ func infoEndpoint(_ context.Context, p *plugin) verdict {
 	return passed("%q", endpoint)
 }
 
-func notified(_ context.Context, p *plugin) verdict {
-	if p.intro.notified != nil {
-		return failed("%s", reason(p.intro.notified, p.timeout))
+func notifyAnswered(_ context.Context, p *plugin) verdict {
+	if p.intro.notifyErr != nil {
+		return failed("%s", reason(p.intro.notifyErr, p.timeout))
 	}
 	return passed("an answer")
 }
 
-// notifiedOfFailure says that the registration failed, and asks again.
-func notifiedOfFailure(ctx context.Context, p *plugin) verdict {
+// infoAfterFailure says that the registration failed, and asks again.
+func infoAfterFailure(ctx context.Context, p *plugin) verdict {
 	status := &pluginregistration.RegistrationStatus{Error: "conformance: the registration fails once"}
 	if err := p.intro.notify(ctx, p.timeout, status); err != nil {
 		return failed("%s", reason(err, p.timeout))

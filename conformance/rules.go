@@ -40,7 +40,7 @@ var rules = []Rule{
 		"watcher-in-time", "The plugin serves a socket in the registry within the time limit.",
 		"Until the kubelet finds it, the node has no devices, and pods that ask for some are not scheduled.",
 		"pluginregistration api.proto: Registration",
-		Must, watching(introduced),
+		Must, watching(foundInTime),
 	},
 	{
 		"watcher-info", "The plugin answers GetInfo at its socket in the registry.",
@@ -76,13 +76,13 @@ var rules = []Rule{
 		"watcher-notified", "The plugin answers NotifyRegistrationStatus.",
 		"The kubelet takes the registration for one that has failed, and tries again.",
 		"pluginregistration api.proto: Registration.NotifyRegistrationStatus",
-		Must, introducing(notified),
+		Must, introducing(notifyAnswered),
 	},
 	{
 		"watcher-refused", "The plugin still answers GetInfo after a NotifyRegistrationStatus of a failure.",
 		"The kubelet tries again, since a failure may pass. A plugin that has ended is not there then.",
 		"kubelet: pluginmanager/reconciler",
-		Must, introducing(notifiedOfFailure),
+		Must, introducing(infoAfterFailure),
 	},
 
 	// Options.

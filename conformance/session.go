@@ -76,7 +76,7 @@ func (s *session) open(ctx context.Context) error {
 		return s.start(registryPlaceholder, s.registry.dir)
 	}
 	s.kubelet = &kubelet{dir: dir, timeout: s.opts.Timeout}
-	if err := s.kubelet.check(); err != nil {
+	if err := s.kubelet.prepare(); err != nil {
 		return err
 	}
 	if err := s.kubelet.start(ctx); err != nil {

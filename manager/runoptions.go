@@ -28,7 +28,7 @@ func runOptions(allocations []model.Allocation) (model.RunOptions, error) {
 		if err := proto.Unmarshal(a.Response, &response); err != nil {
 			return model.RunOptions{}, fmt.Errorf("decode the recorded response for %s: %w", a.Resource, err)
 		}
-		if err := check(a.Resource, &response); err != nil {
+		if err := checkResponse(a.Resource, &response); err != nil {
 			return model.RunOptions{}, err
 		}
 		m.add(a.Resource, &response)
@@ -38,8 +38,8 @@ func runOptions(allocations []model.Allocation) (model.RunOptions, error) {
 	return m.RunOptions, nil
 }
 
-// check refuses a response of a plugin that no container can have.
-func check(resource string, r *pluginapi.ContainerAllocateResponse) error {
+// checkResponse refuses a response of a plugin that no container can have.
+func checkResponse(resource string, r *pluginapi.ContainerAllocateResponse) error {
 	alone := merger{settings: map[string]setting{}}
 	alone.add(resource, r)
 	if err := alone.Check(); err != nil {

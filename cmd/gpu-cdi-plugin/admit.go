@@ -67,8 +67,8 @@ func (o *admitOptions) forEngine() bool { return slices.Contains(arguments.Engin
 // forOne reports whether the output is that of one container.
 func (o *admitOptions) forOne() bool { return o.format == formatOCI || o.forEngine() }
 
-// check returns the containers that are to be started, or an error if options contradict each other or the pod.
-func (o *admitOptions) check(p model.Pod) ([]string, error) {
+// containers returns those that are to be started, or an error if options contradict each other or the pod.
+func (o *admitOptions) containers(p model.Pod) ([]string, error) {
 	var names []string
 	for _, c := range slices.Concat(p.InitContainers, p.Containers) {
 		names = append(names, c.Name)
@@ -107,7 +107,7 @@ func (a *app) admit(ctx context.Context, o admitOptions) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", o.manifest, err)
 	}
-	starts, err := o.check(parsed)
+	starts, err := o.containers(parsed)
 	if err != nil {
 		return cli.With(cli.Usage, "see gpu-cdi-plugin admit --help", err)
 	}

@@ -26,7 +26,7 @@ type Plan struct {
 // Plan chooses devices for a request, or says why there are none, in the kubelet's words. A request for no devices, and
 // one for devices that the container has already, gives a plan without devices.
 func (p *Pool) Plan(r Request) (*Plan, error) {
-	if err := p.check(r); err != nil {
+	if err := p.checkRequest(r); err != nil {
 		return nil, err
 	}
 	plan := &Plan{need: r.Count - len(r.Has), sorted: r.Random == nil}

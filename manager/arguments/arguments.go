@@ -37,7 +37,7 @@ func For(engine string, o model.RunOptions) ([]string, error) {
 			ErrUnknownEngine, engine, strings.Join(Engines(), ", "), near.Question(engine, Engines()))
 	}
 	c := checker{}
-	c.possible(o)
+	c.valid(o)
 	var args []string
 	for _, name := range o.CDIDevices {
 		args = append(args, "--device="+name)
@@ -79,8 +79,8 @@ type checker struct {
 	problems []error
 }
 
-// possible checks what no container can have.
-func (c *checker) possible(o model.RunOptions) {
+// valid checks that a container can have the run options.
+func (c *checker) valid(o model.RunOptions) {
 	if err := o.Check(); err != nil {
 		c.problems = append(c.problems, fmt.Errorf("%w: %w", ErrInexpressible, err))
 	}
@@ -106,7 +106,7 @@ func csvField(text string) string {
 // The error wraps ErrInexpressible and has all problems.
 func Edits(o model.RunOptions) (*specs.ContainerEdits, error) {
 	c := checker{}
-	c.possible(o)
+	c.valid(o)
 	if err := errors.Join(c.problems...); err != nil {
 		return nil, err
 	}

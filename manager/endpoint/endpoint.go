@@ -58,8 +58,8 @@ func (e *Endpoint) Socket() string { return e.socket }
 // Options are what the plugin answered to GetDevicePluginOptions. They must not be changed.
 func (e *Endpoint) Options() *v1beta1.DevicePluginOptions { return e.options }
 
-// check returns an error that wraps ErrStopped, in the kubelet's words, if the stream has ended.
-func (e *Endpoint) check() error {
+// checkStream returns an error that wraps ErrStopped, in the kubelet's words, if the stream has ended.
+func (e *Endpoint) checkStream() error {
 	if e.ctx.Err() != nil {
 		return fmt.Errorf("endpoint %v %w", e.resource, ErrStopped)
 	}
@@ -77,7 +77,7 @@ func bound(ctx context.Context, limit time.Duration) (context.Context, context.C
 // Allocate calls Allocate for one container. The response is nil if the plugin's has none for the container. The errors
 // are those of gRPC.
 func (e *Endpoint) Allocate(ctx context.Context, ids []string) (*v1beta1.ContainerAllocateResponse, error) {
-	if err := e.check(); err != nil {
+	if err := e.checkStream(); err != nil {
 		return nil, err
 	}
 	ctx, cancel := bound(ctx, e.limits.Allocate)
@@ -94,7 +94,7 @@ func (e *Endpoint) Allocate(ctx context.Context, ids []string) (*v1beta1.Contain
 // Preferred calls GetPreferredAllocation for one container and returns the IDs of the answer, which may be any. The
 // errors are those of gRPC.
 func (e *Endpoint) Preferred(ctx context.Context, available, mustInclude []string, size int) ([]string, error) {
-	if err := e.check(); err != nil {
+	if err := e.checkStream(); err != nil {
 		return nil, err
 	}
 	ctx, cancel := bound(ctx, e.limits.Preferred)
@@ -112,7 +112,7 @@ func (e *Endpoint) Preferred(ctx context.Context, available, mustInclude []strin
 
 // PreStart calls PreStartContainer. The errors are those of gRPC.
 func (e *Endpoint) PreStart(ctx context.Context, ids []string) error {
-	if err := e.check(); err != nil {
+	if err := e.checkStream(); err != nil {
 		return err
 	}
 	ctx, cancel := bound(ctx, e.limits.PreStart)
