@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -181,6 +182,7 @@ func TestRunRefuses(t *testing.T) {
 		"a socket and a command":        {Options{Socket: "x", Command: []string{"x"}}, ErrOptions},
 		"a registry and a directory":    {Options{Command: []string{"x", "{dir}", "{registry}"}}, ErrOptions},
 		"a directory of a kubelet":      {Options{KubeletDir: dir}, ErrInUse},
+		"a socket that does not exist":  {Options{Socket: filepath.Join(dir, "none")}, fs.ErrNotExist},
 		"a program that does not exist": {Options{Command: []string{"/none", "{dir}"}}, ErrNotStarted},
 	} {
 		t.Run(name, func(t *testing.T) {

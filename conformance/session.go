@@ -48,6 +48,9 @@ type check func(context.Context, *session) verdict
 // open starts the kubelet's side, and then the plugin.
 func (s *session) open(ctx context.Context) error {
 	if s.opts.Socket != "" {
+		if _, err := os.Stat(s.opts.Socket); err != nil {
+			return fmt.Errorf("find the socket of the plugin: %w", err)
+		}
 		p, err := connect("", s.opts.Socket, s.opts.Timeout)
 		if err != nil {
 			return err
