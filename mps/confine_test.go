@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // readStatus returns the lines of /proc/PID/status by name.
@@ -155,7 +157,7 @@ func TestConfinedProgramsCannotChangeTheNode(t *testing.T) {
 	dir := t.TempDir()
 	script := filepath.Join(dir, "bin", "control")
 	must(t, os.Mkdir(filepath.Dir(script), 0o755))
-	must(t, os.WriteFile(script, []byte(`#!/bin/sh
+	testenv.WriteProgram(t, script, []byte(`#!/bin/sh
 try() { ("$@") >/dev/null 2>&1 && echo "could $*"; }
 for path in / /etc /usr /dev `+dir+`/bin /proc/sys/vm/swappiness /sys; do try test -w $path; done
 try mount -t tmpfs none /etc
@@ -174,7 +176,7 @@ cd "$CUDA_MPS_LOG_DIRECTORY" && try touch ours
 cd /dev/shm && try touch ours
 try test -w /dev/null
 echo end
-`), 0o755))
+`))
 	must(t, os.WriteFile(filepath.Join(dir, "secret"), nil, 0o644))
 	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin", "/usr/sbin", "/sbin"}, Driver: "1", Root: dir}
 	daemon, err := startTestDaemon(filepath.Join(s.opts.Dir, testGPU), p)

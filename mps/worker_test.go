@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // useScript replaces the control program by a script: the daemon sleeps, and the cases print the answers. They can
@@ -24,7 +26,7 @@ func (s *testSupervisor) useScript(cases string) (dir string) {
 	root := s.t.TempDir()
 	script := filepath.Join(root, "bin", "control")
 	must(s.t, os.Mkdir(filepath.Dir(script), 0o755))
-	must(s.t, os.WriteFile(script, []byte(`#!/bin/sh
+	testenv.WriteProgram(s.t, script, []byte(`#!/bin/sh
 cd "$CUDA_MPS_LOG_DIRECTORY"
 if [ "$1" = -f ]; then
 	date +%s%N >> started
@@ -36,7 +38,7 @@ case $command in
 get_default_device*) echo 1G ;;
 get_default_active*) echo 50.0 ;;
 esac
-`), 0o755))
+`))
 	s.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: root}
 	return dir
 }
@@ -52,8 +54,9 @@ func (s *testSupervisor) replaceDriver() {
 func TestACheckHasOneDeadline(t *testing.T) {
 	t.Parallel()
 	s := newTestSupervisor(t)
+	s.opts.Deadline = 5 * time.Second
 	s.useScript(`get_server_list) seq 2 4 ;;
-get_client_list*) sleep 1.5 ;;`)
+get_client_list*) sleep 3 ;;`)
 	s.start()
 	s.share(0)
 	s.awaitReady(0)
@@ -111,7 +114,7 @@ func TestADaemonEndsDuringARequest(t *testing.T) {
 func TestASilentDaemonIsEndedAfterSomeTime(t *testing.T) {
 	t.Parallel()
 	s := newTestSupervisor(t)
-	s.opts.Deadline = 100 * time.Millisecond
+	s.opts.Deadline = time.Second
 	dir := s.useScript(`*) exit 1 ;;`)
 	s.start()
 	s.share(0)
@@ -175,11 +178,11 @@ func TestASilentDaemonIsTerminatedThenKilled(t *testing.T) {
 func TestASilentDaemonWithServersIsNotKilled(t *testing.T) {
 	t.Parallel()
 	s := newTestSupervisor(t)
-	s.opts.Deadline = 100 * time.Millisecond
+	s.opts.Deadline = 500 * time.Millisecond // the daemon has three of them to start its server
 	root := s.t.TempDir()
 	script := filepath.Join(root, "bin", "control")
 	must(t, os.Mkdir(filepath.Dir(script), 0o755))
-	must(t, os.WriteFile(script, []byte("#!/bin/sh\n[ \"$1\" = -f ] || exit 1\nsleep 600 &\nwait\n"), 0o755))
+	testenv.WriteProgram(t, script, []byte("#!/bin/sh\n[ \"$1\" = -f ] || exit 1\nsleep 600 &\nwait\n"))
 	s.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: root}
 	s.start()
 	for _, desired := range [][]Daemon{{{UUID: s.gpu(0), Limits: half}}, nil} {
@@ -232,23 +235,29 @@ func TestADaemonWithClientsIsNotEnded(t *testing.T) {
 func TestRestartsHaveAPause(t *testing.T) {
 	t.Parallel()
 	s := newTestSupervisor(t)
-	s.opts.Interval = 4 * time.Second
+	s.opts.Interval = 6 * time.Second
 	s.start()
 	s.share(0)
-	for _, c := range []struct{ ran, least, most time.Duration }{
-		{0, time.Second, time.Hour},
-		{s.opts.Interval, 0, s.opts.Interval / 2},
-	} {
-		pid := s.awaitReady(0)
-		time.Sleep(c.ran)
-		begin := time.Now()
+	started := func() time.Time {
+		info, err := os.Stat(filepath.Join(s.dir(0), recordName)) // which is written when the daemon starts
+		must(t, err)
+		return info.ModTime()
+	}
+	for _, ran := range []time.Duration{0, s.opts.Interval} {
+		pid, first := s.awaitReady(0), started()
+		time.Sleep(ran)
+		killed := time.Now()
 		must(t, unix.Kill(pid, unix.SIGKILL))
 		eventually(t, "another daemon", func() bool {
 			r, err := readRecord(s.dir(0))
 			return err == nil && r.PID != pid && r.matches()
 		})
-		if pause := time.Since(begin); pause < c.least || pause > c.most {
-			t.Errorf("after it ran for %v it was restarted after %v, want %v to %v", c.ran, pause, c.least, c.most)
+		since := first
+		if ran > 0 {
+			since = killed
+		}
+		if pause := started().Sub(since); (pause > s.opts.Interval/2) != (ran == 0) {
+			t.Errorf("after it ran for %v it was restarted after %v", ran, pause)
 		}
 	}
 }

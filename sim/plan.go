@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -108,8 +109,11 @@ func (w *writer) node(full string, e entry) error {
 	return os.Chmod(full, e.mode.Perm()) // whatever the umask
 }
 
-// writeFile makes a new file, whose mode does not depend on the umask.
+// writeFile makes a new file, whose mode does not depend on the umask. No process is started while the file is open: it
+// would have it open too until it runs its own program, and the kernel runs no program that a process can write to.
 func writeFile(full string, data []byte, perm fs.FileMode) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	f, err := os.OpenFile(full, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
 	if err != nil {
 		return err
