@@ -123,7 +123,7 @@ func TestProcessesThatEndNow(t *testing.T) {
 	cmd := start(t, "", nil, "sleep", "1000")
 	f := &fakeNode{use: gpu.Use{Processes: []gpu.Process{{PID: cmd.Process.Pid}}, MemoryUsed: 1 << 30}}
 	r := newRunner(t, f)
-	r.opts.AwaitUnused = 10 * time.Second
+	r.opts.AwaitUnused = plenty
 	time.AfterFunc(50*time.Millisecond, func() {
 		_ = cmd.Process.Kill()
 		f.set(gpu.Use{MemoryUsed: 1 << 30})
@@ -135,10 +135,11 @@ func TestProcessesThatEndNow(t *testing.T) {
 
 func TestProcessThatDoesNotExist(t *testing.T) {
 	cmd := start(t, "", nil, "true")
-	for runs(cmd.Process.Pid) {
-		time.Sleep(time.Millisecond)
-	}
-	time.Sleep(20 * time.Millisecond)
+	testenv.Eventually(
+		t,
+		"the process is collected",
+		func() bool { return !exists(fmt.Sprintf("/proc/%d", cmd.Process.Pid)) },
+	)
 	f := &fakeNode{use: gpu.Use{Processes: []gpu.Process{{PID: cmd.Process.Pid}, {PID: 0}}}}
 	_, err := newRunner(t, f).Run(t.Context(), device, DefaultRules())
 	checkError(
@@ -162,7 +163,7 @@ func TestOrphans(t *testing.T) {
 		},
 		"it ignores SIGTERM": {
 			func(t *testing.T, cgroup string) int {
-				script := `sh -c 'trap "" TERM; while :; do sleep 1; done' >&- 2>&- & echo $!`
+				script := `sh -c 'trap "" TERM; exec sleep 1000' >&- 2>&- & echo $!`
 				return leaveBehind(t, cgroup, script)
 			}, containerName("2"), true,
 		},
@@ -224,6 +225,7 @@ func TestOrphans(t *testing.T) {
 				if _, err := fmt.Fscan(out, &pid); err != nil {
 					t.Fatal(err)
 				}
+				awaitSleep(t, pid)
 				return pid
 			}, containerName("8"), false,
 		},
@@ -242,7 +244,6 @@ func TestOrphans(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pid := c.prepare(t, makeCgroup(t, c.cgroup))
-			time.Sleep(50 * time.Millisecond) // the scripts' programs start
 			f := &fakeNode{use: gpu.Use{Processes: []gpu.Process{{PID: pid}}}}
 			r := newRunner(t, f)
 			rules := DefaultRules()
@@ -256,7 +257,9 @@ func TestOrphans(t *testing.T) {
 				t.Errorf("without kill-orphans: error %v, runs %t", err, runs(pid))
 			}
 			rules.KillOrphans = true
-			r.opts.AwaitUnused = 500 * time.Millisecond
+			if c.ended {
+				r.opts.AwaitUnused = plenty
+			}
 			rec, err := r.Run(t.Context(), device, rules)
 			if !c.ended {
 				checkError(t, err, "still uses it")

@@ -133,7 +133,9 @@ func (f *fakeReset) Ready() error { return nil }
 
 func (f *fakeReset) Reset(ctx context.Context, _ Device) (Outcome, error) {
 	f.node.do("reset")
-	sleep(ctx, f.takes)
+	if !sleep(ctx, f.takes) {
+		return ResetFailed, context.Cause(ctx)
+	}
 	f.node.mu.Lock()
 	defer f.node.mu.Unlock()
 	outcome := f.outcomes[min(f.calls, len(f.outcomes)-1)]
@@ -226,7 +228,7 @@ func start(t testing.TB, cgroup string, attr *syscall.SysProcAttr, args ...strin
 }
 
 // leaveBehind runs a shell script as the first process of a container, which ends, and returns the PID that the script
-// prints: a process that it leaves behind.
+// prints: a process that it leaves behind, and that is sleep, or a parent of it.
 func leaveBehind(t testing.TB, cgroup, script string) int {
 	t.Helper()
 	dir, err := os.Open(cgroup)
@@ -255,7 +257,22 @@ func leaveBehind(t testing.TB, cgroup, script string) int {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+	awaitSleep(t, pid)
 	return pid
+}
+
+// awaitSleep waits until a process, which a shell has just started, or a child of it runs sleep.
+func awaitSleep(t testing.TB, pid int) {
+	t.Helper()
+	testenv.Eventually(t, "the process runs sleep", func() bool {
+		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", pid))
+		for _, one := range append(strings.Fields(string(children)), strconv.Itoa(pid)) {
+			if name, _ := os.ReadFile("/proc/" + one + "/comm"); string(name) == "sleep\n" {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // copyProgram copies sleep to a program of another name.
@@ -272,9 +289,7 @@ func copyProgram(t testing.TB, name string) string {
 		}
 	}
 	path := filepath.Join(dir, name)
-	if err := os.WriteFile(path, data, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteProgram(t, path, data)
 	return path
 }
 
@@ -291,6 +306,9 @@ func results(rec Record) []string {
 	}
 	return list
 }
+
+// plenty ends a test that hangs, also on a busy machine.
+const plenty = time.Minute
 
 func within(t testing.TB, d time.Duration) context.Context {
 	t.Helper()

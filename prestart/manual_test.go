@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -37,15 +38,16 @@ func TestResetForAnAdministrator(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := &fakeNode{persistent: c.persistent, healthErr: errors.New("XID 95")}
-			r := newRunner(t, f)
-			r.opts.Resetter = &fakeReset{node: f, outcomes: c.outcomes}
-			err := r.Reset(within(t, time.Second), device, func(context.Context) error { return c.healthy })
-			checkError(t, err, c.err)
-			if diff := cmp.Diff(c.calls, f.log); diff != "" {
-				t.Errorf("calls (-want +got):\n%s", diff)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeNode{persistent: c.persistent, healthErr: errors.New("XID 95")}
+				r := newRunner(t, f)
+				r.opts.Resetter = &fakeReset{node: f, outcomes: c.outcomes}
+				err := r.Reset(within(t, time.Second), device, func(context.Context) error { return c.healthy })
+				checkError(t, err, c.err)
+				if diff := cmp.Diff(c.calls, f.log); diff != "" {
+					t.Errorf("calls (-want +got):\n%s", diff)
+				}
+			})
 		})
 	}
 }
@@ -55,10 +57,10 @@ func TestAnAdministratorTriesAgain(t *testing.T) {
 	f := &fakeNode{}
 	r := newRunner(t, f)
 	r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetRefused, ResetDone}}
-	if _, err := r.Run(within(t, 5*time.Second), device, Rules{Policy: Reset}); err != nil {
+	if _, err := r.Run(within(t, plenty), device, Rules{Policy: Reset}); err != nil {
 		t.Fatal(err)
 	}
-	err := r.Reset(within(t, 5*time.Second), device, func(context.Context) error { return nil })
+	err := r.Reset(within(t, plenty), device, func(context.Context) error { return nil })
 	checkError(t, err, "")
 }
 
@@ -91,19 +93,21 @@ func TestUsers(t *testing.T) {
 }
 
 func TestWithoutDriver(t *testing.T) {
-	f := &fakeNode{}
-	r := newRunner(t, f)
-	err := r.WithoutDriver(t.Context(), func() bool {
-		_, err := r.Run(within(t, 200*time.Millisecond), device, Rules{Policy: Check})
-		checkError(t, err, "wait until the driver is free")
-		return true
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeNode{}
+		r := newRunner(t, f)
+		err := r.WithoutDriver(t.Context(), func() bool {
+			_, err := r.Run(within(t, time.Second), device, Rules{Policy: Check})
+			checkError(t, err, "wait until the driver is free")
+			return true
+		})
+		checkError(t, err, "")
+		if _, err := r.Run(within(t, time.Second), device, Rules{Policy: Check}); err != nil {
+			t.Error(err)
+		}
+		checkError(t, r.WithoutDriver(t.Context(), func() bool { return false }), "")
+		if diff := cmp.Diff([]string{"released true", "released false", "released true"}, f.log); diff != "" {
+			t.Errorf("calls (-want +got):\n%s", diff)
+		}
 	})
-	checkError(t, err, "")
-	if _, err := r.Run(within(t, 5*time.Second), device, Rules{Policy: Check}); err != nil {
-		t.Error(err)
-	}
-	checkError(t, r.WithoutDriver(t.Context(), func() bool { return false }), "")
-	if diff := cmp.Diff([]string{"released true", "released false", "released true"}, f.log); diff != "" {
-		t.Errorf("calls (-want +got):\n%s", diff)
-	}
 }

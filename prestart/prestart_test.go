@@ -3,6 +3,7 @@ package prestart
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -182,44 +183,48 @@ func TestRunTwice(t *testing.T) {
 
 // A driver that hangs costs the device its container, and others nothing.
 func TestDriverHangs(t *testing.T) {
-	f := &fakeNode{hang: make(chan struct{})}
-	r := newRunner(t, f)
-	began := time.Now()
-	rec, err := r.Run(within(t, 100*time.Millisecond), device, Rules{Policy: Reset})
-	const late = " is not ready for a container (processes): it has not returned in time: context deadline exceeded"
-	checkError(t, err, uuid+late)
-	if took := time.Since(began); took > time.Second {
-		t.Errorf("it took %s", took)
-	}
-	if diff := cmp.Diff([]string{"sharing ok", "health ok", "processes failed"}, results(rec)); diff != "" {
-		t.Errorf("steps (-want +got):\n%s", diff)
-	}
-	_, err = r.Run(within(t, 100*time.Millisecond), device, Rules{Policy: Check})
-	checkError(t, err, "(wait): an earlier preparation or reset of it has not ended")
-	other := device
-	other.UUID, other.GPU = "GPU-other", "GPU-other"
-	if _, err := r.Run(t.Context(), other, Rules{Policy: None}); err != nil {
-		t.Errorf("another device: %v", err)
-	}
-	close(f.hang)
-	_, err = r.Run(within(t, 5*time.Second), device, Rules{Policy: Check})
-	checkError(t, err, "")
-	if len(f.log) > 0 {
-		t.Errorf("after the deadline the abandoned run went on: %v", f.log)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeNode{hang: make(chan struct{})}
+		r := newRunner(t, f)
+		began := time.Now()
+		rec, err := r.Run(within(t, time.Second), device, Rules{Policy: Reset})
+		const late = " is not ready for a container (processes): it has not returned in time: context deadline exceeded"
+		checkError(t, err, uuid+late)
+		if took := time.Since(began); took != time.Second+abandonAfter {
+			t.Errorf("it took %s", took)
+		}
+		if diff := cmp.Diff([]string{"sharing ok", "health ok", "processes failed"}, results(rec)); diff != "" {
+			t.Errorf("steps (-want +got):\n%s", diff)
+		}
+		_, err = r.Run(within(t, time.Second), device, Rules{Policy: Check})
+		checkError(t, err, "(wait): an earlier preparation or reset of it has not ended")
+		other := device
+		other.UUID, other.GPU = "GPU-other", "GPU-other"
+		if _, err := r.Run(t.Context(), other, Rules{Policy: None}); err != nil {
+			t.Errorf("another device: %v", err)
+		}
+		close(f.hang)
+		_, err = r.Run(within(t, time.Second), device, Rules{Policy: Check})
+		checkError(t, err, "")
+		if len(f.log) > 0 {
+			t.Errorf("after the deadline the abandoned run went on: %v", f.log)
+		}
+	})
 }
 
 func TestCheckIsQuick(t *testing.T) {
 	f := &fakeNode{}
 	r := newRunner(t, f)
-	began := time.Now()
-	const runs = 100
-	for range runs {
+	var times []time.Duration
+	for range 101 {
+		began := time.Now()
 		if _, err := r.Run(t.Context(), device, DefaultRules()); err != nil {
 			t.Fatal(err)
 		}
+		times = append(times, time.Since(began))
 	}
-	if took := time.Since(began) / runs; took > 5*time.Millisecond {
+	slices.Sort(times)
+	if took := times[len(times)/2]; took > 5*time.Millisecond { // the median, since a busy machine delays some
 		t.Errorf("a check takes %s, at most 5 ms are allowed", took)
 	}
 }
@@ -255,33 +260,35 @@ func TestPlain(t *testing.T) {
 
 // Resets of several GPUs go on at the same time, and no call of the driver is made meanwhile.
 func TestGate(t *testing.T) {
-	f := &fakeNode{}
-	r := newRunner(t, f)
-	r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetDone}, takes: 100 * time.Millisecond}
-	began := time.Now()
-	errs := make(chan error)
-	const gpus = 8
-	for i := range gpus {
-		d := device
-		d.UUID = "GPU-" + string(rune('a'+i))
-		d.GPU = d.UUID
-		go func() {
-			time.Sleep(time.Duration(i) * 5 * time.Millisecond) // a preparation is much quicker here
-			_, err := r.Run(t.Context(), d, Rules{Policy: Reset})
-			errs <- err
-		}()
-	}
-	for range gpus {
-		if err := <-errs; err != nil {
-			t.Error(err)
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeNode{}
+		r := newRunner(t, f)
+		r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetDone}, takes: 100 * time.Millisecond}
+		began := time.Now()
+		errs := make(chan error)
+		const gpus = 8
+		for i := range gpus {
+			d := device
+			d.UUID = "GPU-" + string(rune('a'+i))
+			d.GPU = d.UUID
+			go func() {
+				time.Sleep(time.Duration(i) * 5 * time.Millisecond)
+				_, err := r.Run(t.Context(), d, Rules{Policy: Reset})
+				errs <- err
+			}()
 		}
-	}
-	if took := time.Since(began); took > gpus*100*time.Millisecond/2 {
-		t.Errorf("%d resets of 100 ms took %s", gpus, took)
-	}
-	if f.released || r.gate.calls != 0 || r.gate.resets != 0 {
-		t.Errorf("released %t, gate %+v", f.released, &r.gate)
-	}
+		for range gpus {
+			if err := <-errs; err != nil {
+				t.Error(err)
+			}
+		}
+		if took := time.Since(began); took > gpus*100*time.Millisecond/2 {
+			t.Errorf("%d resets of 100 ms took %s", gpus, took)
+		}
+		if f.released || r.gate.calls != 0 || r.gate.resets != 0 {
+			t.Errorf("released %t, gate %+v", f.released, &r.gate)
+		}
+	})
 }
 
 func TestGateGivesUpWithItsContext(t *testing.T) {

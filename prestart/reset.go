@@ -225,7 +225,8 @@ func (x *run) checkBeforeReset(ctx context.Context) (string, error) {
 }
 
 // tryUntilReset resets the GPU, again and again while it is busy. Between the tries the driver is open, and other GPUs
-// are prepared.
+// are prepared. A try that does not begin before the deadline says nothing of the GPU: the result is that of the try
+// before.
 func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 	reserved := ctx
 	if deadline, ok := ctx.Deadline(); ok {
@@ -233,6 +234,7 @@ func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 		reserved, cancel = context.WithDeadline(ctx, deadline.Add(-min(resetReserve, time.Until(deadline)/4)))
 		defer cancel()
 	}
+	var busy error // of the try before
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
 		outcome := ResetFailed
 		reopened := true
@@ -253,9 +255,13 @@ func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 				}
 				return err
 			})
+		if busy != nil && reopened && notBegun(reserved, err) {
+			return ResetBusy, busy
+		}
 		if outcome != ResetBusy || !reopened || !sleep(reserved, pause) {
 			return outcome, err
 		}
+		busy = err
 		open := x.gate.use(reserved, func() error { return x.checkNotOpen(reserved) })
 		switch {
 		case reserved.Err() != nil:
@@ -264,6 +270,12 @@ func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 			return ResetFailed, open
 		}
 	}
+}
+
+// notBegun reports whether a reset failed because ctx ended before it began.
+func notBegun(ctx context.Context, err error) bool {
+	_, begun := errors.AsType[*AbandonedError](err)
+	return ctx.Err() != nil && !begun && errors.Is(err, context.Cause(ctx))
 }
 
 // answers waits until the GPU answers after its reset and is healthy.

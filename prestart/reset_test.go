@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -33,6 +34,7 @@ func TestReset(t *testing.T) {
 		persistent bool
 		strict     bool
 		limit      time.Duration
+		takes      time.Duration
 		result     Result
 		err        string
 		calls      []string
@@ -63,6 +65,11 @@ func TestReset(t *testing.T) {
 			err:   "(reset): in use by another client",
 			calls: slices.Concat(cleaned, try, try),
 		},
+		"the GPU is busy, and the next try does not begin before the deadline": {
+			outcomes: []Outcome{ResetBusy}, limit: 700 * time.Millisecond, takes: 100 * time.Millisecond, result: Failed,
+			err:   "(reset): in use by another client",
+			calls: slices.Concat(cleaned, try, try),
+		},
 		"not supported": {
 			outcomes: []Outcome{ResetNotSupported}, result: Skipped,
 			calls: append(release[:2:2], "reset", "released false"),
@@ -78,24 +85,25 @@ func TestReset(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := &fakeNode{persistent: c.persistent}
-			r := newRunner(t, f)
-			r.opts.Resetter = &fakeReset{node: f, outcomes: c.outcomes}
-			if c.limit == 0 {
-				c.limit = 20 * time.Second
-			}
-			rec, err := r.Run(within(t, c.limit), device, Rules{Policy: Reset, Strict: c.strict})
-			checkError(t, err, c.err)
-			if last := resetStep(rec); last.Result != c.result {
-				t.Errorf("the last step is %+v", last)
-			}
-			if diff := cmp.Diff(c.calls, f.log); diff != "" {
-				t.Errorf("calls (-want +got):\n%s", diff)
-			}
-			if f.released || f.persistent != c.persistent {
-				t.Errorf("afterwards released %t, persistent %t", f.released, f.persistent)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeNode{persistent: c.persistent}
+				r := newRunner(t, f)
+				r.opts.Resetter = &fakeReset{node: f, outcomes: c.outcomes, takes: c.takes}
+				if c.limit == 0 {
+					c.limit = 20 * time.Second
+				}
+				rec, err := r.Run(within(t, c.limit), device, Rules{Policy: Reset, Strict: c.strict})
+				checkError(t, err, c.err)
+				if last := resetStep(rec); last.Result != c.result {
+					t.Errorf("the last step is %+v", last)
+				}
+				if diff := cmp.Diff(c.calls, f.log); diff != "" {
+					t.Errorf("calls (-want +got):\n%s", diff)
+				}
+				if f.released || f.persistent != c.persistent {
+					t.Errorf("afterwards released %t, persistent %t", f.released, f.persistent)
+				}
+			})
 		})
 	}
 }
@@ -133,12 +141,14 @@ func TestResetThatIsNotSupportedIsRemembered(t *testing.T) {
 
 // A GPU that does not come back is not given away, nor is one whose driver could not be released reset.
 func TestAfterReset(t *testing.T) {
-	f := &fakeNode{}
-	r := newRunner(t, f)
-	r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetDone}}
-	r.opts.State = &unhealthyAfterReset{fakeNode: f}
-	_, err := r.Run(within(t, time.Second), device, Rules{Policy: Reset})
-	checkError(t, err, "(reset): after the reset: lost")
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeNode{}
+		r := newRunner(t, f)
+		r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetDone}}
+		r.opts.State = &unhealthyAfterReset{fakeNode: f}
+		_, err := r.Run(within(t, time.Second), device, Rules{Policy: Reset})
+		checkError(t, err, "(reset): after the reset: lost")
+	})
 }
 
 // A GPU is reset although it is unhealthy, if that may heal it and the reset is due.
@@ -166,7 +176,7 @@ func TestUnhealthyGPU(t *testing.T) {
 			r := newRunner(t, f)
 			r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{c.outcome}}
 			r.opts.State = &healthyAfterReset{fakeNode: f}
-			rec, err := r.Run(within(t, 5*time.Second), c.device, Rules{Policy: c.policy})
+			rec, err := r.Run(within(t, plenty), c.device, Rules{Policy: c.policy})
 			checkError(t, err, c.want)
 			if c.want == "" && c.policy == Reset && rec.Steps[1].Note != why {
 				t.Errorf("steps %+v", rec.Steps)
@@ -195,7 +205,7 @@ func TestResetThatTheDriverRequires(t *testing.T) {
 			if c.want == "" {
 				r.opts.State = &readableAfterReset{f}
 			}
-			_, err := r.Run(within(t, 5*time.Second), device, Rules{Policy: c.policy})
+			_, err := r.Run(within(t, plenty), device, Rules{Policy: c.policy})
 			checkError(t, err, c.want)
 		})
 	}
@@ -232,15 +242,19 @@ func TestBusyGPUNamesWhoHasItOpen(t *testing.T) {
 		!strings.HasPrefix(users[0], other) {
 		t.Errorf("open in %v, error %v", users, err)
 	}
-	_, err := r.Run(within(t, 5*time.Second), d, Rules{Policy: Reset})
+	_, err := r.Run(within(t, plenty), d, Rules{Policy: Reset})
 	checkError(t, err, "(reset): "+other)
 	checkError(t, err, "has the GPU open, so it cannot be reset: end it")
 	if diff := cmp.Diff([]string{"restore exclusive=false"}, f.log); diff != "" {
 		t.Errorf("other GPUs are disturbed (-want +got):\n%s", diff)
 	}
 	_ = cmd.Process.Kill()
-	_, err = r.Run(within(t, time.Second), d, Rules{Policy: Reset})
-	checkError(t, err, fmt.Sprintf("in use by another client: process %d (this program) has the GPU open: end it", os.Getpid()))
+	_ = cmd.Wait()
+	synctest.Test(t, func(t *testing.T) {
+		_, err := r.Run(within(t, time.Second), d, Rules{Policy: Reset})
+		const want = "in use by another client: process %d (this program) has the GPU open: end it"
+		checkError(t, err, fmt.Sprintf(want, os.Getpid()))
+	})
 }
 
 // What others than root can do does not keep a GPU from its reset: a file with the path of its node in a mount
@@ -259,11 +273,7 @@ func TestOnlyAnOpenDeviceHoldsTheGPU(t *testing.T) {
 	}
 	file := start(t, "", &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS},
 		"sh", "-c", fmt.Sprintf("mount -t tmpfs none %s && echo > %s && exec sleep 1000 < %[2]s", dir, node))
-	for began := time.Now(); !hasOpen(file.Process.Pid, 0, node); time.Sleep(time.Millisecond) {
-		if time.Since(began) > 10*time.Second {
-			t.Fatal("the shell has not opened its file")
-		}
-	}
+	testenv.Eventually(t, "the shell opens its file", func() bool { return hasOpen(file.Process.Pid, 0, node) })
 	hold := func(flags int) {
 		fd, err := unix.Open(node, flags, 0)
 		if err != nil {
@@ -365,7 +375,7 @@ func TestSMI(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := smiReset(t, c.script)
-			got, err := r.Reset(within(t, 2*time.Second), device)
+			got, err := r.Reset(within(t, plenty), device)
 			if got != c.want {
 				t.Errorf("outcome %d, want %d", got, c.want)
 			}
@@ -378,9 +388,7 @@ func TestSMI(t *testing.T) {
 func writeScript(t testing.TB, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "program")
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteProgram(t, path, []byte("#!/bin/sh\n"+text+"\n"))
 	return path
 }
 
@@ -459,13 +467,18 @@ func TestSMIOfOthersIsNotRun(t *testing.T) {
 // A reset that takes longer than its request is not interrupted, and no container gets the GPU or a part of it before it
 // has ended, whatever the policy is.
 func TestAbandonedReset(t *testing.T) {
+	t.Parallel()
 	f := &fakeNode{persistent: true}
 	r := newRunner(t, f)
-	reset := smiReset(t, "touch $0.began; while [ ! -e $0.go ]; do sleep 0.01; done; touch $0.ended")
+	reset := smiReset(t, "touch $0.began; "+waits+"; touch $0.ended")
 	r.opts.Resetter = reset
 	script, _ := reset.Find()
-	_, err := r.Run(within(t, 2*time.Second), device, Rules{Policy: Reset})
-	checkError(t, err, "(reset): the reset has not ended: context deadline exceeded; until it has, this program gives the GPU to no container")
+	_, err := r.Run(within(t, tooShort), device, Rules{Policy: Reset})
+	checkError(
+		t,
+		err,
+		"(reset): the reset has not ended: context deadline exceeded; until it has, this program gives the GPU to no container",
+	)
 	if _, err := os.Stat(script.Path + ".began"); err != nil {
 		t.Fatal(err)
 	}
@@ -476,22 +489,34 @@ func TestAbandonedReset(t *testing.T) {
 		checkError(t, err, "(wait): an earlier preparation or reset of it has not ended")
 	}
 	other.UUID, other.GPU, other.PCIBusID = "GPU-2", "GPU-2", "0000:18:00.0"
-	_, err = r.Run(within(t, 5*time.Second), other, Rules{Policy: Check})
+	_, err = r.Run(within(t, plenty), other, Rules{Policy: Check})
 	checkError(t, err, "")
-	_, err = r.Run(within(t, 5*time.Second), other, Rules{Policy: Reset})
+	_, err = r.Run(within(t, plenty), other, Rules{Policy: Reset})
 	checkError(t, err, "(reset): nvidia-smi still resets 0000:17:00.0")
 	if f.persistent {
 		t.Error("the GPU's persistence mode is set while it is reset")
 	}
-	if err := os.WriteFile(script.Path+".go", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r.Wait(within(t, 10*time.Second))
+	proceed(t, script)
+	r.Wait(within(t, plenty))
 	if _, err := os.Stat(script.Path + ".ended"); err != nil || !f.persistent || f.released {
 		t.Errorf("nvidia-smi: %v; persistence mode %t, released %t", err, f.persistent, f.released)
 	}
-	_, err = r.Run(within(t, 10*time.Second), device, Rules{Policy: Reset})
+	_, err = r.Run(within(t, plenty), device, Rules{Policy: Reset})
 	checkError(t, err, "")
+}
+
+const (
+	// waits is the part of a script that waits for proceed.
+	waits = "while [ ! -e $0.go ]; do sleep 0.05; done"
+	// tooShort is the limit of a reset that does not end in time. Also on a busy machine, its script begins before.
+	tooShort = 4 * time.Second
+)
+
+func proceed(t testing.TB, script Program) {
+	t.Helper()
+	if err := os.WriteFile(script.Path+".go", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // notReopened is a driver that cannot be reopened in time.
@@ -506,36 +531,37 @@ func (n notReopened) Reopen(ctx context.Context) error {
 func TestAResetThatIsTooLateCounts(t *testing.T) {
 	for name, c := range map[string]struct {
 		begin func(*Runner, *fakeNode) error
+		late  bool // nvidia-smi ends after it
 		err   string
 	}{
 		"it takes too long for a container": {
 			func(r *Runner, _ *fakeNode) error {
-				_, err := r.Run(within(t, time.Second), device, Rules{Policy: Reset})
+				_, err := r.Run(within(t, tooShort), device, Rules{Policy: Reset})
 				return err
 			},
-			"(reset): the reset has not ended",
+			true, "(reset): the reset has not ended",
 		},
 		"it takes too long for an administrator": {
 			func(r *Runner, _ *fakeNode) error {
-				return r.Reset(within(t, time.Second), device, func(context.Context) error { return nil })
+				return r.Reset(within(t, tooShort), device, func(context.Context) error { return nil })
 			},
-			"the reset has not ended",
+			true, "the reset has not ended",
 		},
 		"the driver is not reopened in time": {
 			func(r *Runner, f *fakeNode) error {
 				defer func() { r.opts.Driver, f.healthErr = f, nil }()
 				r.opts.Driver, f.healthErr = notReopened{f}, &NeedsResetError{errors.New("the library is closed")}
-				_, err := r.Run(within(t, 5*time.Second), device, Rules{Policy: Reset})
+				_, err := r.Run(within(t, tooShort), device, Rules{Policy: Reset})
 				return err
 			},
-			"(reset): after the reset: the library is closed",
+			false, "(reset): after the reset: the library is closed",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := &fakeNode{}
 			r := newRunner(t, f)
-			reset := smiReset(t, "echo x >>$0.log; sleep 2; echo 'GPU 00000000:17:00.0 was successfully reset.'")
+			reset := smiReset(t, "echo x >>$0.log; "+waits+"; echo 'GPU 00000000:17:00.0 was successfully reset.'")
 			r.opts.Resetter = reset
 			program, _ := reset.Find()
 			resets := func() int {
@@ -544,14 +570,20 @@ func TestAResetThatIsTooLateCounts(t *testing.T) {
 			}
 			run := func(policy Policy, want string) {
 				t.Helper()
-				rec, err := r.Run(within(t, 10*time.Second), device, Rules{Policy: policy})
+				rec, err := r.Run(within(t, plenty), device, Rules{Policy: policy})
 				checkError(t, err, "")
 				if note := resetStep(rec).Note; note != want {
 					t.Errorf("the note on the reset is %q, want %q", note, want)
 				}
 			}
+			if !c.late {
+				proceed(t, program)
+			}
 			checkError(t, c.begin(r, f), c.err)
-			if _, err := r.FindUse(within(t, 10*time.Second), device, Rules{Policy: Reset}); err != nil {
+			if c.late {
+				proceed(t, program)
+			}
+			if _, err := r.FindUse(within(t, plenty), device, Rules{Policy: Reset}); err != nil {
 				t.Error(err)
 			}
 			if n := strings.Count(strings.Join(f.log, "; "), "was reset"); n != 1 {
@@ -571,40 +603,43 @@ func TestAResetThatIsTooLateCounts(t *testing.T) {
 
 // A reset that was too late does not count any more after another container, after long, or if the GPU needs another one.
 func TestAnotherResetAfterOneThatWasTooLate(t *testing.T) {
-	for name, between := range map[string]func(*Runner, *fakeNode){
-		"after another container": func(r *Runner, _ *fakeNode) {
+	for name, between := range map[string]func(*testing.T, *Runner, *fakeNode){
+		"after another container": func(t *testing.T, r *Runner, _ *fakeNode) {
+			t.Helper()
 			_, err := r.Run(within(t, time.Second), device, Rules{Policy: None})
 			checkError(t, err, "")
 		},
-		"after a container with a part of it": func(r *Runner, _ *fakeNode) {
+		"after a container with a part of it": func(t *testing.T, r *Runner, _ *fakeNode) {
+			t.Helper()
 			part := device
 			part.UUID = "MIG-1"
 			_, err := r.Run(within(t, time.Second), part, Rules{Policy: Check})
 			checkError(t, err, "")
 		},
-		"after long": func(r *Runner, _ *fakeNode) {
+		"after long": func(_ *testing.T, r *Runner, _ *fakeNode) {
 			r.unusedResets[uuid] = r.unusedResets[uuid].Add(-unusedResetLimit)
 		},
-		"memory is in use": func(_ *Runner, f *fakeNode) {
+		"memory is in use": func(_ *testing.T, _ *Runner, f *fakeNode) {
 			f.set(gpu.Use{MemoryUsed: DefaultMemoryTolerance + 1})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := &fakeNode{}
-			r := newRunner(t, f)
-			reset := &fakeReset{node: f, outcomes: []Outcome{ResetDone}}
-			r.opts.Resetter = reset
-			f.healthErr = &NeedsResetError{errors.New("lost")}
-			rules := Rules{Policy: Reset, MemoryTolerance: DefaultMemoryTolerance}
-			_, err := r.Run(within(t, time.Second), device, rules)
-			checkError(t, err, "(reset): after the reset: lost")
-			f.healthErr = nil
-			between(r, f)
-			_, _ = r.Run(within(t, 5*time.Second), device, rules)
-			if reset.calls != 2 {
-				t.Errorf("%d resets, want 2", reset.calls)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeNode{}
+				r := newRunner(t, f)
+				reset := &fakeReset{node: f, outcomes: []Outcome{ResetDone}}
+				r.opts.Resetter = reset
+				f.healthErr = &NeedsResetError{errors.New("lost")}
+				rules := Rules{Policy: Reset, MemoryTolerance: DefaultMemoryTolerance}
+				_, err := r.Run(within(t, time.Second), device, rules)
+				checkError(t, err, "(reset): after the reset: lost")
+				f.healthErr = nil
+				between(t, r, f)
+				_, _ = r.Run(within(t, time.Second), device, rules)
+				if reset.calls != 2 {
+					t.Errorf("%d resets, want 2", reset.calls)
+				}
+			})
 		})
 	}
 }
@@ -613,20 +648,24 @@ func TestAnotherResetAfterOneThatWasTooLate(t *testing.T) {
 func TestPersistenceModeThatStaysOffIsLogged(t *testing.T) {
 	for name, abandoned := range map[string]bool{"at once": false, "after an abandoned reset": true} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			f := &fakeNode{persistent: true, persistErr: errors.New("Unknown\nError")}
 			r := newRunner(t, f)
 			var log testenv.Log
 			r.opts.Log = slog.New(slog.NewTextHandler(&log, nil))
-			script := "true"
+			script, limit := "true", plenty
 			if abandoned {
-				script = "sleep 2"
+				script, limit = waits, tooShort
 			}
-			r.opts.Resetter = smiReset(t, script)
-			_, err := r.Run(within(t, time.Second), device, Rules{Policy: Reset})
+			reset := smiReset(t, script)
+			r.opts.Resetter = reset
+			_, err := r.Run(within(t, limit), device, Rules{Policy: Reset})
 			if abandoned != (err != nil) {
 				t.Errorf("error %v", err)
 			}
-			r.Wait(within(t, 10*time.Second))
+			program, _ := reset.Find()
+			proceed(t, program)
+			r.Wait(within(t, plenty))
 			if want := "persistence mode of " + uuid + " was switched off"; !strings.Contains(log.String(), want) ||
 				!strings.Contains(log.String(), ": Unknown Error") {
 				t.Errorf("the log is %q", &log)
@@ -639,7 +678,7 @@ func TestPersistenceModeThatStaysOffIsLogged(t *testing.T) {
 func TestHangingSMI(t *testing.T) {
 	r := smiReset(t, "sleep 1000 & sleep 1000")
 	r.longest = 200 * time.Millisecond
-	_, err := r.Reset(within(t, 10*time.Second), device)
+	_, err := r.Reset(within(t, plenty), device)
 	checkError(t, err, "killed, since it took too long")
 }
 
@@ -660,14 +699,14 @@ func TestStuckSMI(t *testing.T) {
 	f := &fakeNode{}
 	runner := newRunner(t, f)
 	runner.opts.Resetter = r
-	_, err = runner.Run(within(t, 5*time.Second), device, Rules{Policy: Reset})
+	_, err = runner.Run(within(t, plenty), device, Rules{Policy: Reset})
 	checkError(t, err, "(reset): "+hangs)
-	if slices.Contains(f.log, "released true") || time.Since(began) > time.Second {
+	if slices.Contains(f.log, "released true") || time.Since(began) > plenty/2 {
 		t.Errorf("after %s, calls %v", time.Since(began), f.log)
 	}
 	r.setRunning("", time.Time{})
 	r.smi.Unlock()
-	if got, err := r.Reset(within(t, 5*time.Second), device); got != ResetDone {
+	if got, err := r.Reset(within(t, plenty), device); got != ResetDone {
 		t.Errorf("after its end: outcome %d, error %v", got, err)
 	}
 }
@@ -681,7 +720,7 @@ echo 'GPU 00000000:17:00.0 was successfully reset.'
 exit 9`)
 	program, _ := r.Find()
 	r.LockDir = filepath.Join(filepath.Dir(program.Path), "locks")
-	if got, err := r.Reset(within(t, 5*time.Second), device); got != ResetDone { // without a directory
+	if got, err := r.Reset(within(t, plenty), device); got != ResetDone { // without a directory
 		t.Fatalf("outcome %d, error %v", got, err)
 	}
 	l, err := lock.Acquire(filepath.Join(r.LockDir, other))
@@ -692,7 +731,7 @@ exit 9`)
 		t.Errorf("%v, %v, want %s", uuids, err, other)
 	}
 	checkError(t, r.Ready(), "nvidia-smi still resets "+other)
-	_, err = r.Reset(within(t, 5*time.Second), device)
+	_, err = r.Reset(within(t, plenty), device)
 	checkError(t, err, "nvidia-smi still resets "+other)
 	if err := l.Release(); err != nil {
 		t.Fatal(err)
@@ -700,7 +739,7 @@ exit 9`)
 	if uuids, err := r.StillResetting(); err != nil || len(uuids) > 0 {
 		t.Errorf("after its end: %v, %v", uuids, err)
 	}
-	if got, err := r.Reset(within(t, 5*time.Second), device); got != ResetDone {
+	if got, err := r.Reset(within(t, plenty), device); got != ResetDone {
 		t.Errorf("after its end: outcome %d, error %v", got, err)
 	}
 	r.setRunning("0000:17:00.0", time.Now().Add(time.Minute)) // its own locks
@@ -713,10 +752,10 @@ exit 9`)
 func TestWait(t *testing.T) {
 	f := &fakeNode{persistent: true}
 	r := newRunner(t, f)
-	reset := smiReset(t, "touch $0.began; sleep 1; touch $0.ended")
+	reset := smiReset(t, "touch $0.began; "+waits+"; touch $0.ended")
 	r.opts.Resetter = reset
 	script, _ := reset.Find()
-	ctx, cancel := context.WithCancel(within(t, 20*time.Second))
+	ctx, cancel := context.WithCancel(within(t, plenty))
 	go func() {
 		for ctx.Err() == nil {
 			if _, err := os.Stat(script.Path + ".began"); err == nil {
@@ -731,6 +770,7 @@ func TestWait(t *testing.T) {
 	if r.Wait(short); short.Err() == nil {
 		t.Error("a reset is not waited for")
 	}
+	proceed(t, script)
 	r.Wait(t.Context())
 	if _, err := os.Stat(script.Path + ".ended"); err != nil || !f.persistent || f.released {
 		t.Errorf("nvidia-smi: %v; persistence mode %t, released %t", err, f.persistent, f.released)
@@ -841,17 +881,17 @@ func TestExec(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			began := time.Now()
-			rec, err := r.Run(t.Context(), device, Rules{
-				Policy: c.policy, Exec: Program{Path: path, Timeout: 500 * time.Millisecond},
+			limit := plenty
+			if strings.Contains(c.err, "too long") {
+				limit = 500 * time.Millisecond
+			}
+			rec, err := r.Run(within(t, plenty), device, Rules{
+				Policy: c.policy, Exec: Program{Path: path, Timeout: limit},
 			})
 			checkError(t, err, strings.ReplaceAll(c.err, "PROGRAM", path))
 			last := rec.Steps[len(rec.Steps)-1]
 			if err == nil && (last.Name != "exec" || last.Note != c.note) {
 				t.Errorf("the last step is %+v", last)
-			}
-			if took := time.Since(began); took > 5*time.Second {
-				t.Errorf("it took %s", took)
 			}
 			if _, err := os.Stat(path + ".ran"); err == nil {
 				t.Error("it ran")
@@ -886,9 +926,7 @@ func TestExecWithEachPolicy(t *testing.T) {
 	rules := Rules{Policy: Reset, Exec: Program{Path: writeScript(t, "touch $0.runs; sleep 0.5; touch $0.ended")}}
 	ran := make(chan error)
 	go func() { _, err := r.Run(t.Context(), device, rules); ran <- err }()
-	for !exists(rules.Exec.Path + ".runs") {
-		time.Sleep(time.Millisecond)
-	}
+	testenv.Eventually(t, "the program runs", func() bool { return exists(rules.Exec.Path + ".runs") })
 	err := r.WithoutDriver(t.Context(), func() bool { return exists(rules.Exec.Path + ".ended") })
 	checkError(t, err, "")
 	checkError(t, <-ran, "")

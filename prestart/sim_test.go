@@ -239,7 +239,7 @@ func TestSimulatedDriver(t *testing.T) {
 		f, err := os.Open(s.device(4).Nodes[0])
 		must(t, err)
 		defer f.Close()
-		_, err = run(t, 4, prestart.Reset, 2*time.Second)
+		_, err = run(t, 4, prestart.Reset, 3*time.Second)
 		wantError(t, err, "(reset): nvidia-smi: GPU ")
 		wantError(t, err, "In use by another client; the processes that have it open are unknown: ")
 	})
@@ -260,18 +260,19 @@ func TestSimulatedDriver(t *testing.T) {
 	}
 	t.Run("a reset that takes longer than the request", func(t *testing.T) {
 		must(t, node.Set(6, map[string]string{"memory-used": "1GiB"}))
-		must(t, node.SetReset(6, sim.ResetFault{Result: sim.ResetWorks, Delay: 4 * time.Second}))
+		const delay = 6 * time.Second
+		must(t, node.SetReset(6, sim.ResetFault{Result: sim.ResetWorks, Delay: delay}))
 		began := time.Now()
-		_, err := run(t, 6, prestart.Reset, 2*time.Second)
+		_, err := run(t, 6, prestart.Reset, delay/2)
 		wantError(t, err, "(reset): the reset has not ended: context deadline exceeded")
-		if took := time.Since(began); took > 2500*time.Millisecond {
+		if took := time.Since(began); took >= delay {
 			t.Errorf("it took %s", took)
 		}
 		_, err = run(t, 6, prestart.Check, 100*time.Millisecond)
 		wantError(t, err, "(wait): an earlier preparation or reset of it has not ended")
 		rec, err := run(t, 6, prestart.Check, long) // after the reset, which was not interrupted
 		must(t, err)
-		if took := time.Since(began); took < 4*time.Second || len(rec.Steps) != 4 || rec.Steps[3].Note != "" {
+		if took := time.Since(began); took < delay || len(rec.Steps) != 4 || rec.Steps[3].Note != "" {
 			t.Errorf("after %s: %+v", took, rec.Steps)
 		}
 	})

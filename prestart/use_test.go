@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // What is found without a container must be what Run would refuse the device for, and nothing may be changed.
@@ -20,8 +21,10 @@ func TestFindUse(t *testing.T) {
 		return func(t *testing.T) gpu.Use {
 			t.Helper()
 			pid := leaveBehind(t, makeCgroup(t, containerName(container)), "sleep 1000 >&- 2>&- & echo $!")
-			time.Sleep(50 * time.Millisecond) // the script's program starts
-			return gpu.Use{Processes: []gpu.Process{{PID: pid, Compute: true, MemoryBytes: 1 << 30}}, MemoryUsed: 1 << 30}
+			return gpu.Use{
+				Processes:  []gpu.Process{{PID: pid, Compute: true, MemoryBytes: 1 << 30}},
+				MemoryUsed: 1 << 30,
+			}
 		}
 	}
 	memory := func(*testing.T) gpu.Use { return gpu.Use{MemoryUsed: 2 << 30} }
@@ -48,7 +51,7 @@ func TestFindUse(t *testing.T) {
 			r := newRunner(t, f)
 			r.opts.AwaitUnused = time.Hour // no container waits
 			r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetDone}}
-			found, err := r.FindUse(within(t, 10*time.Second), device, c.rules)
+			found, err := r.FindUse(within(t, plenty), device, c.rules)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -94,12 +97,11 @@ func TestFindUseWaitsForAPreparation(t *testing.T) {
 		_, err := r.Run(t.Context(), device, DefaultRules())
 		checkError(t, err, "")
 	}()
-	for preparing := false; !preparing; {
+	testenv.Eventually(t, "the device is prepared", func() bool {
 		r.mu.Lock()
-		preparing = r.running[uuid] != nil
-		r.mu.Unlock()
-		time.Sleep(time.Millisecond)
-	}
+		defer r.mu.Unlock()
+		return r.running[uuid] != nil
+	})
 	_, err := r.FindUse(within(t, 50*time.Millisecond), device, DefaultRules())
 	checkError(t, err, "(wait): ")
 	close(f.hang)
