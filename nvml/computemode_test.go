@@ -53,7 +53,6 @@ func TestSetExclusiveFails(t *testing.T) {
 	}
 	node := createNode(t, "pcie-quad")
 	session, _ := openNode(t, node)
-	session.opts.Timeout = 300 * time.Millisecond
 	uuid := node.Machine().GPUs[1].UUID
 	check := func(err, want error, text string) {
 		t.Helper()
@@ -74,12 +73,12 @@ func TestSetExclusiveFails(t *testing.T) {
 	if err := session.SetExclusive(ended, uuid, true); !errors.Is(err, context.Canceled) {
 		t.Errorf("after an interrupt: %v", err)
 	}
+	session.opts.Timeout = 300 * time.Millisecond
 	if err := session.SetExclusive(t.Context(), uuid, true); !isTimeout(err) {
 		t.Errorf("from a GPU that hangs: %v", err)
 	}
+	session.opts.Timeout = DefaultTimeout
 	must(t, session.SetExclusive(t.Context(), node.Machine().GPUs[2].UUID, true))
 	must(t, node.Clear())
-	for session.library.calls.outstanding() > 0 {
-		time.Sleep(5 * time.Millisecond)
-	}
+	waitForReturns(t, session)
 }

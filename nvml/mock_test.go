@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
@@ -27,7 +26,7 @@ func openMock(t testing.TB) (*Session, *mockserver.Server) {
 	for i, d := range server.Devices {
 		fillMock(d.(*mockserver.Device), i)
 	}
-	session := NewSession(Options{Timeout: 2 * time.Second})
+	session := NewSession(Options{})
 	session.library = &library{api: server, has: func(string) bool { return true }, initialised: true}
 	session.loaded = session.library
 	return session, server

@@ -57,7 +57,10 @@ func TestOpenFails(t *testing.T) {
 			}
 			node := createNode(t, "workstation")
 			c.spoil(t, node)
-			opts := Options{Host: createNodeHost(t, node), Library: node.Library(), Timeout: 500 * time.Millisecond}
+			opts := Options{Host: createNodeHost(t, node), Library: node.Library()}
+			if errors.Is(c.want, gpu.ErrNotAnswering) {
+				opts.Timeout = 500 * time.Millisecond
+			}
 			_, err := ReadDevices(t.Context(), opts)
 			checkError(t, err, c.want, c.text)
 
@@ -158,17 +161,18 @@ func TestOpenAgain(t *testing.T) {
 	}
 	node := createNode(t, "workstation")
 	h := createNodeHost(t, node)
-	session := NewSession(Options{Host: h, Timeout: 100 * time.Millisecond})
+	session := NewSession(Options{Host: h})
 	fail(t, node, "nvmlInit", sim.AnyGPU, nvml.ERROR_DRIVER_NOT_LOADED)
 	for range 3 {
 		checkError(t, session.Open(t.Context()), ErrDriverNotLoaded, "")
 	}
 	must(t, node.Hang("nvmlInit", sim.AnyGPU))
+	session.opts.Timeout = 100 * time.Millisecond
 	for range 2 {
 		checkError(t, session.Open(t.Context()), gpu.ErrNotAnswering, "nvmlInit has not returned")
 	}
 	must(t, node.Clear())
-	session.opts.Timeout = 20 * time.Second
+	session.opts.Timeout = DefaultTimeout
 	waitUntil(t, "the driver answers", func() bool { return session.Open(t.Context()) == nil })
 	for i := range 3 {
 		compareToNode(t, node, readTopology(t, session, h))

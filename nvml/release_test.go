@@ -50,16 +50,18 @@ func TestReleaseWaitsForShutdown(t *testing.T) {
 		return
 	}
 	node := createNode(t, "pcie-quad")
-	session := NewSession(Options{Host: createNodeHost(t, node), Timeout: 100 * time.Millisecond})
+	session := NewSession(Options{Host: createNodeHost(t, node)})
 	must(t, session.Open(t.Context()))
 	for _, function := range []string{"nvmlShutdown", "nvmlInit_v2"} {
 		must(t, node.Hang(function, sim.AnyGPU))
+		session.opts.Timeout = 100 * time.Millisecond
 		_ = session.Open(t.Context())
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
 		if err := session.Release(ctx); err == nil {
 			t.Errorf("released while %v", InFlight())
 		}
+		session.opts.Timeout = DefaultTimeout
 		must(t, node.Clear())
 		must(t, session.Release(t.Context()))
 		if calls := InFlight(); len(calls) > 0 {
