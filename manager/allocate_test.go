@@ -180,7 +180,7 @@ func TestStuckPluginsCostTheirOwnPodsOnly(t *testing.T) {
 			answer <- err
 		}()
 		<-begun
-		wait := 10 * time.Second
+		wait := time.Minute
 		if blocks {
 			wait = 50 * time.Millisecond
 		}

@@ -134,7 +134,7 @@ func (n *node) back(p *plugintest.Plugin, allocatable int) {
 // until waits for something that an event announces.
 func (n *node) until(what string, happened func() bool) {
 	n.Helper()
-	ctx, cancel := context.WithTimeout(n.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(n.Context(), time.Minute)
 	defer cancel()
 	events := n.m.Watch(ctx)
 	for !happened() {

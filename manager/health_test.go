@@ -21,7 +21,7 @@ import (
 // healthEvent waits for the next event about the health of devices.
 func healthEvent(t *testing.T, events <-chan manager.Event) []manager.PodDevice {
 	t.Helper()
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(time.Minute)
 	for {
 		select {
 		case e, ok := <-events:
@@ -134,7 +134,8 @@ func TestAllDevicesTurnUnhealthy(t *testing.T) {
 }
 
 func TestCapacityFollowsThePlugins(t *testing.T) {
-	n := newNode(t, func(o *manager.Options) { o.Deadlines = endpoint.Deadlines{Grace: 200 * time.Millisecond} })
+	t.Parallel()
+	n := newNode(t, func(o *manager.Options) { o.Deadlines = endpoint.Deadlines{Grace: 3 * time.Second} })
 	device := plugintest.Device
 	p := n.plugin(gpu, device("1", true), device("2", true), device("3", false))
 	n.counts(gpu, 3, 2)
@@ -194,10 +195,8 @@ func TestPluginsWhoseStreamEnds(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := newNode(
-				t,
-				func(o *manager.Options) { o.Deadlines = endpoint.Deadlines{Grace: 300 * time.Millisecond} },
-			)
+			t.Parallel()
+			n := newNode(t, func(o *manager.Options) { o.Deadlines = endpoint.Deadlines{Grace: 3 * time.Second} })
 			p := plugintest.New(gpu, plugintest.Devices(2)...)
 			n.serve(p, "gpu.sock")
 			test.fail(p)

@@ -134,7 +134,8 @@ func TestPodsWithAResourceThatIsGoneAreReleased(t *testing.T) {
 
 // A node has rebooted, and its plugin has not come back.
 func TestNewPodsNeedThePlugin(t *testing.T) {
-	n := newNode(t, func(o *manager.Options) { o.Deadlines = endpoint.Deadlines{Grace: 500 * time.Millisecond} })
+	t.Parallel()
+	n := newNode(t, func(o *manager.Options) { o.Deadlines = endpoint.Deadlines{Grace: 3 * time.Second} })
 	n.plugin(gpu, plugintest.Devices(1)...)
 	n.restart()
 	if got := n.resource(gpu); got.Name != gpu || got.Connected || got.Capacity != 0 || got.Allocatable != 0 {

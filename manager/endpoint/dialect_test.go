@@ -34,9 +34,10 @@ func TestDialectB1TheEndOfAnOldInstanceDisconnectsTheNewOne(t *testing.T) {
 }
 
 func TestDialectB1bTheEndOfAPluginAfterAFailedRegistrationIsNotNoticed(t *testing.T) {
+	t.Parallel()
 	b := start(t, endpoint.Options{
 		Dialect:   dialect.Dialect{FailedRegistrationOrphans: true},
-		Deadlines: endpoint.Deadlines{Dial: 500 * time.Millisecond},
+		Deadlines: endpoint.Deadlines{Dial: 2 * time.Second},
 	})
 	p := b.connect("a.sock", 2)
 	b.failRegistration()

@@ -22,7 +22,7 @@ import (
 
 const (
 	gpu      = "example.com/gpu"
-	patience = 20 * time.Second // ends a test that fails
+	patience = time.Minute // ends a test that fails
 )
 
 // bed is a registry with what it has reported.

@@ -95,7 +95,8 @@ func TestAnIDOfMoreThanAKiBEndsTheStream(t *testing.T) {
 }
 
 func TestTheLogHasOneLineForEachEvent(t *testing.T) {
-	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Dial: 500 * time.Millisecond}})
+	t.Parallel()
+	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Dial: 2 * time.Second}})
 	evil := "x\nlevel=ERROR msg=\x1b[31mburning"
 	b.refused(request(evil, "a.sock"))
 	b.refused(request(gpu, evil))

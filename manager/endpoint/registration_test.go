@@ -130,7 +130,8 @@ func TestEndpointsStayInTheDirectory(t *testing.T) {
 }
 
 func TestAMissingSocketIsAwaited(t *testing.T) {
-	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Dial: 500 * time.Millisecond}})
+	t.Parallel()
+	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Dial: 2 * time.Second}})
 	b.failRegistration()
 	if b.resources() != nil {
 		t.Error("the resource is there")
@@ -164,7 +165,8 @@ func TestOptionsAreThoseOfThePlugin(t *testing.T) {
 }
 
 func TestAPluginWithoutOptionsIsNotRegistered(t *testing.T) {
-	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Options: 500 * time.Millisecond}})
+	t.Parallel()
+	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Options: 2 * time.Second}})
 	p := b.serve("a.sock", plugintest.New(gpu, plugintest.Devices(1)...))
 	tests := map[string]struct {
 		answer func(context.Context) error

@@ -78,7 +78,8 @@ func TestAfterTheGracePeriodAResourceIsUnknown(t *testing.T) {
 }
 
 func TestAPluginThatIsBackInTimeKeepsItsResource(t *testing.T) {
-	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Grace: time.Second}})
+	t.Parallel()
+	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Grace: 3 * time.Second}})
 	p := b.connect("a.sock", 2)
 	p.Stop()
 	b.waitFor(gpu, "0/2")
@@ -259,7 +260,8 @@ func TestAnInstanceWithoutListIsNotInEffectBeforeTheOldOneEnds(t *testing.T) {
 
 // B1b.
 func TestAFailedRegistrationLeavesTheOldInstanceWatched(t *testing.T) {
-	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Dial: 500 * time.Millisecond}})
+	t.Parallel()
+	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Dial: 2 * time.Second}})
 	p := b.connect("a.sock", 2)
 	b.failRegistration()
 	p.Stop()
@@ -276,8 +278,9 @@ func (b *bed) failRegistration() {
 }
 
 func TestKnownResourcesWaitForTheirPlugins(t *testing.T) {
+	t.Parallel()
 	b := start(t, endpoint.Options{Known: []string{gpu, "example.com/never"}, Deadlines: endpoint.Deadlines{
-		Grace: time.Second,
+		Grace: 3 * time.Second,
 	}})
 	if err := b.endpoint(gpu).PreStart(t.Context(), nil); !errors.Is(err, endpoint.ErrStopped) {
 		t.Errorf("PreStart before the plugin is back: %v", err)

@@ -257,7 +257,9 @@ func TestSocketsOfOthersAreNotDiscovered(t *testing.T) {
 
 func TestAFailedRegistrationIsTriedAgain(t *testing.T) {
 	fails := map[string]plugintest.Behaviour{
-		"GetInfo":                {Info: func(context.Context) (*registration.PluginInfo, error) { return nil, errors.New("not yet") }},
+		"GetInfo": {
+			Info: func(context.Context) (*registration.PluginInfo, error) { return nil, errors.New("not yet") },
+		},
 		"GetDevicePluginOptions": {GetOptions: func(context.Context) error { return errors.New("not yet") }},
 		"NotifyRegistrationStatus": {Notify: func(context.Context, *registration.RegistrationStatus) error {
 			return errors.New("not yet")
@@ -266,8 +268,8 @@ func TestAFailedRegistrationIsTriedAgain(t *testing.T) {
 	for what, behaviour := range fails {
 		t.Run(what, func(t *testing.T) {
 			b := watch(t)
-			p := b.discover("a.sock", gpu, behaviour)
 			begin := time.Now()
+			p := b.discover("a.sock", gpu, behaviour)
 			b.waitLog("the registration of a plugin at a socket failed", 1)
 			p.Behave(plugintest.Behaviour{})
 			b.waitCalls(p, func(c plugintest.Calls) bool { return c.Info == 2 })

@@ -103,7 +103,7 @@ func (n *node) plugin(path, resource string, b plugintest.Behaviour, devices int
 // until waits for something that an event of the manager announces.
 func (n *node) until(what string, happened func() bool) {
 	n.Helper()
-	ctx, cancel := context.WithTimeout(n.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(n.Context(), time.Minute)
 	defer cancel()
 	events := n.m.Watch(ctx)
 	for !happened() {

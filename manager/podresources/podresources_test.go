@@ -103,7 +103,11 @@ var node = fake{
 			{ID: "g4", Health: manager.Unknown, Pod: "1"},
 			{ID: "g5", Health: manager.Healthy, Withheld: true},
 		}},
-		{Name: "a.b/nic", Connected: true, Devices: []manager.Device{{ID: "n0", Health: manager.Healthy, NUMA: []int{1}}}},
+		{
+			Name:      "a.b/nic",
+			Connected: true,
+			Devices:   []manager.Device{{ID: "n0", Health: manager.Healthy, NUMA: []int{1}}},
+		},
 	},
 }
 
@@ -235,14 +239,22 @@ func TestV1alpha1List(t *testing.T) {
 func TestCallsAboveTheRateAreRejected(t *testing.T) {
 	_, conn := serve(t, podresources.Server{Manager: node})
 	accepted, rejected := 0, 0
+	const calls = 400
+	errs := make(chan error)
 	start := time.Now()
-	for i := range 200 {
-		var err error
-		if i%2 == 0 {
-			_, err = v1.NewPodResourcesListerClient(conn).List(t.Context(), &v1.ListPodResourcesRequest{})
-		} else {
-			_, err = v1alpha1.NewPodResourcesListerClient(conn).List(t.Context(), &v1alpha1.ListPodResourcesRequest{})
-		}
+	for i := range calls { // all at once: one after the other, they may be below the rate on a busy machine
+		go func() {
+			var err error
+			if i%2 == 0 {
+				_, err = v1.NewPodResourcesListerClient(conn).List(t.Context(), &v1.ListPodResourcesRequest{})
+			} else {
+				_, err = v1alpha1.NewPodResourcesListerClient(conn).List(t.Context(), &v1alpha1.ListPodResourcesRequest{})
+			}
+			errs <- err
+		}()
+	}
+	for range calls {
+		err := <-errs
 		switch s := status.Convert(err); {
 		case err == nil:
 			accepted++
