@@ -84,7 +84,7 @@ func TestTheServerEndsBrokenRequests(t *testing.T) {
 			if got, err := Send(t.Context(), dir, Request{Act: Uncordon, Device: "1"}, none); got != "done" {
 				t.Errorf("another request: %q, %v", got, err)
 			}
-			_ = conn.SetReadDeadline(time.Now().Add(2*requestTime + time.Second))
+			_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
 			answer, err := io.ReadAll(conn)
 			if errors.Is(err, os.ErrDeadlineExceeded) || strings.HasPrefix(string(answer), "HTTP/1.1 200") {
 				t.Errorf("%v after %q", err, answer)
@@ -128,7 +128,7 @@ func TestTheRequestEndsWithABrokenClient(t *testing.T) {
 			breaks(t, c)
 			select {
 			case <-ended:
-			case <-time.After(2 * requestTime):
+			case <-time.After(time.Minute):
 				t.Error("the request goes on")
 			}
 		})
@@ -238,7 +238,7 @@ func TestTheClientDoesNotWaitForAProgramThatHangs(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "timeout") || errors.Is(err, ErrNoServer) {
 			t.Errorf("error %v", err)
 		}
-	case <-time.After(aliveTime + 5*time.Second):
+	case <-time.After(time.Minute):
 		t.Error("it waits")
 	}
 }

@@ -293,7 +293,7 @@ func TestAllocatedWithoutAnAnswer(t *testing.T) {
 			begin := time.Now()
 			after, err := n.Config([]byte(own("nvidia.com/gpu=0")))
 			checkError(t, err, strings.ReplaceAll(tc.want, "DIR", n.dir))
-			if after != nil || time.Since(begin) > allocatedTime+5*time.Second {
+			if after != nil || time.Since(begin) > time.Minute {
 				t.Errorf("after %v: %s", time.Since(begin), after)
 			}
 		})

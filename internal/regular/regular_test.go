@@ -79,13 +79,14 @@ func TestReadInput(t *testing.T) {
 		"nothing":                         {dir + "/none", "", "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			began := time.Now()
-			data, err := ReadInput(c.path, 4, within)
-			if string(data) != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-				t.Errorf("%q, %v; want %q, an error with %q", data, err, c.want, c.err)
+			limit := time.Minute
+			if strings.Contains(c.err, within.String()) {
+				limit = within
 			}
-			if took := time.Since(began); took > 5*time.Second {
-				t.Errorf("it took %s", took)
+			data, err := ReadInput(c.path, 4, limit)
+			if string(data) != c.want || (err == nil) != (c.err == "") ||
+				err != nil && !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%q, %v; want %q, an error with %q", data, err, c.want, c.err)
 			}
 		})
 	}
@@ -93,7 +94,7 @@ func TestReadInput(t *testing.T) {
 		time.Sleep(within / 4)
 		_ = os.WriteFile(fifo, []byte("late"), 0o600)
 	}()
-	if data, err := ReadInput(fifo, 8, 5*time.Second); string(data) != "late" || err != nil {
+	if data, err := ReadInput(fifo, 8, time.Minute); string(data) != "late" || err != nil {
 		t.Errorf("a FIFO whose writer comes late: %q, %v", data, err)
 	}
 }

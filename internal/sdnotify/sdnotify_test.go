@@ -27,7 +27,7 @@ func listen(t *testing.T, name string) *net.UnixConn {
 
 func receive(t *testing.T, c *net.UnixConn) string {
 	t.Helper()
-	if err := c.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	b := make([]byte, 4096)
@@ -124,7 +124,7 @@ func TestTheWatchdogIsFedOnlyWhileTheServiceIsAlive(t *testing.T) {
 	for calls.Load() < 7 {
 		time.Sleep(time.Millisecond)
 	}
-	_ = systemd.SetReadDeadline(time.Now())
+	_ = systemd.SetReadDeadline(time.Now().Add(time.Millisecond))
 	if n, _ := systemd.Read(make([]byte, 100)); n > 0 && calls.Load() < 8 {
 		t.Error("the watchdog was fed although the service was stuck")
 	}
