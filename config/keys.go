@@ -103,8 +103,8 @@ var keys = []key{
 	{"registration", "`method` of registration: kubelet (call the kubelet's socket), watcher (create a socket in " +
 		"plugins-registry-dir)"},
 	{"runtime-dir", "`directory` for the control socket and the files of MPS daemons, in /run; the path must be the same on the host"},
-	{"state-dir", "`directory` for the descriptors of devices, which must survive a reboot; the path must be the " +
-		"same on the host"},
+	{"state-dir", "`directory` for the descriptors of devices and manager's placements, which must survive a reboot; " +
+		"the path must be the same on the host"},
 	{"strategy", "`list` of ways to give containers their devices: cdi-cri, cdi-annotations, device-specs, envvar"},
 	{"device-id-strategy", "`names` of devices in CDI names and variables: uuid, index (can change when a GPU is " +
 		"added or removed)"},
@@ -205,7 +205,7 @@ var keys = []key{
 
 	{"socket-dir", "manager: `directory` of the registration socket and of the sockets of plugins, as device-plugin-dir of serve"},
 	{"pod-resources-socket", "manager: `path` of the PodResources service's socket; empty for none"},
-	{"api-socket", "manager: `path` of its API's socket, which the verbs that ask it use too"},
+	{"api-socket", "manager: `path` of its API's socket, where admit, pods, node and release ask it"},
 	{"api-group", "manager: `group` that may use its API besides root, by name or number (default: none)"},
 	{"dialect", "manager: `release` of the kubelet whose faults it shows: none, kubelet-1.36, kubelet-1.37"},
 	{"topology-policy", "manager: `policy` for the alignment of devices to NUMA nodes: none, best-effort, restricted, " +

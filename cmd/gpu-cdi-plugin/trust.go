@@ -47,7 +47,7 @@ func (a *app) checkHook() error {
 		return noHook(err)
 	}
 	if err := a.check(trust.RootFile, path); err != nil {
-		hint := "copy it to where only root can write (install -D -m 755 " + path +
+		hint := "copy the hook to where only root can write (install -D -m 755 " + path +
 			" /usr/libexec/prestart-hook) and name the copy with --hook-path" + hintInsecure
 		return cli.With(cli.Failure, hint, fmt.Errorf("the hook %s would run as root: %w", path, err))
 	}
