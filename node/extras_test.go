@@ -91,7 +91,7 @@ func TestRunNoticesExtras(t *testing.T) {
 			before := [2]fileid.ID{fileid.Of(spec), fileid.Of(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json"))}
 			b.run()
 			must(t, change(b))
-			for late := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+			for late := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 				now := [2]fileid.ID{
 					fileid.Of(spec),
 					fileid.Of(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json")),

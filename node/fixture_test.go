@@ -199,7 +199,7 @@ func (b *fixture) run() {
 // wait waits until the state is as wanted.
 func (b *fixture) wait(what string, wanted func(State) bool) {
 	b.t.Helper()
-	late := time.After(10 * time.Second)
+	late := time.After(time.Minute)
 	for !wanted(b.rec.State()) {
 		select {
 		case <-b.news:

@@ -304,7 +304,7 @@ func sameEdits(found *cdilib.Device, spec *specs.Spec, name string) bool {
 // allocate returns the CDI names that a container with the device gets.
 func allocate(t *testing.T, e *kubelettest.Endpoint, id string) ([]string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	answer, err := e.Client.Allocate(ctx, &v1beta1.AllocateRequest{
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{id}}},
