@@ -27,7 +27,7 @@ func discover(t *testing.T, socket string) pluginregistration.RegistrationClient
 	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	client := pluginregistration.NewRegistrationClient(conn)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	info, err := client.GetInfo(ctx, &pluginregistration.InfoRequest{}, grpc.WaitForReady(true))
 	must(t, err)

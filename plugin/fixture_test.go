@@ -96,7 +96,7 @@ func serverOf(t testing.TB, r resource.Resource, o AllocateOptions) *server {
 func optionsFor(k *kubelettest.Kubelet) Options {
 	return Options{
 		Dir: k.Dir, Allocate: by(resource.CDICRI), Log: quiet,
-		registerTimeout: 10 * time.Second, streamGrace: 10 * time.Second, drainTimeout: 10 * time.Second,
+		registerTimeout: time.Minute, streamGrace: time.Minute, drainTimeout: time.Minute,
 	}
 }
 
@@ -133,7 +133,7 @@ func (r *running) wait() error {
 	case err := <-r.ended:
 		r.ended <- err
 		return err
-	case <-time.After(30 * time.Second):
+	case <-time.After(time.Minute):
 		r.t.Fatalf("the plugin does not stop:\n%s", stacks())
 		return nil
 	}
@@ -152,7 +152,7 @@ var eventually = testenv.Eventually
 func leaves(t *testing.T) {
 	t.Cleanup(func() {
 		left := ""
-		for begin := time.Now(); time.Since(begin) < 5*time.Second; time.Sleep(time.Millisecond) {
+		for begin := time.Now(); time.Since(begin) < time.Minute; time.Sleep(time.Millisecond) {
 			if left = ourGoroutines(); left == "" {
 				return
 			}

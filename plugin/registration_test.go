@@ -101,9 +101,9 @@ func TestANewKubeletIsCalledAtOnceHoweverOftenTheLastRefused(t *testing.T) {
 	k.Refuse(errors.New("no"))
 	k.Start()
 	start(t, optionsFor(k), gpusOf(1))
-	const refusals = 11
+	const refusals = 13
 	k.WaitRegistrations(refusals)
-	pause := firstPause << refusals // until the next call
+	pause := firstPause << (refusals - 1) // until the next call, at least
 	k.Refuse(nil)
 	begin := time.Now()
 	k.Restart()
