@@ -64,8 +64,11 @@ func busy(ids []string) (*allocated, error) { return nil, fmt.Errorf("%v are bus
 // missing has the response lack the container.
 func missing([]string) (*allocated, error) { return nil, nil } //nolint:nilnil // see plugintest.Behaviour
 
+// tooLong is longer than the time limit of a call, also on a busy machine, which notices the limit late.
+const tooLong = timeout + timeout/2
+
 func late([]string) (*allocated, error) {
-	time.Sleep(timeout + timeout/10)
+	time.Sleep(tooLong)
 	return &allocated{}, nil
 }
 
@@ -278,7 +281,7 @@ var breaches = map[string]breach{
 	"slow for many devices": {func(f *fake) {
 		prefers(f, func(r *wanted, ids []string) []string {
 			if len(ids) == 4 {
-				time.Sleep(timeout + timeout/10)
+				time.Sleep(tooLong)
 			}
 			return ids
 		})
@@ -347,7 +350,7 @@ var breaches = map[string]breach{
 	"one registration": {func(f *fake) { f.registers = 1 }, "restart-again", "did not register again"},
 	// The first start is the first of the session, the second the next restart.
 	"blind to two starts": {func(f *fake) { f.blind = []int{3, 4} }, "restart-twice", "did not register again"},
-	"impatient":           {func(f *fake) { f.patience = timeout / 10 }, "restart-later", "did not register again"},
+	"impatient":           {func(f *fake) { f.patience = impatience / 10 }, "restart-later", "did not register again"},
 	"a socket that is not created again": {func(f *fake) {
 		f.keepSocket = true
 	}, "restart-cleaned", "again"}, // it did not register again, or did and has no list
@@ -417,6 +420,10 @@ func init() {
 	maps.Copy(breaches, endings)
 	maps.Copy(breaches, introductions)
 }
+
+// impatience is the time limit of the checks of an impatient plugin. Of it, a tenth is more than a short restart of the
+// kubelet takes on a busy machine, and a long one is a fifth.
+const impatience = 2 * timeout
 
 // follows are rules that are broken too where another one is.
 var follows = map[string][]string{

@@ -170,7 +170,9 @@ func (f *fake) run(ctx context.Context) error {
 				f.register(ctx)
 			}
 		case <-gone:
-			return nil
+			if _, err := os.Stat(f.kubelet()); err != nil { // its event may have come too
+				return nil
+			}
 		case <-ctx.Done():
 			return nil
 		}
@@ -219,7 +221,7 @@ func (f *fake) register(ctx context.Context) {
 		var serving sync.WaitGroup
 		defer serving.Wait()
 		serving.Go(func() {
-			time.Sleep(timeout / 8) // the kubelet tries at once, and then again
+			time.Sleep(timeout / 4) // the kubelet tries at once, and then again
 			_ = f.serve()
 		})
 	}
