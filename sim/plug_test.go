@@ -11,23 +11,31 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 // headings returns the first lines of the messages that a reader gets now.
 func headings(t *testing.T, source *net.UnixConn) (list []string) {
 	t.Helper()
-	buffer := make([]byte, 4096)
-	for {
-		if err := source.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
-			t.Fatal(err)
-		}
-		size, err := source.Read(buffer)
-		if err != nil {
-			return list
-		}
-		heading, _, _ := strings.Cut(string(buffer[:size]), "\x00")
-		list = append(list, heading)
+	raw, err := source.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
 	}
+	buffer := make([]byte, 4096)
+	err = raw.Read(func(fd uintptr) (done bool) {
+		for {
+			size, _, err := unix.Recvfrom(int(fd), buffer, unix.MSG_DONTWAIT)
+			if err != nil {
+				return true
+			}
+			heading, _, _ := strings.Cut(string(buffer[:size]), "\x00")
+			list = append(list, heading)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
 }
 
 // TestDetachedGPUs checks the files, the library, the events and the uevents of GPUs that go and come back.
