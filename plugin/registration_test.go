@@ -140,8 +140,9 @@ func TestASocketThatCannotBeMadeIsSoonTriedAgain(t *testing.T) {
 	k.Start()
 	p := start(t, o, gpusOf(1))
 	k.WaitRegistered(gpus)
-	must(t, os.Remove(ownSocket(k)))
-	must(t, os.WriteFile(ownSocket(k), nil, 0o600))
+	file := filepath.Join(t.TempDir(), "file")
+	must(t, os.WriteFile(file, nil, 0o600))
+	must(t, os.Rename(file, ownSocket(k))) // at once, or else the plugin could make its socket before
 	p.wakeAll()
 	p.awaitProblem("is not a socket")
 	must(t, os.Remove(ownSocket(k)))

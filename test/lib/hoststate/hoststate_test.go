@@ -37,7 +37,10 @@ func TestCheck(t *testing.T) {
 		"a mode":   {func(dir string) error { return os.Chmod(dir+"/file", 0o644) }, "/file of the host is"},
 		"an owner": {func(dir string) error { return os.Chown(dir+"/file", 1, 1) }, " 1:1 "},
 		"a loss":   {func(dir string) error { return os.Remove(dir + "/file") }, "has lost its file"},
-		"a mount":  {func(dir string) error { return unix.Mount("x", dir, "tmpfs", 0, "") }, "a new mount"},
+		"another size of a file system": {
+			func(dir string) error { return unix.Mount("", dir, "", unix.MS_REMOUNT, "size=1m") }, "",
+		},
+		"a mount": {func(dir string) error { return unix.Mount("x", dir, "tmpfs", 0, "") }, "a new mount"},
 		"a device": {func(string) error {
 			return unix.Mount("tmpfs", "/dev", "tmpfs", 0, "")
 		}, "has lost its device /dev/zero"},
@@ -48,6 +51,9 @@ func TestCheck(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			testenv.MountNamespace(t)
 			dir := t.TempDir()
+			if err := unix.Mount("test", dir, "tmpfs", 0, "size=2m"); err != nil {
+				t.Fatal(err)
+			}
 			if err := os.WriteFile(dir+"/file", []byte("x"), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -70,7 +76,8 @@ func TestCheck(t *testing.T) {
 				!strings.Contains(text, tc.want) {
 				t.Errorf("got %q, want %q", text, tc.want)
 			}
-			_ = unix.Unmount(dir, unix.MNT_DETACH)
+			for unix.Unmount(dir, unix.MNT_DETACH) == nil { // also what the attack mounted
+			}
 		})
 	}
 }
