@@ -56,6 +56,7 @@ func TestLinksOfTheGPUsThatThereAre(t *testing.T) {
 		return
 	}
 	session, node, _ := newTestSession(t, "dgx1-v100")
+	session.opts.GPUTimeout = 0 // a snapshot waits for GPUs of a busy machine
 	if diff := cmp.Diff(readNodeLinks(t, node), takeSnapshot(t, session).Links); diff != "" {
 		t.Errorf("the first links (-want +got):\n%s", diff)
 	}
@@ -78,7 +79,10 @@ func TestLinksThatHangStayAsTheyWere(t *testing.T) {
 		return
 	}
 	session, node, log := newTestSession(t, "dgx1-v100")
+	limit := session.opts.GPUTimeout
+	session.opts.GPUTimeout = 0 // a snapshot waits for GPUs of a busy machine
 	before := takeSnapshot(t, session)
+	session.opts.GPUTimeout = limit
 	must(t, node.Hang("nvmlDeviceGetNvLinkState", sim.AnyGPU))
 	for range 3 {
 		session.retained.read = time.Time{} // as if the last reading was long ago
@@ -129,6 +133,7 @@ func TestSnapshotFollowsTheGPUs(t *testing.T) {
 		return
 	}
 	session, node, _ := newTestSession(t, "pcie-quad")
+	session.opts.GPUTimeout = 0 // a snapshot waits for GPUs of a busy machine
 	compare := func(state string, want int) {
 		t.Helper()
 		if got := takeSnapshot(t, session); len(got.Devices) != want {
@@ -200,6 +205,7 @@ func TestSnapshotAfterAnErrorOfTheDriver(t *testing.T) {
 		return
 	}
 	session, node, _ := newTestSession(t, "workstation")
+	session.opts.GPUTimeout = 0 // a snapshot waits for GPUs of a busy machine
 	takeSnapshot(t, session)
 	fail(t, node, "nvmlDeviceGetCount", sim.AnyGPU, nvml.ERROR_UNKNOWN)
 	_, err := session.Snapshot(t.Context())
