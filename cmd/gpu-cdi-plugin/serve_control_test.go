@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io/fs"
@@ -25,26 +24,54 @@ import (
 // device runs a verb of an administrator and returns its exit status and what it prints.
 func (s *served) device(args ...string) (code int, stdout, stderr string) {
 	s.t.Helper()
-	return s.deviceUntil(s.t.Context(), args...)
+	return s.startDevice(args...).wait()
 }
 
-// deviceUntil is device that is interrupted when ctx ends.
-func (s *served) deviceUntil(ctx context.Context, args ...string) (code int, stdout, stderr string) {
+// verb is a verb of an administrator that was started.
+type verb struct {
+	*exec.Cmd
+	t              *testing.T
+	stdout, stderr testenv.Log
+}
+
+func (s *served) startDevice(args ...string) *verb {
 	s.t.Helper()
 	exe, err := os.Executable()
 	mustDo(s.t, err)
-	cmd := exec.CommandContext(ctx, exe)
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.Args = append([]string{
+	v := &verb{t: s.t, Cmd: exec.CommandContext(s.t.Context(), exe)}
+	v.Args = append([]string{
 		"gpu-cdi-plugin", "--root", s.node.Root(), "device",
 		"--runtime-dir", filepath.Join(s.dir, "run"), "--state-dir", filepath.Join(s.dir, "state"),
 	}, args...)
-	cmd.Env = append(os.Environ(), insecure)
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	_ = cmd.Run()
-	s.t.Logf("device %v: %s%s", args, out.String(), errs.String())
-	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+	v.Env = append(os.Environ(), insecure)
+	v.Stdout, v.Stderr = &v.stdout, &v.stderr
+	mustDo(s.t, v.Start())
+	s.t.Cleanup(func() { _ = v.Process.Kill(); _ = v.Wait() })
+	return v
+}
+
+// prints waits until the verb has printed a text to stderr.
+func (v *verb) prints(text string) {
+	v.t.Helper()
+	waitFor(v.t, text, func() bool { return strings.Contains(v.stderr.String(), text) })
+}
+
+// interrupt interrupts the verb, and returns what it has printed to stderr.
+func (v *verb) interrupt() string {
+	v.t.Helper()
+	mustDo(v.t, v.Process.Signal(os.Interrupt))
+	code, _, stderr := v.wait()
+	if code != 130 {
+		v.t.Errorf("an interrupt ended %v with %d, %q, want 130", v.Args, code, stderr)
+	}
+	return stderr
+}
+
+// wait waits for the end of the verb.
+func (v *verb) wait() (code int, stdout, stderr string) {
+	_ = v.Wait()
+	v.t.Logf("%v: %s%s", v.Args, v.stdout.String(), v.stderr.String())
+	return v.ProcessState.ExitCode(), v.stdout.String(), v.stderr.String()
 }
 
 // does runs a verb of an administrator that must succeed and print a text.
@@ -89,7 +116,6 @@ func TestServeKeepsACordonOverARestart(t *testing.T) {
 	s.start()
 	s.onlyUnhealthy(2)
 	mustDo(t, s.end(syscall.SIGTERM))
-	s.kubelet.WaitGone(gpuResource)
 	if _, err := os.Lstat(filepath.Join(s.dir, "run")); err == nil {
 		left, _ := os.ReadDir(filepath.Join(s.dir, "run"))
 		for _, f := range left {
@@ -125,7 +151,6 @@ func TestServeCordonsADeviceBeforeTheDriverComes(t *testing.T) {
 	s.does("GPU 1 ("+s.uuids()[1]+") is cordoned", "cordon", "1", "--reason", "it is old")
 	uuids := s.uuids()
 	mustDo(t, s.end(syscall.SIGTERM))
-	s.kubelet.WaitGone(gpuResource)
 	mustDo(t, s.node.Fail("nvmlInit", sim.AnyGPU, 9))
 	s.start()
 	s.listed(gpuResource, 0, 0)
@@ -207,11 +232,12 @@ func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
 	s.logs("GPU 3 is held for a reset by an administrator")
 
 	// An interrupt ends the waiting, and the cordon with it.
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-	defer cancel()
-	code, _, stderr := s.deviceUntil(ctx, "reset", "3", "--wait")
-	if want := "waiting: GPU 3 is in use by container main of pod ns/job\n"; code != 130 || strings.Count(stderr, want) != 1 {
-		t.Errorf("exit %d, %q, want one %q", code, stderr, want)
+	const waiting = "waiting: GPU 3 is in use by container main of pod ns/job\n"
+	reset := s.startDevice("reset", "3", "--wait")
+	reset.prints(waiting)
+	s.rounds(pods, 3) // of which the reset makes some
+	if stderr := reset.interrupt(); strings.Count(stderr, waiting) != 1 {
+		t.Errorf("%q, want one %q", stderr, waiting)
 	}
 	waitFor(t, "the end of the cordon", func() bool {
 		data, err := os.ReadFile(filepath.Join(s.dir, "state", "health.json"))
@@ -261,16 +287,10 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	stop, err := pods.Serve(socket)
 	mustDo(t, err)
 	defer stop()
-	waits := func(ctx context.Context, until string) <-chan struct{} {
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			if code, _, stderr := s.deviceUntil(ctx, "reset", "3", "--wait"); code == 0 || !strings.Contains(stderr, until) {
-				t.Errorf("exit %d, %q, want %q", code, stderr, until)
-			}
-		}()
+	begin := func() *verb {
+		reset := s.startDevice("reset", "3", "--wait")
 		s.onlyUnhealthy(3)
-		return done
+		return reset
 	}
 	const why = "held for a reset by an administrator"
 	recorded := func() string {
@@ -279,10 +299,13 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	}
 
 	// Serve is killed, and starts again.
-	done := waits(t.Context(), "the program closed the connection before it answered")
+	reset := begin()
 	waitFor(t, "the record", func() bool { return strings.Contains(recorded(), "heldSince") })
 	_ = s.end(syscall.SIGKILL)
-	<-done
+	const closed = "the program closed the connection before it answered"
+	if code, _, stderr := reset.wait(); code == 0 || !strings.Contains(stderr, closed) {
+		t.Errorf("exit %d, %q, want %q", code, stderr, closed)
+	}
 	s.start()
 	s.listed(gpuResource, 4, 0)
 	s.logs("GPU 3 is no longer held for a reset, since this program ended meanwhile")
@@ -296,28 +319,23 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	stopAgain, err := pods.Serve(socket)
 	mustDo(t, err)
 	defer stopAgain()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done = waits(ctx, "waiting: GPU 3 is in use by container main")
+	reset = begin()
+	reset.prints("waiting: GPU 3 is in use by container main")
 	s.does("is uncordoned, and is back in service when the reset of its GPU has ended", "uncordon", "3")
 	s.onlyUnhealthy(3)
 	s.logs("GPU 3 is " + why)
 	s.does("is cordoned", "cordon", "3", "--reason", "a fan is loud")
-	cancel()
-	<-done
+	_ = reset.interrupt()
 	waitFor(t, "the end of the reset", func() bool { return !strings.Contains(recorded(), "heldSince") })
 	s.onlyUnhealthy(3)
 	s.does("is uncordoned", "uncordon", "3")
 	s.listed(gpuResource, 4, 0)
 
 	// While the driver is released, a reset that waits says so.
-	ctx, cancel = context.WithCancel(t.Context())
-	defer cancel()
-	done = waits(ctx, "waiting: it is unknown what uses GPU 3: wait until the driver is free")
+	reset = begin()
 	s.does("is released", "release")
-	time.Sleep(usersLimit + 2*time.Second)
-	cancel()
-	<-done
+	reset.prints("waiting: it is unknown what uses GPU 3: wait until the driver is free")
+	_ = reset.interrupt()
 	s.does("is opened again", "reopen")
 	s.listed(gpuResource, 4, 0)
 }
@@ -664,11 +682,9 @@ func TestServeForgetsAReleaseThatWasInterrupted(t *testing.T) {
 	s.awaitControl()
 	mustDo(t, s.node.Hang("nvmlDeviceGetName", 0)) // the driver cannot be closed while a call is under way
 	s.onlyUnhealthy(0)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel()
-	if code, _, stderr := s.deviceUntil(ctx, "release"); code != 130 {
-		t.Errorf("exit %d, %q", code, stderr)
-	}
+	release := s.startDevice("release")
+	s.logs("asks for: release")
+	_ = release.interrupt()
 	s.logs("was not done, since the client or this program has ended: release")
 	s.wantReady(e, s.uuids()[1])
 	mustDo(t, s.node.Clear())

@@ -75,9 +75,7 @@ func TestServeGoesOnWithoutRoom(t *testing.T) {
 	fill()
 	s.start()
 	s.listed(gpuResource, 0, 4)
-	if !strings.Contains(s.log.String(), "until there is room") {
-		t.Error("the log does not say that there is no room")
-	}
+	s.logs("until there is room")
 	mustDo(t, os.Remove(full))
 	e := s.listed(gpuResource, 4, 0)
 	first := s.node.Machine().GPUs[0].UUID

@@ -86,7 +86,6 @@ func TestServeChecksAGPUAfterItsPodOverARestart(t *testing.T) {
 	pods.Set()
 	s.listed(gpuResource, 2, 2)
 	mustDo(t, s.end(syscall.SIGTERM))
-	s.kubelet.WaitGone(gpuResource)
 	mustDo(t, first.Process.Kill())
 	_ = first.Wait()
 
@@ -94,7 +93,6 @@ func TestServeChecksAGPUAfterItsPodOverARestart(t *testing.T) {
 	s.listed(gpuResource, 2, 2)
 	s.onlyUnhealthy(2)
 	mustDo(t, s.end(syscall.SIGTERM))
-	s.kubelet.WaitGone(gpuResource)
 
 	asked := pods.Lists()
 	s.configure("prestart: {policy: none}")

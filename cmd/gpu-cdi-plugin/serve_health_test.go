@@ -78,7 +78,6 @@ func TestServeRemembersAnUnhealthyGPU(t *testing.T) {
 	s.xid(2, 95, nil)
 	s.onlyUnhealthy(2)
 	mustDo(t, s.end(syscall.SIGTERM))
-	s.kubelet.WaitGone(gpuResource)
 	s.start()
 	s.onlyUnhealthy(2)
 
@@ -96,7 +95,6 @@ func TestServeRemembersAnUnhealthyGPU(t *testing.T) {
 
 	// A damaged record is set aside.
 	mustDo(t, s.end(syscall.SIGTERM))
-	s.kubelet.WaitGone(gpuResource)
 	mustDo(t, os.WriteFile(record, []byte(`{"version": 1, "devices": [{`), 0o644))
 	s.start()
 	s.listed(gpuResource, 4, 0)
@@ -166,9 +164,10 @@ func TestServeReportsThatEventsAreNotReceived(t *testing.T) {
 	s.start()
 	s.listed(gpuResource, 4, 0)
 	s.logs("events of GPU 2 are not received, and its faults are noticed by probes alone: nvmlEventSetCreate")
-	if text, _ := s.ask("/metrics"); strings.Count(text, "gpu_cdi_plugin_gpu_events_received{") != 4 {
-		t.Error("the metrics do not show the GPUs whose events are not received")
-	}
+	waitFor(t, "the metrics of the GPUs whose events are not received", func() bool {
+		text, _ := s.ask("/metrics")
+		return strings.Count(text, "gpu_cdi_plugin_gpu_events_received{") == 4
+	})
 	const shown = "ok, but its events are not received: nvmlEventSetCreate: "
 	waitFor(t, "devices shows that events are not received", func() bool { return strings.Count(s.devices(), shown) == 4 })
 	mustDo(t, s.node.Set(2, map[string]string{"remap-pending": "1"})) // no event

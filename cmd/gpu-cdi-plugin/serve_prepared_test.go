@@ -45,14 +45,12 @@ func TestDevicesShowsTheLastPreparations(t *testing.T) {
 
 	// The next serve goes on from there.
 	mustDo(t, s.end(syscall.SIGTERM))
-	s.kubelet.WaitGone(gpuResource)
 	s.configure("prestart: {policy: check}")
 	s.start()
 	e = s.listed(gpuResource, 4, 0)
 	s.wantReady(e, s.uuids()[2])
 	shown(ok, failed, when+" check ok"+took, "-")
 	mustDo(t, s.end(syscall.SIGTERM))
-	s.kubelet.WaitGone(gpuResource)
 	s.configure("gpus: {exclude: [1]}\nprestart: {policy: check}")
 	s.start()
 	e = s.listed(gpuResource, 3, 0)
