@@ -37,7 +37,7 @@ func awaitFile(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: appears FILE")
 	}
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		_, err := os.Lstat(ts.MkAbs(args[0]))
 		if err == nil {
@@ -66,7 +66,7 @@ func awaitOutput(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	pattern, err := regexp.Compile("(?m)" + args[0])
 	ts.Check(err)
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		if ts.Exec(args[1], args[2:]...) == nil && len(pattern.FindAllString(ts.ReadFile("stdout"), -1)) == want {
 			return

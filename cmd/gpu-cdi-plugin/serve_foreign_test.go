@@ -41,7 +41,7 @@ func (s *served) writeForeign(kind string, names ...string) string {
 // refusedUnhealthy expects a call of Allocate to be refused since the device is unhealthy, and returns the message.
 func (s *served) refusedUnhealthy(e *kubelettest.Endpoint, id string) string {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(s.t.Context(), prompt)
 	defer cancel()
 	_, err := e.Client.Allocate(ctx, &v1beta1.AllocateRequest{
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{id}}},
@@ -152,7 +152,7 @@ func TestServeSaysWhichDeviceAnotherSpecTakes(t *testing.T) {
 	s.measured(7, 1)
 	why := path + " defines " + cdi.DefaultKind + "=" + taken + " too"
 	waitFor(t, "a warning", func() bool { return strings.Contains(s.log.String(), why) })
-	if took := time.Since(begin); took > 3*time.Second { // one, and what a slow machine adds
+	if took := time.Since(begin); took > 15*time.Second { // one second, and what a busy machine adds
 		t.Errorf("the list, the metrics and the log agree after %s", took)
 	}
 	s.allocate(e, others...)

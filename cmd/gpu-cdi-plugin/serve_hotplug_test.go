@@ -19,7 +19,7 @@ func TestServeLetsGPUsGoAndTakesThemBack(t *testing.T) {
 	mustDo(t, err)
 	s.start()
 	s.listed(gpuResource, 8, 0)
-	const limit = 6 * time.Second // of a busy machine; it is less than a second otherwise
+	const limit = 15 * time.Second // less than a snapshot's 30 s, on a busy machine too; otherwise less than a second
 	for _, change := range []struct {
 		what string
 		do   func(gpu int) error
@@ -81,7 +81,7 @@ func TestServeReconcilesAfterAUevent(t *testing.T) {
 	uevent("SUBSYSTEM=pci", "PCI_CLASS=30200", "PCI_SLOT_NAME=0000:01:00.0")
 	began := time.Now()
 	s.onlyUnhealthy(2)
-	if took := time.Since(began); took > 6*time.Second { // on a busy machine
+	if took := time.Since(began); took > 15*time.Second { // on a busy machine
 		t.Errorf("noticed after %v", took)
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -95,7 +94,7 @@ func (s *served) computeMode(uuid string) uint64 {
 // allocateOne allocates one device and returns the response.
 func (s *served) allocateOne(e *kubelettest.Endpoint, id string) *v1beta1.ContainerAllocateResponse {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(s.t.Context(), prompt)
 	defer cancel()
 	answer, err := e.Client.Allocate(ctx, &v1beta1.AllocateRequest{
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{id}}},
