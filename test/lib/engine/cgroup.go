@@ -6,6 +6,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -133,8 +136,18 @@ func cgroupTrees() ([]string, error) {
 	return procs, err
 }
 
-// RemoveCgroups removes a cgroup from every tree of the machine, those in it first. No process may be in it.
+// RemoveCgroups removes a cgroup from every tree of the machine, those in it first. It waits a while for the end of
+// processes in it: the kernel may take a moment to release those that were killed.
 func RemoveCgroups(path string) error {
+	const limit = 20 * time.Second
+	for begin := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+		if err := removeCgroups(path); !errors.Is(err, unix.EBUSY) || time.Since(begin) > limit {
+			return err
+		}
+	}
+}
+
+func removeCgroups(path string) error {
 	trees, err := cgroupTrees()
 	errs := []error{err}
 	for _, tree := range trees {

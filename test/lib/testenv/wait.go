@@ -8,7 +8,7 @@ import (
 )
 
 // patience is how long a test waits for what must happen. It ends a test that fails, on a busy machine too.
-const patience = 40 * time.Second
+const patience = time.Minute
 
 // Eventually waits until a condition holds, and ends the test if it never does.
 func Eventually(t testing.TB, what string, holds func() bool) {
