@@ -79,7 +79,7 @@ func (p *program) start() {
 func (p *program) await(what string, ok func() bool) {
 	p.Helper()
 	for begin := time.Now(); !ok(); time.Sleep(time.Millisecond) {
-		if time.Since(begin) > 30*time.Second {
+		if time.Since(begin) > time.Minute {
 			p.Fatalf("it did not happen that %s", what)
 		}
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 // patience is how long a case waits for what must happen.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // gpu is the resource of most cases.
 const gpu = "example.com/gpu"

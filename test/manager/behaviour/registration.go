@@ -90,7 +90,8 @@ var registration = []Case{
 			if err == nil || !strings.Contains(err.Error(), "failed to dial device plugin:") {
 				n.Errorf("register: %v", err)
 			}
-			if took := time.Since(begin).Round(time.Second); took < 9*time.Second || took > 15*time.Second {
+			// The limit is what it takes on a busy machine, and much less than for ever.
+			if took := time.Since(begin).Round(time.Second); took < 9*time.Second || took > 30*time.Second {
 				n.Errorf("it took %v", took)
 			}
 		},
