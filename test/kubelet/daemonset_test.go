@@ -38,7 +38,7 @@ func TestTheDaemonSetServesTheNode(t *testing.T) {
 			t.Error(err)
 		}
 		// The kubelet forgets a pod before its containers have ended, and the next test starts a plugin too.
-		err := wait(context.Background(), 30*time.Second, "the pod's plugin has ended", func() error {
+		err := wait(context.Background(), time.Minute, "the pod's plugin has ended", func() error {
 			l, err := lock.Acquire(f.Host("/var/run/cdi/.nvidia.com-gpu.json.lock"))
 			if err != nil {
 				return err

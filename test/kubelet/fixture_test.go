@@ -116,7 +116,7 @@ func (f *fixture) awaitDevices(t *testing.T, resource string, want []string) {
 	want = slices.Sorted(slices.Values(want))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	err := wait(ctx, 30*time.Second, "the kubelet has the devices", func() error {
+	err := wait(ctx, time.Minute, "the kubelet has the devices", func() error {
 		if len(want) > 0 && !f.plugin.Running() {
 			cancel()
 			return errors.New("the plugin has ended")

@@ -130,7 +130,7 @@ func TestMIGModeWithoutDevices(t *testing.T) {
 	}
 	f := setUpOn(t, gpus, "--mig-strategy=mixed")
 	const line = "is in MIG mode and has no MIG device"
-	err := wait(t.Context(), 30*time.Second, "the plugin has logged all GPUs", func() error {
+	err := wait(t.Context(), time.Minute, "the plugin has logged all GPUs", func() error {
 		if n := strings.Count(f.plugin.Log(), line); n < len(gpus.Machine().GPUs) {
 			return fmt.Errorf("it has logged of %d that each %s", n, line)
 		}

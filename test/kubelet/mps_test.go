@@ -131,7 +131,7 @@ func TestGPUsSharedByMPS(t *testing.T) {
 		writeConfigTo(t, file, withoutMPS)
 		f.reconcile(t)
 		f.awaitDevices(t, gpuName, all)
-		err := wait(t.Context(), 30*time.Second, "the daemon ends", func() error {
+		err := wait(t.Context(), time.Minute, "the daemon ends", func() error {
 			if _, err := os.Stat(pid); !errors.Is(err, fs.ErrNotExist) {
 				return errors.Join(err, errors.New(pid+" exists"))
 			}
@@ -166,7 +166,7 @@ var number = regexp.MustCompile(`^[0-9]+$`)
 // the server's process ID.
 func (f *fixture) awaitClients(t *testing.T, s PodStatus, want int, before string) (server string) {
 	t.Helper()
-	err := wait(t.Context(), 20*time.Second, fmt.Sprintf("one server has %d clients", want), func() error {
+	err := wait(t.Context(), time.Minute, fmt.Sprintf("one server has %d clients", want), func() error {
 		server = f.controlMPS(t, s, "get_server_list")
 		if !number.MatchString(server) || server == before {
 			return fmt.Errorf("servers: %q", server)

@@ -52,7 +52,7 @@ func TestReadiness(t *testing.T) {
 	} {
 		step.do(t)
 		what := fmt.Sprintf("/readyz returns %d after %s", step.want, step.name)
-		err := wait(t.Context(), 30*time.Second, what, func() error {
+		err := wait(t.Context(), time.Minute, what, func() error {
 			code, body, err := f.httpGet(t.Context(), "http://127.0.0.1:9400/readyz")
 			if err == nil && code != step.want {
 				err = fmt.Errorf("it returns %d %s", code, body)
@@ -85,7 +85,7 @@ func (f *fixture) httpGet(ctx context.Context, url string) (code int, body strin
 // awaitPage gets a page, and waits until it is served.
 func (f *fixture) awaitPage(t *testing.T, url string) (body string) {
 	t.Helper()
-	err := wait(t.Context(), 20*time.Second, url+" is served", func() (err error) {
+	err := wait(t.Context(), time.Minute, url+" is served", func() (err error) {
 		_, body, err = f.httpGet(t.Context(), url)
 		return err
 	})

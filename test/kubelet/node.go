@@ -215,7 +215,7 @@ func removeLeftovers() error {
 // Timeouts for a busy machine with two processors.
 const (
 	startTime  = time.Minute
-	removeTime = 20 * time.Second
+	removeTime = time.Minute
 )
 
 // wait calls f until it returns no error.

@@ -102,7 +102,7 @@ func TestAGPUIsCheckedAfterItsPod(t *testing.T) {
 	p := newPod("leaves", gpuName, 1)
 	ids := f.check(t, p, f.launch(t, p))
 	left := f.leaveProcess(t, ids[0])
-	time.Sleep(6 * time.Second) // the plugin asks every 5 s which devices pods have
+	time.Sleep(15 * time.Second) // the plugin asks every 5 s which devices pods have, and a busy machine takes longer
 	f.awaitDevices(t, gpuName, all)
 	if err := f.Remove(t.Context(), p.Name); err != nil {
 		t.Fatal(err)

@@ -88,7 +88,7 @@ func TestWithoutThePluginNoPodIsStarted(t *testing.T) {
 func (f *fixture) awaitCapacity(t *testing.T, resource string, want int) {
 	t.Helper()
 	before := len(f.Kubelet.Log())
-	err := wait(t.Context(), 30*time.Second, fmt.Sprintf("the node has %d of %s", want, resource), func() error {
+	err := wait(t.Context(), time.Minute, fmt.Sprintf("the node has %d of %s", want, resource), func() error {
 		text := fmt.Sprintf(`"Updated capacity for device plugin" plugin="%s" capacity=`, resource)
 		log := f.Kubelet.Log()[before:]
 		i := strings.LastIndex(log, text)
@@ -130,7 +130,7 @@ func (f *fixture) killPlugin(t *testing.T) {
 // upgrade stops the plugin and starts a copy of the program from another path, as the upgrade of a DaemonSet does.
 func (f *fixture) upgrade(t *testing.T) {
 	t.Helper()
-	if code, err := f.plugin.Stop(20 * time.Second); err != nil || code != 0 {
+	if code, err := f.plugin.Stop(time.Minute); err != nil || code != 0 {
 		t.Errorf("the plugin that was stopped has the exit status %d, %v", code, err)
 	}
 	f.plugin = f.serveAs(t, f.copyOfPlugin(t))
