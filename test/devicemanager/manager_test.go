@@ -114,7 +114,7 @@ func (k *kubelet) cdiNames(t *testing.T, pod *v1.Pod) []string {
 // awaitCounts waits until the kubelet counts so many devices.
 func (k *kubelet) awaitCounts(t *testing.T, capacity, allocatable int64) {
 	t.Helper()
-	want, deadline := Counts{capacity, allocatable}, time.Now().Add(20*time.Second)
+	want, deadline := Counts{capacity, allocatable}, time.Now().Add(time.Minute)
 	for k.Counts(gpuName) != want {
 		if time.Now().After(deadline) {
 			t.Fatalf("the kubelet counts %+v, want %+v", k.Counts(gpuName), want)
