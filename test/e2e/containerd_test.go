@@ -34,7 +34,7 @@ address = "/run/c/ttrpc"
 END
 export PATH="${containerd%/*}:$PATH" CONTAINERD_ADDRESS=/run/c/sock
 "$containerd" -c /run/c/config.toml >/run/c/log 2>&1 &
-for i in $(seq 100); do
+for i in $(seq 600); do
 	if ctr version >/dev/null 2>&1; then "$@"; exit; fi
 	sleep 0.1
 done

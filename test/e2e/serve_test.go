@@ -88,7 +88,7 @@ func (s *served) await(what string, problem func() string) {
 	s.Helper()
 	begin := time.Now()
 	for text := problem(); text != ""; text = problem() {
-		if time.Since(begin) > 40*time.Second {
+		if time.Since(begin) > time.Minute {
 			s.Fatalf("%s: %s", what, text)
 		}
 		time.Sleep(200 * time.Millisecond)

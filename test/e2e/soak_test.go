@@ -245,7 +245,7 @@ func (s *soak) disagreement() string {
 // listed are the UUIDs of the devices that `devices` has as healthy.
 func (s *soak) listed() ([]string, error) {
 	s.Helper()
-	cmd := s.command("devices", "--timeout", "2s", "-o", "json")
+	cmd := s.command("devices", "-o", "json")
 	result, err := proc.Run(s.Context(), cmd)
 	s.must(err)
 	var list struct {
