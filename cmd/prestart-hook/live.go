@@ -68,10 +68,22 @@ func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) erro
 	})
 	defer hangs.Stop()
 	// Until here a signal ends the process, and nothing has changed.
-	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+	signals := []os.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGHUP}
+	arrived := make(chan os.Signal, 1)
+	signal.Notify(arrived, signals...)
+	ctx, stop := signal.NotifyContext(ctx, signals...)
 	defer stop()
 	warnings, err := live.Give(ctx, live.Request{
 		State: state, Runtime: parent, Before: edited.Before, After: edited.After,
+		Interrupted: func() error {
+			signal.Stop(arrived) // which waits for a signal that the process has received, and ctx does not show yet
+			select {
+			case s := <-arrived:
+				return fmt.Errorf("%s signal received", s)
+			default:
+				return nil
+			}
+		},
 	}, h)
 	for _, warning := range warnings {
 		problems.report(inject.Warning, warning)

@@ -46,6 +46,9 @@ type Request struct {
 	Runtime *Runtime
 	// Before is the bundle's config.json, and After the same with the devices.
 	Before, After []byte
+	// Interrupted returns an error if the process was told to end, although ctx may not be done yet. It is called once,
+	// when all is given and can still be taken back. Nil means never.
+	Interrupted func() error
 }
 
 // Give gives a container what After has in addition to Before. The calling goroutine must be locked to the main thread,
@@ -87,7 +90,7 @@ func give(ctx context.Context, r Request, h host.Host) (warnings []error, err er
 		return nil, err
 	}
 	defer closeSources(sources)
-	c := &container{process: process, plan: p, sources: sources, host: h, path: path}
+	c := &container{process: process, plan: p, sources: sources, host: h, path: path, interrupted: r.Interrupted}
 	defer c.close()
 	if warnings, err = c.give(ctx); err != nil {
 		return nil, err
@@ -121,6 +124,8 @@ type container struct {
 	root *rootfs.Root
 	// nodes are those of the plan, with the host's IDs.
 	nodes []rootfs.Node
+	// interrupted is that of the request.
+	interrupted func() error
 }
 
 func (c *container) close() {
@@ -149,6 +154,10 @@ func (c *container) give(ctx context.Context) (warnings []error, err error) {
 		err := c.apply(ctx, &warnings)
 		if err == nil {
 			err = errors.Join(context.Cause(ctx), c.checkAlive())
+		}
+		// A call that did not return has kept the signal from the process until now.
+		if err == nil && c.interrupted != nil {
+			err = c.interrupted()
 		}
 		if err != nil {
 			return errors.Join(err, c.root.Undo())
