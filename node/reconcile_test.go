@@ -606,9 +606,8 @@ func TestGPUsAreAskedWithoutAReconciliation(t *testing.T) {
 	b.start()
 	b.run()
 	waitAsked := func(n int64) {
-		for end := asked.Load() + n; asked.Load() < end; {
-			time.Sleep(time.Millisecond)
-		}
+		end := asked.Load() + n
+		testenv.Eventually(t, "the GPUs are asked", func() bool { return asked.Load() >= end })
 	}
 	waitAsked(5) // Run has begun, perhaps with a reconciliation
 	before := reconciled.Load()
@@ -624,6 +623,26 @@ func TestGPUsAreAskedWithoutAReconciliation(t *testing.T) {
 	if n := reconciled.Load() - before; n > 0 {
 		t.Errorf("%d reconciliations of a GPU that stays lost", n)
 	}
+}
+
+// What must hold before a reconciliation, such as the owner of the hook, is checked as often as the GPUs are asked.
+func TestRunNoticesACheckThatFails(t *testing.T) {
+	var fails atomic.Bool
+	b := newFixture(t, "pcie-quad", func(o *Options) {
+		o.GPUInterval = 20 * time.Millisecond
+		o.Check = func() error {
+			if fails.Load() {
+				return errors.New("the hook is gone")
+			}
+			return nil
+		}
+	})
+	b.start()
+	b.run()
+	fails.Store(true)
+	b.wait("no healthy GPU", func(s State) bool { good, bad := healthy(s); return good == 0 && bad == 4 })
+	fails.Store(false)
+	b.wait("healthy GPUs", func(s State) bool { good, bad := healthy(s); return good == 4 && bad == 0 })
 }
 
 // upgrade replaces the node's driver in place.

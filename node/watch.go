@@ -83,6 +83,7 @@ func (r *Reconciler) Run(ctx context.Context) (err error) {
 			continue
 		}
 		began := time.Now()
+		r.heartbeat.Store(began.UnixNano())
 		if err := r.reconcile(ctx); err != nil {
 			return err
 		}
@@ -133,9 +134,10 @@ func (r *Reconciler) changed() bool {
 		r.descriptorFingerprint() != r.descriptorsWritten)
 }
 
-// gpusChanged reports whether the GPUs are not as at the last reconciliation, or cannot be read.
+// gpusChanged reports whether the GPUs are not as at the last reconciliation, or cannot be read. So they are if the last
+// reconciliation failed, or what must hold before each does not.
 func (r *Reconciler) gpusChanged(ctx context.Context) bool {
-	if r.plan == nil || r.failures > 0 {
+	if r.plan == nil || r.failures > 0 || r.opts.Check != nil && r.opts.Check() != nil {
 		return true
 	}
 	s, err := r.opts.Source.Snapshot(ctx)
