@@ -50,7 +50,9 @@ const gather = 100 * time.Millisecond
 // reset resets a GPU. It waits for calls. Before the first of several resets at one time the driver is released, and
 // reopened after the last.
 func (g *gate) reset(ctx context.Context, release, reopen, work func() error) error {
-	sleep(ctx, gather)
+	if !sleep(ctx, gather) {
+		return context.Cause(ctx)
+	}
 	first := false
 	g.change(func() { g.waiting++ })
 	err := g.enter(ctx, func() bool { return g.calls == 0 && !g.switching }, func() {

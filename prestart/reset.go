@@ -238,8 +238,12 @@ func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
 		outcome := ResetFailed
 		reopened := true
+		begun := false
 		err := x.gate.reset(reserved,
-			func() error { return x.opts.Driver.Release(reserved) },
+			func() error {
+				begun = true
+				return x.opts.Driver.Release(reserved)
+			},
 			func() error {
 				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reopenLimit)
 				defer cancel()
@@ -248,6 +252,7 @@ func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 				return err
 			},
 			func() error {
+				begun = true
 				var err error
 				outcome, err = x.opts.Resetter.Reset(reserved, x.d)
 				if err == nil && outcome != ResetDone {
@@ -255,8 +260,11 @@ func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 				}
 				return err
 			})
-		if busy != nil && reopened && notBegun(reserved, err) {
+		switch {
+		case busy != nil && !begun:
 			return ResetBusy, busy
+		case busy != nil && outcome == ResetFailed:
+			err = fmt.Errorf("%w; before that it was %w", err, busy)
 		}
 		if outcome != ResetBusy || !reopened || !sleep(reserved, pause) {
 			return outcome, err
@@ -270,12 +278,6 @@ func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 			return ResetFailed, open
 		}
 	}
-}
-
-// notBegun reports whether a reset failed because ctx ended before it began.
-func notBegun(ctx context.Context, err error) bool {
-	_, begun := errors.AsType[*AbandonedError](err)
-	return ctx.Err() != nil && !begun && errors.Is(err, context.Cause(ctx))
 }
 
 // answers waits until the GPU answers after its reset and is healthy.
