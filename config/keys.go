@@ -103,8 +103,8 @@ var keys = []key{
 	{"registration", "`method` of registration: kubelet (call the kubelet's socket), watcher (create a socket in " +
 		"plugins-registry-dir)"},
 	{"runtime-dir", "`directory` for the control socket and the files of MPS daemons, in /run; the path must be the same on the host"},
-	{"state-dir", "`directory` for the descriptors of devices and manager's placements, which must survive a reboot; " +
-		"the path must be the same on the host"},
+	{"state-dir", "`directory` for the descriptors and the health of devices, and manager's placements, which must " +
+		"survive a reboot; the path must be the same on the host"},
 	{"strategy", "`list` of ways to give containers their devices: cdi-cri, cdi-annotations, device-specs, envvar"},
 	{"device-id-strategy", "`names` of devices in CDI names and variables: uuid, index (can change when a GPU is " +
 		"added or removed)"},

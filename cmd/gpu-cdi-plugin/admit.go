@@ -11,6 +11,7 @@ import (
 
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/shellword"
+	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/api"
 	"gpu-cdi-plugin/manager/arguments"
 	"gpu-cdi-plugin/manager/model"
@@ -126,8 +127,12 @@ func (a *app) admit(ctx context.Context, o admitOptions) error {
 // container of it may run.
 func (a *app) stillPlaced(ctx context.Context, placed api.Pod, err error) error {
 	err = classify(err)
-	const keeps = " keeps its devices: admit it again to try again, or take them back with gpu-cdi-plugin release "
-	hint := "pod " + podName(placed.Metadata) + keeps + shellword.Quote(placed.Metadata.UID)
+	again := "admit it again to try again, or "
+	if errors.Is(err, manager.ErrBadResponse) { // which stays until the release
+		again = ""
+	}
+	hint := "pod " + podName(placed.Metadata) + " keeps its devices: " + again +
+		"take them back with gpu-cdi-plugin release " + shellword.Quote(placed.Metadata.UID)
 	if ctx.Err() != nil { // the error will be that of the signal
 		a.log.Warn(hint)
 	}

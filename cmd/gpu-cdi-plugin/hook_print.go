@@ -54,7 +54,7 @@ func (a *app) hookPrint(engines []string, out output) error {
 		fmt.Fprintf(&text, "# %s\n%s\n", c.Path, content(c.After))
 	}
 	return out.print(a.stdout, view{
-		data:  map[string][]file{"files": files},
-		table: table{legend: strings.TrimSuffix(text.String(), "\n")},
+		data: map[string][]file{"files": files},
+		text: strings.TrimSuffix(text.String(), "\n"),
 	})
 }

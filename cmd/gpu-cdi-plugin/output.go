@@ -37,6 +37,7 @@ type view struct {
 	data  any // for JSON and YAML, with json tags
 	table table
 	names []string
+	text  string                // printed as it is in place of the table, such as a file
 	draw  func(io.Writer) error // writes SVG or JUnit
 }
 
@@ -62,6 +63,8 @@ func (o *output) print(w io.Writer, v view) error {
 		}
 	case "svg", "junit":
 		err = v.draw(w)
+	case "text":
+		_, err = io.WriteString(w, v.text)
 	default:
 		err = v.table.write(w, o.format == "wide", o.noHeaders)
 	}
@@ -83,7 +86,8 @@ func (t *table) write(w io.Writer, wide, noHeaders bool) error {
 		}
 		var line []string
 		for _, cell := range row { // an error of several lines must not break the table
-			line = append(line, strings.ReplaceAll(cli.Visible(cell), "\n", " "))
+			lines := strings.FieldsFunc(cell, func(r rune) bool { return r == '\n' || r == '\r' })
+			line = append(line, cli.Visible(strings.Join(lines, " ")))
 		}
 		// An empty cell at the end would become trailing blanks.
 		if _, err := fmt.Fprintln(tw, strings.TrimRight(strings.Join(line, "\t"), "\t")); err != nil {

@@ -135,7 +135,7 @@ func (s *served) addLoader(program string) {
 		mustDo(s.t, err)
 		at := filepath.Join(s.node.Root(), path)
 		mustDo(s.t, os.MkdirAll(filepath.Dir(at), 0o755))
-		mustDo(s.t, os.WriteFile(at, data, 0o755))
+		testenv.WriteProgram(s.t, at, data)
 	}
 }
 

@@ -162,7 +162,7 @@ func Report(w io.Writer, err error, asJSON bool) {
 	}
 	fmt.Fprintf(w, "error: %s\n", strings.ReplaceAll(Visible(report.Error), "\n", "\nerror: "))
 	if report.Hint != "" {
-		fmt.Fprintf(w, "hint: %s\n", report.Hint)
+		fmt.Fprintf(w, "hint: %s\n", Visible(report.Hint))
 	}
 }
 
