@@ -199,9 +199,9 @@ func (k *kubelet) registered() ([]*plugin, chan struct{}) {
 func byResource(a, b *plugin) int { return cmp.Compare(a.resource, b.resource) }
 
 // await waits until all the resources have registered, or without any until one has, and then until no registration
-// follows for a while: a plugin that is about to register a second time is not ready for the next step. Nor is one whose
-// list has ended, such as a plugin that serves anew for each of two kubelets and has registered for the first. It reports
-// whether the resources have registered within the time limit.
+// follows for a while: a plugin that is about to register a second time is not ready for the next step. Longer if a list
+// has ended: a plugin that serves anew for each of two kubelets may have registered for the first. It reports whether the
+// resources have registered within the time limit.
 func (k *kubelet) await(ctx context.Context, resources []string) ([]*plugin, bool) {
 	timer := time.NewTimer(k.timeout)
 	defer timer.Stop()
@@ -209,19 +209,23 @@ func (k *kubelet) await(ctx context.Context, resources []string) ([]*plugin, boo
 		list, changed := k.registered()
 		complete := len(list) > 0 && subset(resources, names(list))
 		var settled <-chan time.Time
-		if complete && !slices.ContainsFunc(list, listEnded) {
+		ended := slices.ContainsFunc(list, listEnded)
+		switch {
+		case complete && ended:
+			settled = time.After(k.timeout / 2)
+		case complete:
 			settled = time.After(k.timeout / 20)
 		}
 		select {
 		case <-changed:
 		case <-settled:
-			if !slices.ContainsFunc(list, listEnded) {
+			if ended || !slices.ContainsFunc(list, listEnded) {
 				return list, true
 			}
 		case <-timer.C:
 			return list, complete
 		case <-ctx.Done():
-			return list, false
+			return list, complete
 		}
 	}
 }
