@@ -186,7 +186,8 @@ func TestAGPUThatIsUnboundIsClosed(t *testing.T) {
 	if session.unbinding.due() || time.Since(began) > 3*eventWait {
 		t.Errorf("the library was not opened again, or after %v", time.Since(began))
 	}
-	for e := nextEvent(t, events); e.Kind != gpu.EventSource || e.Err != nil; e = nextEvent(t, events) {
+	isSource := func(e gpu.Event) bool { return e.Kind == gpu.EventSource && e.Err == nil && e.GPU == uuidOf(node, 2) }
+	for e := nextEvent(t, events); !isSource(e); e = nextEvent(t, events) {
 	}
 	sendXID(t, node, events, 2, 31)
 	must(t, node.Unbind(1)) // it is received again

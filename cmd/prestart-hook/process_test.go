@@ -126,7 +126,7 @@ func (c *container) must(err error) {
 func (c *container) write(name, data string) {
 	c.t.Helper()
 	c.must(os.MkdirAll(filepath.Dir(c.path(name)), 0o755))
-	c.must(os.WriteFile(c.path(name), []byte(data), 0o755))
+	testenv.WriteProgram(c.t, c.path(name), []byte(data))
 }
 
 func (c *container) link(target, name string) {

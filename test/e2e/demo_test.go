@@ -55,9 +55,7 @@ func demo(t *testing.T, machine, dir string) *exec.Cmd {
 func writeProgram(t *testing.T, name, script string) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteProgram(t, filepath.Join(dir, name), []byte("#!/bin/sh\n"+script))
 	return dir
 }
 

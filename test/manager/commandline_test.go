@@ -151,12 +151,10 @@ func TestTheGroupMayAsk(t *testing.T) {
 	p.plug(plugintest.New(gpu, plugintest.Devices(2)...), 2)
 	program := filepath.Join(p.dir, "gpu-cdi-plugin") // where every user can run it
 	data, err := os.ReadFile(shared.Program(t, "gpu-cdi-plugin"))
-	if err == nil {
-		err = os.WriteFile(program, data, 0o755) //nolint:gosec // users run it
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	testenv.WriteProgram(t, program, data)
 	manifest := p.manifest("theirs", 1)
 	ask := func(code int, groups []string, verb ...string) proc.Result {
 		t.Helper()
