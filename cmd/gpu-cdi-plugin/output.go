@@ -63,10 +63,12 @@ func (o *output) print(w io.Writer, v view) error {
 		}
 	case "svg", "junit":
 		err = v.draw(w)
-	case "text":
-		_, err = io.WriteString(w, v.text)
 	default:
-		err = v.table.write(w, o.format == "wide", o.noHeaders)
+		if v.text != "" {
+			_, err = io.WriteString(w, v.text)
+		} else {
+			err = v.table.write(w, o.format == "wide", o.noHeaders)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("print the result: %w", err)
