@@ -17,8 +17,8 @@ import (
 
 // BenchmarkMemory measures the memory of a plugin while it serves eight GPUs, each of which was allocated, and the size
 // of its program. "anonymous" is RssAnon, "cgroup" the usage of a memory cgroup of its own less file cache. Each is the
-// median over more than a minute, in which this project's plugin reconciles the node twice. The floor is a Go program
-// that has opened the driver's library.
+// median over more than a minute, in which this project's plugin reconciles the node twice. "cpu" is the processor time
+// that it uses meanwhile. The floor is a Go program that has opened the driver's library.
 func BenchmarkMemory(b *testing.B) {
 	const samples = 70
 	node := drivers["with MIG minors"](b)
@@ -36,7 +36,11 @@ func BenchmarkMemory(b *testing.B) {
 			}
 		}
 	}
+	used := map[*plugin]float64{}
 	for b.Loop() {
+		for _, p := range all {
+			used[p] = processorTime(b, p.process.Pid())
+		}
 		for range samples {
 			time.Sleep(time.Second)
 			for _, p := range all {
@@ -45,6 +49,9 @@ func BenchmarkMemory(b *testing.B) {
 					cgroup[p] = append(cgroup[p], cgroupUsage(b, p.cgroup))
 				}
 			}
+		}
+		for _, p := range all {
+			used[p] = processorTime(b, p.process.Pid()) - used[p]
 		}
 	}
 	b.ReportMetric(0, "ns/op")
@@ -58,6 +65,7 @@ func BenchmarkMemory(b *testing.B) {
 		b.ReportMetric(float64(info.Size())/1e6, p.prefix+"binary-MB")
 		b.ReportMetric(median(anonymous[p]), p.prefix+"anonymous-MB")
 		b.ReportMetric(slices.Max(anonymous[p]), p.prefix+"anonymous-most-MB")
+		b.ReportMetric(used[p]*60/samples, p.prefix+"cpu-s/min")
 		if len(cgroup[p]) > 0 {
 			b.ReportMetric(median(cgroup[p]), p.prefix+"cgroup-MB")
 		}
@@ -90,6 +98,24 @@ func startWaiting(b *testing.B, program, library string) (pid int) {
 func rssAnon(b *testing.B, pid int) float64 {
 	b.Helper()
 	return field(b, fmt.Sprintf("/proc/%d/status", pid), "RssAnon:") * 1024 / 1e6
+}
+
+// processorTime is how long processors have worked for a process, in seconds; see proc_pid_stat(5).
+func processorTime(b *testing.B, pid int) float64 {
+	b.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	var user, system float64
+	_, afterName, _ := strings.Cut(string(data), ") ")
+	for i, to := range map[int]*float64{11: &user, 12: &system} {
+		if *to, err = strconv.ParseFloat(strings.Fields(afterName)[i], 64); err != nil {
+			b.Fatal(err)
+		}
+	}
+	const ticks = 100 // a second, on all common machines
+	return (user + system) / ticks
 }
 
 // makeMemoryCgroup makes a memory cgroup, of version 2 or 1, until the end of the benchmark. It returns its directory,
