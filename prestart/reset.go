@@ -225,8 +225,8 @@ func (x *run) checkBeforeReset(ctx context.Context) (string, error) {
 }
 
 // tryUntilReset resets the GPU, again and again while it is busy. Between the tries the driver is open, and other GPUs
-// are prepared. A try that does not begin before the deadline says nothing of the GPU: the result is that of the try
-// before.
+// are prepared. A try of which nothing is known but that the deadline ended it says nothing of the GPU: the result is
+// that of the try before.
 func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 	reserved := ctx
 	if deadline, ok := ctx.Deadline(); ok {
@@ -238,12 +238,8 @@ func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
 		outcome := ResetFailed
 		reopened := true
-		begun := false
 		err := x.gate.reset(reserved,
-			func() error {
-				begun = true
-				return x.opts.Driver.Release(reserved)
-			},
+			func() error { return x.opts.Driver.Release(reserved) },
 			func() error {
 				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reopenLimit)
 				defer cancel()
@@ -252,7 +248,6 @@ func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 				return err
 			},
 			func() error {
-				begun = true
 				var err error
 				outcome, err = x.opts.Resetter.Reset(reserved, x.d)
 				if err == nil && outcome != ResetDone {
@@ -260,11 +255,8 @@ func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 				}
 				return err
 			})
-		switch {
-		case busy != nil && !begun:
+		if busy != nil && reopened && saysOnlyThatEnded(reserved, err) {
 			return ResetBusy, busy
-		case busy != nil && outcome == ResetFailed:
-			err = fmt.Errorf("%w; before that it was %w", err, busy)
 		}
 		if outcome != ResetBusy || !reopened || !sleep(reserved, pause) {
 			return outcome, err
@@ -278,6 +270,11 @@ func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 			return ResetFailed, open
 		}
 	}
+}
+
+// saysOnlyThatEnded reports whether an error has no more than that ctx has ended: not what hangs, for example.
+func saysOnlyThatEnded(ctx context.Context, err error) bool {
+	return err != nil && ctx.Err() != nil && err.Error() == context.Cause(ctx).Error()
 }
 
 // answers waits until the GPU answers after its reset and is healthy.
