@@ -28,7 +28,7 @@ const (
 	systemBind   EventType = 0x2
 )
 
-// Event is what the driver tells the event sets in which the GPU is registered. Sets that are made later do not get it.
+// Event is an event of a GPU. The event sets in which the GPU is registered get it; sets that are made later do not.
 type Event struct {
 	GPU  int
 	Type EventType

@@ -35,8 +35,8 @@ func (n *Node) Unplug(gpu int) error { return n.detach(gpu, kindUnplugged) }
 // Plug undoes Unplug.
 func (n *Node) Plug(gpu int) error { return n.attach(gpu, kindUnplugged) }
 
-// unbindWait is how long unbinding a GPU waits for programs that have it open, and unbindPoll how often it looks. The
-// real driver waits for ever, and looks as often.
+// unbindWait is how long unbinding a GPU waits for programs that have it open, and unbindPoll how often it checks. The
+// real driver waits for ever, and checks as often.
 const (
 	unbindWait = 10 * time.Second
 	unbindPoll = 500 * time.Millisecond

@@ -20,7 +20,7 @@ type PCIReset struct {
 	Refuse bool
 }
 
-// resetPoll is how often a wait for the writer looks whether the context has ended.
+// resetPoll is how often a wait for the writer checks whether the context has ended.
 const resetPoll = 20 * time.Millisecond
 
 // ServePCIReset is the kernel for one reset of a GPU: it waits for a program that opens the reset file, keeps its write
@@ -73,7 +73,7 @@ func (n *Node) servePCIReset(ctx context.Context, path string, r PCIReset) (err 
 	return drain(ctx, pipe)
 }
 
-// openFullPipe opens a FIFO that has no room, so that a write blocks until somebody reads.
+// openFullPipe opens a FIFO that has no room, so that a write blocks until a program reads.
 func openFullPipe(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -90,7 +90,7 @@ func openFullPipe(path string) (*os.File, error) {
 	return pipe, nil
 }
 
-// watchOpens returns an inotify descriptor that tells when a program opens a file.
+// watchOpens returns an inotify descriptor that reports when a program opens a file.
 func watchOpens(path string) (int, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {

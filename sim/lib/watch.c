@@ -1,6 +1,6 @@
-// Waiting for a change of the state file, with inotify while somebody waits. One waiting thread reads the events for all;
-// when it leaves, another takes its place. So a process has one inotify instance, however many sets wait: a user has few
-// of them (128 by default). Without inotify the file is polled.
+// Waiting for a change of the state file, with inotify while threads wait. One waiting thread reads the events for all;
+// when it leaves, another takes over. So a process has one inotify instance, however many sets wait: a user has few of
+// them (128 by default). Without inotify the file is polled.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-// An upper limit of a sleep, since no event tells that a directory above the file was replaced.
+// An upper limit of a sleep, since no event reports that a directory above the file was replaced.
 enum { SLEEP_NS = 500000000, POLL_NS = 10000000 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
