@@ -65,9 +65,10 @@ static nvmlReturn_t replace(const char *path, const char *next, struct edit *e, 
     return result;
 }
 
-// Removes the records for which drop is true, and appends formatted lines, if there is a format. NO_PERMISSION: the caller may not change the
-// node's state.
-nvmlReturn_t state_edit(bool (*drop)(const struct record *, const void *), const void *argument, const char *format, ...)
+// Removes the records for which drop is true, and appends formatted lines, if there is a format. NO_PERMISSION: the
+// caller may not change the node's state.
+nvmlReturn_t state_edit(bool (*drop)(const struct record *, const void *), const void *argument,
+                        const char *format, ...)
 {
     char path[PATH_MAX], lock_path[PATH_MAX], next[PATH_MAX];
     if (!node_path(path, sizeof(path), "/run/gpu-sim/state") ||

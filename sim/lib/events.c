@@ -1,6 +1,6 @@
 // Event sets. Events are in the state file: each has a sequence number that only grows, and a set returns those after
-// the registration of the GPU with it, in their order. A wait holds no lock; a change of the state file, a freed set and
-// a shutdown end it.
+// the registration of the GPU with it, in their order. A wait holds no lock; a change of the state file, a freed set
+// and a shutdown end it.
 #define _GNU_SOURCE
 #include "sim.h"
 

@@ -42,8 +42,8 @@ static int front_end(void)
 static int help(void)
 {
     puts("CUDA MPS Control of a simulated driver.\n\n"
-         "  This program allows multiple CUDA processes to share a single GPU context. For information on how to use the "
-         "CUDA MPS, see the nvidia-cuda-mps-control manual page.\n");
+         "  This program allows multiple CUDA processes to share a single GPU context. For information on how to use "
+         "the CUDA MPS, see the nvidia-cuda-mps-control manual page.\n");
     return 0;
 }
 

@@ -180,8 +180,8 @@ static bool welcome(int fd)
     size_t length = (size_t)snprintf(text, sizeof(text), "welcome server=%d active_thread_percentage=%.1f\n", getpid(),
                                      self.threads);
     for (size_t i = 0; i < self.count && length < sizeof(text); i++)
-        length += (size_t)snprintf(text + length, sizeof(text) - length, "device=%zu uuid=%s pinned_mem_limit=%lld\n", i,
-                                   self.devices[i].uuid, self.devices[i].limit);
+        length += (size_t)snprintf(text + length, sizeof(text) - length, "device=%zu uuid=%s pinned_mem_limit=%lld\n",
+                                   i, self.devices[i].uuid, self.devices[i].limit);
     return length < sizeof(text) && mps_send(fd, text, length);
 }
 

@@ -153,7 +153,8 @@ bool reset_by_file(const struct world *w, unsigned int slot)
     char name[PATH_SIZE], path[PATH_MAX];
     struct stat st;
     const struct gpu *g = &w->gpus[slot];
-    snprintf(name, sizeof(name), "/sys/bus/pci/devices/%04x:%02x:%02x.%x/reset", g->domain, g->bus, g->device, g->function);
+    snprintf(name, sizeof(name), "/sys/bus/pci/devices/%04x:%02x:%02x.%x/reset", g->domain, g->bus, g->device,
+             g->function);
     if (!node_path(path, sizeof(path), name) || stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0)
         return false;
     return truncate(path, 0) == 0 && apply_reset(w, slot) == NVML_SUCCESS;

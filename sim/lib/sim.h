@@ -258,7 +258,8 @@ unsigned int driver_branch(const struct world *w);
 
 // --- edit.c, values.c: changes of the state
 
-nvmlReturn_t state_edit(bool (*drop)(const struct record *, const void *), const void *argument, const char *format, ...)
+nvmlReturn_t state_edit(bool (*drop)(const struct record *, const void *), const void *argument,
+                        const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void values_read(struct gpu *g, const struct record *r);
 uint64_t gpu_value(const struct gpu *g, enum value v, uint64_t otherwise);

@@ -1,6 +1,6 @@
-// The values of a GPU that the state file changes, and that the GPU has otherwise: health, settings, and how resets end.
-// For each: its constant, its name in records, what a reset of the GPU does to it, the largest number, and its meaning,
-// which gpu-sim prints. Package sim reads this file too: one value on two lines.
+// The values of a GPU that the state file changes, and that the GPU has otherwise: health, settings, and how resets
+// end. For each: its constant, its name in records, what a reset of the GPU does to it, the largest number, and its
+// meaning, which gpu-sim prints. Package sim reads this file too: one value on two lines.
 VALUE(RECOVERY_ACTION, "recovery-action", BY_VALUE, UINT32_MAX,
       "the driver's verdict: none, reset, reboot, drain-p2p, drain-and-reset, or any number")
 VALUE(ECC_CORRECTED, "ecc-corrected", CLEARED, UINT64_MAX,

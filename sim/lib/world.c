@@ -35,8 +35,8 @@ static void copy(struct world *to, const struct world *from)
     memcpy(to->accounts, from->accounts, from->account_count * sizeof(from->accounts[0]));
 }
 
-// A world with one reference: a copy of base, or an empty one. Its pages are its own: those that are not
-// used take no memory, and all of them leave the process with the world. A heap would keep them, one heap for each thread.
+// A world with one reference: a copy of base, or an empty one. Its pages are its own: those that are not used take no
+// memory, and all of them leave the process with the world. A heap would keep them, one heap for each thread.
 struct world *world_new(const struct world *base)
 {
     struct world *w = mmap(NULL, sizeof(*w), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
