@@ -44,21 +44,16 @@ func (e *OtherDriverError) Error() string {
 	return fmt.Sprintf("devices of driver %s are in it, and the CDI specs are for %s", e.Config, e.Specs)
 }
 
-// Inject puts devices into the bundle's config.json, as an engine with CDI would. Names are qualified; dirs are the
-// spec directories from the lowest priority to the highest. It reports whether the file changed. What it does to the
-// content is that of EditConfig, and how it replaces the file that of EditBundle, with the errors of both.
-func Inject(bundle string, names []string, dirs ...string) (bool, error) {
-	return InjectWith(bundle, names, Additions{}, dirs...)
-}
-
 // Additions are what a container gets besides devices.
 type Additions struct {
 	Edits       specs.ContainerEdits
 	Annotations map[string]string
 }
 
-// InjectWith is Inject, and puts additions into the config.json too.
-func InjectWith(bundle string, names []string, more Additions, dirs ...string) (bool, error) {
+// Inject puts devices and additions into the bundle's config.json, as an engine with CDI would. Names are qualified;
+// dirs are the spec directories from the lowest priority to the highest. It reports whether the file changed. What it
+// does to the content is that of EditConfig, and how it replaces the file that of EditBundle, with the errors of both.
+func Inject(bundle string, names []string, more Additions, dirs ...string) (bool, error) {
 	edits, err := Load(dirs...).edits(names)
 	if err != nil {
 		return false, fmt.Errorf("inject devices: %w", err)

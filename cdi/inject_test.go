@@ -82,7 +82,7 @@ func (r *tree) inject(names ...string) (bool, error) {
 			names[i] = DefaultKind + "=" + n
 		}
 	}
-	return Inject(r.dir+"/bundle", names, r.dir+"/cdi")
+	return Inject(r.dir+"/bundle", names, Additions{}, r.dir+"/cdi")
 }
 
 func (r *tree) config() string {
@@ -149,7 +149,7 @@ func TestInjectWithAdditions(t *testing.T) {
 	for _, names := range [][]string{nil, {DefaultKind + "=0"}} {
 		r := bundle(t, plainConfig)
 		for _, want := range []bool{true, false} {
-			if changed, err := InjectWith(r.dir+"/bundle", names, more, r.dir+"/cdi"); changed != want || err != nil {
+			if changed, err := Inject(r.dir+"/bundle", names, more, r.dir+"/cdi"); changed != want || err != nil {
 				t.Fatalf("%v: changed %t, want %t, error %v", names, changed, want, err)
 			}
 		}

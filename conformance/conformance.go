@@ -205,6 +205,3 @@ func printable(text string) string {
 		return unicode.ReplacementChar
 	}, text)
 }
-
-// Rules returns all rules, in the order in which they are checked.
-func Rules() []Rule { return append([]Rule(nil), rules...) }

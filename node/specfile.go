@@ -14,10 +14,7 @@ import (
 )
 
 // SpecError reports that a CDI spec cannot be written or removed.
-type SpecError struct {
-	Path string
-	Err  error
-}
+type SpecError struct{ Err error }
 
 // Error is the text of the cause, which names the file.
 func (e *SpecError) Error() string { return e.Err.Error() }
@@ -59,7 +56,7 @@ func newSpecFile(path, kind string, extra *Extra) *specFile {
 	return &specFile{path: path, kind: kind, extra: extra, lock: fileLock{
 		path:    lockPath(path),
 		makeDir: makeDir,
-		wrap:    func(err error) error { return &SpecError{path, err} },
+		wrap:    func(err error) error { return &SpecError{err} },
 	}}
 }
 
@@ -100,7 +97,7 @@ func (r *Reconciler) writeSpec(f *plannedFile) (written bool, err error) {
 			return false, nil
 		}
 		if err := atomicfile.Remove(f.path); err != nil {
-			return false, &SpecError{f.path, fmt.Errorf("remove the spec without devices: %w", err)}
+			return false, &SpecError{fmt.Errorf("remove the spec without devices: %w", err)}
 		}
 		f.id = fileid.ID{}
 		r.log.Info("the CDI spec "+f.path+" was removed, since it would have no device", "path", f.path)
@@ -120,7 +117,7 @@ func (r *Reconciler) writeSpec(f *plannedFile) (written bool, err error) {
 		return false, nil
 	}
 	if err := cdi.WriteFile(f.path, f.content); err != nil {
-		return false, &SpecError{f.path, err}
+		return false, &SpecError{err}
 	}
 	f.created = id.IsZero()
 	if f.id = fileid.Of(f.path); f.id.IsZero() {

@@ -62,7 +62,7 @@ func (a *app) inject(bundle string, names []string, more cdi.Additions) error {
 				fmt.Errorf("devices of %s are not put into the bundle: %v", f.Path, unsafe[0]))
 		}
 	}
-	changed, err := cdi.InjectWith(bundle, names, more, a.specDirs(h)...)
+	changed, err := cdi.Inject(bundle, names, more, a.specDirs(h)...)
 	if errors.Is(err, cdi.ErrNoConfig) {
 		err = cli.With(cli.Failure, "runc spec --bundle "+shellword.Quote(bundle)+" makes one", err)
 	}
