@@ -110,8 +110,7 @@ func (a *app) serve(cmd *cobra.Command) error {
 	if err := s.plugin.Check(); err != nil { // before the spec is written
 		return err
 	}
-	return s.run(cmd, s.runPlugin, s.mps.Run, s.newControl().Run, s.releaser.run, s.reporter.Run, s.newFreed().Run,
-		s.prepared.Run)
+	return s.run(cmd, s.runPlugin, s.mps.Run, s.newControl().Run, s.releaser.run, s.reporter.Run, s.newFreed().Run)
 }
 
 func (a *app) newService() (*service, error) {

@@ -88,3 +88,21 @@ func (s *served) devices(args ...string) string {
 	mustDo(s.t, err)
 	return string(out)
 }
+
+// A preparation that goes on when serve is told to end is recorded.
+func TestServeRecordsAPreparationThatEndsAfterSIGTERM(t *testing.T) {
+	t.Parallel()
+	program := filepath.Join(t.TempDir(), "program")
+	mustDo(t, os.WriteFile(program, []byte("#!/bin/sh\ntouch $0.began\nsleep 1\n"), 0o755))
+	s := newServed(t, "pcie-quad", "prestart: {exec: "+program+"}")
+	s.start()
+	e := s.listed(gpuResource, 4, 0)
+	prepared := make(chan error, 1)
+	go func() { prepared <- s.tryPreStart(e, s.uuids()[1]) }()
+	waitFor(t, "the preparation", func() bool { _, err := os.Stat(program + ".began"); return err == nil })
+	mustDo(t, s.end(syscall.SIGTERM))
+	mustDo(t, <-prepared)
+	if lines := strings.Split(s.devices("-o", "wide", "--no-headers"), "\n"); !strings.Contains(lines[1], " check ok ") {
+		t.Errorf("%q has no preparation", lines[1])
+	}
+}

@@ -58,16 +58,22 @@ func (p *preparer) warnOfParts(resources []resource.Resource) {
 	}
 }
 
-// waitPreparations is how long the end of the program waits for preparations: Kubernetes kills a pod 30 s after SIGTERM.
+// waitPreparations is how long the end of the program waits for preparations. Kubernetes kills a pod 30 s after SIGTERM.
 const waitPreparations = 20 * time.Second
 
-// runPlugin runs the plugin and, after it has ended, waits for the preparations that have not.
+// runPlugin runs the plugin and, after it has ended, waits for the preparations that have not. All are recorded.
 func (s *service) runPlugin(ctx context.Context) error {
+	afterEnd := context.WithoutCancel(ctx)
+	recording, endRecording := context.WithCancel(afterEnd)
+	defer endRecording()
+	var records errgroup.Group
+	records.Go(func() error { return s.prepared.Run(recording) })
 	err := s.plugin.Run(ctx)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), waitPreparations)
+	waiting, cancel := context.WithTimeout(afterEnd, waitPreparations)
 	defer cancel()
-	s.preparer.runner.Wait(ctx)
-	return err
+	s.preparer.runner.Wait(waiting)
+	endRecording()
+	return errors.Join(err, records.Wait())
 }
 
 // findSMI finds the driver's own tool, which resets GPUs.
