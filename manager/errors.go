@@ -12,6 +12,8 @@ var (
 	// ErrConflict means that a request contradicts what is placed: the UID has another request, or the container has
 	// ended.
 	ErrConflict = errors.New("conflict")
+	// ErrPlaced means that a pod that is imported, or a device of it, is placed already.
+	ErrPlaced = errors.New("is placed already")
 	// ErrInvalid means that a pod cannot be placed as it is described, for example without a UID.
 	ErrInvalid = errors.New("invalid pod")
 	// ErrBadResponse means that no container can have what a plugin answered. The answer is kept until the pod is

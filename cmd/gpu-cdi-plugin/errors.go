@@ -18,6 +18,7 @@ import (
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/shellword"
 	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/api"
 	"gpu-cdi-plugin/manager/checkpoint"
 	"gpu-cdi-plugin/manager/dialect"
@@ -95,7 +96,7 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(state.ErrNewer, cli.Failure,
 		"start the newer version of this program, or name another directory with --state-dir"),
 	cli.Sentinel(checkpoint.ErrChecksum, cli.Failure, "the file is damaged, or was changed by hand"),
-	cli.Sentinel(errPlaced, cli.Failure, "start the manager and release the pod that has it"),
+	cli.Sentinel(manager.ErrPlaced, cli.Failure, "start the manager and release the pod that has it"),
 	cli.Sentinel(errNoPod, cli.Failure, "gpu-cdi-plugin pods lists the pods"),
 	cli.Typed(func(*dialect.CrashError) (cli.Code, string) {
 		return cli.Failure, "without --dialect the manager does not have this fault"

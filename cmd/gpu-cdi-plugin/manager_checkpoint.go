@@ -18,7 +18,6 @@ import (
 	"gpu-cdi-plugin/internal/regular"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/checkpoint"
-	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/state"
 )
@@ -95,7 +94,7 @@ func (a *app) importCheckpoint(ctx context.Context, path string) error {
 	names := slices.AppendSeq(slices.Clone(loaded.Resources), maps.Keys(c.RegisteredDevices))
 	slices.Sort(names)
 	names = slices.Compact(names)
-	imported, err := importable(loaded.Placements, c.Placements(), names)
+	imported, err := manager.Importable(loaded.Placements, c.Placements(), names)
 	if err == nil {
 		caller, now := model.Caller{UID: os.Getuid(), GID: os.Getgid(), PID: os.Getpid()}, time.Now().UTC()
 		for i := range imported {
@@ -111,74 +110,6 @@ func (a *app) importCheckpoint(ctx context.Context, path string) error {
 	return err
 }
 
-// importable returns the pods to add. Those that an import before this one has added are left out.
-func importable(placed, pods []model.Placement, resources []string) ([]model.Placement, error) {
-	if len(resources) > endpoint.MaxResources {
-		return nil, fmt.Errorf("there are %d resources, and the manager takes %d", len(resources), endpoint.MaxResources)
-	}
-	for _, p := range pods {
-		if err := manager.Validate(p.Pod); err != nil {
-			return nil, fmt.Errorf("pod %q: %w", p.Pod.UID, err)
-		}
-	}
-	added := slices.DeleteFunc(pods, func(p model.Placement) bool {
-		return slices.ContainsFunc(placed, func(have model.Placement) bool { return samePlacement(have, p) })
-	})
-	return added, checkUnplaced(placed, added)
-}
-
-// samePlacement is whether two placements have the same devices, in containers that have not ended.
-func samePlacement(a, b model.Placement) bool {
-	return a.Pod.UID == b.Pod.UID && len(a.Ended) == len(b.Ended) &&
-		slices.EqualFunc(a.Allocations, b.Allocations, func(a, b model.Allocation) bool {
-			return a.Container == b.Container && a.Resource == b.Resource && slices.Equal(a.IDs, b.IDs) &&
-				bytes.Equal(a.Response, b.Response) && maps.EqualFunc(a.NUMA, b.NUMA, slices.Equal)
-		})
-}
-
-// errPlaced is that a pod or a device is placed already.
-var errPlaced = errors.New("is placed already")
-
-// checkUnplaced returns an error if one of the pods, or of their devices, is placed already.
-func checkUnplaced(placed, imported []model.Placement) error {
-	type device struct{ resource, id string }
-	pods, holders := map[string]bool{}, map[device]string{}
-	hold := func(p model.Placement) error {
-		for _, allocation := range held(p) {
-			for _, id := range allocation.IDs {
-				d := device{allocation.Resource, id}
-				if holder, ok := holders[d]; ok && holder != p.Pod.UID {
-					return fmt.Errorf("%s=%s of pod %s %w: pod %s has it", d.resource, id, p.Pod.UID, errPlaced, holder)
-				}
-				holders[d] = p.Pod.UID
-			}
-		}
-		return nil
-	}
-	for _, p := range placed {
-		pods[p.Pod.UID] = true
-		if err := hold(p); err != nil {
-			return err
-		}
-	}
-	for _, p := range imported {
-		if pods[p.Pod.UID] {
-			return fmt.Errorf("pod %s %w", p.Pod.UID, errPlaced)
-		}
-		if err := hold(p); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// held are the allocations of the containers that have not ended for good: the devices of others may be another pod's.
-func held(p model.Placement) []model.Allocation {
-	return slices.DeleteFunc(slices.Clone(p.Allocations), func(a model.Allocation) bool {
-		return slices.Contains(p.Ended, a.Container)
-	})
-}
-
 func (a *app) exportCheckpoint(path string) error {
 	store, loaded, err := a.openPlacements()
 	if err != nil {
@@ -188,7 +119,7 @@ func (a *app) exportCheckpoint(path string) error {
 		return err
 	}
 	for i := range loaded.Placements {
-		loaded.Placements[i].Allocations = held(loaded.Placements[i])
+		loaded.Placements[i].Allocations = loaded.Placements[i].Held()
 	}
 	registered := map[string][]string{}
 	for _, name := range loaded.Resources {

@@ -62,6 +62,13 @@ type Placement struct {
 	Caller   Caller    `json:"caller"`
 }
 
+// Held are the allocations of the containers that have not ended for good.
+func (p Placement) Held() []Allocation {
+	return slices.DeleteFunc(slices.Clone(p.Allocations), func(a Allocation) bool {
+		return slices.Contains(p.Ended, a.Container)
+	})
+}
+
 // Allocation is what one container has of one resource.
 type Allocation struct {
 	Container string `json:"container"`

@@ -97,10 +97,7 @@ func resolve(placements []placement) []placement {
 type device struct{ resource, id string }
 
 func heldDevices(p *model.Placement) (held []device) {
-	for _, a := range p.Allocations {
-		if slices.Contains(p.Ended, a.Container) {
-			continue
-		}
+	for _, a := range p.Held() {
 		for _, id := range a.IDs {
 			held = append(held, device{a.Resource, id})
 		}

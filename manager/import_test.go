@@ -1,4 +1,4 @@
-package main
+package manager_test
 
 import (
 	"errors"
@@ -37,10 +37,10 @@ func TestImportsAreCheckedAsAWhole(t *testing.T) {
 			pods: []model.Placement{placed("a", "0"), placed("b", "1")}, want: []string{"b"},
 		},
 		"a pod that has another device": {
-			pods: []model.Placement{placed("b", "1"), placed("a", "2")}, err: errPlaced, text: "pod a is placed already",
+			pods: []model.Placement{placed("b", "1"), placed("a", "2")}, err: manager.ErrPlaced, text: "pod a is placed already",
 		},
 		"a device of another pod": {
-			pods: []model.Placement{placed("b", "0")}, err: errPlaced, text: "r=0 of pod b is placed already: pod a has it",
+			pods: []model.Placement{placed("b", "0")}, err: manager.ErrPlaced, text: "r=0 of pod b is placed already: pod a has it",
 		},
 		"a pod without a UID": {
 			pods: []model.Placement{placed("b", "1"), placed("", "2")}, err: manager.ErrInvalid, text: `pod ""`,
@@ -52,7 +52,7 @@ func TestImportsAreCheckedAsAWhole(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			added, err := importable(before, test.pods, test.resources)
+			added, err := manager.Importable(before, test.pods, test.resources)
 			if test.text != "" {
 				if err == nil || !strings.Contains(err.Error(), test.text) || test.err != nil && !errors.Is(err, test.err) {
 					t.Fatalf("got the error %v, want %q", err, test.text)

@@ -1,0 +1,71 @@
+package manager
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"slices"
+
+	"gpu-cdi-plugin/manager/endpoint"
+	"gpu-cdi-plugin/manager/model"
+)
+
+// Importable returns the placements to add to those of a state that no manager has open, without those that an earlier
+// import has added. The resources are those of all. The error wraps ErrInvalid if a manager would not take one of the
+// pods, and ErrPlaced if one of them, or a device, is placed already.
+func Importable(placed, imported []model.Placement, resources []string) ([]model.Placement, error) {
+	if len(resources) > endpoint.MaxResources {
+		return nil, fmt.Errorf("there are %d resources, and the manager takes %d", len(resources), endpoint.MaxResources)
+	}
+	for _, p := range imported {
+		if err := Validate(p.Pod); err != nil {
+			return nil, fmt.Errorf("pod %q: %w", p.Pod.UID, err)
+		}
+	}
+	added := slices.DeleteFunc(slices.Clone(imported), func(p model.Placement) bool {
+		return slices.ContainsFunc(placed, func(have model.Placement) bool { return samePlacement(have, p) })
+	})
+	return added, checkUnplaced(placed, added)
+}
+
+// samePlacement reports whether two placements have the same devices, in containers that have not ended.
+func samePlacement(a, b model.Placement) bool {
+	return a.Pod.UID == b.Pod.UID && len(a.Ended) == len(b.Ended) &&
+		slices.EqualFunc(a.Allocations, b.Allocations, func(a, b model.Allocation) bool {
+			return a.Container == b.Container && a.Resource == b.Resource && slices.Equal(a.IDs, b.IDs) &&
+				bytes.Equal(a.Response, b.Response) && maps.EqualFunc(a.NUMA, b.NUMA, slices.Equal)
+		})
+}
+
+// checkUnplaced returns an error if one of the pods, or of their devices, is placed already.
+func checkUnplaced(placed, imported []model.Placement) error {
+	type device struct{ resource, id string }
+	pods, holders := map[string]bool{}, map[device]string{}
+	hold := func(p model.Placement) error {
+		for _, allocation := range p.Held() {
+			for _, id := range allocation.IDs {
+				d := device{allocation.Resource, id}
+				if holder, ok := holders[d]; ok && holder != p.Pod.UID {
+					return fmt.Errorf("%s=%s of pod %s %w: pod %s has it", d.resource, id, p.Pod.UID, ErrPlaced, holder)
+				}
+				holders[d] = p.Pod.UID
+			}
+		}
+		return nil
+	}
+	for _, p := range placed {
+		pods[p.Pod.UID] = true
+		if err := hold(p); err != nil {
+			return err
+		}
+	}
+	for _, p := range imported {
+		if pods[p.Pod.UID] {
+			return fmt.Errorf("pod %s %w", p.Pod.UID, ErrPlaced)
+		}
+		if err := hold(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
