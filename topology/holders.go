@@ -25,6 +25,15 @@ func (h *Holder) String() string {
 	return fmt.Sprintf("container %s of pod %s/%s", h.Container, h.Namespace, h.Pod)
 }
 
+// UUIDs returns the UUIDs of the devices that the container holds, one for each replica.
+func (h *Holder) UUIDs() []string {
+	uuids := make([]string, len(h.Devices))
+	for i, id := range h.Devices {
+		uuids[i] = uuidOf(id)
+	}
+	return uuids
+}
+
 // DeviceHolders returns the holders of the node's devices, without devices of other resources.
 func (n Node) DeviceHolders() []Holder {
 	onNode := map[string]bool{}
@@ -33,7 +42,7 @@ func (n Node) DeviceHolders() []Holder {
 	}
 	list := []Holder{}
 	for _, h := range n.Holders {
-		h.Devices = slices.DeleteFunc(slices.Clone(h.Devices), func(id string) bool { return !onNode[UUIDOf(id)] })
+		h.Devices = slices.DeleteFunc(slices.Clone(h.Devices), func(id string) bool { return !onNode[uuidOf(id)] })
 		if len(h.Devices) > 0 {
 			list = append(list, h)
 		}
@@ -41,8 +50,8 @@ func (n Node) DeviceHolders() []Holder {
 	return list
 }
 
-// UUIDOf returns the UUID in a device plugin ID.
-func UUIDOf(id string) string {
+// uuidOf returns the UUID in a device plugin ID.
+func uuidOf(id string) string {
 	uuid, _, _ := strings.Cut(id, "::")
 	return uuid
 }
@@ -80,8 +89,8 @@ func holdersOf(n Node) (holders []holder, uses map[string][]use) {
 	uses = map[string][]use{}
 	for i, h := range n.DeviceHolders() {
 		replicas := map[string]int{}
-		for _, id := range h.Devices {
-			replicas[UUIDOf(id)]++
+		for _, uuid := range h.UUIDs() {
+			replicas[uuid]++
 		}
 		var devices []string
 		for uuid, name := range deviceNames(n.Snapshot) {

@@ -7,12 +7,11 @@ import (
 	"strings"
 
 	"gpu-cdi-plugin/control"
-	"gpu-cdi-plugin/topology"
 	"gpu-cdi-plugin/topology/holders"
 )
 
-// allocation lists the CDI devices of a container, by the devices that the kubelet says it gave the container: those
-// devices themselves and, as Allocate gives them, the extras of each.
+// allocation returns the CDI names that a container got by Allocate: those of the devices that the kubelet says it has,
+// and of the extras.
 func (a *administrator) allocation(ctx context.Context, r control.Request) (string, error) {
 	state := a.node.State()
 	if state.Snapshot == nil {
@@ -25,9 +24,7 @@ func (a *administrator) allocation(ctx context.Context, r control.Request) (stri
 	var uuids []string
 	for _, h := range list {
 		if h.Namespace == r.Namespace && h.Pod == r.Pod && h.Container == r.Container {
-			for _, id := range h.Devices {
-				uuids = append(uuids, topology.UUIDOf(id))
-			}
+			uuids = append(uuids, h.UUIDs()...)
 		}
 	}
 	var names []string

@@ -16,7 +16,6 @@ import (
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/prestart"
 	"gpu-cdi-plugin/resource"
-	"gpu-cdi-plugin/topology"
 	"gpu-cdi-plugin/topology/holders"
 )
 
@@ -64,7 +63,7 @@ func (a *administrator) Handle(ctx context.Context, r control.Request, progress 
 	}
 }
 
-// find finds a device of the last snapshot by its UUID or index.
+// find returns a device of the last snapshot by its UUID or index.
 func (a *administrator) find(name string) (health.Device, string, error) {
 	s := a.node.State().Snapshot
 	if s == nil {
@@ -78,7 +77,7 @@ const (
 	// it is the same.
 	usersInterval = time.Second
 	repeatAfter   = time.Minute
-	// mpsInterval is how often a reset looks whether the MPS control daemon has ended.
+	// mpsInterval is how often a reset checks whether the MPS control daemon has ended.
 	mpsInterval = 100 * time.Millisecond
 	// usersLimit is how long the answer may take, and resetLimit how long a reset and its probes may.
 	usersLimit = 10 * time.Second
@@ -99,8 +98,7 @@ func (a *administrator) reset(
 		return "", fmt.Errorf("%s is being reset already", title)
 	}
 	defer a.resetting.Delete(d.UUID)
-	state := a.node.State()
-	one := gpuOf(state.Snapshot, d.UUID)
+	one := findGPU(a.node.State().Snapshot, d.UUID)
 	if one == nil {
 		return "", fmt.Errorf("%s is gone", title)
 	}
@@ -121,9 +119,7 @@ func (a *administrator) reset(
 	if err != nil {
 		return "", fmt.Errorf("reset %s: %w", title, err)
 	}
-	device := prestart.Device{
-		UUID: d.UUID, GPU: d.UUID, PCIBusID: one.PCIBusID, Nodes: a.nodesOf(one),
-	}
+	device := prestart.Device{UUID: d.UUID, GPU: d.UUID, PCIBusID: one.PCIBusID, Nodes: a.nodesOf(one)}
 	probe := func(ctx context.Context) error { return a.node.CheckReset(ctx, d.UUID) }
 	err = a.preparer.runner.Reset(ctx, device, probe)
 	if r.Force && prestart.InUse(err) {
@@ -158,20 +154,11 @@ func (a *administrator) endMPS(ctx context.Context, uuid string) (start func(), 
 	}
 }
 
-// gpuOf returns a GPU by its UUID, or nil.
-func gpuOf(s *gpu.Snapshot, uuid string) *gpu.Device {
-	at := slices.IndexFunc(s.Devices, func(d gpu.Device) bool { return d.UUID == uuid })
-	if at < 0 {
-		return nil
-	}
-	return &s.Devices[at]
-}
-
 // awaitFree returns nil when a GPU is not in use. Otherwise it returns an error or, with Wait, waits.
 func (a *administrator) awaitFree(
 	ctx context.Context, r control.Request, d *gpu.Device, title string, progress func(string),
 ) error {
-	said, at := "", time.Time{}
+	reported, at := "", time.Time{}
 	for {
 		users, err := a.usersOf(ctx, d, r.Force)
 		text := title + " is in use by " + strings.Join(users, ", ")
@@ -186,9 +173,9 @@ func (a *administrator) awaitFree(
 		if !r.Wait {
 			return errors.New(text + "; --wait waits until it is not in use")
 		}
-		if text != said || time.Since(at) > repeatAfter {
+		if text != reported || time.Since(at) > repeatAfter {
 			progress("waiting: " + text)
-			said, at = text, time.Now()
+			reported, at = text, time.Now()
 		}
 		select {
 		case <-time.After(usersInterval):
@@ -197,8 +184,8 @@ func (a *administrator) awaitFree(
 	}
 }
 
-// usersOf lists what uses a GPU or a MIG device of it: containers by the kubelet, and processes by the driver. Processes
-// outside containers are left out with force.
+// usersOf lists what uses a GPU or a MIG device of it: containers by the kubelet, and processes by the driver. With
+// force, processes outside containers are left out.
 func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, usersLimit) // the driver may hang, or be released
 	defer cancel()
@@ -212,9 +199,7 @@ func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) 
 	}
 	var users []string
 	for _, h := range list {
-		if slices.ContainsFunc(h.Devices, func(id string) bool {
-			return slices.Contains(uuids, topology.UUIDOf(id))
-		}) {
+		if slices.ContainsFunc(h.UUIDs(), func(uuid string) bool { return slices.Contains(uuids, uuid) }) {
 			users = append(users, h.String())
 		}
 	}

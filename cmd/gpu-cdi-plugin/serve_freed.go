@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"gpu-cdi-plugin/prestart"
-	"gpu-cdi-plugin/topology"
 	"gpu-cdi-plugin/topology/holders"
 )
 
@@ -40,8 +39,8 @@ func (s *service) held(ctx context.Context) (map[string]bool, error) {
 	}
 	uuids := map[string]bool{}
 	for _, h := range list {
-		for _, id := range h.Devices {
-			uuids[topology.UUIDOf(id)] = true
+		for _, uuid := range h.UUIDs() {
+			uuids[uuid] = true
 		}
 	}
 	return uuids, nil

@@ -198,7 +198,7 @@ func (p *preparer) deviceOf(d *resource.Device) prestart.Device {
 		UUID: d.UUID, GPU: d.Parent, PCIBusID: d.PCIBusID, Exclusive: d.MPS != nil,
 	}
 	if s := p.node.State().Snapshot; s != nil {
-		if one := gpuOf(s, d.Parent); one != nil {
+		if one := findGPU(s, d.Parent); one != nil {
 			device.Nodes = p.nodesOf(one)
 			instances := map[int]int{} // MIG devices of each GPU instance
 			for _, m := range one.MIG {

@@ -65,8 +65,7 @@ func Others(list []topology.Holder, resource string, ids []string, uuid string) 
 	var others []topology.Holder
 	for _, h := range list {
 		requested := slices.ContainsFunc(h.ByResource[resource], func(id string) bool { return slices.Contains(ids, id) })
-		has := slices.ContainsFunc(h.Devices, func(id string) bool { return topology.UUIDOf(id) == uuid })
-		if has && !requested {
+		if !requested && slices.Contains(h.UUIDs(), uuid) {
 			others = append(others, h)
 		}
 	}
