@@ -246,11 +246,7 @@ func (a *app) printSpecs(files []specFile, format cdi.Format) error {
 func explainView(findings []driver.Finding) view {
 	t := table{header: []string{"NAME", "KIND", "USED", "FOUND", "NOTE"}}
 	for _, f := range findings {
-		used := "no"
-		if f.Used {
-			used = "yes"
-		}
-		t.rows = append(t.rows, []string{f.Name, string(f.Kind), used, orDash(f.Path), f.Note})
+		t.rows = append(t.rows, []string{f.Name, string(f.Kind), yesNo(f.Used), orDash(f.Path), f.Note})
 	}
 	return view{data: map[string][]driver.Finding{"findings": append([]driver.Finding{}, findings...)}, table: t}
 }

@@ -57,8 +57,8 @@ func watchOffer(*app) resource.Config {
 	return resource.Config{Resource: config.Default().Resource, MIGStrategy: resource.MIGMixed}
 }
 
-// checkSpec returns an error while the node has no spec, unless it has no device either. State.Ready reports whether the
-// devices of an existing spec can be given to containers.
+// checkSpec returns an error while the node has devices and no spec. State.Ready reports whether the devices of an
+// existing spec can be given to containers.
 func checkSpec(s node.State) error {
 	if s.Snapshot == nil || s.Spec != nil {
 		return nil

@@ -49,8 +49,8 @@ type daemon struct {
 	released       func() <-chan struct{}   // is closed at the end of device release; nil while there is none
 }
 
-// newDaemon joins the parts. offerOf returns a copy of the app's, since a reload changes that while a reconciliation
-// reads it. publish gets each new state of the node.
+// newDaemon joins the parts. What offerOf returns must be a copy: a reload changes the app's own configuration while a
+// reconciliation reads the copy. publish gets each new state of the node.
 func (a *app) newDaemon(
 	specPath, descriptorDir, healthRecord string, offerOf func(*app) resource.Config, publish func(node.State),
 ) (*daemon, error) {
@@ -209,8 +209,8 @@ func (d *daemon) watchdog(ctx context.Context) error {
 // status reports the summary to systemd whenever it changes.
 func (d *daemon) status(ctx context.Context) error {
 	text := d.statusLine()
-	d.reported(d.systemd.Ready(text))
-	defer func() { d.reported(d.systemd.Stopping()) }()
+	d.app.reported(d.systemd.Ready(text))
+	defer func() { d.app.reported(d.systemd.Stopping()) }()
 	for {
 		select {
 		case <-ctx.Done():
@@ -219,15 +219,15 @@ func (d *daemon) status(ctx context.Context) error {
 		}
 		if next := d.statusLine(); next != text {
 			text = next
-			d.reported(d.systemd.Status(text))
+			d.app.reported(d.systemd.Status(text))
 		}
 	}
 }
 
 // reported logs the error of a report to systemd.
-func (d *daemon) reported(err error) {
+func (a *app) reported(err error) {
 	if err != nil {
-		d.app.log.Warn("the state cannot be reported to systemd: " + err.Error())
+		a.log.Warn("the state cannot be reported to systemd: " + err.Error())
 	}
 }
 

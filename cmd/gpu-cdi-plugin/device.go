@@ -175,12 +175,14 @@ func (a *app) setCordon(ctx context.Context, r control.Request) error {
 	}
 	switch editing := node.EditHealthRecord(a.descriptorDir(), a.healthRecord(), edit); {
 	case errors.Is(editing, lock.ErrHeld):
-		return cli.With(cli.Locked, "name the --runtime-dir of the serve that runs; if its control.sock was removed, restart it",
+		return cli.With(cli.Locked,
+			"name the --runtime-dir of the serve that runs; if its control.sock was removed, restart it",
 			fmt.Errorf("%w, but a serve uses %s", err, a.plugin.StateDir))
 	case editing != nil:
 		return editing
 	}
-	_, err = fmt.Fprintf(a.stdout, "%s in %s: no serve runs here, and the next one finds it there\n", what, a.healthRecord())
+	_, err = fmt.Fprintf(a.stdout, "%s in %s: no serve runs here, and the next one finds it there\n",
+		what, a.healthRecord())
 	return err
 }
 

@@ -66,8 +66,8 @@ func (a *app) devices(ctx context.Context, out output) error {
 	return unreadableGPUs(s)
 }
 
-// recorded is what serve has recorded of the devices in a file of at most limit bytes, by UUID. There is none where serve
-// does not run.
+// recorded returns what serve has recorded of the devices in a file of at most limit bytes, by UUID. Where serve never
+// ran, there is nothing.
 func recorded[T any](
 	a *app, path, what string, limit int64, parse func([]byte) (map[string]T, error),
 ) (all map[string]T) {

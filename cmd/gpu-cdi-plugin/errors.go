@@ -58,9 +58,9 @@ var errorTable = []cli.ErrorRow{
 	}),
 	// Before lock.ErrHeld, which these may wrap.
 	cli.Sentinel(endpoint.ErrInUse, cli.Locked,
-		"stop the kubelet or the other manager, or name another directory with --socket-dir, and to plugins too"),
+		"stop the kubelet or the other manager, or name another directory with --socket-dir and in the plugins' options"),
 	cli.Sentinel(endpoint.ErrRegistryInUse, cli.Locked,
-		"stop the other manager, or name another directory with --plugins-registry-dir, and to plugins too"),
+		"stop the other manager, or name another directory with --plugins-registry-dir and in the plugins' options"),
 	cli.Sentinel(api.ErrServed, cli.Locked, "stop the other manager, or name another socket with --api-socket"),
 	cli.Sentinel(state.ErrLocked, cli.Locked, "stop the manager, or name another directory with --state-dir"),
 	// Before node.SpecError, which may wrap it.

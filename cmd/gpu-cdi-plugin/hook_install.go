@@ -87,13 +87,6 @@ func (a *app) printEngines(out output) error {
 	return out.print(a.stdout, view{data: map[string][]row{"engines": rows}, table: t})
 }
 
-func yesNo(b bool) string {
-	if b {
-		return "yes"
-	}
-	return "no"
-}
-
 // hasProgram reports whether a host has a program in one of the standard directories.
 func hasProgram(root, name string) bool {
 	return name != "" && slices.ContainsFunc([]string{"usr/bin", "usr/sbin", "usr/local/bin", "usr/local/sbin"},

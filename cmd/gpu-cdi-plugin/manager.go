@@ -201,20 +201,15 @@ func lookupGroup(name string) (int, error) {
 	return int(gid), nil
 }
 
-// notify reports to systemd that the manager is ready, feeds the watchdog while check returns no
-// error, and reports its end.
+// notify reports to systemd that the manager is ready, feeds the watchdog while check returns no error, and reports its
+// end.
 func (a *app) notify(check func() error) actor {
 	return func(ctx context.Context) error {
 		systemd := sdnotify.New(a.env)
-		report := func(err error) {
-			if err != nil {
-				a.log.Warn("the state cannot be reported to systemd: " + err.Error())
-			}
-		}
-		report(systemd.Ready("device plugins can register in " + a.manager.SocketDir))
+		a.reported(systemd.Ready("device plugins can register in " + a.manager.SocketDir))
 		systemd.Watch(ctx, check, a.log)
 		<-ctx.Done()
-		report(systemd.Stopping())
+		a.reported(systemd.Stopping())
 		return nil
 	}
 }

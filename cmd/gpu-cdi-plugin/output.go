@@ -146,6 +146,13 @@ func plainStyle(n *yaml.Node) {
 // orDash is the cell of a value that may be empty.
 func orDash(s string) string { return cmp.Or(s, "-") }
 
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
 // oneLine is the text of an error in one line, for a log.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 

@@ -230,8 +230,8 @@ func (s *service) updateConnections(snapshot *gpu.Snapshot) {
 	s.connections.Store(connections)
 }
 
-// advertise gives the last state to the kubelet and to the reporter, with the devices unhealthy whose MPS daemon does not
-// answer.
+// advertise gives the last state to the kubelet and to the reporter. In it, devices are unhealthy whose MPS daemon is
+// not ready.
 func (s *service) advertise() {
 	s.publishing.Lock()
 	defer s.publishing.Unlock()

@@ -44,8 +44,8 @@ func (s *service) newPreparer() *preparer {
 	return p
 }
 
-// warnOfParts warns once of each resource with MIG devices that no container would ever get. That there are some is known
-// only here; the same for replicas is an error of the configuration.
+// warnOfParts warns once of each resource with MIG devices that no container would ever get. For replicas that is an
+// error of the configuration, but only the driver knows whether there are MIG devices.
 func (p *preparer) warnOfParts(resources []resource.Resource) {
 	for _, r := range resources {
 		part := func(d resource.Device) bool { return d.UUID != d.Parent }
@@ -58,7 +58,8 @@ func (p *preparer) warnOfParts(resources []resource.Resource) {
 	}
 }
 
-// waitPreparations is how long the end of the program waits for preparations. Kubernetes kills a pod 30 s after SIGTERM.
+// waitPreparations is how long the end of the program waits for preparations. Kubernetes kills a pod 30 s after its
+// SIGTERM.
 const waitPreparations = 20 * time.Second
 
 // runPlugin runs the plugin and, after it has ended, waits for the preparations that have not. All are recorded.
@@ -135,10 +136,10 @@ func (p *preparer) prepare(ctx context.Context, resourceName string, devices []*
 // holdersLimit is how long a container waits for the kubelet to say which containers have which devices.
 const holdersLimit = 2 * time.Second
 
-// othersOf returns a function that says which other containers have a GPU of a request, for prestart.Device.Others: those
-// that got it as a replica or under another name, before a reload or from another plugin. No container has a MIG device
-// of it, since GPUs in MIG mode are not offered whole. The kubelet is asked once for all GPUs. Where it has no
-// PodResources socket, there are none.
+// othersOf returns a function for prestart.Device.Others: which other containers have a GPU of a request, as a replica
+// or under another name, from before a reload or from another plugin. No container has a MIG device of it, since GPUs in
+// MIG mode are not offered whole. The kubelet is asked once for all GPUs. Where it has no PodResources socket, there are
+// none.
 func (p *preparer) othersOf(
 	ctx context.Context, resourceName string, requested []*resource.Device,
 ) func(*resource.Device) (string, error) {

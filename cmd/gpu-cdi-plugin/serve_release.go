@@ -36,7 +36,7 @@ var (
 const (
 	// releaseLimit is how long it may take until nothing uses the driver.
 	releaseLimit = 30 * time.Second
-	// releasePoll is how often a released driver is looked at: whether its kernel module was loaded again.
+	// releasePoll is how often it is checked whether the kernel module of a released driver was loaded again.
 	releasePoll = time.Second
 )
 
@@ -95,8 +95,8 @@ func (r *releaser) reopen(ctx context.Context) error {
 	}
 }
 
-// run carries out releases until ctx ends. The driver is then not opened again: a module that is being unloaded would be
-// loaded by that.
+// run carries out releases until ctx ends. It does not open the driver again then: that would load a module that is
+// being unloaded.
 func (r *releaser) run(ctx context.Context) error {
 	for {
 		select {

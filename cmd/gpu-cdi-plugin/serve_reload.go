@@ -31,7 +31,7 @@ func (d *daemon) reload(ctx context.Context) error {
 		case <-released:
 		}
 		released = nil
-		d.reported(d.systemd.Reloading())
+		d.app.reported(d.systemd.Reloading())
 		fresh, err := d.app.reread()
 		if err == nil && !sameButOffer(d.app, fresh) {
 			err = fresh.checkHook()
@@ -58,12 +58,12 @@ func (d *daemon) reload(ctx context.Context) error {
 			d.app.log.Info("the configuration was read again")
 		}
 		d.node.Trigger()
-		d.reported(d.systemd.Ready(d.statusLine()))
+		d.app.reported(d.systemd.Ready(d.statusLine()))
 	}
 }
 
-// reread is an app with the configuration as it is now: the flags are those of the command line still, the environment
-// too, and the file is read again.
+// reread returns an app with the configuration as it is now: from the same flags and environment, and from the file,
+// which is read again.
 func (a *app) reread() (*app, error) {
 	fresh := newApp()
 	fresh.env, fresh.stdin, fresh.stdout, fresh.stderr = a.env, a.stdin, a.stdout, a.stderr
@@ -78,8 +78,8 @@ func (a *app) reread() (*app, error) {
 	return fresh, errors.Join(append(errs, fresh.resolve(flags))...)
 }
 
-// checkConfig returns an error if the service cannot use a configuration. With another offer alone the directories are
-// those that it uses already.
+// checkConfig returns an error if the service cannot use a configuration. If only the offer is another, the directories
+// are in use already.
 func (s *service) checkConfig(fresh *app) error {
 	if fresh == s.app || !sameButOffer(s.app, fresh) {
 		if err := fresh.checkDirs(s.app.log); err != nil {
@@ -89,8 +89,8 @@ func (s *service) checkConfig(fresh *app) error {
 	return s.claimMPS(fresh)
 }
 
-// claimMPS refuses to share GPUs by MPS where another instance does so, which would end the service. A new directory
-// for MPS is claimed when the service has started again.
+// claimMPS returns an error if GPUs are to be shared by MPS and that is impossible here, or another instance uses the
+// directory. A new directory is claimed when the service has started again.
 func (s *service) claimMPS(fresh *app) error {
 	if len(fresh.plugin.Sharing.MPS.Resources) == 0 || fresh.mpsDir() != s.app.mpsDir() {
 		return nil

@@ -18,8 +18,8 @@ const graceTime = time.Second
 // errSignal is the cause of a context that a signal ended.
 var errSignal = errors.New("ended by a signal")
 
-// endAtSignal calls end at the first SIGINT or SIGTERM. The function release gives the signals their usual effect again,
-// which is to end the process at once, and reports whether one came before. No signal is lost between the two:
+// endAtSignal calls end at the first SIGINT or SIGTERM. The function release restores the default effect of the
+// signals, which is to end the process at once, and reports whether one came before. No signal is lost between the two:
 // signal.Stop returns after all earlier ones have been sent to the channel.
 func endAtSignal(end context.CancelCauseFunc) (release func() bool) {
 	signals, done := make(chan os.Signal, 1), make(chan struct{})

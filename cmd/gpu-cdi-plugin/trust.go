@@ -80,8 +80,8 @@ func (a *app) checkDir(name, path string) error {
 	return nil
 }
 
-// unsafeParts are the problems of a spec file that others can change, and of its hooks that are not trusted. A hook that
-// does not exist is none of them.
+// unsafeParts returns the problems of a spec file that others can change, and of its hooks that are not trusted. A hook
+// that does not exist is no such problem.
 func (a *app) unsafeParts(file string, spec *specs.Spec, trustedHook func(path string) error) []cdi.Problem {
 	var problems []cdi.Problem
 	if err := a.check(trust.File, file); errors.Is(err, trust.ErrUnsafe) {
