@@ -8,7 +8,7 @@ import (
 // cgroups are where a process is in the hierarchies of cgroups, in the order of /proc/PID/cgroup.
 type cgroups []cgroup
 
-// cgroup is a process's place in one hierarchy.
+// cgroup is where a process is in one hierarchy.
 type cgroup struct {
 	// hierarchy is the number and the controllers, such as "4:memory", or "0:" for version 2.
 	hierarchy string
@@ -36,7 +36,8 @@ func isContainer(name string) bool {
 	id := strings.TrimSuffix(name, ".scope")
 	end := strings.LastIndexByte(id, '-') + 1
 	prefix, id := id[:end], id[end:]
-	return prefix != "-" && strings.Trim(prefix, "abcdefghijklmnopqrstuvwxyz-") == "" && len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
+	return prefix != "-" && strings.Trim(prefix, "abcdefghijklmnopqrstuvwxyz-") == "" &&
+		len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
 }
 
 // container is the cgroup of the container that the process is in, the outermost if containers are nested. It is the
@@ -59,7 +60,7 @@ func (c cgroups) within(container string) bool {
 	})
 }
 
-// inContainer reports whether a name on the way belongs to a container or a pod. Not all runtimes show that here.
+// inContainer reports whether a cgroup on the path has the name of a container or a pod. Some runtimes use other names.
 func (c cgroups) inContainer() bool { return slices.ContainsFunc(c, cgroup.inContainer) }
 
 func (c cgroup) inContainer() bool {
@@ -70,7 +71,7 @@ func (c cgroup) inContainer() bool {
 	})
 }
 
-// String is the path that says most: that of a container or else the longest.
+// String is the path that identifies the process best: that of a container or else the longest.
 func (c cgroups) String() string {
 	best := cgroup{path: "/"}
 	for _, one := range c {

@@ -32,14 +32,14 @@ func (g *gate) beginCall(ctx context.Context) error {
 	return g.enter(ctx, func() bool { return g.resets == 0 && g.waiting == 0 }, func() { g.calls++ })
 }
 
-// pause is called in use, to let resets begin for a time. It reports whether the driver may be called again: not after
+// pause lets resets begin for a time, in a call of use. It reports whether the driver may be called again: not after
 // the end of ctx.
 func (g *gate) pause(ctx context.Context, d time.Duration) bool {
 	g.change(func() { g.calls-- })
 	if sleep(ctx, d) && g.beginCall(ctx) == nil {
 		return true
 	}
-	g.change(func() { g.calls++ }) // which use takes back
+	g.change(func() { g.calls++ }) // use decrements it
 	return false
 }
 

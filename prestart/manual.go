@@ -6,9 +6,9 @@ import (
 	"fmt"
 )
 
-// Reset resets a whole GPU for an administrator, whatever its health and what was tried before, and waits until healthy,
-// which probes it, returns nil. The caller has made sure that no container uses the GPU or gets it meanwhile. Like Run
-// it returns when ctx ends, which should have a deadline.
+// Reset resets a whole GPU for an administrator, whatever its health and what was tried before, and waits until
+// healthy, which probes it, returns nil. The caller has made sure that no container uses the GPU or gets it meanwhile.
+// Like Run it returns when ctx ends, which should have a deadline.
 func (r *Runner) Reset(ctx context.Context, d Device, healthy func(context.Context) error) error {
 	x := &run{Runner: r, d: d, rules: Rules{Policy: Reset, Strict: true}, manual: true, healthy: healthy}
 	_, err := r.perform(ctx, x, func(ctx context.Context) error {

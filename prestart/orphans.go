@@ -22,10 +22,10 @@ import (
 // one, so an existing PID is the leader. One that has ended and was not collected counts as existing: only its main
 // thread may have ended.
 //
-// The process of an exec may outlive the first process. With runc it leads a session. With crun it has a session without
-// a leader, unless it has a terminal: an intermediate process makes the session and ends at once. So nothing is an orphan
-// while the container has processes of two sessions, either of which may be an exec's. If a single session without a
-// leader is left, be it an exec's, the first process has ended and with it the container.
+// The process of an exec may outlive the first process. With runc it leads a session. With crun it has a session
+// without a leader, unless it has a terminal: an intermediate process makes the session and ends at once. So nothing is
+// an orphan while the container has processes of two sessions, either of which may be an exec's. If a single session
+// without a leader is left, be it an exec's, the first process has ended and with it the container.
 //
 // Besides, no process of the cgroup may be process 1 of a PID namespace: the kernel ends such a namespace with it, so
 // what a container with its own namespace leaves behind is being ended already. So this finds what stays of containers

@@ -3,8 +3,8 @@
 // not given to the container. [FreedChecker] checks a device after its last container.
 //
 // The package knows no door and calls the driver only through [Options].Driver. Outside the host's PID namespace the
-// driver shows no processes of others: then the policies above Check judge a device's use by its memory alone, and Check
-// skips the memory too.
+// driver shows no processes of others: then the policies above Check judge a device's use by its memory alone, and
+// Check skips the memory too.
 package prestart
 
 import (
@@ -108,8 +108,8 @@ type Driver interface {
 
 // State is what the node knows about its devices.
 type State interface {
-	// Healthy probes a device and returns why a container must not have it, or nil. It is a *[NeedsResetError] if a reset
-	// of the GPU may end that.
+	// Healthy probes a device and returns why a container must not have it, or nil. The error is a *[NeedsResetError] if
+	// a reset of the GPU may end that.
 	Healthy(ctx context.Context, uuid string) error
 	// Shared returns why other containers may use the same device, such as "it has 4 replicas", or "". It says nothing
 	// of the other MIG devices of a GPU.

@@ -101,7 +101,7 @@ func (r *recorder) begin(name string) {
 }
 
 // step runs a step and records it, unless ctx has ended.
-func (r *recorder) step(ctx context.Context, name string, do func(context.Context) (note string, err error)) error {
+func (r *recorder) step(ctx context.Context, name string, do stepFunc) error {
 	r.begin(name)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -14,8 +14,8 @@ import (
 	"gpu-cdi-plugin/internal/wake"
 )
 
-// RecordFile keeps the last record of each device in a file, which ParseRecords reads. It is an actor: containers do not
-// wait for the disk.
+// RecordFile writes the last record of each device to a file, which ParseRecords reads. It is an actor: containers do
+// not wait for the disk.
 type RecordFile struct {
 	path    string
 	offered func(uuid string) bool

@@ -13,8 +13,8 @@ import (
 type Resetter interface {
 	// Ready returns why no reset would be tried now, or nil. It is asked before the driver is released.
 	Ready() error
-	// Reset resets a whole GPU that no process of this node is known to use. At the deadline of ctx a reset that began is
-	// abandoned, with an *[AbandonedError]; if ctx is canceled, it is still waited for.
+	// Reset resets a whole GPU that no process of this node is known to use. At the deadline of ctx a reset that began
+	// is abandoned, with an *[AbandonedError]; if ctx is canceled, it is still waited for.
 	Reset(ctx context.Context, d Device) (Outcome, error)
 }
 
@@ -74,10 +74,7 @@ func (x *run) resetDue() bool { return x.rules.Policy == Reset && x.whyNotReset(
 
 // endPersistence switches persistence mode off before a reset: the mode keeps the GPU in use.
 func (x *run) endPersistence(ctx context.Context) (string, error) {
-	if !x.resetDue() {
-		return "", errNotDue
-	}
-	if x.resetBefore() {
+	if !x.resetDue() || x.resetBefore() {
 		return "", errNotDue
 	}
 	changed, err := x.opts.Driver.SetPersistence(ctx, x.d.GPU, false)
@@ -118,7 +115,7 @@ func (x *run) reset(ctx context.Context) (string, error) {
 	if x.resetBefore() {
 		x.wasReset = true
 		x.setUnusedReset(time.Time{}) // what is found wrong from now on is a reason to reset it again
-		return "it was reset before, and no container has had it since", x.answers(ctx)
+		return "it was reset before, and no container has had it since", x.awaitHealthy(ctx)
 	}
 	outcome, err := x.tryUntilReset(ctx)
 	if abandoned, ok := errors.AsType[*AbandonedError](err); ok {
@@ -127,7 +124,7 @@ func (x *run) reset(ctx context.Context) (string, error) {
 	switch outcome {
 	case ResetDone: // an error is that the driver could not be reopened, which is tried again
 		x.resetDone()
-		return "", x.answers(ctx)
+		return "", x.awaitHealthy(ctx)
 	case ResetNotSupported, ResetRefused:
 		x.opts.State.SetCannotReset(x.d.GPU, plain(err.Error()))
 		return "", x.withoutReset(err.Error())
@@ -162,12 +159,12 @@ func (x *run) awaitAbandoned() {
 	x.opts.Log.Info(x.d.GPU + " was reset, though too late for the container or command that waited for it")
 }
 
-// unusedResetLimit is how long a reset counts after which no container got the GPU. The kubelet asks again within 5
-// minutes for its container.
+// unusedResetLimit is how long a reset after which no container got the GPU makes another one unnecessary. The kubelet
+// starts its container again within 5 minutes.
 const unusedResetLimit = 6 * time.Minute
 
-// resetBefore reports whether the GPU was reset for a try that failed, so that it need not be reset again. Otherwise one
-// whose reset takes longer than the kubelet waits would be reset again and again.
+// resetBefore reports whether the GPU was reset for a try that failed, so that it need not be reset again. Otherwise a
+// GPU whose reset takes longer than the kubelet waits would be reset again and again.
 func (x *run) resetBefore() bool {
 	if x.manual || x.needsReset != nil {
 		return false
@@ -225,8 +222,8 @@ func (x *run) checkBeforeReset(ctx context.Context) (string, error) {
 }
 
 // tryUntilReset resets the GPU, again and again while it is busy. Between the tries the driver is open, and other GPUs
-// are prepared. A try of which nothing is known but that the deadline ended it says nothing of the GPU: the result is
-// that of the try before.
+// are prepared. If the deadline is the only reason why a try failed, the result is that of the try before, which knows
+// more.
 func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 	reserved := ctx
 	if deadline, ok := ctx.Deadline(); ok {
@@ -255,7 +252,7 @@ func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 				}
 				return err
 			})
-		if busy != nil && reopened && saysOnlyThatEnded(reserved, err) {
+		if busy != nil && reopened && isOnlyEndOf(reserved, err) {
 			return ResetBusy, busy
 		}
 		if outcome != ResetBusy || !reopened || !sleep(reserved, pause) {
@@ -272,13 +269,13 @@ func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 	}
 }
 
-// saysOnlyThatEnded reports whether an error has no more than that ctx has ended: not what hangs, for example.
-func saysOnlyThatEnded(ctx context.Context, err error) bool {
+// isOnlyEndOf reports whether an error says no more than that ctx has ended: not what hangs, for example.
+func isOnlyEndOf(ctx context.Context, err error) bool {
 	return err != nil && ctx.Err() != nil && err.Error() == context.Cause(ctx).Error()
 }
 
-// answers waits until the GPU answers after its reset and is healthy.
-func (x *run) answers(ctx context.Context) error {
+// awaitHealthy waits until the GPU is healthy after its reset.
+func (x *run) awaitHealthy(ctx context.Context) error {
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		err := x.gate.use(ctx, func() error { return x.healthy(ctx) })
 		if err == nil {

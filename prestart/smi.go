@@ -62,16 +62,16 @@ func (r *DriverReset) Ready() error {
 
 func (r *DriverReset) ready() error {
 	if r.running != "" && time.Now().After(r.overdue) {
-		return hangs(r.running)
+		return errStillResetting(r.running)
 	}
 	uuids, err := r.stillResetting()
 	if len(uuids) > 0 {
-		err = hangs(strings.Join(uuids, ", "))
+		err = errStillResetting(strings.Join(uuids, ", "))
 	}
 	return err
 }
 
-func hangs(gpus string) error {
+func errStillResetting(gpus string) error {
 	return fmt.Errorf("nvidia-smi still resets %s: if it does not end, the node may need a reboot", gpus)
 }
 
@@ -136,8 +136,8 @@ func (r *DriverReset) start(one *request) (chan struct{}, error) {
 	return r.next.done, nil
 }
 
-// withdraw takes back a request that waits for nvidia-smi, and returns what it waited for. It returns nil if nvidia-smi
-// has the request.
+// withdraw removes a request that waits until another nvidia-smi has ended, and returns the error for it. It returns
+// nil for a request whose own nvidia-smi runs or is about to.
 func (r *DriverReset) withdraw(one *request) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -145,7 +145,7 @@ func (r *DriverReset) withdraw(one *request) error {
 		return nil
 	}
 	r.next.requests = slices.DeleteFunc(r.next.requests, func(other *request) bool { return other == one })
-	return hangs(r.running)
+	return errStillResetting(r.running)
 }
 
 // runBatch resets the GPUs of a batch, as soon as it is its turn.
@@ -203,7 +203,7 @@ func (r *DriverReset) callSMI(requests []*request, smi Program) {
 	}
 }
 
-// setRunning notes the GPUs that nvidia-smi resets now, and when it is overdue.
+// setRunning sets the GPUs that nvidia-smi resets now, and when it is overdue.
 func (r *DriverReset) setRunning(running string, overdue time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
