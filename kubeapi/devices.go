@@ -14,7 +14,7 @@ type device struct {
 	health.Status
 	name string // such as "GPU 3"
 	mig  bool
-	// asGPU is whether it is a MIG device that is as its GPU, which is listed before it.
+	// asGPU is whether it is a MIG device with the health of its GPU, which is listed before it.
 	asGPU bool
 }
 
@@ -61,7 +61,7 @@ func offersAny(resources []resource.Resource) bool {
 }
 
 // eventSince returns the Event for a device's change since the status that was reported last, if there is one. Suspect
-// and recovering are steps on the way, which take seconds: what counts is what comes of them.
+// and recovering devices have none: after some seconds they are healthy or unhealthy, which is reported.
 func (d *device) eventSince(before health.Status) (e event, changed bool) {
 	switch {
 	case d.State == before.State && d.String() == before.String():

@@ -59,7 +59,7 @@ type events struct {
 	added   int64 // how many records there have been
 	dropped int
 
-	due time.Time // of the next request, if all had kept their distance
+	due time.Time // of the next request, if none had been part of a burst
 }
 
 // add records that an Event has happened.
@@ -91,30 +91,30 @@ func (e *events) add(ev event, now time.Time) {
 	e.records = append(e.records, &record{event: ev, name: name, first: now, last: now, count: 1})
 }
 
-// next returns a copy of a record to send, a new one before a repeated one, and where it belongs.
-func (e *events) next() (r record, to *record) {
+// next returns a record to send, a new one before a repeated one, and a copy of it to read without the lock.
+func (e *events) next() (copied record, original *record) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.dropped > 0 {
 		e.log.Warn(fmt.Sprintf("%d Events are lost: too many wait for the API server", e.dropped))
 		e.dropped = 0
 	}
-	for _, one := range e.records {
-		if one.count > one.sent && (to == nil || one.sent == 0 && to.sent > 0) {
-			to = one
+	for _, r := range e.records {
+		if r.count > r.sent && (original == nil || r.sent == 0 && original.sent > 0) {
+			original = r
 		}
 	}
-	if to == nil {
+	if original == nil {
 		return record{}, nil
 	}
-	return *to, to
+	return *original, original
 }
 
 // send sends what waits, as far as the rate allows it, and returns when to be called again at the latest.
 func (e *events) send(ctx context.Context) (time.Duration, error) {
 	for {
-		r, to := e.next()
-		if to == nil {
+		r, original := e.next()
+		if original == nil {
 			return time.Hour, nil
 		}
 		if wait := e.wait(time.Now()); wait > 0 {
@@ -126,9 +126,9 @@ func (e *events) send(ctx context.Context) (time.Duration, error) {
 			e.log.Warn("an Event is not reported to the API server: "+shorten(err.Error()), "event", r.message)
 		}
 		e.mu.Lock()
-		to.created = r.created
+		original.created = r.created
 		if err == nil || refused {
-			to.sent = r.count
+			original.sent = r.count
 		}
 		e.mu.Unlock()
 		if err != nil && !refused {
@@ -137,7 +137,7 @@ func (e *events) send(ctx context.Context) (time.Duration, error) {
 	}
 }
 
-// wait returns how long the next request has to wait. If it need not, it is counted.
+// wait returns how long the next request has to wait. If that is 0, it counts the request.
 func (e *events) wait(now time.Time) time.Duration {
 	if e.due.Before(now) {
 		e.due = now

@@ -125,7 +125,7 @@ func (r *Reporter) Publish(s node.State) {
 	}
 }
 
-// WasReset takes that a GPU was reset, by its name in the log, such as "GPU 3".
+// WasReset reports that a GPU was reset, by its name, such as "GPU 3".
 func (r *Reporter) WasReset(name string) {
 	if r.events != nil {
 		r.events.add(event{normal, "GPUReset", name + " was reset"}, time.Now())
@@ -136,18 +136,18 @@ func (r *Reporter) WasReset(name string) {
 func (r *Reporter) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	if r.events != nil {
-		running.Go(func() { r.keep(ctx, "an Event", r.events.wake, r.events.send) })
+		running.Go(func() { r.sendLoop(ctx, "an Event", r.events.wake, r.events.send) })
 	}
 	if r.conditions != nil {
-		running.Go(func() { r.keep(ctx, "the node condition "+ConditionType, r.conditions.wake, r.conditions.send) })
+		running.Go(func() { r.sendLoop(ctx, "the node condition "+ConditionType, r.conditions.wake, r.conditions.send) })
 	}
 	running.Wait()
 	return nil
 }
 
-// keep calls send when it is woken and after the time that send returned, until ctx ends. After an error it waits, each
-// time twice as long.
-func (r *Reporter) keep(
+// sendLoop calls send when it is woken and after the time that send returned, until ctx ends. After an error it waits,
+// each time twice as long.
+func (r *Reporter) sendLoop(
 	ctx context.Context, what string, woken wake.Chan, send func(context.Context) (time.Duration, error),
 ) {
 	timer := time.NewTimer(0)
@@ -174,7 +174,7 @@ func (r *Reporter) keep(
 				logged = text
 				r.log.Warn(what + " cannot be reported to the API server, and this is tried again: " + logged)
 			}
-			// Nodes that lost the API server together do not come back together.
+			// Nodes that lost the API server together do not all call it again at the same time.
 			next = pause/2 + rand.N(pause)
 			listen, pause = nil, min(2*pause, r.timing.longestPause)
 		}
