@@ -136,10 +136,7 @@ func checkHealth(h *Health) error {
 			errs = append(errs, fmt.Errorf("%s.xid %d: another rule has it", at, x.XID))
 		}
 		seen[x.XID] = true
-		if !slices.Contains(health.Actions(), string(x.Action)) {
-			errs = append(errs, fmt.Errorf("%s.action: unknown value %q; known are %s", at, x.Action,
-				strings.Join(health.Actions(), ", ")))
-		}
+		errs = append(errs, oneOf(at+".action", x.Action, health.Actions()))
 		if x.Count < 0 || x.Count > health.MaxCount {
 			errs = append(errs, fmt.Errorf("%s.count %d: want 1 to %d", at, x.Count, health.MaxCount))
 		}
@@ -153,7 +150,8 @@ func checkHealth(h *Health) error {
 func checkPreStart(p *PreStart) error {
 	errs := []error{known("prestart.policy", p.Policy), checkWait("prestart.exec-timeout", p.ExecTimeout)}
 	if p.MemoryToleranceMiB < 0 || p.MemoryToleranceMiB > maxToleranceMiB {
-		errs = append(errs, fmt.Errorf("prestart.memory-tolerance-mib %d: want 0 to %d", p.MemoryToleranceMiB, maxToleranceMiB))
+		errs = append(errs,
+			fmt.Errorf("prestart.memory-tolerance-mib %d: want 0 to %d", p.MemoryToleranceMiB, maxToleranceMiB))
 	}
 	if p.Exec != "" && !filepath.IsAbs(p.Exec) {
 		errs = append(errs, fmt.Errorf("prestart.exec %q: want an absolute path", p.Exec))
@@ -173,10 +171,7 @@ func checkPreStart(p *PreStart) error {
 			errs = append(errs, fmt.Errorf("prestart.resources[%d].name %s: another entry has it", i, r.Name))
 		}
 		seen[r.Name] = true
-		if !slices.Contains(values["prestart.policy"], string(r.Policy)) {
-			errs = append(errs, fmt.Errorf("prestart.resources[%d].policy: unknown value %q; known are %s", i, r.Policy,
-				strings.Join(values["prestart.policy"], ", ")))
-		}
+		errs = append(errs, oneOf(fmt.Sprintf("prestart.resources[%d].policy", i), r.Policy, values["prestart.policy"]))
 	}
 	return errors.Join(errs...)
 }
@@ -196,9 +191,11 @@ func checkReplicasGiven(c *Config) error {
 // maxToleranceMiB is more memory than a GPU has.
 const maxToleranceMiB = 1 << 20
 
-func known[T ~string](key string, value T) error {
-	if !slices.Contains(values[key], string(value)) {
-		return fmt.Errorf("%s: unknown value %q; known are %s", key, value, strings.Join(values[key], ", "))
+func known[T ~string](key string, value T) error { return oneOf(key, value, values[key]) }
+
+func oneOf[T ~string](at string, value T, list []string) error {
+	if !slices.Contains(list, string(value)) {
+		return fmt.Errorf("%s: unknown value %q; known are %s", at, value, strings.Join(list, ", "))
 	}
 	return nil
 }
