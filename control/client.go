@@ -35,8 +35,8 @@ func (e *RefusedError) Error() string { return e.Reason }
 const aliveTime = 10 * time.Second
 
 // Send sends a request to the program that serves the socket in a directory and returns the sentence about what was
-// done. Progress gets sentences about what goes on. The error wraps ErrNoServer if there is no such program, then nothing
-// was done; and it is a *RefusedError if the program answered with an error.
+// done. Progress gets sentences about what goes on. The error wraps ErrNoServer if there is no such program and nothing
+// was done, and is a *RefusedError if the program answered with an error.
 func Send(ctx context.Context, dir string, r Request, progress func(string)) (string, error) {
 	if err := r.Check(); err != nil {
 		return "", err

@@ -93,7 +93,7 @@ func (m *Metrics) advertised(r *resource.Resource, before map[string]bool) {
 	}
 }
 
-// gather returns all metrics, and never those of a part of the devices. Those of the Go runtime and of the process are in
+// gather returns all metrics, while Advertised changes none of them. Those of the Go runtime and of the process are in
 // the default registry of the Prometheus library.
 func (m *Metrics) gather() ([]*dto.MetricFamily, error) {
 	m.mu.Lock()

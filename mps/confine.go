@@ -93,7 +93,7 @@ func (e *entry) enterRoot(gpu *os.File) error {
 // librariesDir is a directory in the new root with links to the driver's libraries, where the loader searches for them.
 const librariesDir = "/libraries"
 
-// rootBuilder makes a root directory. Only this process sees it, so plain paths do.
+// rootBuilder makes a root directory. Only this process sees it, so plain paths are safe there.
 type rootBuilder struct {
 	path  string
 	shown []string // files and directories of the node that appear in it, without links

@@ -7,9 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 
-	"gpu-cdi-plugin/internal/unixsocket"
-
 	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/unixsocket"
 )
 
 // The names in a GPU's directory, which has the GPU's UUID as its name in Options.Dir.

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This is the only file of the product that runs programs. It runs this program itself, which confines itself and
+// This is the only file of the package that runs programs. It runs this program itself, which confines itself and
 // becomes nvidia-cuda-mps-control (see Enter).
 
 const ownProgram = "/proc/self/exe"

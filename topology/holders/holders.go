@@ -1,6 +1,6 @@
 // Package holders asks the kubelet which containers have which devices; a container that has one is its holder. It uses
-// the PodResources service (k8s.io/kubelet/pkg/apis/podresources/v1), which has the devices of all device plugins. It is
-// apart from topology, which is pure.
+// the PodResources service (k8s.io/kubelet/pkg/apis/podresources/v1), which has the devices of all device plugins.
+// Package topology is pure, so it does not ask.
 package holders
 
 import (
