@@ -84,8 +84,8 @@ func (r *Request) String() string {
 
 // The largest texts of a request, in bytes.
 const (
-	MaxDevice = 100
-	MaxReason = 500
+	maxDevice = 100
+	maxReason = 500
 	maxName   = 253 // of a pod
 )
 
@@ -110,7 +110,7 @@ func (r *Request) Check() error {
 	case !needs.container && r.Namespace+r.Pod+r.Container != "":
 		return fmt.Errorf("%s: takes no container", r.Act)
 	}
-	return errors.Join(checkText("device", r.Device, MaxDevice), checkText("reason", r.Reason, MaxReason),
+	return errors.Join(checkText("device", r.Device, maxDevice), checkText("reason", r.Reason, maxReason),
 		checkText("namespace", r.Namespace, maxName), checkText("pod", r.Pod, maxName),
 		checkText("container", r.Container, maxName))
 }

@@ -177,7 +177,7 @@ func TestWrongRequests(t *testing.T) {
 		`{"act":"uncordon","device":"1\n"}`:                      "not one line",
 		`{"act":"uncordon","device":"1","x":1}`:                  "unknown field",
 		`{"act":"uncordon","device":"1"} {}`:                     "something follows",
-		`{"act":"uncordon","device":"` + long(MaxDevice) + `1"}`: "at most 100",
+		`{"act":"uncordon","device":"` + long(maxDevice) + `1"}`: "at most 100",
 	} {
 		if _, err := parseRequest(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %q", text, err, want)

@@ -328,3 +328,8 @@ func checkError(t testing.TB, err error, want string) {
 		t.Errorf("the error is not one line: %q", err)
 	}
 }
+
+// DefaultRules are the rules by the default configuration.
+func DefaultRules() Rules {
+	return Rules{Policy: Check, Programs: DefaultPrograms(), MemoryTolerance: DefaultMemoryTolerance}
+}

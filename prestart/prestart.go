@@ -64,11 +64,6 @@ type Rules struct {
 	Exec Program
 }
 
-// DefaultRules are those of a resource without its own.
-func DefaultRules() Rules {
-	return Rules{Policy: Check, Programs: DefaultPrograms(), MemoryTolerance: DefaultMemoryTolerance}
-}
-
 // Device is a device that a container is about to get.
 type Device struct {
 	// UUID is the device's, and GPU that of the GPU that it is on, or its own.
