@@ -202,7 +202,7 @@ func (h *Health) Rules() health.Rules {
 type PreStart struct {
 	// Policy is what is done with a device.
 	Policy prestart.Policy `yaml:"policy" json:"policy"`
-	// Strict refuses a device that policy reset is to reset and that cannot be.
+	// Strict refuses a device that policy reset cannot reset.
 	Strict bool `yaml:"strict" json:"strict"`
 	// KillOrphans ends processes on the device whose container is gone.
 	KillOrphans bool `yaml:"kill-orphans" json:"kill-orphans"`

@@ -63,8 +63,8 @@ func (p *process) orphaned(h host.Host) (bool, error) {
 		if err != nil {
 			continue
 		}
-		alive, err := showsLife(h, pid, container, own.session)
-		if alive || err != nil {
+		mayRun, err := containerMayRun(h, pid, container, own.session)
+		if mayRun || err != nil {
 			return false, err
 		}
 	}
@@ -79,9 +79,9 @@ func (p *process) orphaned(h host.Host) (bool, error) {
 	return err == nil && groups.within(container), err
 }
 
-// showsLife reports whether a process shows that a container may run: it is in the container, and in another session
-// than the possible orphan, or process 1 of a PID namespace.
-func showsLife(h host.Host, pid int, container string, session int) (bool, error) {
+// containerMayRun reports whether a process shows that a container may run: it is in the container, and in another
+// session than the possible orphan, or process 1 of a PID namespace.
+func containerMayRun(h host.Host, pid int, container string, session int) (bool, error) {
 	p, err := openProcess(h, pid)
 	if errors.Is(err, errEnded) {
 		return false, nil

@@ -49,7 +49,7 @@ const DefaultMemoryTolerance = 256 << 20
 // Rules are what a resource's devices are prepared by.
 type Rules struct {
 	Policy Policy
-	// Strict refuses a device that the policy is to reset and that cannot be. Without it, such a device is cleaned.
+	// Strict refuses a device that policy Reset cannot reset. Without it, such a device is cleaned.
 	Strict bool
 	// KillOrphans ends processes on the device whose container is gone.
 	KillOrphans bool

@@ -29,9 +29,9 @@ func (a *app) releasePodCommand() *cobra.Command {
 UID. The containers are not stopped, so stop them first. With --container only that container has ended for good, as an
 init container does: devices that no other container of the pod has are free.
 
-After damage to the manager's state each device that no known pod holds is withheld, since a container may use it of
-which the manager knows nothing. With --withheld the devices RESOURCE=ID, or --all, can be given to pods again: make
-sure that no container uses them.`,
+After damage to the manager's state each device that no known pod holds is withheld, since a container of a forgotten
+pod may use it. --withheld gives the devices RESOURCE=ID, or with --all all of them, to pods again: make sure that no
+container uses them.`,
 		Example: `  gpu-cdi-plugin release training
   gpu-cdi-plugin release default/training --container prepare
   gpu-cdi-plugin release --withheld nvidia.com/gpu=GPU-8f6c3a1e-0000-4000-8000-000000000001`,
