@@ -137,8 +137,8 @@ var keys = []key{
 	{"prestart.resources", "Policies of resources that have their own."},
 	{"prestart.resources[].name", "Name of the resource."},
 	{"prestart.resources[].policy", "Policy of the resource."},
-	{"fail-on-init-error", "exit with an error if there is no usable driver at the start; false waits for it and " +
-		"advertises no device"},
+	{"fail-on-init-error", "exit with an error if there is no usable driver at the start; with false wait for " +
+		"one, and offer no device until then"},
 	{"listen", "`host:port` of the server for metrics and health (default: none)"},
 	{"extras", "`list` of what containers get with a GPU if the host has it: gds, gdrcopy, mofed (InfiniBand), " +
 		"nvswitch (default: none)"},

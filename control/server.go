@@ -93,12 +93,12 @@ func (s *Server) handler() http.Handler {
 
 func (s *Server) answer(w http.ResponseWriter, q *http.Request, r Request, peer *unix.Ucred) {
 	log := s.Log.With("act", r.Act, "device", r.Device, "uid", peer.Uid, "gid", peer.Gid, "pid", peer.Pid)
-	what, who, info := r.String(), "an administrator", slog.LevelInfo
+	what, caller, info := r.String(), "an administrator", slog.LevelInfo
 	if r.Act == Allocation { // each container may ask, and the hook reports what is refused
-		who, info = "the hook of a container", slog.LevelDebug
+		caller, info = "the hook of a container", slog.LevelDebug
 	}
 	log.Log(q.Context(), info,
-		fmt.Sprintf("%s, user %d with process %d, asks for: %s", who, peer.Uid, peer.Pid, what))
+		fmt.Sprintf("%s, user %d with process %d, asks for: %s", caller, peer.Uid, peer.Pid, what))
 	conn := http.NewResponseController(w)
 	_ = conn.SetReadDeadline(time.Time{}) // it was for the request; with it the context would end
 	send := func(m message) {
@@ -112,14 +112,15 @@ func (s *Server) answer(w http.ResponseWriter, q *http.Request, r Request, peer 
 	result, err := s.Handler.Handle(q.Context(), r, func(text string) { send(message{Progress: text}) })
 	switch {
 	case err != nil && errors.Is(err, context.Cause(q.Context())):
-		log.Log(q.Context(), info, "what "+who+" asked for was not done, since the client or this program has ended: "+what)
+		log.Log(q.Context(), info, "a request of "+caller+" was not carried out, since the client or this program has ended: "+
+			what)
 		send(message{Error: "the program that was asked is ending"})
 		return
 	case err != nil:
-		log.Warn("what " + who + " asked for failed: " + what + ": " + err.Error())
+		log.Warn("a request of " + caller + " failed: " + what + ": " + err.Error())
 		send(message{Error: err.Error()})
 		return
 	}
-	log.Log(q.Context(), info, "done for "+who+": "+result)
+	log.Log(q.Context(), info, "done for "+caller+": "+result)
 	send(message{Result: result})
 }

@@ -85,7 +85,7 @@ func TestHealthOfDevicesOfPods(t *testing.T) {
 	}
 }
 
-// B8: with the same ID in two resources, the wrong pod hears of the health.
+// B8: with the same ID in two resources, the wrong pod is notified of the health.
 func TestHealthGoesToThePodOfTheResource(t *testing.T) {
 	for _, fault := range []bool{false, true} {
 		n := newNode(t, withFault(dialect.Dialect{HealthByID: fault}))

@@ -453,7 +453,7 @@ func (m *lateModes) SetExclusive(ctx context.Context, uuid string, exclusive boo
 	return m.modes.SetExclusive(ctx, uuid, exclusive)
 }
 
-// A plugin that is killed while it starts a daemon leaves one that appears after the next plugin has looked for it.
+// A plugin that is killed while it starts a daemon leaves one that appears after the next plugin has searched for it.
 func TestSupervisorAdoptsADaemonThatAppearsLate(t *testing.T) {
 	s := newTestSupervisor(t)
 	var late *process

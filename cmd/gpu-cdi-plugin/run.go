@@ -53,7 +53,7 @@ func newApp() *app {
 	}
 	addOptions(a.commonFlags, &a.Common)
 	a.commonFlags.StringVar(&a.configFile, "config", "",
-		"YAML `file` with these options and those of the device plugin")
+		"YAML `file` with these options, and those of the device plugin and of the device manager")
 	addOptions(a.pluginFlags, &a.plugin)
 	addOptions(a.managerFlags, &a.manager)
 	return a

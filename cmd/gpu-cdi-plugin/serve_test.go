@@ -241,7 +241,7 @@ func TestServeFollowsTheNode(t *testing.T) {
 	s.listed(gpuResource, 8, 0)
 	s.listed("nvidia.com/mig-1g.10gb", 0, 0)
 
-	// A GPU falls off the bus, and comes back. SIGHUP looks now instead of within 30 seconds.
+	// A GPU falls off the bus, and comes back. SIGHUP has the node reconciled now instead of within 30 seconds.
 	mustDo(t, s.node.Lose(3))
 	s.signal(syscall.SIGHUP)
 	e := s.listed(gpuResource, 7, 1)

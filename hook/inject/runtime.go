@@ -114,7 +114,7 @@ func (c *Command) set(name, value string) error {
 	return nil
 }
 
-// Runtimes are the runtimes that are looked for, and their directories, in this order.
+// The runtimes that are searched for, and their directories, in this order.
 var (
 	runtimeNames = []string{"runc", "crun"}
 	runtimeDirs  = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}

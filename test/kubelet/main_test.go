@@ -43,7 +43,7 @@ func start(t testing.TB) *Node {
 	for _, name := range []string{"ip", "iptables"} {
 		testenv.Command(t, name)
 	}
-	// What may be missing is looked for before anything is built.
+	// What may be missing is searched for before anything is built.
 	programs := Programs{Runc: testenv.Command(t, "runc"), CNI: []string{networkPlugins(t)}}
 	programs.Kubelet = shared.NodePeer(t, "kubelet")
 	programs.Containerd = shared.NodePeer(t, "containerd")
