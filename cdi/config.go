@@ -151,8 +151,8 @@ func notIDMapped(old, config *oci.Spec, edits *cdilib.ContainerEdits) {
 	}
 }
 
-// bindNodes replaces the device nodes that are not in old by bind mounts of the host's nodes, which keep their owner and
-// mode. The rules of the device cgroup stay. The mounts are the last ones, so no other one hides them.
+// bindNodes replaces the device nodes that are not in old by bind mounts of the host's nodes, which keep their owner
+// and mode. The rules of the device cgroup stay. The mounts are the last ones, so no other one hides them.
 func bindNodes(old, config *oci.Spec, edits *cdilib.ContainerEdits) {
 	for _, n := range edits.DeviceNodes {
 		isNode := func(d oci.LinuxDevice) bool { return d.Path == n.Path }

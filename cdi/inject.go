@@ -71,8 +71,8 @@ func Inject(bundle string, names []string, more Additions, dirs ...string) (bool
 // an unknown device lists those that exist. Errors wrap ErrBadName, ErrNothingOffered or ErrStale where one of these is
 // the cause.
 //
-// A runtime cannot make device nodes in a user namespace. The container then gets bind mounts of the host's nodes, unless
-// makesNodes says that the caller makes them.
+// A runtime cannot make device nodes in a user namespace. The container then gets bind mounts of the host's nodes,
+// unless makesNodes says that the caller makes them.
 func (d *SpecDirs) EditConfig(config []byte, names []string, makesNodes bool) ([]byte, error) {
 	edits, err := d.edits(names)
 	if err != nil {

@@ -199,9 +199,9 @@ func (k *kubelet) registered() ([]*plugin, chan struct{}) {
 func byResource(a, b *plugin) int { return cmp.Compare(a.resource, b.resource) }
 
 // await waits until all the resources have registered, or without any until one has, and then until no registration
-// follows for a while: a plugin that is about to register a second time is not ready for the next step. Longer if a list
-// has ended: a plugin that serves anew for each of two kubelets may have registered for the first. It reports whether the
-// resources have registered within the time limit.
+// follows for a while: a plugin that is about to register a second time is not ready for the next step. Longer if a
+// list has ended: a plugin that serves anew for each of two kubelets may have registered for the first. It reports
+// whether the resources have registered within the time limit.
 func (k *kubelet) await(ctx context.Context, resources []string) ([]*plugin, bool) {
 	timer := time.NewTimer(k.timeout)
 	defer timer.Stop()

@@ -57,9 +57,9 @@ func New(rules Rules) *Machine {
 	}
 }
 
-// SetDevices sets the devices that are there. A new one is healthy, or as its GPU is; so is a MIG device that was created
-// again. Any other that comes back is as it was. List a GPU before its MIG devices. Those of unreadable GPUs, which are
-// given by UUID, are not known.
+// SetDevices sets the devices that are there. A new one is healthy, or as its GPU is; so is a MIG device that was
+// created again. Any other that comes back is as it was. List a GPU before its MIG devices. Those of unreadable GPUs,
+// which are given by UUID, are not known.
 func (m *Machine) SetDevices(now time.Time, devices []Device, unreadable ...string) {
 	before := map[string]bool{}
 	for uuid, e := range m.entries {
@@ -91,8 +91,8 @@ func (m *Machine) created(now time.Time, d Device) *entry {
 	return e
 }
 
-// forget drops devices that are not there, if there are too many of them: MIG devices before GPUs, those without a cordon
-// before others, and then those that were absent for longest.
+// forget drops devices that are not there, if there are too many of them: MIG devices before GPUs, those without a
+// cordon before others, and then those that were absent for longest.
 func (m *Machine) forget() {
 	var absent []*entry
 	for _, e := range m.entries {
@@ -241,8 +241,8 @@ func (m *Machine) status(e *entry) Status {
 	return s
 }
 
-// SetEventsMissed notes why the events of a GPU are not received or, if that is empty, that they are. Of several reasons
-// the first is kept, which says most. It reports whether it has changed anything.
+// SetEventsMissed notes why the events of a GPU are not received or, if that is empty, that they are. Of several
+// reasons the first is kept, which says most. It reports whether it has changed anything.
 func (m *Machine) SetEventsMissed(gpu, why string) (changed bool) {
 	before, missed := m.eventsMissed[gpu]
 	switch {

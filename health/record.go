@@ -109,8 +109,8 @@ func parseRecord(data []byte) (record, error) {
 }
 
 // EditCordon returns a record with the cordon of a device, and with a GPU those of its MIG devices, set to a reason or,
-// if that is empty, lifted as by Uncordon. HoldForReset stays, for the next process to end. A device that the record does
-// not have is added, as healthy or as its GPU. Without data it is a new record, with that identity.
+// if that is empty, lifted as by Uncordon. HoldForReset stays, for the next process to end. A device that the record
+// does not have is added, as healthy or as its GPU. Without data it is a new record, with that identity.
 func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string) ([]byte, error) {
 	m := New(Rules{})
 	if len(data) > 0 {

@@ -50,8 +50,8 @@ func (m *Manager) adopt(ctx context.Context, have model.Placement, p model.Pod) 
 	return have, nil
 }
 
-// recheck lets the faults of a dialect reject a pod that has its devices, once after a restart: a kubelet admits its pods
-// again only then.
+// recheck lets the faults of a dialect reject a pod that has its devices, once after a restart: a kubelet admits its
+// pods again only then.
 func (m *Manager) recheck(have model.Placement) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -103,8 +103,8 @@ func newMonitor(h *HealthOptions, log *slog.Logger, host host.Host, changed func
 	}
 }
 
-// setDevices takes the devices that there are, then the XIDs that they have had since the snapshot. The first devices are
-// as they were recorded.
+// setDevices takes the devices that there are, then the XIDs that they have had since the snapshot. The first devices
+// are as they were recorded.
 func (m *monitor) setDevices(s *gpu.Snapshot) {
 	for _, e := range m.replaceDevices(s) {
 		for range e.count {

@@ -191,8 +191,8 @@ func (r *Reconciler) receiveUnbind(err error) {
 	r.Trigger()
 }
 
-// CheckHealth probes a GPU now, and returns why a device on it is not healthy, or nil. Both are named by UUIDs, and are the
-// same for a whole GPU. It needs Options.Health.
+// CheckHealth probes a GPU now, and returns why a device on it is not healthy, or nil. Both are named by UUIDs, and are
+// the same for a whole GPU. It needs Options.Health.
 func (r *Reconciler) CheckHealth(ctx context.Context, gpuUUID, uuid string) error {
 	return r.monitor.check(ctx, gpuUUID, uuid)
 }
@@ -219,8 +219,9 @@ func (r *Reconciler) CannotReset(gpuUUID string) string { return r.monitor.canno
 // come. It needs Options.Health.
 func (r *Reconciler) Knows(uuid string) bool { return r.monitor.knows(uuid) }
 
-// Cordon takes a device that Knows knows out of service for a reason, and with a GPU its MIG devices, until Uncordon. When
-// it returns the state is published and on record: after an error it may not survive a restart. It needs Options.Health.
+// Cordon takes a device that Knows knows out of service for a reason, and with a GPU its MIG devices, until Uncordon.
+// When it returns the state is published and on record: after an error it may not survive a restart. It needs
+// Options.Health.
 func (r *Reconciler) Cordon(uuid, reason string) error {
 	return r.monitor.cordon(uuid, cmp.Or(reason, "no reason was given"))
 }
@@ -228,8 +229,8 @@ func (r *Reconciler) Cordon(uuid, reason string) error {
 // Uncordon ends Cordon. It returns an error for a MIG device of a GPU that is cordoned.
 func (r *Reconciler) Uncordon(uuid string) error { return r.monitor.cordon(uuid, "") }
 
-// HoldForReset takes a GPU and its MIG devices out of service until EndHold or the end of this process. A cordon neither
-// sets nor lifts it. When it returns the state is published. It needs Options.Health.
+// HoldForReset takes a GPU and its MIG devices out of service until EndHold or the end of this process. A cordon
+// neither sets nor lifts it. When it returns the state is published. It needs Options.Health.
 func (r *Reconciler) HoldForReset(gpuUUID string) error { return r.monitor.holdForReset(gpuUUID) }
 
 // EndHold ends HoldForReset.

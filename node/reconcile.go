@@ -148,7 +148,8 @@ func (r *Reconciler) writeDescriptors(p *plan) {
 }
 
 // rewriteFiles writes the last desired state again if a file has changed or could not be written, and reports whether
-// it wrote a spec. It does not wait for the driver, which may take seconds to answer. No device becomes healthier by it.
+// it wrote a spec. It does not wait for the driver, which may take seconds to answer. No device becomes healthier by
+// it.
 func (r *Reconciler) rewriteFiles() (written bool) {
 	if r.plan == nil || !r.changed() && r.plan.err() == nil {
 		return false

@@ -134,8 +134,8 @@ func (r *Reconciler) changed() bool {
 		r.descriptorFingerprint() != r.descriptorsWritten)
 }
 
-// gpusChanged reports whether the GPUs are not as at the last reconciliation, or cannot be read. So they are if the last
-// reconciliation failed, or what must hold before each does not.
+// gpusChanged reports whether the GPUs are not as at the last reconciliation, or cannot be read. So they are if the
+// last reconciliation failed, or what must hold before each does not.
 func (r *Reconciler) gpusChanged(ctx context.Context) bool {
 	if r.plan == nil || r.failures > 0 || r.opts.Check != nil && r.opts.Check() != nil {
 		return true

@@ -66,8 +66,8 @@ func (s *Session) watchDriver() {
 	s.watchers.running.Go(s.watchers.watchUnbind)
 }
 
-// watch receives the events of the driver and of the usable GPUs of the last snapshot, if the library is open, until it is
-// closed.
+// watch receives the events of the driver and of the usable GPUs of the last snapshot, if the library is open, until it
+// is closed.
 func (s *Session) watch() {
 	s.watchDriver()
 	if s.watchers == nil || s.last == nil {
@@ -100,8 +100,8 @@ func (w *watchers) end(ctx context.Context) bool {
 	}
 }
 
-// awaitEnd waits for the goroutines and reports that events are not received any more: because the library is about to be
-// closed or, if they have not ended before ctx, although it stays open.
+// awaitEnd waits for the goroutines and reports that events are not received any more: because the library is about to
+// be closed or, if they have not ended before ctx, although it stays open.
 func (w *watchers) awaitEnd(ctx context.Context) {
 	defer close(w.ended)
 	report := func(err error) {
@@ -273,8 +273,8 @@ func receiveCall[T any](w *watchers, subject string, limit time.Duration, work f
 	return ask(ctx, &w.library.calls, subject, 0, work)
 }
 
-// receiveOne passes an event on, with what the driver recommends after it. That is a subject of its own, so that no wait
-// for events takes its answer.
+// receiveOne passes an event on, with what the driver recommends after it. That is a subject of its own, so that no
+// wait for events takes its answer.
 func (w *watchers) receiveOne(uuid string, dev nvml.Device, e *nvml.EventData) {
 	ev, ok := w.event(uuid, e)
 	if !ok {

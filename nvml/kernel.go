@@ -79,8 +79,8 @@ func knownGPUs(h host.Host) string {
 	return strings.Join(names, ",")
 }
 
-// withoutDriver returns those of the PCI devices that have no driver in sysfs. The kernel removes it there before a driver
-// waits for programs that have the device open.
+// withoutDriver returns those of the PCI devices that have no driver in sysfs. The kernel removes it there before a
+// driver waits for programs that have the device open.
 func withoutDriver(h host.Host, addresses []string) (without []string) {
 	for _, address := range addresses {
 		dir := h.Sys("bus", "pci", "devices", address)

@@ -124,8 +124,8 @@ func runAll(ctx context.Context, actors ...actor) error {
 }
 
 // How much the heap may grow, in percent of what is in use, before garbage is collected: at the start, and later. A
-// collection before the registration would delay it by 4 ms of 16; what is in use later is 2 MB, so that collecting often
-// takes no noticeable time.
+// collection before the registration would delay it by 4 ms of 16; what is in use later is 2 MB, so that collecting
+// often takes no noticeable time.
 const (
 	startGCPercent = 200
 	gcPercent      = 25

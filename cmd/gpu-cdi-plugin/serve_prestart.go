@@ -137,9 +137,9 @@ func (p *preparer) prepare(ctx context.Context, resourceName string, devices []*
 const holdersLimit = 2 * time.Second
 
 // othersOf returns a function for prestart.Device.Others: which other containers have a GPU of a request, as a replica
-// or under another name, from before a reload or from another plugin. No container has a MIG device of it, since GPUs in
-// MIG mode are not offered whole. The kubelet is asked once for all GPUs. Where it has no PodResources socket, there are
-// none.
+// or under another name, from before a reload or from another plugin. No container has a MIG device of it, since GPUs
+// in MIG mode are not offered whole. The kubelet is asked once for all GPUs. Where it has no PodResources socket, there
+// are none.
 func (p *preparer) othersOf(
 	ctx context.Context, resourceName string, requested []*resource.Device,
 ) func(*resource.Device) (string, error) {

@@ -5,9 +5,10 @@
 //
 // Whoever may write a container's annotations may ask for devices, and the policy of the node (policy.go) decides which
 // ones are given, and to which containers (rules.go). It can demand that they are those that the kubelet gave the
-// container (allocated.go). [Injector.Allowed] is the only place that decides, for all positions, which annotated devices
-// a container may have. The environment of the container, which is the image's, is not read. Everything is given or
-// nothing: an error leaves config.json as it was. Log writes problems to the log that the policy names (log.go).
+// container (allocated.go). [Injector.Allowed] is the only place that decides, for all positions, which annotated
+// devices a container may have. The environment of the container, which is the image's, is not read. Everything is
+// given or nothing: an error leaves config.json as it was. Log writes problems to the log that the policy names
+// (log.go).
 //
 // [Injector.Config] is for engines with precreate hooks, [Injector.Bundle] for a program in front of a runtime, whose
 // command line ParseCommand reads, and [Injector.Preview] for a container that exists already.
@@ -61,8 +62,8 @@ type Edited struct {
 	Before, After []byte
 }
 
-// Preview returns what Bundle would write to config.json, and writes nothing. The annotations are those that the runtime
-// read: if config.json asks for devices, all of its annotations must be among them. In a user namespace it
+// Preview returns what Bundle would write to config.json, and writes nothing. The annotations are those that the
+// runtime read: if config.json asks for devices, all of its annotations must be among them. In a user namespace it
 // differs: the device nodes are the caller's to make.
 func (i Injector) Preview(dir string, annotations map[string]string) (Edited, error) {
 	e := Edited{}
@@ -80,8 +81,8 @@ func (i Injector) Preview(dir string, annotations map[string]string) (Edited, er
 	return e, nil
 }
 
-// compareAnnotations returns an error if a config.json has an annotation that the runtime does not have: it was exchanged
-// after the runtime had read it.
+// compareAnnotations returns an error if a config.json has an annotation that the runtime does not have: it was
+// exchanged after the runtime had read it.
 func compareAnnotations(config []byte, runtime map[string]string) error {
 	c, err := readContainer(config, nil)
 	if err != nil {

@@ -166,7 +166,8 @@ func readPolicy(path string) (*policy, error) {
 	return p, nil
 }
 
-// readAll is parsePolicy for a file: with an error, the policy has what could be read of it. It is nil if nothing could.
+// readAll is parsePolicy for a file: with an error, the policy has what could be read of it. It is nil if nothing
+// could.
 func readAll(path string) (*policy, error) {
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return &policy{}, nil

@@ -94,8 +94,8 @@ func addContainerd(e *edit) error {
 	return nil
 }
 
-// addContainerdDropIn writes the drop-in, and removes our part from config.toml, which a config.toml of an older version
-// needed.
+// addContainerdDropIn writes the drop-in, and removes our part from config.toml, which a config.toml of an older
+// version needed.
 func (e *edit) addContainerdDropIn(l layout, original, text []byte, layers []map[string]any) error {
 	content := fmt.Sprintf("version = %d\n\n%s", l.version, l.tables(e.wrapper(), layers))
 	if !bytes.Equal(original, text) {

@@ -14,8 +14,8 @@
 //  5. The device cgroup gets its rules. They are first, since they leave nothing in the container's root.
 //  6. In the container's mount namespace, nodes and mounts are made, and then the createContainer work is done.
 //
-// An error after step 5 takes back what was done, the last first. Only what the createContainer work wrote into the root
-// stays: it is written again at the next start.
+// An error after step 5 takes back what was done, the last first. Only what the createContainer work wrote into the
+// root stays: it is written again at the next start.
 //
 // The process has one thread that works: the main thread, which enters the container's mount namespace by setns and
 // comes back. It is that whose namespaces /proc/self shows, which hook and internal/rootfs rely on. Another process

@@ -57,8 +57,8 @@ func openSource(m mount) (source, error) {
 	return s, nil
 }
 
-// setAttributes gives the tree its options. The copy of a shared mount is shared too: what the container mounts below it
-// would appear on the host. So it is at least a slave everywhere, as in a runtime's mount namespace.
+// setAttributes gives the tree its options. The copy of a shared mount is shared too: what the container mounts below
+// it would appear on the host. So it is at least a slave everywhere, as in a runtime's mount namespace.
 func (s source) setAttributes() error {
 	const top = uint(unix.AT_EMPTY_PATH)
 	propagation := top

@@ -85,8 +85,8 @@ func (c *Change) Undo() error {
 }
 
 // Allow lets the process, and what it starts, use the devices of the rules. It changes nothing where the process is not
-// restricted. A second call with the same rules changes nothing either, with one exception: where the kernel hardens its
-// BPF compiler (bpf_jit_harden), the rules are added again. On an error everything is undone.
+// restricted. A second call with the same rules changes nothing either, with one exception: where the kernel hardens
+// its BPF compiler (bpf_jit_harden), the rules are added again. On an error everything is undone.
 //
 // The context bounds the calls to systemd, which take at most 5 s; all else does not wait.
 func Allow(ctx context.Context, host Host, pid int, rules []Rule) (*Change, error) {

@@ -18,8 +18,8 @@ func (c *cgroup) hasFilters() (bool, error) {
 	return len(ids) > 0, err
 }
 
-// allowByFilter replaces the BPF programs that filter devices in cgroup v2 (bpf.go has the calls). A device is denied if one of them denies it, so all of them
-// are replaced.
+// allowByFilter replaces the BPF programs that filter devices in cgroup v2 (bpf.go has the calls). A device is denied
+// if one of them denies it, so all of them are replaced.
 func (c *cgroup) allowByFilter(change *Change, rules []Rule) error {
 	dir, err := c.dir.Open(".") // undo needs it later
 	if err != nil {
@@ -153,7 +153,8 @@ func unblind(code []instruction) []instruction {
 	return code
 }
 
-// noteInherited notes that programs above the container's cgroups decide too. The kernel cannot be asked what they decide.
+// noteInherited notes that programs above the container's cgroups decide too. The kernel cannot be asked what they
+// decide.
 func (c *Change) noteInherited(cgroups []*cgroup) error {
 	outer := slices.IndexFunc(cgroups, func(cg *cgroup) bool { return cg.unified })
 	if outer < 0 {

@@ -51,8 +51,8 @@ func isVersion(word string) bool {
 // Driver is the loaded NVIDIA kernel module. After it was unloaded and loaded again, it is not equal to what it was.
 type Driver struct {
 	Version string // as by DriverVersion
-	// Inode is that of the module's directory in /sys, or 0 without one. Each load of the module has another. (The times of
-	// the directory also change when the kernel drops the inode from its cache.)
+	// Inode is that of the module's directory in /sys, or 0 without one. Each load of the module has another. (The times
+	// of the directory also change when the kernel drops the inode from its cache.)
 	Inode uint64
 }
 

@@ -1,5 +1,5 @@
-// Package resourcename has the rules for names of extended resources, such as nvidia.com/gpu, and for the parts of names
-// in Kubernetes.
+// Package resourcename has the rules for names of extended resources, such as nvidia.com/gpu, and for the parts of
+// names in Kubernetes.
 package resourcename
 
 import (
@@ -34,7 +34,8 @@ func IsSubdomain(text string) bool {
 	return true
 }
 
-// IsLabel reports whether a text has lower-case letters and digits, and hyphens between them. Its length is not checked.
+// IsLabel reports whether a text has lower-case letters and digits, and hyphens between them. Its length is not
+// checked.
 func IsLabel(text string) bool { return isName(text, lower+digits, "-") }
 
 // IsName reports whether a text has letters and digits, and - _ . between them. Its length is not checked.

@@ -240,7 +240,8 @@ func IsEnd(err error) bool {
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) // it closed before the request was written
 }
 
-// NewClient returns a client of the program that serves a socket. The program may take aliveTime to begin with an answer.
+// NewClient returns a client of the program that serves a socket. The program may take aliveTime to begin with an
+// answer.
 func NewClient(path string, aliveTime time.Duration) *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		DisableKeepAlives:     true,

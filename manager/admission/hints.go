@@ -20,8 +20,8 @@ type Hint struct {
 }
 
 // Hints returns the sets of the machine's NUMA nodes on which a request can be met. It is nil if any nodes will do: the
-// policy is none, no device of the resource has a NUMA node, or nothing is requested. It is empty, and not nil, if there
-// is no such set.
+// policy is none, no device of the resource has a NUMA node, or nothing is requested. It is empty, and not nil, if
+// there is no such set.
 //
 // A request for a container that has its devices gets the hints of these devices. A request for a whole pod has the
 // pod's Limits as its Count, the devices of all containers in Has, and nothing Reusable.

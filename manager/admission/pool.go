@@ -7,9 +7,9 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// Pool is the devices of one resource, with the containers that have them. Containers of a pod can share a device. Where a
-// record says that two pods have one, as after bug B6 of the kubelet, it is held until both are gone. Holds are kept by
-// ID: a device that leaves the list stays held.
+// Pool is the devices of one resource, with the containers that have them. Containers of a pod can share a device.
+// Where a record says that two pods have one, as after bug B6 of the kubelet, it is held until both are gone. Holds are
+// kept by ID: a device that leaves the list stays held.
 //
 // A Pool is not safe for concurrent use.
 type Pool struct {

@@ -38,8 +38,8 @@ type Request struct {
 	Dialect dialect.Dialect
 }
 
-// checkRequest returns why a request cannot be met before any device is chosen, in the kubelet's order and words. A limit
-// of 0 is refused as well while no device is healthy.
+// checkRequest returns why a request cannot be met before any device is chosen, in the kubelet's order and words. A
+// limit of 0 is refused as well while no device is healthy.
 func (p *Pool) checkRequest(r Request) error {
 	if len(r.Has) > 0 && len(r.Has) != r.Count {
 		return ChangedError(r.Pod, r.Container, p.resource, len(r.Has), r.Count)

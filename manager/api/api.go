@@ -138,8 +138,8 @@ type ResourceCount struct {
 }
 
 // ErrorEvent is the type of the last event of a watch that the manager ends: the client was too slow and changes are
-// missing, or the manager ends. Event.Error has the text, and the client lists and watches again. It comes from the API:
-// the channel of manager.Watch is closed instead. A watch can also end without it, with the connection.
+// missing, or the manager ends. Event.Error has the text, and the client lists and watches again. It comes from the
+// API: the channel of manager.Watch is closed instead. A watch can also end without it, with the connection.
 const ErrorEvent manager.EventType = "Error"
 
 // podOf is a placement as the API shows it.

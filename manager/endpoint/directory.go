@@ -35,8 +35,8 @@ const (
 	pluginsLabel = "system_u:object_r:container_file_t:s0"
 )
 
-// claim prepares the directory of the sockets as a kubelet does when it starts, and locks it. The plugin watcher must not
-// search it.
+// claim prepares the directory of the sockets as a kubelet does when it starts, and locks it. The plugin watcher must
+// not search it.
 func claim(dir, registry string, log *slog.Logger) (*lock.Lock, error) {
 	if !filepath.IsAbs(dir) {
 		return nil, fmt.Errorf("bad socketPath, must be an absolute path: %s", dir)
@@ -61,8 +61,8 @@ func claim(dir, registry string, log *slog.Logger) (*lock.Lock, error) {
 	return held, nil
 }
 
-// claimRegistry prepares the directory of the plugin watcher, and locks it. Two watchers would both register each plugin,
-// and give its devices to their own pods.
+// claimRegistry prepares the directory of the plugin watcher, and locks it. Two watchers would both register each
+// plugin, and give its devices to their own pods.
 func claimRegistry(dir string) (*lock.Lock, error) {
 	if !filepath.IsAbs(dir) {
 		return nil, fmt.Errorf("watch for plugins: %s is not an absolute path", dir)

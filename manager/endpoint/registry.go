@@ -129,8 +129,8 @@ type Registry struct {
 }
 
 // Start prepares the directories, removes stale sockets and serves until Close. The errors wrap ErrInUse,
-// ErrRegistryInUse, ErrSameDirectory, ErrForeignDirectory, trust's ErrUnsafe if other users can write to a directory, or
-// those of the file system.
+// ErrRegistryInUse, ErrSameDirectory, ErrForeignDirectory, trust's ErrUnsafe if other users can write to a directory,
+// or those of the file system.
 func Start(o Options) (*Registry, error) {
 	o.Deadlines = o.Deadlines.withDefaults()
 	o.Log = cmp.Or(o.Log, slog.Default())

@@ -6,8 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// ObserveSockets adds the metric of the plugin watcher. list returns whether the plugin at each socket is registered, by
-// the socket's path. It is called once.
+// ObserveSockets adds the metric of the plugin watcher. list returns whether the plugin at each socket is registered,
+// by the socket's path. It is called once.
 func (m *Metrics) ObserveSockets(list func() map[string]bool) { m.registry.MustRegister(sockets(list)) }
 
 // sockets counts them when the metrics are read.

@@ -42,7 +42,8 @@ const (
 	maxDepth = 100
 )
 
-// Parse reads the manifest of one pod in YAML or JSON. The error is ErrTooLarge, or wraps ErrInvalid and has all problems.
+// Parse reads the manifest of one pod in YAML or JSON. The error is ErrTooLarge, or wraps ErrInvalid and has all
+// problems.
 //
 // The namespace is "default" if there is none. A pod without a UID gets one that is made from its namespace and name:
 // the same manifest is the same pod again, as with the kubelet's static pods. Limits of devices are whole numbers, and

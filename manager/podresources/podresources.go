@@ -1,6 +1,6 @@
-// Package podresources serves the kubelet's PodResources service (k8s.io/kubelet/pkg/apis/podresources) at a unix socket,
-// for monitoring agents: which containers have which devices, and which devices there are. It has the versions v1 and
-// v1alpha1.
+// Package podresources serves the kubelet's PodResources service (k8s.io/kubelet/pkg/apis/podresources) at a unix
+// socket, for monitoring agents: which containers have which devices, and which devices there are. It has the versions
+// v1 and v1alpha1.
 package podresources
 
 import (

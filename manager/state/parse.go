@@ -70,9 +70,9 @@ func (m *image) scan(c *content) {
 	}
 }
 
-// resolve returns the placements of a damaged file in their order. Of two placements that exclude each other, since they
-// are of the same pod or hold the same device, the later stays. Of two versions of a placement, the one that holds more
-// devices stays.
+// resolve returns the placements of a damaged file in their order. Of two placements that exclude each other, since
+// they are of the same pod or hold the same device, the later stays. Of two versions of a placement, the one that holds
+// more devices stays.
 func resolve(placements []placement) []placement {
 	slices.SortStableFunc(placements, func(a, b placement) int {
 		return cmp.Or(cmp.Compare(b.place, a.place), cmp.Compare(len(a.Ended), len(b.Ended)))
