@@ -102,7 +102,8 @@ var keys = []key{
 	{"plugins-registry-dir", "the kubelet's `directory` for the sockets of plugins, used with registration watcher"},
 	{"registration", "`method` of registration: kubelet (call the kubelet's socket), watcher (create a socket in " +
 		"plugins-registry-dir)"},
-	{"runtime-dir", "`directory` for the control socket and the files of MPS daemons, in /run; the path must be the same on the host"},
+	{"runtime-dir", "`directory` for the control socket and the files of MPS daemons, in /run; the path must be the " +
+		"same on the host"},
 	{"state-dir", "`directory` for the descriptors and the health of devices, and manager's placements, which must " +
 		"survive a reboot; the path must be the same on the host"},
 	{"strategy", "`list` of ways to give containers their devices: cdi-cri, cdi-annotations, device-specs, envvar"},
@@ -111,22 +112,22 @@ var keys = []key{
 	{"cdi-annotation-prefix", "`prefix` of annotations, used with strategy cdi-annotations"},
 	{"gpu-timeout", "`duration` after which a GPU that does not answer is unhealthy, at least 1s"},
 	{"health", "When a device is unhealthy, and when it is healthy again."},
-	{"health.clean-for", "How long the probes of a device must pass before it is healthy again; at most 1h; twice as long " +
-		"after each relapse within an hour."},
+	{"health.clean-for", "How long the probes of a device must pass before it is healthy again; at most 1h; twice as " +
+		"long after each relapse within an hour."},
 	{"health.xids", "Rules for XIDs of the driver. A rule decides about events of its XID, before the driver's recovery " +
 		"action and NVIDIA's catalogue. What the driver still asks for at the next probe counts all the same."},
 	{"health.xids[].xid", "Code of the XID."},
-	{"health.xids[].action", "What it means for the device: none, application (it stays healthy), probe (probes decide), " +
-		"reset, reboot, service."},
+	{"health.xids[].action", "What it means for the device: none, application (it stays healthy), probe (probes " +
+		"decide), reset, reboot, service."},
 	{"health.xids[].count", "Number of events that are needed, if more than one."},
 	{"health.xids[].within", "Duration within which that many events must happen."},
-	{"report-health", "`list` of what the API server gets of the health of the devices: events, node-condition (default: " +
-		"none)"},
+	{"report-health", "`list` of what the API server gets of the health of the devices: events, node-condition " +
+		"(default: none)"},
 	{"service-account-dir", "`directory` with the token and ca.crt of the service account that report-health uses"},
-	{"prestart", "What is done with a device before a container starts with it. A device that does not pass is not given " +
-		"to the container, which starts again later."},
-	{"prestart.policy", "Policy: none, check (the device is healthy and nothing uses it), clean (also its settings are put " +
-		"back to their defaults), reset (also the GPU is reset, if the container has it alone)."},
+	{"prestart", "What is done with a device before a container starts with it. A device that does not pass is not " +
+		"given to the container, which starts again later."},
+	{"prestart.policy", "Policy: none, check (the device is healthy and nothing uses it), clean (also its settings are " +
+		"put back to their defaults), reset (also the GPU is reset, if the container has it alone)."},
 	{"prestart.strict", "Whether a device is refused that policy reset cannot reset; otherwise it is cleaned."},
 	{"prestart.kill-orphans", "Whether processes on the device are ended whose container is gone."},
 	{"prestart.programs", "Names of programs of the host that may use a device."},
@@ -203,7 +204,8 @@ var keys = []key{
 		"capability 7.0."},
 	{"sharing.mps.resources[].rename", "Name of the resource of the replicas."},
 
-	{"socket-dir", "manager: `directory` of the registration socket and of the sockets of plugins, as device-plugin-dir of serve"},
+	{"socket-dir", "manager: `directory` of the registration socket and of the sockets of plugins, as " +
+		"device-plugin-dir of serve"},
 	{"pod-resources-socket", "manager: `path` of the PodResources service's socket; empty for none"},
 	{"api-socket", "manager: `path` of its API's socket, where admit, pods, node and release ask it"},
 	{"api-group", "manager: `group` that may use its API besides root, by name or number (default: none)"},
@@ -214,7 +216,8 @@ var keys = []key{
 	{"seed", "manager: `number` with which devices are chosen at random (default: the first in the order of their IDs)"},
 	{"system-reserved", "manager: `list` of resources that pods cannot have, such as cpu=500m,memory=1Gi (default: none)"},
 	{"kube-reserved", "manager: `list` of more resources that pods cannot have (default: none)"},
-	{"eviction-hard", "manager: `list` of thresholds that pods cannot have, such as memory.available<100Mi,nodefs.available<10%"},
+	{"eviction-hard", "manager: `list` of thresholds that pods cannot have, such as " +
+		"memory.available<100Mi,nodefs.available<10%"},
 }
 
 // values are the accepted values of a key, or of each item of its list; other keys accept any.

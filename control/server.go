@@ -112,8 +112,8 @@ func (s *Server) answer(w http.ResponseWriter, q *http.Request, r Request, peer 
 	result, err := s.Handler.Handle(q.Context(), r, func(text string) { send(message{Progress: text}) })
 	switch {
 	case err != nil && errors.Is(err, context.Cause(q.Context())):
-		log.Log(q.Context(), info, "a request of "+caller+" was not carried out, since the client or this program has ended: "+
-			what)
+		log.Log(q.Context(), info,
+			"a request of "+caller+" was not carried out, since the client or this program has ended: "+what)
 		send(message{Error: "the program that was asked is ending"})
 		return
 	case err != nil:

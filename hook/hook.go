@@ -20,8 +20,8 @@
 //
 //   - glibc: the libraries are merged into /etc/ld.so.cache. A link, a damaged file, a FIFO or a device in its place is
 //     replaced; the loader could not use most of them either. The loader searches its default directories for libraries
-//     that are not in the cache. If the root is read-only or the cache is on a volume, the new cache is mounted over the
-//     old one, unless the mount would propagate to the host. A cache on a volume is not read: the new one has the
+//     that are not in the cache. If the root is read-only or the cache is on a volume, the new cache is mounted over
+//     the old one, unless the mount would propagate to the host. A cache on a volume is not read: the new one has the
 //     driver's libraries only. Directories that are not searched by default are also written to /etc/ld.so.conf.d if
 //     that exists, for the next ldconfig in the container. An image without a cache and without glibc gets none.
 //   - musl: the directories of the libraries are appended to musl's path file.

@@ -100,7 +100,9 @@ func (l *library) memoryUsed(c *call, dev nvml.Device) (uint64, error) {
 }
 
 // withLibrary calls the driver about a subject, with the library open. It does not wait for a snapshot.
-func withLibrary[T any](ctx context.Context, s *Session, subject string, work func(*library, *call) (T, error)) (T, error) {
+func withLibrary[T any](
+	ctx context.Context, s *Session, subject string, work func(*library, *call) (T, error),
+) (T, error) {
 	s.mu.Lock()
 	err := s.open(ctx)
 	l := s.library

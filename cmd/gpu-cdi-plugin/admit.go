@@ -30,10 +30,10 @@ func (a *app) admitCommand() *cobra.Command {
 	cmd := a.asksManager(&cobra.Command{
 		Use:   "admit -f FILE",
 		Short: "Give a pod its devices, and print how to start its containers with them",
-		Long: `Gives the pod of a manifest, a v1.Pod in YAML or JSON, its devices. What counts of the manifest are names, the UID,
-limits and restart policies. Containers are started by an engine, not by admit. A pod that is placed already keeps its
-devices, so admit can be called again, for example before each start of a container. A pod that a kubelet would reject
-is an error with the kubelet's reason and text, and nothing is placed.
+		Long: `Gives the pod of a manifest, a v1.Pod in YAML or JSON, its devices. What counts of the manifest are names, the
+UID, limits and restart policies. Containers are started by an engine, not by admit. A pod that is placed already keeps
+its devices, so admit can be called again, for example before each start of a container. A pod that a kubelet would
+reject is an error with the kubelet's reason and text, and nothing is placed.
 
 With --start the plugins prepare the devices of each container for its start (PreStartContainer), in the order in which
 a kubelet starts containers, and -o json and yaml have the containers' run options: variables, mounts, device nodes,

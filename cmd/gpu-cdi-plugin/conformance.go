@@ -26,10 +26,10 @@ func (a *app) conformanceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "conformance",
 		Short: "Check a device plugin against the rules of the API",
-		Long: `Takes the kubelet's place and checks any device plugin against the rules of the device plugin API: registration,
-lists of devices, Allocate, GetPreferredAllocation, PreStartContainer, restarts of the kubelet, and its end.
-docs/conformance.md explains the rules. Exit status 4 means that a rule of severity must is broken; rules of severity
-should are reported only.
+		Long: `Takes the kubelet's place and checks any device plugin against the rules of the device plugin API:
+registration, lists of devices, Allocate, GetPreferredAllocation, PreStartContainer, restarts of the kubelet, and its
+end. docs/conformance.md explains the rules. Exit status 4 means that a rule of severity must is broken; rules of
+severity should are reported only.
 
 --command starts the plugin. It is split at blanks and quotes as by a shell, and nothing is expanded. In it, {dir}
 stands for the directory of kubelet.sock, which DEVICE_PLUGIN_DIR names too. Without {dir}, and as root, the plugin

@@ -24,9 +24,9 @@ func (a *app) deviceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "device",
 		Short: "Take devices out of service, reset them, release the driver",
-		Long: `The verbs of an administrator. They ask the serve of this host, at the socket control.sock in its --runtime-dir, which
-only root and the user of serve may use. DEVICE is a UUID, the index of a GPU (3) or that of a MIG device (3:0), as
-gpu-cdi-plugin devices lists them.`,
+		Long: `The verbs of an administrator. They ask the serve of this host, at the socket control.sock in its
+--runtime-dir, which only root and the user of serve may use. DEVICE is a UUID, the index of a GPU (3) or that of a MIG
+device (3:0), as gpu-cdi-plugin devices lists them.`,
 		Annotations: cli.Statuses(cli.OK, cli.Usage),
 		Args:        cli.UnknownVerb,
 		RunE:        help,
@@ -44,8 +44,8 @@ func (a *app) cordonCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cordon DEVICE --reason TEXT",
 		Short: "Take a device out of service",
-		Long: `Takes a device out of service, and with a GPU its MIG devices: it stays advertised, as unhealthy, and no container
-gets it until device uncordon. Containers that have it keep it. devices shows the reason.
+		Long: `Takes a device out of service, and with a GPU its MIG devices: it stays advertised, as unhealthy, and no
+container gets it until device uncordon. Containers that have it keep it. devices shows the reason.
 
 A cordon survives restarts of serve and of the host. Where no serve runs, it is written to the record in --state-dir,
 and the next serve finds it there.`,
@@ -68,8 +68,8 @@ func (a *app) uncordonCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uncordon DEVICE",
 		Short: "Bring a device back into service",
-		Long: `Ends device cordon, for a GPU also that of its MIG devices. The device is then as healthy as its probes and events
-say. Where no serve runs, the record in --state-dir is changed, and the next serve finds it there.`,
+		Long: `Ends device cordon, for a GPU also that of its MIG devices. The device is then as healthy as its probes and
+events say. Where no serve runs, the record in --state-dir is changed, and the next serve finds it there.`,
 		Example:           `  gpu-cdi-plugin device uncordon 3`,
 		Annotations:       deviceStatuses(cli.NoDriver, cli.NoGPU, cli.Locked),
 		Args:              oneDevice,
@@ -87,8 +87,8 @@ func (a *app) resetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reset DEVICE",
 		Short: "Reset a GPU that is not in use",
-		Long: `Resets a whole GPU, by nvidia-smi or, if the driver has none, by the kernel: serve cordons it, resets it, probes it
-and uncordons it. One that was cordoned stays so. The driver is closed meanwhile, for all GPUs.
+		Long: `Resets a whole GPU, by nvidia-smi or, if the driver has none, by the kernel: serve cordons it, resets it,
+probes it and uncordons it. One that was cordoned stays so. The driver is closed meanwhile, for all GPUs.
 
 A GPU that a container uses, by what the kubelet or the driver reports, is not reset: the container is printed, and the
 verb fails or, with --wait, waits. The same holds for processes outside containers, unless --force is given. That does
@@ -116,8 +116,8 @@ func (a *app) releaseCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "release",
 		Short: "Close the driver, so that it can be unloaded or upgraded",
-		Long: `Has serve close the driver's library, so that the kernel module can be unloaded without stopping serve. The devices
-stay advertised, but no container starts with one, and the kubelet gets the reason. Their health is not probed.
+		Long: `Has serve close the driver's library, so that the kernel module can be unloaded without stopping serve. The
+devices stay advertised, but no container starts with one, and the kubelet gets the reason. Their health is not probed.
 
 This ends with device reopen, when the kernel module was loaded again, when the driver was replaced, and when serve
 starts again. Containers, MPS daemons and other programs that use the driver are not ended.`,

@@ -25,9 +25,9 @@ func (a *app) devicesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "devices",
 		Short: "List the GPUs and MIG devices of this host",
-		Long: `Lists the GPUs and MIG devices that the driver reports. Unreadable GPUs are listed with their error. Where serve
-runs, or has run, STATUS is the health that it has recorded: see state-dir in the configuration file. With -o wide,
-SINCE is when that status began, and PRESTART the last preparation of a device for a container: when it began, the
+		Long: `Lists the GPUs and MIG devices that the driver reports. Unreadable GPUs are listed with their error. Where
+serve runs, or has run, STATUS is the health that it has recorded: see state-dir in the configuration file. With -o
+wide, SINCE is when that status began, and PRESTART the last preparation of a device for a container: when it began, the
 policy, the result with the step that failed, and how long it took. JSON and YAML have all its steps.
 
 -o name prints the CDI names of those that containers can get: no GPUs in MIG mode, but their MIG devices.`,

@@ -18,8 +18,8 @@ func (a *app) hookInstallCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "install ENGINE...",
 		Short: "Configure engines for annotations",
-		Long: `Configures engines, prints which files it has made and changed, and says which engine has to be restarted; it restarts
-none. Without arguments it changes nothing and prints what each engine would get.
+		Long: `Configures engines, prints which files it has made and changed, and says which engine has to be restarted; it
+restarts none. Without arguments it changes nothing and prints what each engine would get.
 
   podman      a precreate hook in /etc/containers/oci/gpu-cdi-plugin.d, and a drop-in by which podman reads it
   docker      in /etc/docker/daemon.json the feature cdi, and the runtime gpu-cdi

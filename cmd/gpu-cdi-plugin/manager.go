@@ -32,11 +32,11 @@ func (a *app) managerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "manager",
 		Short: "Run the kubelet's device manager without a kubelet",
-		Long: `Runs a device manager: what a kubelet does for device plugins, for hosts without Kubernetes and for tests of plugins.
-Plugins register with it as with a kubelet, at kubelet.sock in --socket-dir or by --plugins-registry-dir. admit gives
-the pod of a manifest its devices and prints what its containers get, as arguments for podman and others; pods, node
-and release are its other verbs. They ask at --api-socket, which only root and --api-group may use; its requests are
-documented in specs/manager.openapi.yaml.
+		Long: `Runs a device manager: what a kubelet does for device plugins, for hosts without Kubernetes and for tests of
+plugins. Plugins register with it as with a kubelet, at kubelet.sock in --socket-dir or by --plugins-registry-dir. admit
+gives the pod of a manifest its devices and prints what its containers get, as arguments for podman and others; pods,
+node and release are its other verbs. They ask at --api-socket, which only root and --api-group may use; its requests
+are documented in specs/manager.openapi.yaml.
 
 It runs until SIGTERM or SIGINT. Pods keep their devices meanwhile: the placements are in manager.db in --state-dir, and
 each is on the disk when admit returns. If that file is damaged, it is set aside, and devices are withheld that a

@@ -49,14 +49,16 @@ func (a *app) importCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "import FILE",
 		Short: "Take the placements of a kubelet over",
-		Long: `Adds the placements of a kubelet's file to those of the manager, all of them or none. The file has the UIDs of pods
-but no names. None is added if a pod or a device is placed already, but a pod that has the same devices is left as it
-is, so the same file can be imported again. - is standard input.`,
+		Long: `Adds the placements of a kubelet's file to those of the manager, all of them or none. The file has the UIDs of
+pods but no names. None is added if a pod or a device is placed already, but a pod that has the same devices is left as
+it is, so the same file can be imported again. - is standard input.`,
 		Example:           `  gpu-cdi-plugin manager checkpoint import /var/lib/kubelet/device-plugins/` + checkpoint.Name,
 		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Locked, cli.Interrupted),
 		Args:              checkpointFile,
 		ValidArgsFunction: completeFile(),
-		RunE:              func(cmd *cobra.Command, args []string) error { return a.importCheckpoint(cmd.Context(), args[0]) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.importCheckpoint(cmd.Context(), args[0])
+		},
 	}
 }
 

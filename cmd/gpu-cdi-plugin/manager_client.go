@@ -82,8 +82,8 @@ func (a *app) podsCommand() *cobra.Command {
 	cmd := a.asksManager(&cobra.Command{
 		Use:   "pods",
 		Short: "List the pods that the device manager has placed",
-		Long: `Lists the pods that hold devices of gpu-cdi-plugin manager, in the order of their admission. -o wide has the devices
-too, and the process that admitted the pod. -o json and yaml have the health of the devices in
+		Long: `Lists the pods that hold devices of gpu-cdi-plugin manager, in the order of their admission. -o wide has the
+devices too, and the process that admitted the pod. -o json and yaml have the health of the devices in
 allocatedResourcesStatus, as a v1.PodStatus has it. -o name prints the pods' UIDs.`,
 		Example: `  gpu-cdi-plugin pods
   gpu-cdi-plugin pods -o json | jq -r '.items[].containers[].devices[]?.deviceIds[]'

@@ -15,10 +15,11 @@ func mpsExecCommand() *cobra.Command {
 		Use:    mpsExec + " ARGUMENT",
 		Hidden: true,
 		Short:  "Become the MPS control program of a GPU (used by serve)",
-		Long: `Used by serve. Replaces itself by nvidia-cuda-mps-control: a GPU's daemon, or the client that sends it commands,
-as ARGUMENT says. Before that it confines itself to namespaces of its own, to a read-only root directory with the GPU's
-directories, in which links are not followed, and to few capabilities.`,
-		Example:           `  gpu-cdi-plugin mps-exec '{"Dir": "/run/gpu-cdi-plugin/mps/GPU-...", "Daemon": true, "Program": {...}}'`,
+		Long: `Used by serve. Replaces itself by nvidia-cuda-mps-control: a GPU's daemon, or the client that sends it
+commands, as ARGUMENT says. Before that it confines itself to namespaces of its own, to a read-only root directory with
+the GPU's directories, in which links are not followed, and to few capabilities.`,
+		Example: "  gpu-cdi-plugin mps-exec " +
+			`'{"Dir": "/run/gpu-cdi-plugin/mps/GPU-...", "Daemon": true, "Program": {...}}'`,
 		Annotations:       cli.Statuses(cli.Failure, cli.Usage),
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: cobra.NoFileCompletions,

@@ -25,9 +25,9 @@ func (a *app) releasePodCommand() *cobra.Command {
 	cmd := a.asksManager(&cobra.Command{
 		Use:   "release POD [--container NAME] | release --withheld {--all | RESOURCE=ID...}",
 		Short: "Take the devices of a pod back",
-		Long: `Takes the devices of a pod back: gpu-cdi-plugin manager can give them to others. POD is a name, NAMESPACE/NAME or a
-UID. The containers are not stopped, so stop them first. With --container only that container has ended for good, as an
-init container does: devices that no other container of the pod has are free.
+		Long: `Takes the devices of a pod back: gpu-cdi-plugin manager can give them to others. POD is a name, NAMESPACE/NAME
+or a UID. The containers are not stopped, so stop them first. With --container only that container has ended for good,
+as an init container does: devices that no other container of the pod has are free.
 
 After damage to the manager's state each device that no known pod holds is withheld, since a container of a forgotten
 pod may use it. --withheld gives the devices RESOURCE=ID, or with --all all of them, to pods again: make sure that no

@@ -243,7 +243,7 @@ func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
 		data, err := os.ReadFile(filepath.Join(s.dir, "state", "health.json"))
 		return err == nil && !strings.Contains(string(data), `"heldSince"`)
 	})
-	s.logs("was not done, since the client or this program has ended: reset 3, wait")
+	s.logs("was not carried out, since the client or this program has ended: reset 3, wait")
 
 	// While one waits, the GPU is cordoned, and another is refused. When the container ends the GPU is reset.
 	done := make(chan struct{})
@@ -685,7 +685,7 @@ func TestServeForgetsAReleaseThatWasInterrupted(t *testing.T) {
 	release := s.startDevice("release")
 	s.logs("asks for: release")
 	_ = release.interrupt()
-	s.logs("was not done, since the client or this program has ended: release")
+	s.logs("was not carried out, since the client or this program has ended: release")
 	s.wantReady(e, s.uuids()[1])
 	mustDo(t, s.node.Clear())
 	s.listed(gpuResource, 4, 0)

@@ -28,8 +28,8 @@ func (a *app) faultCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fault",
 		Short: "Add or clear faults of a simulated node",
-		Long: `Changes a simulated node while programs use it. They see the fault on their next call of the library, and a wait
-for events ends at once. Faults last until they are cleared. A fault of the same kind for the same GPU or function
+		Long: `Changes a simulated node while programs use it. They see the fault on their next call of the library, and a
+wait for events ends at once. Faults last until they are cleared. A fault of the same kind for the same GPU or function
 replaces an earlier one; events add up.`,
 		Example: `  gpu-sim fault /tmp/node lost --gpu 3                             # it falls off the bus
   gpu-sim fault /tmp/node gone --gpu 3                             # it is no longer enumerated

@@ -18,8 +18,8 @@ func resetCommand() *cobra.Command {
 			"reset",
 			" --gpu N --result RESULT [--tries N] [--delay DURATION]",
 			"Set how resets of a GPU end",
-			`Sets how 'nvidia-smi --gpu-reset' ends; it does not reset the GPU. Without a fault a reset works as soon as nothing uses
-the GPU and its persistence mode is off. The results are:
+			`Sets how 'nvidia-smi --gpu-reset' ends; it does not reset the GPU. Without a fault a reset works as soon as nothing
+uses the GPU and its persistence mode is off. The results are:
 
   works          after --delay; clears what resets clear, and leaves the UUID
   busy           refused: in use by another client
@@ -58,8 +58,8 @@ text to run/gpu-sim/uevents.`
 	}{
 		{
 			"unbind", "Unbind the driver from a GPU",
-			`The GPU is no longer enumerated, calls on it return NVML_ERROR_GPU_IS_LOST, and system event sets return the event. When
-no program has the GPU open, or after 10 s, sysfs shows it without a driver.` + uevents, (*sim.Node).Unbind,
+			`The GPU is no longer enumerated, calls on it return NVML_ERROR_GPU_IS_LOST, and system event sets return the event.
+When no program has the GPU open, or after 10 s, sysfs shows it without a driver.` + uevents, (*sim.Node).Unbind,
 		},
 		{"bind", "Bind the driver to a GPU again", "Undoes unbind." + uevents, (*sim.Node).Bind},
 		{

@@ -17,8 +17,8 @@ func setCommand() *cobra.Command {
 		"set",
 		" --gpu N NAME=VALUE...",
 		"Change what a GPU reports of its health and settings",
-		`Changes values of a GPU; default restores one. More ECC errors and another recovery action are also reported as events.
-The library's functions that change settings change the same values. The values are:
+		`Changes values of a GPU; default restores one. More ECC errors and another recovery action are also reported as
+events. The library's functions that change settings change the same values. The values are:
 `+valueHelp(),
 		0,
 		func(n *sim.Node, _ []string) error {
@@ -69,8 +69,8 @@ func processCommand() *cobra.Command {
 		"process",
 		" --gpu N --pid PID [--memory SIZE] [--type TYPE] [--instance GI[:CI]]",
 		"Put a process on a GPU",
-		`The driver lists the process, which must exist, with the memory that it uses, until it ends. A second call changes its
-memory. With the accounting mode on, the process is also in the accounting buffer.`,
+		`The driver lists the process, which must exist, with the memory that it uses, until it ends. A second call changes
+its memory. With the accounting mode on, the process is also in the accounting buffer.`,
 		0,
 		func(n *sim.Node, _ []string) error {
 			if remove {

@@ -78,7 +78,8 @@ func (a *app) rootCommand() *cobra.Command {
 		Use:   "gpu-sim",
 		Short: "Simulated GPU nodes",
 		Long: `Makes directories that look like the root of a host with NVIDIA GPUs and a driver, with device nodes and
-sysfs. The driver's library in it is a real shared library with NVML's functions, so programs that use NVML can run on it.`,
+sysfs. The driver's library in it is a real shared library with NVML's functions, so programs that use NVML can run on
+it.`,
 		Example: `  gpu-sim create /tmp/node --machine dgx-h100
   gpu-cdi-plugin --root /tmp/node devices
   gpu-sim fault /tmp/node lost --gpu 3`,
