@@ -81,7 +81,9 @@ func TestRequest(t *testing.T) {
 	if refused, ok := errors.AsType[*RefusedError](err); !ok || refused.Reason != "it is\nnot there" {
 		t.Errorf("error %v", err)
 	}
-	for _, want := range []string{"user 0 with process ", "asks for: cordon 3:0 (<noise>)", "uid=0", "failed: uncordon 1"} {
+	for _, want := range []string{
+		"user 0 with process ", "asks for: cordon 3:0 (<noise>)", "uid=0", "failed: uncordon 1",
+	} {
 		if os.Geteuid() == 0 && !strings.Contains(log.String(), want) {
 			t.Errorf("the log does not have %q:\n%s", want, log)
 		}
@@ -129,7 +131,9 @@ func TestOneInstanceHasTheSocket(t *testing.T) {
 	_, end := serve(t, dir, answer("first"))
 	awaitSocket(t, dir)
 	log, _ := serve(t, dir, answer("second"))
-	testenv.Eventually(t, "the warning", func() bool { return strings.Contains(log.String(), "another instance holds it") })
+	testenv.Eventually(t, "the warning", func() bool {
+		return strings.Contains(log.String(), "another instance holds it")
+	})
 	r := Request{Act: Uncordon, Device: "1"}
 	if got, err := Send(t.Context(), dir, r, none); got != "first" || err != nil {
 		t.Errorf("%q, %v", got, err)

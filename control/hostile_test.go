@@ -49,13 +49,15 @@ func TestTheServerEndsBrokenRequests(t *testing.T) {
 		sends   string
 		endless string // sent until the server ends the connection
 	}{
-		"nothing":          {},
-		"half a header":    {sends: "POST /v1 HTTP/1.1\r\nHost:"},
-		"junk":             {sends: "\x00\x01\x02\n\n\n"},
-		"an endless line":  {endless: strings.Repeat("x", 1000)},
-		"endless headers":  {sends: "POST /v1 HTTP/1.1\r\nHost: x\r\n", endless: "X-A: b\r\n"},
-		"no body":          {sends: "POST /v1 HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"},
-		"an endless body":  {sends: "POST /v1 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", endless: "5\r\n     \r\n"},
+		"nothing":         {},
+		"half a header":   {sends: "POST /v1 HTTP/1.1\r\nHost:"},
+		"junk":            {sends: "\x00\x01\x02\n\n\n"},
+		"an endless line": {endless: strings.Repeat("x", 1000)},
+		"endless headers": {sends: "POST /v1 HTTP/1.1\r\nHost: x\r\n", endless: "X-A: b\r\n"},
+		"no body":         {sends: "POST /v1 HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"},
+		"an endless body": {
+			sends: "POST /v1 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", endless: "5\r\n     \r\n",
+		},
 		"another path":     {sends: "POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"},
 		"another method":   {sends: "GET /v1 HTTP/1.1\r\nHost: x\r\n\r\n"},
 		"a huge length":    {sends: "POST /v1 HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", endless: "[[[["},

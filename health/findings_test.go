@@ -15,7 +15,8 @@ func TestFindingsOfAProbe(t *testing.T) {
 	}{
 		"nothing has changed": {func(*gpu.Probe) {}, "", ""},
 		"the GPU is lost": {
-			func(p *gpu.Probe) { p.Error, p.Lost = "GPU is lost", true }, "the driver has lost it, as when it falls off the bus", Reboot,
+			func(p *gpu.Probe) { p.Error, p.Lost = "GPU is lost", true },
+			"the driver has lost it, as when it falls off the bus", Reboot,
 		},
 		"the GPU needs a reset": {
 			func(p *gpu.Probe) { p.Error, p.NeedsReset = "GPU requires reset", true },

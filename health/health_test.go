@@ -115,7 +115,8 @@ func TestStateOfADevice(t *testing.T) {
 			do: func(_ *testing.T, n *node) *node { return n }, state: Healthy,
 		},
 		"an application's fault leaves the device healthy": {
-			do: func(_ *testing.T, n *node) *node { return n.xid(gpuB, 31, noRecovery).xid(gpuB, 13, noRecovery) }, state: Healthy,
+			do:    func(_ *testing.T, n *node) *node { return n.xid(gpuB, 31, noRecovery).xid(gpuB, 13, noRecovery) },
+			state: Healthy,
 		},
 		"a code that needs a reset makes it unhealthy": {
 			do:    func(_ *testing.T, n *node) *node { return n.xid(gpuB, 95, noRecovery) },
@@ -181,7 +182,8 @@ func TestStateOfADevice(t *testing.T) {
 		},
 		"the driver's recovery action overrules a harmless code": {
 			do:    func(_ *testing.T, n *node) *node { return n.xid(gpuB, 45, 2) },
-			state: Unhealthy, reason: "XID 45 (an application's channel was cleaned up); the driver asks for a reboot", remedy: Reboot,
+			state: Unhealthy, reason: "XID 45 (an application's channel was cleaned up); the driver asks for a reboot",
+			remedy: Reboot,
 		},
 		"a recovery action that is not known is not healthy": {
 			do:    func(_ *testing.T, n *node) *node { return n.clean(gpuB, 99) },
@@ -995,7 +997,9 @@ func TestEveryActionOfTheCatalogueIsKnown(t *testing.T) {
 			t.Errorf("XID %d has no action", code)
 		}
 	}
-	for code, want := range map[uint64]Action{13: Application, 43: None, 79: Reboot, 95: Reset, 48: Probe, 54: Service, 150: Reset} {
+	for code, want := range map[uint64]Action{
+		13: Application, 43: None, 79: Reboot, 95: Reset, 48: Probe, 54: Service, 150: Reset,
+	} {
 		if got := actionOf(code); got != want {
 			t.Errorf("XID %d means %s, want %s", code, got, want)
 		}

@@ -73,7 +73,8 @@ type need struct {
 }
 
 var soakRules = Rules{XIDs: map[uint64]Rule{
-	31: {Action: Service}, 74: {Action: Reset, Count: 3, Within: 10 * time.Minute}, 94: {Action: Reset}, 109: {Action: None},
+	31: {Action: Service}, 74: {Action: Reset, Count: 3, Within: 10 * time.Minute},
+	94: {Action: Reset}, 109: {Action: None},
 }}
 
 func newSoak(t *testing.T, seed uint64, recovery int) *soak {

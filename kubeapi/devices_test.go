@@ -28,8 +28,10 @@ func TestEventsAreThoseThatAPersonCaresAbout(t *testing.T) {
 		"a fault and its end": {
 			[]node.State{stateOf(good), stateOf(bad), stateOf(recovering), stateOf(good)}, []event{unhealthy, again},
 		},
-		"a GPU that was unhealthy before the start": {[]node.State{stateOf(bad), stateOf(bad), stateOf(good)}, []event{again}},
-		"a suspect GPU that is good":                {[]node.State{stateOf(good), stateOf(suspect), stateOf(good)}, nil},
+		"a GPU that was unhealthy before the start": {
+			[]node.State{stateOf(bad), stateOf(bad), stateOf(good)}, []event{again},
+		},
+		"a suspect GPU that is good": {[]node.State{stateOf(good), stateOf(suspect), stateOf(good)}, nil},
 		"a suspect GPU that is not": {
 			[]node.State{stateOf(good), stateOf(suspect), stateOf(bad)}, []event{unhealthy},
 		},
@@ -51,11 +53,15 @@ func TestEventsAreThoseThatAPersonCaresAbout(t *testing.T) {
 			},
 		}},
 		"MIG devices with their GPU": {
-			[]node.State{withMIG(stateOf(good), good, good), withMIG(stateOf(bad), bad, bad), withMIG(stateOf(good), good, good)},
+			[]node.State{
+				withMIG(stateOf(good), good, good), withMIG(stateOf(bad), bad, bad), withMIG(stateOf(good), good, good),
+			},
 			[]event{unhealthy, again},
 		},
 		"a MIG device alone": {
-			[]node.State{withMIG(stateOf(good), good, good), withMIG(stateOf(good), good, bad), withMIG(stateOf(good), good, good)},
+			[]node.State{
+				withMIG(stateOf(good), good, good), withMIG(stateOf(good), good, bad), withMIG(stateOf(good), good, good),
+			},
 			[]event{ofMIG, {normal, "GPUHealthy", "MIG device 0:1 is healthy again"}},
 		},
 		"a GPU that goes and comes back": {[]node.State{stateOf(good), stateOf(), stateOf(bad)}, nil},

@@ -165,10 +165,12 @@ func TestRunningPodsAreAdmittedWithoutThePlugin(t *testing.T) {
 		pod     model.Pod
 		want    string
 	}{
-		"without faults":                        {pod: withInit},
-		"not in the dialect of B11":             {dialect: dialect.Dialect{RejectsWithoutPlugin: true}, pod: plain, want: noHealthy},
-		"in the dialect of B5":                  {dialect: dialect.Dialect{RejectsAfterInit: true}, pod: plain},
-		"not with an init container, as B5 has": {dialect: dialect.Dialect{RejectsAfterInit: true}, pod: withInit, want: noHealthy},
+		"without faults":            {pod: withInit},
+		"not in the dialect of B11": {dialect: dialect.Dialect{RejectsWithoutPlugin: true}, pod: plain, want: noHealthy},
+		"in the dialect of B5":      {dialect: dialect.Dialect{RejectsAfterInit: true}, pod: plain},
+		"not with an init container, as B5 has": {
+			dialect: dialect.Dialect{RejectsAfterInit: true}, pod: withInit, want: noHealthy,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, withFault(test.dialect))

@@ -135,7 +135,8 @@ func TestPluginsPrepareDevices(t *testing.T) {
 	}
 }
 
-// A plugin that does not answer PreStartContainer delays this start alone, up to the deadline. The pod keeps its devices.
+// A plugin that does not answer PreStartContainer delays this start alone, up to the deadline. The pod keeps its
+// devices.
 func TestAPluginThatHangsInPreStart(t *testing.T) {
 	n := newNode(t, func(o *manager.Options) { o.Deadlines.PreStart = 3 * time.Second })
 	options := &v1beta1.DevicePluginOptions{PreStartRequired: true}
@@ -232,7 +233,8 @@ func TestReleaseWaitsForStart(t *testing.T) {
 	n.release("a")
 }
 
-// A plugin can answer with anything. Neither the API nor a container gets it, and the plugin is not asked to prepare it.
+// A plugin can answer with anything. Neither the API nor a container gets it, and the plugin is not asked to prepare
+// it.
 func TestWhatNoContainerCanHaveIsRefused(t *testing.T) {
 	n := newNode(t)
 	hostile := answers(&v1beta1.ContainerAllocateResponse{

@@ -174,7 +174,8 @@ func TestTheEventsOfAGPUThatIsGoneAreNotMissed(t *testing.T) {
 	m.EventSource("GPU-a", false)
 	m.EventSource("GPU-b", true)
 	advertise("GPU-a", "GPU-b", "MIG-c")
-	expect(t, m, `gpu_cdi_plugin_gpu_events_received{uuid="GPU-a"} 0`, `gpu_cdi_plugin_gpu_events_received{uuid="GPU-b"} 1`)
+	expect(t, m, `gpu_cdi_plugin_gpu_events_received{uuid="GPU-a"} 0`,
+		`gpu_cdi_plugin_gpu_events_received{uuid="GPU-b"} 1`)
 	advertise("GPU-b")
 	if text := scrape(t, m); strings.Contains(text, "GPU-a") || strings.Contains(text, "received{uuid=\"MIG-c") {
 		t.Error("a GPU that is gone, or a MIG device, has a series")

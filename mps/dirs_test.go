@@ -139,15 +139,18 @@ func TestSupervisorUsesOnlyRootsDirectories(t *testing.T) {
 		change func() error
 		want   string
 	}{
-		"root's alone":           {func() error { return nil }, ""},
-		"every user can write":   {func() error { return os.Chmod(above, 0o777) }, "every user can write to " + above},
-		"another user owns it":   {func() error { return os.Chown(above, 1000, 0) }, above + " belongs to user 1000"},
-		"the last one is a link": {func() error { return errors.Join(os.Symlink(safe, run), os.Lchown(run, 1000, 0)) }, run + " belongs to user 1000"},
+		"root's alone":         {func() error { return nil }, ""},
+		"every user can write": {func() error { return os.Chmod(above, 0o777) }, "every user can write to " + above},
+		"another user owns it": {func() error { return os.Chown(above, 1000, 0) }, above + " belongs to user 1000"},
+		"the last one is a link": {func() error {
+			return errors.Join(os.Symlink(safe, run), os.Lchown(run, 1000, 0))
+		}, run + " belongs to user 1000"},
 	} {
 		for mode, check := range map[string]func(func(string) error, string) error{
 			"strict": checkStrictly, "insecure": allowUnsafe,
 		} {
-			must(t, errors.Join(os.RemoveAll(above), os.RemoveAll(filepath.Join(safe, "mps")), os.Mkdir(above, 0o755), c.change()))
+			must(t, errors.Join(os.RemoveAll(above), os.RemoveAll(filepath.Join(safe, "mps")),
+				os.Mkdir(above, 0o755), c.change()))
 			want := c.want
 			if mode == "insecure" {
 				want = ""

@@ -24,16 +24,20 @@ func TestMPSRunsOnlyFilesOfRoot(t *testing.T) {
 		change func() error
 		want   string
 	}{
-		"of root":                     {func() error { return nil }, ""},
-		"the group can write":         {func() error { return os.Chmod(control, 0o775) }, "group 0 can write to " + control},
-		"all can write":               {func() error { return os.Chmod(control, 0o757) }, "every user can write to " + control},
-		"of another user":             {func() error { return os.Chown(control, 1000, 0) }, control + " belongs to user 1000"},
+		"of root":             {func() error { return nil }, ""},
+		"the group can write": {func() error { return os.Chmod(control, 0o775) }, "group 0 can write to " + control},
+		"all can write":       {func() error { return os.Chmod(control, 0o757) }, "every user can write to " + control},
+		"of another user": {
+			func() error { return os.Chown(control, 1000, 0) }, control + " belongs to user 1000",
+		},
 		"in another user's directory": {func() error { return os.Chown(dir, 1000, 0) }, dir + " belongs to user 1000"},
 		"gone":                        {func() error { return os.Remove(control) }, "no such file"},
-		"a directory":                 {func() error { return errors.Join(os.Remove(control), os.Mkdir(control, 0o755)) }, "not a regular file"},
-		"a server of another user":    {func() error { return os.Chown(server, 1000, 0) }, server + " belongs to user 1000"},
-		"without a server":            {func() error { return os.Remove(server) }, ""},
-		"a library that all change":   {func() error { return os.Chmod(library, 0o666) }, "every user can write to " + library},
+		"a directory": {
+			func() error { return errors.Join(os.Remove(control), os.Mkdir(control, 0o755)) }, "not a regular file",
+		},
+		"a server of another user":  {func() error { return os.Chown(server, 1000, 0) }, server + " belongs to user 1000"},
+		"without a server":          {func() error { return os.Remove(server) }, ""},
+		"a library that all change": {func() error { return os.Chmod(library, 0o666) }, "every user can write to " + library},
 	} {
 		must(t, errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755)))
 		for _, path := range []string{control, server, library} {

@@ -203,7 +203,8 @@ func TestADaemonWithoutItsShmIsRestarted(t *testing.T) {
 	end := s.startClient(0, 0)
 	must(t, unmountShm(s.dir(0)))
 	s.awaitProblem(0, "was unmounted: it is restarted when its last client has ended")
-	if now := pidOf(t, s.dir(0)); now != pid || prepared(s.dir(0)) && statfs(t, filepath.Join(s.dir(0), shmName)).Type == unix.TMPFS_MAGIC {
+	if now := pidOf(t, s.dir(0)); now != pid ||
+		prepared(s.dir(0)) && statfs(t, filepath.Join(s.dir(0), shmName)).Type == unix.TMPFS_MAGIC {
 		t.Errorf("daemon %d, want %d without a new shm", now, pid)
 	}
 	end()

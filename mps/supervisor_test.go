@@ -330,7 +330,8 @@ func TestChangingAnswersAreNotChased(t *testing.T) {
 read command
 echo "$command" >> `+asked+`
 case $command in
-get_default_device*) [ $(grep -c "$command" `+asked+`) -gt 2 ] && [ $(($(grep -c "$command" `+asked+`) % 2)) = 1 ] && echo 7G || echo 1G ;;
+get_default_device*) [ $(grep -c "$command" `+asked+`) -gt 2 ] && `+
+		`[ $(($(grep -c "$command" `+asked+`) % 2)) = 1 ] && echo 7G || echo 1G ;;
 get_default_active*) echo 50.0 ;;
 esac
 `))

@@ -265,11 +265,12 @@ func TestRestartsHaveAPause(t *testing.T) {
 // A daemon without its limits cannot be used, and the reason is reported.
 func TestLimitsThatAreNotAccepted(t *testing.T) {
 	for cases, problem := range map[string]string{
-		`get_default_device*) echo 7G ;;`:                   "cannot be limited: it did not accept the limits 1500 MiB, 50% of the threads",
-		`get_default_active*) echo 100.0 ;;`:                "cannot be limited: it did not accept the limits",
-		`set_default_active*) exit 3 ;;`:                    "cannot be limited: set_default_active_thread_percentage 50: exit status 3",
-		`get_server_list) exit 3 ;;`:                        "cannot be limited: get_server_list: exit status 3",
-		`get_server_list) echo 7 ;; set_active*) exit 3 ;;`: "cannot be limited: set_active_thread_percentage 7 50: exit status 3",
+		`get_default_device*) echo 7G ;;`:    "cannot be limited: it did not accept the limits 1500 MiB, 50% of the threads",
+		`get_default_active*) echo 100.0 ;;`: "cannot be limited: it did not accept the limits",
+		`set_default_active*) exit 3 ;;`:     "cannot be limited: set_default_active_thread_percentage 50: exit status 3",
+		`get_server_list) exit 3 ;;`:         "cannot be limited: get_server_list: exit status 3",
+		`get_server_list) echo 7 ;; set_active*) exit 3 ;;`: "cannot be limited: " +
+			"set_active_thread_percentage 7 50: exit status 3",
 	} {
 		t.Run(problem, func(t *testing.T) {
 			t.Parallel()

@@ -51,7 +51,8 @@ func TestADescriptorSaysWhatTheDeviceIsAndHowItIsShared(t *testing.T) {
 		"a MIG device": {
 			[]resource.Device{mig},
 			`{"version":1,"uuid":"MIG-1","parent":"GPU-4","resource":"nvidia.com/gpu","index":"4:2",` +
-				`"model":"NVIDIA H100 80GB HBM3","profile":"1g.10gb","pciBusID":"0000:05:00.0","numaNode":1,"memoryBytes":10737418240}`,
+				`"model":"NVIDIA H100 80GB HBM3","profile":"1g.10gb","pciBusID":"0000:05:00.0","numaNode":1,` +
+				`"memoryBytes":10737418240}`,
 		},
 		"a time-sliced GPU": {
 			replicas(func(*resource.Device) {}),
@@ -61,7 +62,8 @@ func TestADescriptorSaysWhatTheDeviceIsAndHowItIsShared(t *testing.T) {
 			replicas(
 				func(d *resource.Device) { d.MPS = &resource.MPSLimits{MemoryBytes: 40 << 30, ThreadPercent: 50} },
 			),
-			`{` + whole + `,"numaNode":1,"sharing":{"replicas":2,"mps":{"memoryLimitBytes":42949672960,"activeThreadPercentage":50}}}`,
+			`{` + whole + `,"numaNode":1,"sharing":{"replicas":2,` +
+				`"mps":{"memoryLimitBytes":42949672960,"activeThreadPercentage":50}}}`,
 		},
 		"an old GPU that is shared by MPS": {
 			replicas(func(d *resource.Device) { d.MPS = &resource.MPSLimits{MemoryBytes: 40 << 30} }),

@@ -139,11 +139,22 @@ func TestAnotherSpecOfAnExtra(t *testing.T) {
 		name string
 		want []string
 	}{
-		"takes a channel":             {1, "nvidia.com/imex-channel", "1", []string{"nvidia.com/gds=all", "nvidia.com/imex-channel=0"}},
-		"takes all of an extra":       {1, "nvidia.com/gds", "all", []string{"nvidia.com/imex-channel=0", "nvidia.com/imex-channel=1"}},
-		"is hidden by ours":           {0, "nvidia.com/gds", "all", []string{"nvidia.com/gds=all", "nvidia.com/imex-channel=0", "nvidia.com/imex-channel=1"}},
-		"has none of our names":       {1, "nvidia.com/gds", "x", []string{"nvidia.com/gds=all", "nvidia.com/imex-channel=0", "nvidia.com/imex-channel=1"}},
-		"takes a name of another one": {1, "nvidia.com/gdrcopy", "all", []string{"nvidia.com/gds=all", "nvidia.com/imex-channel=0", "nvidia.com/imex-channel=1"}},
+		"takes a channel": {1, "nvidia.com/imex-channel", "1", []string{"nvidia.com/gds=all", "nvidia.com/imex-channel=0"}},
+		"takes all of an extra": {
+			1, "nvidia.com/gds", "all", []string{"nvidia.com/imex-channel=0", "nvidia.com/imex-channel=1"},
+		},
+		"is hidden by ours": {
+			0, "nvidia.com/gds", "all",
+			[]string{"nvidia.com/gds=all", "nvidia.com/imex-channel=0", "nvidia.com/imex-channel=1"},
+		},
+		"has none of our names": {
+			1, "nvidia.com/gds", "x",
+			[]string{"nvidia.com/gds=all", "nvidia.com/imex-channel=0", "nvidia.com/imex-channel=1"},
+		},
+		"takes a name of another one": {
+			1, "nvidia.com/gdrcopy", "all",
+			[]string{"nvidia.com/gds=all", "nvidia.com/imex-channel=0", "nvidia.com/imex-channel=1"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newExtrasFixture(t, []string{"gds", "imex"}, gds, both)

@@ -42,7 +42,8 @@ func TestAnEventIsPublishedWithoutAReconciliation(t *testing.T) {
 	b.rec.Receive(xid(b.uuids()[2], 95))
 	s := b.rec.State()
 	b.counts(s, 3, 1)
-	if why := reasons(s)[b.uuids()[2]]; !strings.Contains(why, "XID 95") || s.Health[b.uuids()[2]].State != health.Unhealthy {
+	if why := reasons(s)[b.uuids()[2]]; !strings.Contains(why, "XID 95") ||
+		s.Health[b.uuids()[2]].State != health.Unhealthy {
 		t.Errorf("the GPU is unhealthy for %q, and its health is %+v", why, s.Health[b.uuids()[2]])
 	}
 	b.counts(b.reconcile(), 3, 1) // reconciling does not undo it
@@ -332,7 +333,9 @@ func TestAHoldOfAnEarlierResetEndsWhileDevicesChange(t *testing.T) {
 func TestEventsThatWereMissedForLongAreLoggedOnce(t *testing.T) {
 	log := &testenv.Log{}
 	record := filepath.Join(t.TempDir(), "health.json")
-	b := newFixture(t, "pcie-quad", watchHealth(record), func(o *Options) { o.Log = slog.New(slog.NewTextHandler(log, nil)) })
+	b := newFixture(t, "pcie-quad", watchHealth(record), func(o *Options) {
+		o.Log = slog.New(slog.NewTextHandler(log, nil))
+	})
 	b.start()
 	for lasts, lines := range map[time.Duration]int{0: 0, 23 * time.Second: 3} {
 		before := log.String()
@@ -363,7 +366,8 @@ func checkGap(b *fixture, record string, remarks int) {
 	b.rec.monitor.probeNow.Wake()
 	b.rec.monitor.run(ctx)
 	s := b.rec.State()
-	if n := len(s.Remarks()); n != remarks || n > 0 && !strings.Contains(s.Remarks()[0], "faults of GPUs are not noticed") {
+	if n := len(s.Remarks()); n != remarks ||
+		n > 0 && !strings.Contains(s.Remarks()[0], "faults of GPUs are not noticed") {
 		b.t.Errorf("the remarks are %q, want %d", s.Remarks(), remarks)
 	}
 	data, err := os.ReadFile(record)
@@ -448,8 +452,8 @@ func TestWhichTransitionsAreSavedAtOnce(t *testing.T) {
 	}
 }
 
-// What the process before resets still is held without a usable record too, and all GPUs while it is not known what that
-// is.
+// What the process before resets still is held without a usable record too, and all GPUs while it is not known what
+// that is.
 func TestWhatIsResetStillIsHeldWithoutARecord(t *testing.T) {
 	for name, c := range map[string]struct {
 		unknown error

@@ -51,7 +51,9 @@ func TestEventsAreReceived(t *testing.T) {
 	}
 	_, node, events := newEventSession(t, "mig-h100")
 	must(t, node.XID(2, 79, nil))
-	want := gpu.Event{GPU: uuidOf(node, 2), GPUInstance: gpu.NoInstance, ComputeInstance: gpu.NoInstance, Kind: gpu.EventXID, XID: 79}
+	want := gpu.Event{
+		GPU: uuidOf(node, 2), GPUInstance: gpu.NoInstance, ComputeInstance: gpu.NoInstance, Kind: gpu.EventXID, XID: 79,
+	}
 	if diff := cmp.Diff(want, nextEvent(t, events)); diff != "" {
 		t.Errorf("an XID of a GPU (-want +got):\n%s", diff)
 	}

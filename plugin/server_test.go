@@ -268,7 +268,8 @@ func TestAllocate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			resp, err := allocated(serverOf(t, c.r, c.o), allocate(c.ids...))
 			must(t, err)
-			if diff := cmp.Diff([]*v1beta1.ContainerAllocateResponse{c.want}, resp.ContainerResponses, protocmp.Transform()); diff != "" {
+			want := []*v1beta1.ContainerAllocateResponse{c.want}
+			if diff := cmp.Diff(want, resp.ContainerResponses, protocmp.Transform()); diff != "" {
 				t.Errorf("the answer (-want +got):\n%s", diff)
 			}
 		})
@@ -442,7 +443,8 @@ func TestAnEqualListIsNotSent(t *testing.T) {
 // FuzzRequests gives the server whatever a caller could: a value or an error comes back, never both, never neither.
 func FuzzRequests(f *testing.F) {
 	for _, m := range []proto.Message{
-		allocate(uuid(0)), allocate(uuid(0), uuid(0), "x"), prefer([]string{uuid(0), uuid(1)}, []string{uuid(1)}, 2), prefer(nil, nil, -1),
+		allocate(uuid(0)), allocate(uuid(0), uuid(0), "x"),
+		prefer([]string{uuid(0), uuid(1)}, []string{uuid(1)}, 2), prefer(nil, nil, -1),
 	} {
 		data, err := proto.Marshal(m)
 		must(f, err)

@@ -33,8 +33,8 @@ func TestResetForAnAdministrator(t *testing.T) {
 			err: "reset " + uuid + ": after the reset: it is lost", calls: done,
 		},
 		"not supported": {
-			outcomes: []Outcome{ResetNotSupported}, err: "reset " + uuid + ": the GPU must be reset and cannot be: Not Supported",
-			calls: done[:3],
+			outcomes: []Outcome{ResetNotSupported},
+			err:      "reset " + uuid + ": the GPU must be reset and cannot be: Not Supported", calls: done[:3],
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

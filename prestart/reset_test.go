@@ -164,11 +164,13 @@ func TestUnhealthyGPU(t *testing.T) {
 		outcome Outcome
 		want    string
 	}{
-		"a reset heals it":          {device, Reset, heals, ResetDone, ""},
-		"it needs more":             {device, Reset, errors.New(why), ResetDone, "(health): " + why},
-		"it is not to be reset":     {device, Clean, heals, ResetDone, "(health): " + why},
-		"a part of a GPU":           {part, Reset, heals, ResetDone, "(health): " + why},
-		"it cannot be reset":        {device, Reset, heals, ResetNotSupported, "(reset): " + why + ", and the GPU cannot be reset"},
+		"a reset heals it":      {device, Reset, heals, ResetDone, ""},
+		"it needs more":         {device, Reset, errors.New(why), ResetDone, "(health): " + why},
+		"it is not to be reset": {device, Clean, heals, ResetDone, "(health): " + why},
+		"a part of a GPU":       {part, Reset, heals, ResetDone, "(health): " + why},
+		"it cannot be reset": {
+			device, Reset, heals, ResetNotSupported, "(reset): " + why + ", and the GPU cannot be reset",
+		},
 		"nothing is asked about it": {device, None, heals, ResetDone, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -464,8 +466,8 @@ func TestSMIOfOthersIsNotRun(t *testing.T) {
 	}
 }
 
-// A reset that takes longer than its request is not interrupted, and no container gets the GPU or a part of it before it
-// has ended, whatever the policy is.
+// A reset that takes longer than its request is not interrupted, and no container gets the GPU or a part of it before
+// it has ended, whatever the policy is.
 func TestAbandonedReset(t *testing.T) {
 	t.Parallel()
 	f := &fakeNode{persistent: true}
@@ -477,7 +479,8 @@ func TestAbandonedReset(t *testing.T) {
 	checkError(
 		t,
 		err,
-		"(reset): the reset has not ended: context deadline exceeded; until it has, this program gives the GPU to no container",
+		"(reset): the reset has not ended: context deadline exceeded; "+
+			"until it has, this program gives the GPU to no container",
 	)
 	if _, err := os.Stat(script.Path + ".began"); err != nil {
 		t.Fatal(err)
@@ -526,8 +529,8 @@ func (n notReopened) Reopen(ctx context.Context) error {
 	return errors.Join(n.fakeNode.Reopen(ctx), errors.New("does not answer"))
 }
 
-// A reset counts also if it ended too late for its container or command, or if the driver could not be reopened in time:
-// the GPU is not reset again for the next try.
+// A reset counts also if it ended too late for its container or command, or if the driver could not be reopened in
+// time: the GPU is not reset again for the next try.
 func TestAResetThatIsTooLateCounts(t *testing.T) {
 	for name, c := range map[string]struct {
 		begin func(*Runner, *fakeNode) error
@@ -601,7 +604,8 @@ func TestAResetThatIsTooLateCounts(t *testing.T) {
 	}
 }
 
-// A reset that was too late does not count any more after another container, after long, or if the GPU needs another one.
+// A reset that was too late does not count any more after another container, after long, or if the GPU needs another
+// one.
 func TestAnotherResetAfterOneThatWasTooLate(t *testing.T) {
 	for name, between := range map[string]func(*testing.T, *Runner, *fakeNode){
 		"after another container": func(t *testing.T, r *Runner, _ *fakeNode) {

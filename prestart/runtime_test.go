@@ -21,8 +21,8 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// withoutHybrid runs a command without the tree of cgroup version 2 that a machine may have beside version 1, which crun
-// refuses. It needs a mount namespace of its own.
+// withoutHybrid runs a command without the tree of cgroup version 2 that a machine may have beside version 1, which
+// crun refuses. It needs a mount namespace of its own.
 const withoutHybrid = `
 if [ -d /sys/fs/cgroup/unified ]; then umount -n /sys/fs/cgroup/unified || exit; fi
 exec "$@"`

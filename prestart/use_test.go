@@ -34,7 +34,9 @@ func TestFindUse(t *testing.T) {
 		shared string
 		want   string // a part of what is found
 	}{
-		"nothing uses it":                     {rules: Rules{Policy: Clean}, use: func(*testing.T) gpu.Use { return gpu.Use{} }},
+		"nothing uses it": {
+			rules: Rules{Policy: Clean}, use: func(*testing.T) gpu.Use { return gpu.Use{} },
+		},
 		"a process":                           {rules: Rules{Policy: Check}, use: process, want: "(sleep, cgroup "},
 		"a process, and a reset would follow": {rules: Rules{Policy: Reset}, use: process, want: "still uses it"},
 		"an orphan":                           {rules: Rules{Policy: Check}, use: orphan("e"), want: "still uses it"},
@@ -42,7 +44,9 @@ func TestFindUse(t *testing.T) {
 		"a process that would not be ended": {
 			rules: Rules{Policy: Check, KillOrphans: true}, use: process, want: "still uses it",
 		},
-		"memory":                              {rules: Rules{Policy: Check}, use: memory, want: "2048 MiB are in use without a process"},
+		"memory": {
+			rules: Rules{Policy: Check}, use: memory, want: "2048 MiB are in use without a process",
+		},
 		"memory, and a reset would follow":    {rules: Rules{Policy: Reset}, use: memory},
 		"a shared device is others' business": {rules: Rules{Policy: Clean}, use: process, shared: "it has 2 replicas"},
 	} {

@@ -30,7 +30,8 @@ func TestValidateReportsAllProblemsWithTheirKeys(t *testing.T) {
 		`gpus.exclude[0]: "GPU-1" is not GPU- or MIG- followed by a UUID`,
 		"resources.gpus[1].pattern: is empty; * matches everything",
 		`resources.gpus[1].name: resource name "c": want VENDOR/NAME, such as nvidia.com/gpu`,
-		`resources.mig[0].name: resource name "a.b/c+d": the part after the slash may have letters, digits and - _ . between letters or digits`,
+		`resources.mig[0].name: resource name "a.b/c+d": ` +
+			`the part after the slash may have letters, digits and - _ . between letters or digits`,
 		`sharing.time-slicing.resources[0].rename: resource name "a.b/` + strings.Repeat(
 			"x",
 			60,

@@ -179,7 +179,8 @@ func TestMinorsAreNotAlwaysIndices(t *testing.T) {
 // good is a machine file that the cases of TestMalformedMachineFiles damage.
 const good = `description: a test
 models:
-  x: {name: X, pci: "10de:2330", subsystem: "10de:16c1", architecture: hopper, compute: "9.0", memory: 8GiB, sms: 10, power: 100, mig: h100-80gb}
+  x: {name: X, pci: "10de:2330", subsystem: "10de:16c1", architecture: hopper, compute: "9.0", ` +
+	`memory: 8GiB, sms: 10, power: 100, mig: h100-80gb}
 numa: {0: 0-3}
 gpus:
   - {bus: "0000:01:00.0", numa: 0, pcie: "pci0000:00/0000:00:01.0"}
@@ -279,7 +280,8 @@ func TestMalformedMachineFiles(t *testing.T) {
 		},
 		"GPUs that cannot be divided": {
 			"matrix: [[0, 2], [2, 0]]",
-			"perGPU: 1, switches: [[\"0000:05:00.0\"], [\"0000:06:00.0\"], [\"0000:07:00.0\"]]", "2 GPUs cannot be divided among 3",
+			"perGPU: 1, switches: [[\"0000:05:00.0\"], [\"0000:06:00.0\"], [\"0000:07:00.0\"]]",
+			"2 GPUs cannot be divided among 3",
 		},
 		"a switch at a GPU's address": {
 			"matrix: [[0, 2], [2, 0]]", "perGPU: 1, switches: [[\"0000:01:00.0\"]]",

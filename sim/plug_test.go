@@ -167,10 +167,12 @@ func TestResetFaults(t *testing.T) {
 		want  string
 		mode  os.FileMode
 	}{
-		"works":          {ResetFault{Result: ResetWorks}, "", 0o200},
-		"takes long":     {ResetFault{Result: ResetWorks, Delay: 20 * time.Second}, "set gpu=2 reset-delay=20000\n", 0o200},
-		"busy":           {ResetFault{Result: ResetBusy}, "set gpu=2 reset-result=1\n", 0o200},
-		"busy at first":  {ResetFault{Result: ResetBusy, Tries: 3}, "set gpu=2 reset-result=1\nset gpu=2 reset-tries=3\n", 0o200},
+		"works":      {ResetFault{Result: ResetWorks}, "", 0o200},
+		"takes long": {ResetFault{Result: ResetWorks, Delay: 20 * time.Second}, "set gpu=2 reset-delay=20000\n", 0o200},
+		"busy":       {ResetFault{Result: ResetBusy}, "set gpu=2 reset-result=1\n", 0o200},
+		"busy at first": {
+			ResetFault{Result: ResetBusy, Tries: 3}, "set gpu=2 reset-result=1\nset gpu=2 reset-tries=3\n", 0o200,
+		},
 		"not supported":  {ResetFault{Result: ResetNotSupported}, "set gpu=2 reset-result=2\n", 0},
 		"needs peers":    {ResetFault{Result: ResetNeedsPeers}, "set gpu=2 reset-result=3\n", 0o200},
 		"never returns":  {ResetFault{Result: ResetHangs}, "set gpu=2 reset-result=4\n", os.ModeNamedPipe | 0o200},

@@ -18,9 +18,15 @@ func TestSet(t *testing.T) {
 		want   map[string]uint64
 		events []EventType
 	}{
-		"a name":            {map[string]string{"recovery-action": "reboot"}, map[string]uint64{"recovery-action": 2}, []EventType{EventRecoveryAction}},
-		"an unknown action": {map[string]string{"recovery-action": "99"}, map[string]uint64{"recovery-action": 99}, []EventType{EventRecoveryAction}},
-		"no action":         {map[string]string{"recovery-action": "none"}, map[string]uint64{"recovery-action": 0}, nil},
+		"a name": {
+			map[string]string{"recovery-action": "reboot"}, map[string]uint64{"recovery-action": 2},
+			[]EventType{EventRecoveryAction},
+		},
+		"an unknown action": {
+			map[string]string{"recovery-action": "99"}, map[string]uint64{"recovery-action": 99},
+			[]EventType{EventRecoveryAction},
+		},
+		"no action": {map[string]string{"recovery-action": "none"}, map[string]uint64{"recovery-action": 0}, nil},
 		"ECC errors": {
 			map[string]string{"ecc-corrected": "3", "ecc-uncorrected": "1", "ecc-corrected-aggregate": "9"},
 			map[string]uint64{"ecc-corrected": 3, "ecc-uncorrected": 1, "ecc-corrected-aggregate": 9},
@@ -130,7 +136,8 @@ func TestProcessesInTheStateFile(t *testing.T) {
 		t.Errorf("state is %q, want %q", got, want)
 	}
 	p = Process{pid, MPSProcess, 5, nil}
-	if err := first(n.Set(0, map[string]string{"accounting-mode": "1"}), n.AddProcess(0, p), n.RemoveProcess(0, pid)); err != nil {
+	if err := first(n.Set(0, map[string]string{"accounting-mode": "1"}), n.AddProcess(0, p),
+		n.RemoveProcess(0, pid)); err != nil {
 		t.Fatal(err)
 	}
 	want := "set gpu=0 accounting-mode=1\n" + line("account", "type=mps memory=5")

@@ -58,7 +58,9 @@ func TestWatchKeepsTheSpecUpToDateWithoutAKubelet(t *testing.T) {
 
 	waitFor(t, "readiness", func() bool { _, status := s.ask("/readyz"); return status == http.StatusOK })
 	body, _ := s.ask("/metrics")
-	for _, line := range []string{`gpu_cdi_plugin_devices{health="healthy",resource="nvidia.com/gpu"} 3`, "gpu_cdi_plugin_spec_stale 0"} {
+	for _, line := range []string{
+		`gpu_cdi_plugin_devices{health="healthy",resource="nvidia.com/gpu"} 3`, "gpu_cdi_plugin_spec_stale 0",
+	} {
 		if !strings.Contains(body, line+"\n") {
 			t.Errorf("the metrics lack %s", line)
 		}

@@ -35,11 +35,15 @@ func TestServeSaysWhatTheKubeletGave(t *testing.T) {
 		mustDo(t, os.MkdirAll(filepath.Join(in.PodLogs, pod+uid), 0o755))
 	}
 	for name, c := range map[string]struct{ pod, devices, want string }{
-		"by UUID":        {"team-a/job", "nvidia.com/gpu=" + uuids[1], ""},
-		"by index":       {"team-a/job", "nvidia.com/gpu=1,nvidia.com/gpu=2", ""},
-		"a smuggled GPU": {"team-a/job", "nvidia.com/gpu=1,nvidia.com/gpu=3", "device nvidia.com/gpu=3 is not given: the kubelet gave"},
-		"all":            {"team-a/job", "nvidia.com/gpu=all", "device nvidia.com/gpu=all is not given"},
-		"a free GPU":     {"team-b/train", "nvidia.com/gpu=0", "container main of pod team-b/train only nvidia.com/gpu=" + uuids[3]},
+		"by UUID":  {"team-a/job", "nvidia.com/gpu=" + uuids[1], ""},
+		"by index": {"team-a/job", "nvidia.com/gpu=1,nvidia.com/gpu=2", ""},
+		"a smuggled GPU": {
+			"team-a/job", "nvidia.com/gpu=1,nvidia.com/gpu=3", "device nvidia.com/gpu=3 is not given: the kubelet gave",
+		},
+		"all": {"team-a/job", "nvidia.com/gpu=all", "device nvidia.com/gpu=all is not given"},
+		"a free GPU": {
+			"team-b/train", "nvidia.com/gpu=0", "container main of pod team-b/train only nvidia.com/gpu=" + uuids[3],
+		},
 		"an unknown pod": {"team-b/gone", "nvidia.com/gpu=3", "the kubelet gave it no device of this plugin"},
 	} {
 		t.Run(name, func(t *testing.T) {

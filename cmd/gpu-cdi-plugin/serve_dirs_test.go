@@ -31,10 +31,16 @@ func TestServeNeedsItsDirectories(t *testing.T) {
 		make        func(*testing.T, string)
 		want        []string
 	}{
-		"the state directory is a file":           {"state", "", file, []string{"state-dir: ", "not a directory", "--state-dir"}},
-		"the state directory is read-only":        {"state", "", readOnly, []string{"state-dir: ", "read-only file system", "--state-dir"}},
-		"the directory for MPS is read-only":      {"run", fmt.Sprintf(byMPS, 2), readOnly, []string{"runtime-dir: ", "read-only", "--runtime-dir"}},
-		"both cannot be written to, with one end": {".", fmt.Sprintf(byMPS, 2), nil, []string{"state-dir: ", "runtime-dir: "}},
+		"the state directory is a file": {"state", "", file, []string{"state-dir: ", "not a directory", "--state-dir"}},
+		"the state directory is read-only": {
+			"state", "", readOnly, []string{"state-dir: ", "read-only file system", "--state-dir"},
+		},
+		"the directory for MPS is read-only": {
+			"run", fmt.Sprintf(byMPS, 2), readOnly, []string{"runtime-dir: ", "read-only", "--runtime-dir"},
+		},
+		"both cannot be written to, with one end": {
+			".", fmt.Sprintf(byMPS, 2), nil, []string{"state-dir: ", "runtime-dir: "},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

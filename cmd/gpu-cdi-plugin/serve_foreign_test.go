@@ -195,7 +195,10 @@ func (s *served) measured(healthy, unhealthy int) {
 			body,
 			fmt.Sprintf(`gpu_cdi_plugin_devices{health="healthy",resource="nvidia.com/gpu"} %d`+"\n", healthy),
 		) &&
-			strings.Contains(body, fmt.Sprintf(`gpu_cdi_plugin_devices{health="unhealthy",resource="nvidia.com/gpu"} %d`+"\n", unhealthy))
+			strings.Contains(
+				body,
+				fmt.Sprintf(`gpu_cdi_plugin_devices{health="unhealthy",resource="nvidia.com/gpu"} %d`+"\n", unhealthy),
+			)
 	})
 }
 

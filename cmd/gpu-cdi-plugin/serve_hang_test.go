@@ -70,8 +70,9 @@ func (s *served) get(path string) (body string, status int, took time.Duration) 
 func TestServeStartsBesideAGPUThatHangs(t *testing.T) {
 	t.Parallel()
 	for _, function := range []string{
-		sim.AnyFunction, "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber",
-		"nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetMigMode",
+		sim.AnyFunction, "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo",
+		"nvmlDeviceGetMinorNumber", "nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo",
+		"nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetMigMode",
 	} {
 		t.Run(strings.ReplaceAll(function, sim.AnyFunction, "any"), func(t *testing.T) {
 			t.Parallel()

@@ -120,7 +120,9 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 	s.logsOnce("the kubelet no longer watches nvidia.com/mig-7g.80gb: ")
 	s.logsOnce("nvidia.com/mig-7g.80gb is not registered with the kubelet: ")
 	s.kubelet.Start()
-	waitFor(t, "a new connection", func() bool { return s.countMessages("the kubelet watches nvidia.com/mig-7g.80gb") >= 2 })
+	waitFor(t, "a new connection", func() bool {
+		return s.countMessages("the kubelet watches nvidia.com/mig-7g.80gb") >= 2
+	})
 
 	s.wantReadable()
 }

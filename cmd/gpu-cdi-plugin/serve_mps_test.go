@@ -25,7 +25,8 @@ import (
 const (
 	sharedResource = "nvidia.com/gpu.shared"
 
-	byMPS = "mps: true\nsharing: {mps: {rename-by-default: true, resources: [{name: nvidia.com/gpu, devices: [1], replicas: %d}]}}\n"
+	byMPS = "mps: true\n" +
+		"sharing: {mps: {rename-by-default: true, resources: [{name: nvidia.com/gpu, devices: [1], replicas: %d}]}}\n"
 )
 
 // newMPS returns a plugin that shares GPU 1 of four by MPS.
@@ -303,13 +304,14 @@ func TestServeNeedsTheHostsPIDNamespaceForMPS(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
 	cmd.Args = []string{
 		"gpu-cdi-plugin", "serve", "--root", s.node.Root(), "--cdi-dir", filepath.Dir(s.spec), "--config", s.config,
-		"--device-plugin-dir", s.kubelet.Dir, "--runtime-dir", filepath.Join(s.dir, "run"), "--state-dir", filepath.Join(s.dir, "state"),
-		"--hook-path", "/bin/true",
+		"--device-plugin-dir", s.kubelet.Dir, "--runtime-dir", filepath.Join(s.dir, "run"),
+		"--state-dir", filepath.Join(s.dir, "state"), "--hook-path", "/bin/true",
 	}
 	cmd.Env = append(os.Environ(), insecure)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
 	out, err := cmd.CombinedOutput()
-	const want = "error: this process is not in the host's PID namespace, which MPS needs\nhint: set hostPID: true in the pod's spec"
+	const want = "error: this process is not in the host's PID namespace, which MPS needs\n" +
+		"hint: set hostPID: true in the pod's spec"
 	if exitErr, ok := errors.AsType[*exec.ExitError](err); !ok || exitErr.ExitCode() != 1 ||
 		!strings.Contains(string(out), want) {
 		t.Errorf("it ended with %v and printed\n%s\nwant %q", err, out, want)

@@ -48,7 +48,8 @@ func (s *served) checkpoint(given map[string][]string) {
 	var entries []map[string]any
 	for resource, ids := range given {
 		entries = append(entries, map[string]any{
-			"PodUID": "a", "ContainerName": "b", "ResourceName": resource, "DeviceIDs": map[string][]string{"-1": ids}, "AllocResp": "",
+			"PodUID": "a", "ContainerName": "b", "ResourceName": resource,
+			"DeviceIDs": map[string][]string{"-1": ids}, "AllocResp": "",
 		})
 	}
 	data, err := json.Marshal(map[string]any{"Data": map[string]any{"PodDeviceEntries": entries}, "Checksum": 1})

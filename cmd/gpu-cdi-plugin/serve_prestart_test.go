@@ -72,7 +72,8 @@ func TestServeGivesNoContainerAGPUThatIsUsed(t *testing.T) {
 	mustDo(t, s.node.RemoveProcess(1, cmd.Process.Pid))
 	s.wantReady(e, s.uuids()[1])
 	s.wantReady(e, s.uuids()[1]) // a container that starts again
-	if text, _ := s.ask("/metrics"); !strings.Contains(text, `gpu_cdi_plugin_prestart_seconds_count{result="failed",step="memory"} 1`) {
+	const refused = `gpu_cdi_plugin_prestart_seconds_count{result="failed",step="memory"} 1`
+	if text, _ := s.ask("/metrics"); !strings.Contains(text, refused) {
 		t.Error("the metrics do not show the refusal")
 	}
 }

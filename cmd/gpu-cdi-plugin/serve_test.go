@@ -73,7 +73,8 @@ func (s *served) startVerb(env []string, args ...string) {
 	}
 	cmd := exec.Command(exe)
 	cmd.Args = append([]string{
-		"gpu-cdi-plugin", "--root", s.node.Root(), "--cdi-dir", filepath.Dir(s.spec), "--config", s.config, "--hook-path", "/bin/true",
+		"gpu-cdi-plugin", "--root", s.node.Root(), "--cdi-dir", filepath.Dir(s.spec), "--config", s.config,
+		"--hook-path", "/bin/true",
 	}, args...)
 	cmd.Env = append(append(os.Environ(), insecure), env...)
 	cmd.Stderr = io.MultiWriter(s.log, s.t.Output())

@@ -65,7 +65,9 @@ func TestLogToAHostileFile(t *testing.T) {
 		"in another user's directory": {func(n *node, path string) {
 			n.must(os.Chown(filepath.Dir(path), 1000, 0))
 		}, "belongs to user 1000"},
-		"in no directory": {func(n *node, path string) { n.must(os.Remove(filepath.Dir(path))) }, "no such file or directory"},
+		"in no directory": {func(n *node, path string) {
+			n.must(os.Remove(filepath.Dir(path)))
+		}, "no such file or directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)

@@ -95,7 +95,8 @@ func TestPoliciesWithMistakes(t *testing.T) {
 		"a kind in a rule":        {"rules: [{kinds: ['*']}]", `rules[0].kinds: "*": want VENDOR/CLASS`},
 		"a device in a rule":      {"rules: [{}, {devices: ['0']}]", `rules[1].devices: "0": want VENDOR/CLASS=NAME`},
 		"a kind that no container may ask for": {
-			"kinds: [a.b/c]\nrules: [{kinds: [d.e/f]}]", "rules[0].kinds: d.e/f is not in the policy's own kinds: add it there, or remove it here",
+			"kinds: [a.b/c]\nrules: [{kinds: [d.e/f]}]",
+			"rules[0].kinds: d.e/f is not in the policy's own kinds: add it there, or remove it here",
 		},
 		"a device that no container may ask for": {
 			"kinds: [a.b/c]\nrules: [{devices: [d.e/f=0]}]", "rules[0].devices: the kind of d.e/f=0 is not in kinds",

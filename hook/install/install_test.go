@@ -167,8 +167,8 @@ func TestAWrapperThatWasThere(t *testing.T) {
 	checkRemoved(t, h, []string{"wrapper"})
 }
 
-// A file of ours that an administrator has changed stays as it is, and the plan says so. It is written again once it was
-// removed.
+// A file of ours that an administrator has changed stays as it is, and the plan says so. It is written again once it
+// was removed.
 func TestChangedFilesOfOurs(t *testing.T) {
 	const edited = "# edited\n"
 	for engine, file := range map[string]string{

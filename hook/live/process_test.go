@@ -47,14 +47,18 @@ func TestOpenProcess(t *testing.T) {
 		pid, runtime int
 		want         string
 	}{
-		"a container":             {c.cmd.Process.Pid, os.Getpid(), ""},
-		"an orphan":               {second.cmd.Process.Pid, c.cmd.Process.Pid, ""},
-		"no process":              {0, os.Getpid(), "not the container's on the host"},
-		"process 1":               {1, os.Getpid(), "not the container's on the host"},
-		"a negative ID":           {-1, os.Getpid(), "not the container's on the host"},
-		"an ID that is not used":  {1 << 30, os.Getpid(), "pidfd_open: "},
-		"of another program":      {second.cmd.Process.Pid, other.Process.Pid, "it is a child of process " + itoa(os.Getpid())},
-		"older than the runtime":  {c.cmd.Process.Pid, second.cmd.Process.Pid, "it is a child of process " + itoa(os.Getpid())},
+		"a container":            {c.cmd.Process.Pid, os.Getpid(), ""},
+		"an orphan":              {second.cmd.Process.Pid, c.cmd.Process.Pid, ""},
+		"no process":             {0, os.Getpid(), "not the container's on the host"},
+		"process 1":              {1, os.Getpid(), "not the container's on the host"},
+		"a negative ID":          {-1, os.Getpid(), "not the container's on the host"},
+		"an ID that is not used": {1 << 30, os.Getpid(), "pidfd_open: "},
+		"of another program": {
+			second.cmd.Process.Pid, other.Process.Pid, "it is a child of process " + itoa(os.Getpid()),
+		},
+		"older than the runtime": {
+			c.cmd.Process.Pid, second.cmd.Process.Pid, "it is a child of process " + itoa(os.Getpid()),
+		},
 		"the runtime":             {c.cmd.Process.Pid, c.cmd.Process.Pid, "it is a child of process " + itoa(os.Getpid())},
 		"of no ancestor":          {second.cmd.Process.Pid, os.Getppid(), "it is a child of process " + itoa(os.Getpid())},
 		"in the same mounts":      {here.Process.Pid, os.Getpid(), "in the mount namespace of this hook"},
@@ -147,7 +151,9 @@ func TestParseStat(t *testing.T) {
 	if s, err := parseStat(text); err != nil || s != (stat{7, 4711}) {
 		t.Errorf("%+v, %v", s, err)
 	}
-	for _, bad := range []string{"", "12 (a) S 7", strings.Replace(text, "4711", "x", 1), strings.Replace(text, "7", "x", 1)} {
+	for _, bad := range []string{
+		"", "12 (a) S 7", strings.Replace(text, "4711", "x", 1), strings.Replace(text, "7", "x", 1),
+	} {
 		if s, err := parseStat(bad); err == nil {
 			t.Errorf("%q: %+v", bad, s)
 		}

@@ -108,7 +108,9 @@ func TestOpenElsewhere(t *testing.T) {
 		path  string
 		want  string
 	}{
-		"another file system":        {mount{device: st.Dev, root: "/", point: dir, unified: true}, "/a", "not in the cgroup"},
+		"another file system": {
+			mount{device: st.Dev, root: "/", point: dir, unified: true}, "/a", "not in the cgroup",
+		},
 		"another device":             {mount{device: 1, root: "/", point: mounted, unified: true}, "/", "not in the cgroup"},
 		"a link":                     {mount{device: st.Dev, root: "/", point: dir, unified: true}, "/link", "escapes"},
 		"another version":            {mount{root: "/", point: mounted}, "/", "not mounted"},

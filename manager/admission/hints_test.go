@@ -46,9 +46,12 @@ func TestHints(t *testing.T) {
 		"one node would do if no pod had a device": {
 			holding(onNodes(2, 0, 1), "a0", "b0"), two, Request{Count: 2}, []Hint{possible(0, 1)},
 		},
-		"more than there are":        {onNodes(2, 0, 1), two, Request{Count: 6}, []Hint{}},
-		"more than are free":         {holding(onNodes(2, 0, 1), "a0", "b0"), two, Request{Count: 3}, []Hint{}},
-		"the container has them":     {holding(onNodes(2, 0, 1), "a0", "a1"), two, Request{Count: 2, Has: []string{"a0", "a1"}}, []Hint{preferred(0), possible(0, 1)}},
+		"more than there are": {onNodes(2, 0, 1), two, Request{Count: 6}, []Hint{}},
+		"more than are free":  {holding(onNodes(2, 0, 1), "a0", "b0"), two, Request{Count: 3}, []Hint{}},
+		"the container has them": {
+			holding(onNodes(2, 0, 1), "a0", "a1"), two, Request{Count: 2, Has: []string{"a0", "a1"}},
+			[]Hint{preferred(0), possible(0, 1)},
+		},
 		"the container has too few":  {onNodes(2, 0, 1), two, Request{Count: 4, Has: []string{"a0", "a1"}}, []Hint{}},
 		"the container has too many": {onNodes(2, 0, 1), two, Request{Count: 1, Has: []string{"a0", "a1"}}, []Hint{}},
 		"a device of the container is gone": {
@@ -115,7 +118,8 @@ func TestTooManyNodesAreAnError(t *testing.T) {
 	for n := range maxNodes {
 		nodes = append(nodes, 2*n)
 	}
-	if hints, err := onNodes(1, nodes...).Hints(onMachine(1<<40-1), Request{Count: maxNodes}); err != nil || len(hints) != 1 {
+	if hints, err := onNodes(1, nodes...).Hints(onMachine(1<<40-1), Request{Count: maxNodes}); err != nil ||
+		len(hints) != 1 {
 		t.Errorf("%d hints of %d nodes: %v", len(hints), maxNodes, err)
 	}
 	_, err := onNodes(1, append(nodes, 39)...).Hints(onMachine(1<<40-1), Request{Count: 1})

@@ -101,8 +101,10 @@ func TestNothingIsChosenForWhatIsThere(t *testing.T) {
 	p.Hold("pod", "main", []string{"a"})
 	gone := NewPool(resource)
 	for name, plan := range map[string]func() (*Plan, error){
-		"nothing is requested":          func() (*Plan, error) { return p.Plan(Request{Prefers: true}) },
-		"the container has its devices": func() (*Plan, error) { return p.Plan(Request{Count: 1, Has: []string{"a"}, Prefers: true}) },
+		"nothing is requested": func() (*Plan, error) { return p.Plan(Request{Prefers: true}) },
+		"the container has its devices": func() (*Plan, error) {
+			return p.Plan(Request{Count: 1, Has: []string{"a"}, Prefers: true})
+		},
 		"the container runs without its plugin": func() (*Plan, error) {
 			return gone.Plan(Request{Count: 1, Has: []string{"a"}, Running: true})
 		},

@@ -19,17 +19,19 @@ func TestPolicies(t *testing.T) {
 		resources                      [][]Hint
 		bestEffort, restricted, single Nodes
 	}{
-		"nothing is requested":            {3, nil, 3, 3, 0},
-		"any nodes will do":               {3, [][]Hint{nil, nil}, 3, 3, 0},
-		"no nodes will do":                {3, [][]Hint{none}, 3, rejected, rejected},
-		"one node":                        {3, [][]Hint{{preferred(1), possible(0, 1)}}, 2, 2, 2},
-		"one of two equal nodes":          {3, [][]Hint{{preferred(1), preferred(0), possible(0, 1)}}, 1, 1, 1},
-		"the only node of a machine":      {1, [][]Hint{{preferred(0)}}, 1, 1, 0},
-		"two nodes where one cannot do":   {3, [][]Hint{{preferred(0, 1)}}, 3, 3, rejected},
-		"two nodes where one could do":    {3, [][]Hint{{possible(0, 1)}}, 3, rejected, rejected},
-		"one resource has no preference":  {3, [][]Hint{nil, {preferred(1), possible(0, 1)}}, 2, 2, 2},
-		"one resource has no nodes":       {3, [][]Hint{none, {preferred(1), possible(0, 1)}}, 2, rejected, rejected},
-		"two resources on one node":       {3, [][]Hint{{preferred(1), possible(0, 1)}, {preferred(0), preferred(1)}}, 2, 2, 2},
+		"nothing is requested":           {3, nil, 3, 3, 0},
+		"any nodes will do":              {3, [][]Hint{nil, nil}, 3, 3, 0},
+		"no nodes will do":               {3, [][]Hint{none}, 3, rejected, rejected},
+		"one node":                       {3, [][]Hint{{preferred(1), possible(0, 1)}}, 2, 2, 2},
+		"one of two equal nodes":         {3, [][]Hint{{preferred(1), preferred(0), possible(0, 1)}}, 1, 1, 1},
+		"the only node of a machine":     {1, [][]Hint{{preferred(0)}}, 1, 1, 0},
+		"two nodes where one cannot do":  {3, [][]Hint{{preferred(0, 1)}}, 3, 3, rejected},
+		"two nodes where one could do":   {3, [][]Hint{{possible(0, 1)}}, 3, rejected, rejected},
+		"one resource has no preference": {3, [][]Hint{nil, {preferred(1), possible(0, 1)}}, 2, 2, 2},
+		"one resource has no nodes":      {3, [][]Hint{none, {preferred(1), possible(0, 1)}}, 2, rejected, rejected},
+		"two resources on one node": {
+			3, [][]Hint{{preferred(1), possible(0, 1)}, {preferred(0), preferred(1)}}, 2, 2, 2,
+		},
 		"two resources on different ones": {3, [][]Hint{{preferred(0)}, {preferred(1)}}, 3, rejected, rejected},
 		"a common part, not preferred":    {7, [][]Hint{{preferred(0)}, {preferred(0, 1)}}, 1, rejected, rejected},
 		"as many nodes as the most demanding resource needs": {
@@ -201,10 +203,12 @@ func TestLimits(t *testing.T) {
 		pod  model.Pod
 		want map[string]int
 	}{
-		"an empty pod":          {model.Pod{}, map[string]int{}},
-		"an init container":     {model.Pod{InitContainers: []model.Container{needs("i", 2)}}, map[string]int{resource: 2}},
-		"the most of two inits": {model.Pod{InitContainers: []model.Container{needs("i", 2), needs("j", 4)}}, map[string]int{resource: 4}},
-		"a container":           {model.Pod{Containers: []model.Container{needs("c", 2)}}, map[string]int{resource: 2}},
+		"an empty pod":      {model.Pod{}, map[string]int{}},
+		"an init container": {model.Pod{InitContainers: []model.Container{needs("i", 2)}}, map[string]int{resource: 2}},
+		"the most of two inits": {
+			model.Pod{InitContainers: []model.Container{needs("i", 2), needs("j", 4)}}, map[string]int{resource: 4},
+		},
+		"a container": {model.Pod{Containers: []model.Container{needs("c", 2)}}, map[string]int{resource: 2}},
 		"containers that need more than each init container": {
 			model.Pod{
 				InitContainers: []model.Container{needs("i", 2)}, Containers: []model.Container{needs("c", 3), needs("d", 3)},

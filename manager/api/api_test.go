@@ -291,15 +291,25 @@ func TestErrors(t *testing.T) {
 		text   string
 		is     error
 	}{
-		"not found":       {fmt.Errorf("pod x: %w", manager.ErrNotFound), 404, "NotFound", "pod x: not found", manager.ErrNotFound},
-		"conflict":        {manager.ErrConflict, 409, "Conflict", "conflict", manager.ErrConflict},
-		"an invalid pod":  {manager.ErrInvalid, 400, "BadRequest", "invalid pod", manager.ErrInvalid},
-		"later":           {manager.ErrRetry, 503, "ServiceUnavailable", "try again", manager.ErrRetry},
-		"a bad response":  {manager.ErrBadResponse, 502, "InternalError", manager.ErrBadResponse.Error(), manager.ErrBadResponse},
-		"another":         {errors.New("the disk is gone"), 500, "InternalError", "the disk is gone", nil},
-		"out of time":     {context.DeadlineExceeded, 504, "Timeout", "context deadline exceeded", nil},
-		"no such devices": {&manager.RejectedError{Reason: manager.ReasonUnexpected, Message: "Allocate failed"}, 422, "UnexpectedAdmissionError", "Allocate failed", nil},
-		"not aligned":     {&manager.RejectedError{Reason: manager.ReasonTopology, Message: "no"}, 422, "TopologyAffinityError", "no", nil},
+		"not found": {
+			fmt.Errorf("pod x: %w", manager.ErrNotFound), 404, "NotFound", "pod x: not found", manager.ErrNotFound,
+		},
+		"conflict":       {manager.ErrConflict, 409, "Conflict", "conflict", manager.ErrConflict},
+		"an invalid pod": {manager.ErrInvalid, 400, "BadRequest", "invalid pod", manager.ErrInvalid},
+		"later":          {manager.ErrRetry, 503, "ServiceUnavailable", "try again", manager.ErrRetry},
+		"a bad response": {
+			manager.ErrBadResponse, 502, "InternalError", manager.ErrBadResponse.Error(), manager.ErrBadResponse,
+		},
+		"another":     {errors.New("the disk is gone"), 500, "InternalError", "the disk is gone", nil},
+		"out of time": {context.DeadlineExceeded, 504, "Timeout", "context deadline exceeded", nil},
+		"no such devices": {
+			&manager.RejectedError{Reason: manager.ReasonUnexpected, Message: "Allocate failed"},
+			422, "UnexpectedAdmissionError", "Allocate failed", nil,
+		},
+		"not aligned": {
+			&manager.RejectedError{Reason: manager.ReasonTopology, Message: "no"},
+			422, "TopologyAffinityError", "no", nil,
+		},
 		"rejected, but later": {
 			&manager.RejectedError{Reason: manager.ReasonUnexpected, Message: "no plugin", Err: manager.ErrRetry},
 			503, "UnexpectedAdmissionError", "no plugin", manager.ErrRetry,

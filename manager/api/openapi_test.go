@@ -206,7 +206,9 @@ func TestTheDocumentHasTheRequests(t *testing.T) {
 // All schemas of the document can be compiled: no reference leads nowhere.
 func TestTheDocumentsSchemas(t *testing.T) {
 	d := openDocument(t)
-	for _, name := range []string{"Manifest", "FreeRequest", "Error", "Event", "ResourceList", "NodeStatus", "RunOptions"} {
+	for _, name := range []string{
+		"Manifest", "FreeRequest", "Error", "Event", "ResourceList", "NodeStatus", "RunOptions",
+	} {
 		if _, err := d.compiler.Compile("api.json#/components/schemas/" + name); err != nil {
 			t.Error(err)
 		}

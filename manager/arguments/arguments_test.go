@@ -102,10 +102,14 @@ func TestInexpressible(t *testing.T) {
 		"an option as a CDI device": {
 			model.RunOptions{CDIDevices: []string{"--privileged"}}, `not expressible: CDI name "--privileged"`, "",
 		},
-		"a relative device":           {device("dev/x", "/dev/x", "r"), `host path of a device node "dev/x": want an absolute path`, ""},
-		"a mount without a target":    {mount("/x", ""), `container path of a mount "": want an absolute path`, ""},
-		"no permissions":              {device("/x", "/y", ""), `permissions of a device node "": want some of r, w and m`, ""},
-		"other permissions":           {device("/x", "/y", "rx"), `permissions of a device node "rx": want some of r, w and m`, ""},
+		"a relative device": {
+			device("dev/x", "/dev/x", "r"), `host path of a device node "dev/x": want an absolute path`, "",
+		},
+		"a mount without a target": {mount("/x", ""), `container path of a mount "": want an absolute path`, ""},
+		"no permissions":           {device("/x", "/y", ""), `permissions of a device node "": want some of r, w and m`, ""},
+		"other permissions": {
+			device("/x", "/y", "rx"), `permissions of a device node "rx": want some of r, w and m`, "",
+		},
 		"a NUL in a path":             {mount("/x\x00", "/y"), `it has a '\x00'`, ""},
 		"a NUL in a variable":         {env("A", "\x00"), `it has a '\x00'`, ""},
 		"a variable without a name":   {env("", "x"), "want a name without =", ""},

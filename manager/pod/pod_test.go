@@ -28,13 +28,15 @@ func TestParse(t *testing.T) {
 		manifest string
 		want     model.Pod
 	}{
-		"a pod without devices":         {head + "spec: {containers: [{name: c}]}", one(nil)},
-		"a number":                      {limits("{nvidia.com/gpu: 2}"), one(gpus(2))},
-		"a number as text":              {limits(`{nvidia.com/gpu: "2"}`), one(gpus(2))},
-		"a number with a suffix":        {limits("{nvidia.com/gpu: 2k}"), one(gpus(2000))},
-		"thousandths":                   {limits("{nvidia.com/gpu: 3000m}"), one(gpus(3))},
-		"zero":                          {limits("{nvidia.com/gpu: 0}"), one(gpus(0))},
-		"resources that are no devices": {limits("{cpu: 500m, memory: 1.5Gi, hugepages-2Mi: 4Mi, kubernetes.io/x: 1}"), one(nil)},
+		"a pod without devices":  {head + "spec: {containers: [{name: c}]}", one(nil)},
+		"a number":               {limits("{nvidia.com/gpu: 2}"), one(gpus(2))},
+		"a number as text":       {limits(`{nvidia.com/gpu: "2"}`), one(gpus(2))},
+		"a number with a suffix": {limits("{nvidia.com/gpu: 2k}"), one(gpus(2000))},
+		"thousandths":            {limits("{nvidia.com/gpu: 3000m}"), one(gpus(3))},
+		"zero":                   {limits("{nvidia.com/gpu: 0}"), one(gpus(0))},
+		"resources that are no devices": {
+			limits("{cpu: 500m, memory: 1.5Gi, hugepages-2Mi: 4Mi, kubernetes.io/x: 1}"), one(nil),
+		},
 		"requests that equal the limits": {
 			head + "spec: {containers: [{name: c, resources: {limits: {a.b/c: 1k, cpu: 2}, requests: {a.b/c: 1000, cpu: 1}}}]}",
 			one(map[string]int{"a.b/c": 1000}),
@@ -45,9 +47,11 @@ func TestParse(t *testing.T) {
 				"\n\t\"spec\": {\"containers\": [{\"name\": \"c\", \"resources\": {\"limits\": {\"nvidia.com/gpu\": 1}}}]}}",
 			one(gpus(1)),
 		},
-		"a document mark":          {"---\n" + head + "spec: {containers: [{name: c}]}", one(nil)},
-		"anything in other fields": {head + "spec: {containers: [{name: c, env: {x: [1]}}], volumes: 5}\nstatus: [x]", one(nil)},
-		"fields without a value":   {head + "spec: {volumes: , containers: [{name: c, resources: }]}", one(nil)},
+		"a document mark": {"---\n" + head + "spec: {containers: [{name: c}]}", one(nil)},
+		"anything in other fields": {
+			head + "spec: {containers: [{name: c, env: {x: [1]}}], volumes: 5}\nstatus: [x]", one(nil),
+		},
+		"fields without a value": {head + "spec: {volumes: , containers: [{name: c, resources: }]}", one(nil)},
 		"no namespace and no UID": {
 			"apiVersion: v1\nkind: Pod\nmetadata: {name: a.b}\nspec: {containers: [{name: c}]}",
 			model.Pod{

@@ -19,9 +19,9 @@ import (
 // TestLibrary runs the cases of the C program on the whole test machine.
 func TestLibrary(t *testing.T) {
 	for _, name := range []string{
-		"lifecycle", "reload", "strings", "identity", "lookup", "numbers", "arguments_checked", "mig_devices", "mig_instances",
-		"mig_off", "topology", "nvlink", "no_nvlink", "telemetry", "field_values", "events", "events_waiting",
-		"faults", "lost", "hang", "event_data", "lost_in_a_set", "system_events",
+		"lifecycle", "reload", "strings", "identity", "lookup", "numbers", "arguments_checked", "mig_devices",
+		"mig_instances", "mig_off", "topology", "nvlink", "no_nvlink", "telemetry", "field_values", "events",
+		"events_waiting", "faults", "lost", "hang", "event_data", "lost_in_a_set", "system_events",
 		"health_values", "processes", "settings", "reset",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -205,8 +205,8 @@ func TestRealNodes(t *testing.T) {
 
 // TestVisibleMIGs checks the MIG devices of a process that can open only some nodes.
 func TestVisibleMIGs(t *testing.T) {
-	const first, half, other, last = "MIG-00000003-0000-4000-8000-000000000100", "MIG-00000003-0000-4000-8000-000000000101",
-		"MIG-00000003-0000-4000-8000-000000000102", "MIG-00000003-0000-4000-8000-000000000103"
+	const first, half = "MIG-00000003-0000-4000-8000-000000000100", "MIG-00000003-0000-4000-8000-000000000101"
+	const other, last = "MIG-00000003-0000-4000-8000-000000000102", "MIG-00000003-0000-4000-8000-000000000103"
 	for name, test := range map[string]struct {
 		gone []string
 		want []string

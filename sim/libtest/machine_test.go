@@ -24,13 +24,22 @@ var testMachine = strings.Join([]string{
 	gpuLine(1, 5, "0000:43:00.0", 0, "disabled"),
 	gpuLine(2, 2, "0000:52:00.0", 0, "unsupported"),
 	gpuLine(3, 3, "0000:df:00.0", 1, "enabled"),
-	"migprofile gpu=3 name=1g.10gb id=19 enum=0 slices=1 size=1 starts=0,1,2,3,4,5,6 limit=7 memory=10468982784 sms=16 copy=1 decoder=1 jpeg=1",
-	"migprofile gpu=3 name=1g.10gb+me id=20 enum=7 slices=1 size=1 starts=0,1,2,3,4,5,6 limit=1 memory=10468982784 sms=16 copy=1 decoder=1 jpeg=1 ofa=1",
-	"migprofile gpu=3 name=3g.40gb id=9 enum=2 slices=3 size=4 starts=0,4 limit=2 memory=42412802048 sms=60 copy=3 decoder=3 jpeg=3",
-	"mig gpu=3 index=0 uuid=MIG-00000003-0000-4000-8000-000000000100 gi=7 ci=0 profile=1g.10gb memory=10468982784 gislices=1 cislices=1 sms=16 giprofile=19 ciprofile=0 start=0 size=1 gicap=1 cicap=2 copy=1 decoder=1 jpeg=1",
-	"mig gpu=3 index=1 uuid=MIG-00000003-0000-4000-8000-000000000101 gi=2 ci=0 profile=2c.3g.40gb memory=42412802048 gislices=3 cislices=2 sms=32 giprofile=9 ciprofile=1 start=4 size=4 gicap=3 cicap=4 copy=3 decoder=3 jpeg=3",
-	"mig gpu=3 index=2 uuid=MIG-00000003-0000-4000-8000-000000000102 gi=2 ci=1 profile=1c.3g.40gb memory=42412802048 gislices=3 cislices=1 sms=16 giprofile=9 ciprofile=0 start=4 size=4 cistart=2 gicap=3 cicap=5 copy=3 decoder=3 jpeg=3",
-	"mig gpu=3 index=3 uuid=MIG-00000003-0000-4000-8000-000000000103 gi=8 ci=0 profile=1g.10gb+me memory=10468982784 gislices=1 cislices=1 sms=16 giprofile=20 ciprofile=0 start=1 size=1 gicap=6 cicap=7 copy=1 decoder=1 jpeg=1 ofa=1",
+	"migprofile gpu=3 name=1g.10gb id=19 enum=0 slices=1 size=1 starts=0,1,2,3,4,5,6 limit=7 memory=10468982784 " +
+		"sms=16 copy=1 decoder=1 jpeg=1",
+	"migprofile gpu=3 name=1g.10gb+me id=20 enum=7 slices=1 size=1 starts=0,1,2,3,4,5,6 limit=1 memory=10468982784 " +
+		"sms=16 copy=1 decoder=1 jpeg=1 ofa=1",
+	"migprofile gpu=3 name=3g.40gb id=9 enum=2 slices=3 size=4 starts=0,4 limit=2 memory=42412802048 " +
+		"sms=60 copy=3 decoder=3 jpeg=3",
+	"mig gpu=3 index=0 uuid=MIG-00000003-0000-4000-8000-000000000100 gi=7 ci=0 profile=1g.10gb memory=10468982784 " +
+		"gislices=1 cislices=1 sms=16 giprofile=19 ciprofile=0 start=0 size=1 gicap=1 cicap=2 copy=1 decoder=1 jpeg=1",
+	"mig gpu=3 index=1 uuid=MIG-00000003-0000-4000-8000-000000000101 gi=2 ci=0 profile=2c.3g.40gb memory=42412802048 " +
+		"gislices=3 cislices=2 sms=32 giprofile=9 ciprofile=1 start=4 size=4 gicap=3 cicap=4 copy=3 decoder=3 jpeg=3",
+	"mig gpu=3 index=2 uuid=MIG-00000003-0000-4000-8000-000000000102 gi=2 ci=1 profile=1c.3g.40gb memory=42412802048 " +
+		"gislices=3 cislices=1 sms=16 giprofile=9 ciprofile=0 start=4 size=4 cistart=2 gicap=3 cicap=5 " +
+		"copy=3 decoder=3 jpeg=3",
+	"mig gpu=3 index=3 uuid=MIG-00000003-0000-4000-8000-000000000103 gi=8 ci=0 profile=1g.10gb+me memory=10468982784 " +
+		"gislices=1 cislices=1 sms=16 giprofile=20 ciprofile=0 start=1 size=1 gicap=6 cicap=7 " +
+		"copy=1 decoder=1 jpeg=1 ofa=1",
 	"link a=0 b=1 pcie=pix", "link a=0 b=2 pcie=node", "link a=1 b=2 pcie=node",
 	"nvlink gpu=0 port=0 remote=0000:c1:00.0 type=switch version=4 speed=26562",
 	"nvlink gpu=0 port=2 remote=0000:c3:00.0 type=switch version=4 speed=26562",

@@ -29,13 +29,17 @@ var malformed = map[string]string{
 	"escapes cut off":         "gpu index=0 name=%\ngpu index=0 name=%4\ngpu index=0 name=%zz%00%",
 	"keys without values":     "gpu = == index index= =0 uuid\n",
 	"numbers that do not fit": "gpu index=4294967296 minor=99999999999999999999 memory=-1 power=1e9 arch=0x\n",
-	"indices out of range":    "gpu index=64\nmig gpu=64 index=0 uuid=x\nlink a=0 b=64 pcie=pix\nlink a=-1 b=0 pcie=pix\nnvlink gpu=0 port=36 remote=0000:01:00.0\nmig gpu=0 index=0 uuid=x gi=64 ci=16\n",
-	"PCI addresses":           "gpu index=0 bus=\ngpu index=0 bus=zz\ngpu index=0 bus=0000:1b:ff.9\ngpu index=0 bus=0:0:0.0\ngpu index=0 bus=ffffffff:ff:1f.7\n",
-	"links to itself":         "link a=0 b=0 pcie=psb\nnvlink gpu=0 port=0 remote=0000:1b:00.0 type=gpu\n",
-	"a format in a name":      "gpu index=0 name=%25s%25n%25s uuid=%25n\n",
-	"unknown records":         "fork bomb=1\n= = =\ngpusim 2\n",
-	"profiles of zero":        "migprofile gpu=3 id=19 enum=0 slices=0 size=0 limit=0\nmigprofile gpu=3 id=9 slices=0 size=4294967295 starts=4294967295,99999999999999999999,\n",
-	"instances of zero":       "mig gpu=3 index=0 uuid=x gi=2 ci=0 giprofile=9 ciprofile=0 gislices=0 cislices=0 start=4294967295 size=4294967295 memory=18446744073709551615 gicap=4294967295 cicap=4294967295\n",
+	"indices out of range": "gpu index=64\nmig gpu=64 index=0 uuid=x\nlink a=0 b=64 pcie=pix\n" +
+		"link a=-1 b=0 pcie=pix\nnvlink gpu=0 port=36 remote=0000:01:00.0\nmig gpu=0 index=0 uuid=x gi=64 ci=16\n",
+	"PCI addresses": "gpu index=0 bus=\ngpu index=0 bus=zz\ngpu index=0 bus=0000:1b:ff.9\n" +
+		"gpu index=0 bus=0:0:0.0\ngpu index=0 bus=ffffffff:ff:1f.7\n",
+	"links to itself":    "link a=0 b=0 pcie=psb\nnvlink gpu=0 port=0 remote=0000:1b:00.0 type=gpu\n",
+	"a format in a name": "gpu index=0 name=%25s%25n%25s uuid=%25n\n",
+	"unknown records":    "fork bomb=1\n= = =\ngpusim 2\n",
+	"profiles of zero": "migprofile gpu=3 id=19 enum=0 slices=0 size=0 limit=0\n" +
+		"migprofile gpu=3 id=9 slices=0 size=4294967295 starts=4294967295,99999999999999999999,\n",
+	"instances of zero": "mig gpu=3 index=0 uuid=x gi=2 ci=0 giprofile=9 ciprofile=0 gislices=0 cislices=0 " +
+		"start=4294967295 size=4294967295 memory=18446744073709551615 gicap=4294967295 cicap=4294967295\n",
 }
 
 func manyLines(prefix string, n int) string {

@@ -105,7 +105,9 @@ func TestMPSCommands(t *testing.T) {
 	for name, test := range map[string]struct{ commands, want, log string }{
 		"an idle daemon has no server": {"get_server_list", "", ""},
 		"all threads are the default":  {"get_default_active_thread_percentage", "100.0\n", ""},
-		"a percentage is printed":      {"set_default_active_thread_percentage 25\nget_default_active_thread_percentage", "25.0\n25.0\n", ""},
+		"a percentage is printed": {
+			"set_default_active_thread_percentage 25\nget_default_active_thread_percentage", "25.0\n25.0\n", "",
+		},
 		"more than 100 % change nothing": {
 			"set_default_active_thread_percentage 101", "100.0\n",
 			"Invalid percentage, expected between (0.0, 100.0]",
@@ -118,13 +120,23 @@ func TestMPSCommands(t *testing.T) {
 			"get_default_device_pinned_mem_limit 0", "",
 			"No default pinned memory limit set for the device!",
 		},
-		"a memory limit in gigabytes":          {"set_default_device_pinned_mem_limit 0 2G\nget_default_device_pinned_mem_limit 0", "2G\n", ""},
-		"whole gigabytes are printed as such":  {"set_default_device_pinned_mem_limit 0 20480M\nget_default_device_pinned_mem_limit 0", "20G\n", ""},
-		"a part of a gigabyte is not printed":  {"set_default_device_pinned_mem_limit 0 1500M\nget_default_device_pinned_mem_limit 0", "1G\n", ""},
-		"less than a gigabyte is in megabytes": {"set_default_device_pinned_mem_limit 0 1000M\nget_default_device_pinned_mem_limit 0", "1000M\n", ""},
+		"a memory limit in gigabytes": {
+			"set_default_device_pinned_mem_limit 0 2G\nget_default_device_pinned_mem_limit 0", "2G\n", "",
+		},
+		"whole gigabytes are printed as such": {
+			"set_default_device_pinned_mem_limit 0 20480M\nget_default_device_pinned_mem_limit 0", "20G\n", "",
+		},
+		"a part of a gigabyte is not printed": {
+			"set_default_device_pinned_mem_limit 0 1500M\nget_default_device_pinned_mem_limit 0", "1G\n", "",
+		},
+		"less than a gigabyte is in megabytes": {
+			"set_default_device_pinned_mem_limit 0 1000M\nget_default_device_pinned_mem_limit 0", "1000M\n", "",
+		},
 		"a limit of a UUID is not stored": {"set_default_device_pinned_mem_limit " + firstGPU +
 			" 2G\nget_default_device_pinned_mem_limit 0", "", ""},
-		"each device has its own limit":      {"set_default_device_pinned_mem_limit 5 2G\nget_default_device_pinned_mem_limit 0", "", ""},
+		"each device has its own limit": {
+			"set_default_device_pinned_mem_limit 5 2G\nget_default_device_pinned_mem_limit 0", "", "",
+		},
 		"clients of a server that is absent": {"get_client_list 1", "Server 1 not found\n", ""},
 		"clients of no server":               {"get_client_list", "Server 0 not found\n", ""},
 		"the limit of an absent server":      {"set_device_pinned_mem_limit 1 0 2G", "Server 1 not found\n", ""},

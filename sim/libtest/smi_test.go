@@ -60,7 +60,9 @@ func TestSMI(t *testing.T) {
 		"list, one lost":    {"fault gpu=1 kind=lost\n", "-L", 15},
 		"list, one unknown": {"fault gpu=2 function=nvmlDeviceGetHandleByIndex return=999\n", "-L", 255},
 		"list, one gone":    {"fault gpu=0 kind=gone\n", "-L", 0},
-		"list, none":        {"fault gpu=0 kind=gone\nfault gpu=1 kind=gone\nfault gpu=2 kind=gone\nfault gpu=3 kind=gone\n", "-L", 6},
+		"list, none": {
+			"fault gpu=0 kind=gone\nfault gpu=1 kind=gone\nfault gpu=2 kind=gone\nfault gpu=3 kind=gone\n", "-L", 6,
+		},
 		"query": {
 			"",
 			"--query-gpu=index,uuid,name,pci.bus_id,memory.total,driver_version,mig.mode.current --format=csv", 0,
@@ -68,7 +70,9 @@ func TestSMI(t *testing.T) {
 		"query without more": {"", "--query-gpu=index,memory.total,mig.mode.current --format=csv,noheader,nounits", 0},
 		"query of all": {
 			"",
-			"--query-gpu=gpu_name,gpu_uuid,gpu_bus_id,count,serial,vbios_version,memory.free,memory.used,compute_cap,temperature.gpu,utilization.gpu,power.draw,power.limit,ecc.errors.uncorrected.volatile.total --format=csv", 0,
+			"--query-gpu=gpu_name,gpu_uuid,gpu_bus_id,count,serial,vbios_version,memory.free,memory.used,compute_cap," +
+				"temperature.gpu,utilization.gpu,power.draw,power.limit,ecc.errors.uncorrected.volatile.total " +
+				"--format=csv", 0,
 		},
 		"query, one lost":   {"fault gpu=1 kind=lost\n", "--query-gpu=index,uuid --format=csv", 15},
 		"query of nonsense": {"", "--query-gpu=index,nonsense --format=csv", 2},

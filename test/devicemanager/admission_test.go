@@ -244,7 +244,9 @@ func TestAdmissionIsThatOfTheKubelet(t *testing.T) {
 		})
 	}
 	t.Log(count)
-	for _, outcome := range []string{"admitted", "UnexpectedAdmissionError", "TopologyAffinityError", "asked", "again: admitted"} {
+	for _, outcome := range []string{
+		"admitted", "UnexpectedAdmissionError", "TopologyAffinityError", "asked", "again: admitted",
+	} {
 		if count[outcome] < 20 {
 			t.Errorf("%d pods were %s: the machines are too alike", count[outcome], outcome)
 		}

@@ -230,8 +230,8 @@ func BenchmarkManagers(b *testing.B) {
 
 const admissions = 200
 
-// admitAlone measures managers with different numbers of placed pods, and the floor, in turn. No kubelet is beside them:
-// its writes would slow whatever comes after them.
+// admitAlone measures managers with different numbers of placed pods, and the floor, in turn. No kubelet is beside
+// them: its writes would slow whatever comes after them.
 func admitAlone(b *testing.B, sizes []int) (here []samples, floors samples, bytes []int64) {
 	var all []*contender
 	for _, placed := range sizes {

@@ -107,7 +107,8 @@ func randomHints(random *rand.Rand, numa int) []admission.Hint {
 		return []admission.Hint{}
 	}
 	var hints []admission.Hint
-	for _, nodes := range random.Perm(1 << numa)[:1+random.IntN(min(1<<numa, 10))] { // the kubelet looks at all combinations
+	// The kubelet looks at all combinations.
+	for _, nodes := range random.Perm(1 << numa)[:1+random.IntN(min(1<<numa, 10))] {
 		if nodes != 0 {
 			hints = append(hints, admission.Hint{Nodes: admission.Nodes(nodes), Preferred: random.IntN(3) == 0})
 		}

@@ -107,7 +107,9 @@ func TestMetricsAreTheKubelets(t *testing.T) {
 		m.Called(name, errors.New("broken"))
 	}
 	m.Called(v1alpha1.PodResourcesLister_List_FullMethodName, nil)
-	m.ObserveSockets(func() map[string]bool { return map[string]bool{"/registry/a.sock": true, "/registry/b.sock": false} })
+	m.ObserveSockets(func() map[string]bool {
+		return map[string]bool{"/registry/a.sock": true, "/registry/b.sock": false}
+	})
 	got, err := m.Text()
 	if err != nil {
 		t.Fatal(err)

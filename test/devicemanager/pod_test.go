@@ -20,8 +20,8 @@ var newerFields = map[reflect.Type][]string{
 	reflect.TypeFor[v1.PodSpec](): {"evictionResponders"}, // 1.37
 }
 
-// TestManifestsHaveTheFieldsOfV1 sends manifests with each field name to each level that manager/pod reads: it must take
-// the names that the type of Kubernetes has there, and no others.
+// TestManifestsHaveTheFieldsOfV1 sends manifests with each field name to each level that manager/pod reads: it must
+// take the names that the type of Kubernetes has there, and no others.
 func TestManifestsHaveTheFieldsOfV1(t *testing.T) {
 	const head = "apiVersion: v1\nkind: Pod\n"
 	levels := map[reflect.Type]func(field string) string{
@@ -70,8 +70,8 @@ func fieldsOf(t reflect.Type) (names []string) {
 	return names
 }
 
-// FuzzQuantity compares what quantities are and how they are written with Kubernetes. Ours refuse some texts that have no
-// meaning in a manifest: signs without digits, and numbers that an int64 does not have.
+// FuzzQuantity compares what quantities are and how they are written with Kubernetes. Ours refuse some texts that have
+// no meaning in a manifest: signs without digits, and numbers that an int64 does not have.
 func FuzzQuantity(f *testing.F) {
 	for _, text := range []string{
 		"0", "-0", "+7", "2", "2.0", "2.", ".5", "007", "500m", "1500m", "0.1", "1.5k", "1.5Gi", "1024Mi", "1023", "0.5Ki",

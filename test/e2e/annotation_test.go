@@ -34,8 +34,8 @@ func hookInstalled(t *testing.T, root, engine string) (wrapper string) {
 	return filepath.Join(filepath.Dir(hook), "gpu-cdi-runtime")
 }
 
-// annotated are the engines that give containers devices by annotations alone: those behind gpu-cdi-runtime, podman with
-// the hook of hook install, and runtimes with a createRuntime hook.
+// annotated are the engines that give containers devices by annotations alone: those behind gpu-cdi-runtime, podman
+// with the hook of hook install, and runtimes with a createRuntime hook.
 func annotated(t *testing.T) []engine.Engine {
 	t.Helper()
 	root := t.TempDir()

@@ -87,7 +87,8 @@ type swap struct {
 	handle              *os.File // of the bundle
 }
 
-const bundleConfig = `{"ociVersion": "1.0.2", "process": {"args": ["sh"], "cwd": "/"}, "root": {"path": "rootfs"}, "linux": {}}`
+const bundleConfig = `{"ociVersion": "1.0.2", "process": {"args": ["sh"], "cwd": "/"}, ` +
+	`"root": {"path": "rootfs"}, "linux": {}}`
 
 func newSwap(t *testing.T, swapped, bundle string, config bool) *swap {
 	t.Helper()

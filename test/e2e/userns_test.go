@@ -39,8 +39,8 @@ func TestPodmanUserNamespace(t *testing.T) {
 	}
 }
 
-// rootless runs podman as an ordinary user. Its arguments are the directory of the programs, the archive of an image and
-// the runtime.
+// rootless runs podman as an ordinary user. Its arguments are the directory of the programs, the archive of an image
+// and the runtime.
 //
 //go:embed testdata/rootless
 var rootless string

@@ -25,7 +25,8 @@ func TestADeviceThatThePodWasNotGivenIsRefused(t *testing.T) {
 	s := f.launch(t, p)
 	own := f.check(t, p, s)
 
-	data, err := os.ReadFile(f.Host("/run/containerd/io.containerd.runtime.v2.task/k8s.io/" + s.Container + "/config.json"))
+	data, err := os.ReadFile(f.Host("/run/containerd/io.containerd.runtime.v2.task/k8s.io/" + s.Container +
+		"/config.json"))
 	if err != nil {
 		t.Fatal(err)
 	}

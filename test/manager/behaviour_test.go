@@ -71,7 +71,8 @@ func differences() string {
 	b.WriteString(`# Where the device manager differs from the kubelet
 
 Each line is a test that runs with the device manager of Kubernetes 1.36.3, with this project's, and with this project's
-in the dialects kubelet-1.36 and kubelet-1.37. In all other cases of that suite (` + "`test/manager/behaviour`" + `) all do the
+in the dialects kubelet-1.36 and kubelet-1.37. In all other cases of that suite (` + "`test/manager/behaviour`" +
+		`) all do the
 same. Where one release is named, the other one does as this manager. Kubernetes 1.37 itself was read, and not run.
 
 | | the kubelet | this manager | with the dialects |

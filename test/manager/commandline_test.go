@@ -66,8 +66,8 @@ func (p *program) manifest(name string, count int) string {
 	return path
 }
 
-// TestAHostileAnswerIsNotPrinted has a plugin answer Allocate with what would put an option or a file of the host into a
-// container. No format prints it, and the pod can be released as the error says.
+// TestAHostileAnswerIsNotPrinted has a plugin answer Allocate with what would put an option or a file of the host into
+// a container. No format prints it, and the pod can be released as the error says.
 func TestAHostileAnswerIsNotPrinted(t *testing.T) {
 	t.Parallel()
 	p := newProgram(t)

@@ -77,7 +77,8 @@ func TestNothingAcknowledgedIsLostWhenTheManagerIsKilled(t *testing.T) {
 		t.Errorf("not all devices are free after all pods were released: %v", err)
 	}
 	t.Logf(
-		"killed %d times; %d admissions and %d releases were acknowledged, %d calls had no answer; %d times a pod had to be there after a kill",
+		"killed %d times; %d admissions and %d releases were acknowledged, %d calls had no answer; "+
+			"%d times a pod had to be there after a kill",
 		*kills,
 		c.admitted,
 		c.released,
@@ -106,7 +107,8 @@ type checker struct {
 	outlived                       int // pods that had to be there after a kill
 }
 
-// work admits pods with 1 to 3 devices and releases some, until a call fails. Some always stay: they must outlive the kill.
+// work admits pods with 1 to 3 devices and releases some, until a call fails. Some always stay: they must outlive the
+// kill.
 func (c *checker) work(ctx context.Context, name string) {
 	for i := 0; ctx.Err() == nil; i++ {
 		uid := fmt.Sprintf("%s-%d", name, i)

@@ -88,7 +88,8 @@ func isRemoved(mount string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// sizes are the options of a tmpfs that tests of other packages change meanwhile: all mounts of a file system have them.
+// sizes are the options of a tmpfs that tests of other packages change meanwhile: all mounts of a file system have
+// them.
 var sizes = regexp.MustCompile(`,(size|nr_inodes)=\w+`)
 
 func mounts(t testing.TB) map[string]string {

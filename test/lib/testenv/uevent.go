@@ -20,8 +20,8 @@ func NetworkNamespace(t testing.TB) {
 	}
 }
 
-// SendUevent has the kernel send a uevent, of a header and variables, to all that listen in the network namespace of the
-// calling thread: see NetworkNamespace.
+// SendUevent has the kernel send a uevent, of a header and variables, to all that listen in the network namespace of
+// the calling thread: see NetworkNamespace.
 func SendUevent(t testing.TB, fields ...string) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_KOBJECT_UEVENT)
