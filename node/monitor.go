@@ -350,8 +350,9 @@ func (m *monitor) checkState(
 
 func (m *monitor) wasReset(gpuUUID string) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	m.machine.WasReset(time.Now(), gpuUUID)
+	m.mu.Unlock()
+	m.saveOrLog() // the reset may have ended after run
 }
 
 func (m *monitor) cannotReset(gpuUUID string) string {

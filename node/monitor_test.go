@@ -196,6 +196,28 @@ func TestAnEventIsRecordedBeforeTheProbe(t *testing.T) {
 	}
 }
 
+// A reset that a container waits for may end after run: the next start must not ask for it again.
+func TestAResetIsRecordedAtOnce(t *testing.T) {
+	record := filepath.Join(t.TempDir(), "health.json")
+	b := newFixture(t, "pcie-quad", watchHealth(record))
+	b.start()
+	b.rec.Receive(xid(b.uuids()[1], 95))
+	b.rec.monitor.saveOrLog()
+	needsReset := func() bool {
+		t.Helper()
+		data, err := os.ReadFile(record)
+		must(t, err)
+		return strings.Contains(string(data), `"event": {`)
+	}
+	if !needsReset() {
+		t.Error("the XID is not in the record")
+	}
+	b.rec.WasReset(b.uuids()[1])
+	if needsReset() {
+		t.Error("the reset is not in the record")
+	}
+}
+
 // A full disk has space again at some time.
 func TestARecordThatCannotBeWrittenIsWrittenLater(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
