@@ -140,7 +140,6 @@ func TestServeKeepsACordonOverARestart(t *testing.T) {
 	s.onlyUnhealthy(3)
 }
 
-// A cordoned GPU takes its MIG devices along, also those that are made later.
 // A device on record can be cordoned before the driver has come, as without serve.
 func TestServeCordonsADeviceBeforeTheDriverComes(t *testing.T) {
 	t.Parallel()
@@ -165,6 +164,7 @@ func TestServeCordonsADeviceBeforeTheDriverComes(t *testing.T) {
 	s.listed(gpuResource, 4, 0)
 }
 
+// A cordoned GPU takes its MIG devices along, also those that are made later.
 func TestServeCordonsMIGDevices(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "mig-h100", "mig-strategy: mixed")
