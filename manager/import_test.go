@@ -37,10 +37,12 @@ func TestImportsAreCheckedAsAWhole(t *testing.T) {
 			pods: []model.Placement{placed("a", "0"), placed("b", "1")}, want: []string{"b"},
 		},
 		"a pod that has another device": {
-			pods: []model.Placement{placed("b", "1"), placed("a", "2")}, err: manager.ErrPlaced, text: "pod a is placed already",
+			pods: []model.Placement{placed("b", "1"), placed("a", "2")}, err: manager.ErrPlaced,
+			text: "pod a is placed already",
 		},
 		"a device of another pod": {
-			pods: []model.Placement{placed("b", "0")}, err: manager.ErrPlaced, text: "r=0 of pod b is placed already: pod a has it",
+			pods: []model.Placement{placed("b", "0")}, err: manager.ErrPlaced,
+			text: "r=0 of pod b is placed already: pod a has it",
 		},
 		"a pod without a UID": {
 			pods: []model.Placement{placed("b", "1"), placed("", "2")}, err: manager.ErrInvalid, text: `pod ""`,

@@ -19,11 +19,13 @@ func TestSet(t *testing.T) {
 		events []EventType
 	}{
 		"a name": {
-			map[string]string{"recovery-action": "reboot"}, map[string]uint64{"recovery-action": 2},
+			map[string]string{"recovery-action": "reboot"},
+			map[string]uint64{"recovery-action": 2},
 			[]EventType{EventRecoveryAction},
 		},
 		"an unknown action": {
-			map[string]string{"recovery-action": "99"}, map[string]uint64{"recovery-action": 99},
+			map[string]string{"recovery-action": "99"},
+			map[string]uint64{"recovery-action": 99},
 			[]EventType{EventRecoveryAction},
 		},
 		"no action": {map[string]string{"recovery-action": "none"}, map[string]uint64{"recovery-action": 0}, nil},

@@ -49,7 +49,8 @@ func TestHints(t *testing.T) {
 		"more than there are": {onNodes(2, 0, 1), two, Request{Count: 6}, []Hint{}},
 		"more than are free":  {holding(onNodes(2, 0, 1), "a0", "b0"), two, Request{Count: 3}, []Hint{}},
 		"the container has them": {
-			holding(onNodes(2, 0, 1), "a0", "a1"), two, Request{Count: 2, Has: []string{"a0", "a1"}},
+			holding(onNodes(2, 0, 1), "a0", "a1"), two,
+			Request{Count: 2, Has: []string{"a0", "a1"}},
 			[]Hint{preferred(0), possible(0, 1)},
 		},
 		"the container has too few":  {onNodes(2, 0, 1), two, Request{Count: 4, Has: []string{"a0", "a1"}}, []Hint{}},
