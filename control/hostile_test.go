@@ -144,14 +144,15 @@ func TestThousandsOfConnections(t *testing.T) {
 	serve(t, dir, func(context.Context, Request, func(string)) (string, error) { return "done", nil })
 	awaitSocket(t, dir)
 	var all []net.Conn
-	for range 1000 {
-		all = append(all, connect(t, dir))
-	}
-	_, err := Send(t.Context(), dir, Request{Act: Uncordon, Device: "1"}, none)
-	if !errors.Is(err, unixhttp.ErrEnded) {
-		t.Errorf("beside them: %v, want %v", err, unixhttp.ErrEnded)
-	}
-	testenv.Eventually(t, fmt.Sprintf("%d open connections", maxConnections), func() bool {
+	// On a busy machine the first connections may be closed already, since they send no request.
+	testenv.Eventually(t, "a refusal beside thousands of connections", func() bool {
+		for range 1000 {
+			all = append(all, connect(t, dir))
+		}
+		_, err := Send(t.Context(), dir, Request{Act: Uncordon, Device: "1"}, none)
+		return errors.Is(err, unixhttp.ErrEnded)
+	})
+	testenv.Eventually(t, fmt.Sprintf("at most %d open connections", maxConnections), func() bool {
 		open := 0
 		for _, c := range all {
 			_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
@@ -159,7 +160,7 @@ func TestThousandsOfConnections(t *testing.T) {
 				open++
 			}
 		}
-		return open == maxConnections
+		return open <= maxConnections
 	})
 	for _, c := range all {
 		_ = c.Close()

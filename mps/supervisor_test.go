@@ -463,7 +463,9 @@ func TestSupervisorAdoptsADaemonThatAppearsLate(t *testing.T) {
 		if late, err = startTestDaemon(s.dir(0), s.program); err != nil {
 			t.Error(err)
 		}
-		for _, err := readRecord(s.dir(0)); late.runs() && err != nil; _, err = readRecord(s.dir(0)) {
+		// Until it answers, the daemon that the supervisor starts could be the first.
+		c := &control{helper: testHelper, dir: s.dir(0), program: s.program}
+		for _, err := c.servers(t.Context()); late.runs() && err != nil; _, err = c.servers(t.Context()) {
 			time.Sleep(time.Millisecond)
 		}
 	}}
