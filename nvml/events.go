@@ -3,7 +3,6 @@ package nvml
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"time"
 
@@ -57,7 +56,7 @@ func (s *Session) watchDriver() {
 	if s.opts.Events == nil || s.library == nil || s.watchers != nil && !isClosed(s.watchers.ended) {
 		return
 	}
-	known := strings.Split(s.known, ",")
+	known := s.known
 	s.watchers = &watchers{
 		library: s.library, receive: s.opts.Events, gpus: map[string]bool{},
 		unbind: s.unbinding.want, leaving: func() []string { return withoutDriver(s.opts.Host, known) },

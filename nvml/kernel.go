@@ -66,17 +66,17 @@ func (s *Session) readInformation(ctx context.Context, d *gpu.Device) {
 	}
 }
 
-// knownGPUs lists the GPUs that the kernel module knows, as text to compare. It is empty without the module.
-func knownGPUs(h host.Host) string {
+// knownGPUs lists the PCI addresses of the GPUs that the kernel module knows, sorted. It is empty without the module.
+func knownGPUs(h host.Host) []string {
 	entries, err := os.ReadDir(h.Proc("driver", "nvidia", "gpus"))
 	if err != nil {
-		return ""
+		return nil
 	}
-	var names []string
+	var addresses []string
 	for _, e := range entries {
-		names = append(names, e.Name())
+		addresses = append(addresses, e.Name())
 	}
-	return strings.Join(names, ",")
+	return addresses
 }
 
 // withoutDriver returns those of the PCI devices that have no driver in sysfs. The kernel removes it there before a
@@ -84,7 +84,7 @@ func knownGPUs(h host.Host) string {
 func withoutDriver(h host.Host, addresses []string) (without []string) {
 	for _, address := range addresses {
 		dir := h.Sys("bus", "pci", "devices", address)
-		if _, err := os.Stat(dir); address == "" || err != nil {
+		if _, err := os.Stat(dir); err != nil {
 			continue
 		}
 		if _, err := os.Lstat(filepath.Join(dir, "driver")); errors.Is(err, fs.ErrNotExist) {

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -85,7 +84,7 @@ type Session struct {
 	// unbinding are the GPUs that are being unbound from the driver.
 	unbinding reopenings
 	// known are the GPUs that the kernel module knew when the library was opened. If they change, it is opened again.
-	known string
+	known []string
 	// unreadable are the GPUs that could not be read at the last snapshot without abandoned calls.
 	unreadable reopenings
 	seen       map[string]bool // the PCI addresses of the GPUs of all snapshots, as far as the kernel module has them
@@ -179,7 +178,7 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 		}
 		return nil, err
 	}
-	s.unbinding.keep(strings.Split(s.known, ","))
+	s.unbinding.keep(s.known)
 	snapshot.Links = s.links(ctx, snapshot, handles)
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("read the links of the GPUs: %w", context.Cause(ctx))
@@ -194,7 +193,7 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 // Until it is opened again, a removed GPU reads as lost and an added one does not appear. A GPU that is being unbound
 // waits for the library to be closed, and cannot be opened again.
 func (s *Session) mayHaveOtherGPUs() bool {
-	return s.library != nil && (s.unbinding.due() || s.known != knownGPUs(s.opts.Host) ||
+	return s.library != nil && (s.unbinding.due() || !slices.Equal(s.known, knownGPUs(s.opts.Host)) ||
 		s.last != nil && len(s.last.Devices) == 0)
 }
 
@@ -214,8 +213,7 @@ func (s *Session) mayBecomeReadable(snapshot *gpu.Snapshot) bool {
 // unreadableGPUs lists the GPUs that could not be read, by PCI address. So is one that was in a snapshot before, and
 // that the kernel module has and NVML does not: others it may never have, as in a container that gets some GPUs.
 func (s *Session) unreadableGPUs(snapshot *gpu.Snapshot) []string {
-	known := strings.Split(s.known, ",")
-	maps.DeleteFunc(s.seen, func(address string, _ bool) bool { return !slices.Contains(known, address) })
+	maps.DeleteFunc(s.seen, func(address string, _ bool) bool { return !slices.Contains(s.known, address) })
 	var list []string
 	there := map[string]bool{}
 	for i := range snapshot.Devices {
