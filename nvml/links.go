@@ -62,7 +62,7 @@ func (l *library) nvlinks(c *call, dev nvml.Device) ([]nvlink, error) {
 		switch {
 		case hasCode(err, nvml.ERROR_INVALID_ARGUMENT): // the port after the last
 			return links, nil
-		case hasCode(err, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND):
+		case isNotSupported(err):
 			if port == 0 {
 				return links, nil // no NVLink at all
 			}
@@ -180,8 +180,8 @@ func pathOf(level nvml.GpuTopologyLevel) gpu.PCIePath {
 	return gpu.PathUnknown
 }
 
-// failingGPUs finds the GPUs that make pairs fail, with an error of theirs: those whose pairs all fail while pairs of
-// other GPUs do not. If every pair fails, the cause is unknown. Two GPUs have only one pair.
+// failingGPUs finds the GPUs that make pairs fail, each with the error of one of its pairs: those whose pairs all fail
+// while pairs of other GPUs do not. It finds none if every pair fails, as the only pair of two GPUs may.
 func failingGPUs(paths map[pair]pathReading) map[int]error {
 	good := map[int]bool{}
 	for p, r := range paths {

@@ -63,7 +63,7 @@ func (s *Session) probe(ctx context.Context, d *gpu.Device, last gpu.Probe) gpu.
 		got.NVLinks, err = s.probeNVLinks(ctx, d.UUID, last.NVLinks)
 	}
 	if err != nil {
-		failed := none // an abandoned call reads none still
+		failed := none // a copy, since an abandoned call may still read none
 		failed.Error = err.Error()
 		failed.Lost = hasCode(err, nvml.ERROR_GPU_IS_LOST, nvml.ERROR_NOT_FOUND)
 		failed.NeedsReset = hasCode(err, nvml.ERROR_RESET_REQUIRED)
@@ -80,12 +80,11 @@ func (s *Session) probe(ctx context.Context, d *gpu.Device, last gpu.Probe) gpu.
 func (s *Session) probeNVLinks(ctx context.Context, uuid string, before uint64) (uint64, error) {
 	l := s.library
 	links, err := ask(ctx, &l.calls, "NVLink states of "+uuid, s.tolerated(), func(c *call) (uint64, error) {
-		p := prober{library: l, c: c, last: gpu.Probe{NVLinks: before}}
 		dev, err := l.deviceByUUID(c, uuid)
-		if err == nil {
-			err = p.readNVLinks(dev)
+		if err != nil {
+			return 0, err
 		}
-		return p.got.NVLinks, err
+		return l.nvlinkStates(c, dev, before)
 	})
 	if err != nil && !endsProbe(err) {
 		return before, nil
@@ -93,7 +92,7 @@ func (s *Session) probeNVLinks(ctx context.Context, uuid string, before uint64) 
 	return links, err
 }
 
-// prober reads the health of one GPU.
+// prober reads the health of one GPU, except its NVLinks.
 type prober struct {
 	*library
 	c    *call
@@ -174,8 +173,8 @@ func (p *prober) readMIGMode(dev nvml.Device) error {
 	return err
 }
 
-// readMemory reads what is wrong with the memory. The count of its errors is as before if it is unknown, since less
-// would be a new count.
+// readMemory reads what is wrong with the memory. If the count of its errors is unknown it is as before: with a lower
+// one the next probe would report the errors again.
 func (p *prober) readMemory(dev nvml.Device) error {
 	type rows struct{ pending, failed bool }
 	remapped, err := reading(p, rows{}, "nvmlDeviceGetRemappedRows", func() (rows, nvml.Return) {
@@ -201,29 +200,30 @@ func (p *prober) readMemory(dev nvml.Device) error {
 	return nil
 }
 
-// readNVLinks reads which NVLinks are up. One whose state is unknown is as before, since it need not be down.
-func (p *prober) readNVLinks(dev nvml.Device) error {
+// nvlinkStates has a bit for each NVLink that is up. One whose state is unknown is as before, since it need not be
+// down.
+func (l *library) nvlinkStates(c *call, dev nvml.Device, before uint64) (up uint64, err error) {
 	for port := range nvml.NVLINK_MAX_LINKS {
 		bit := uint64(1) << port
-		state, err := invoke(p.library, p.c, "nvmlDeviceGetNvLinkState", func() (nvml.EnableState, nvml.Return) {
+		state, err := invoke(l, c, "nvmlDeviceGetNvLinkState", func() (nvml.EnableState, nvml.Return) {
 			return dev.GetNvLinkState(port)
 		})
 		switch {
 		case hasCode(err, nvml.ERROR_INVALID_ARGUMENT): // the port after the last
-			return nil
-		case hasCode(err, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND):
+			return up, nil
+		case isNotSupported(err):
 			if port == 0 {
-				return nil // no NVLink at all
+				return 0, nil // no NVLink at all
 			}
 		case endsProbe(err):
-			return fmt.Errorf("NVLink %d: %w", port, err)
+			return up, fmt.Errorf("NVLink %d: %w", port, err)
 		case err != nil:
-			p.got.NVLinks |= p.last.NVLinks & bit
+			up |= before & bit
 		case state == nvml.FEATURE_ENABLED:
-			p.got.NVLinks |= bit
+			up |= bit
 		}
 	}
-	return nil
+	return up, nil
 }
 
 func (p *prober) readFabric(dev nvml.Device) error {
