@@ -19,7 +19,7 @@ import (
 //
 // When the call returns, its answer is retained as the last one, and the next call about the subject can be made.
 //
-// A subject is the library, the driver, a GPU or a pair of GPUs, by a name that people can read.
+// A subject is what a call is about, such as "driver", "GPU 3" or "health of GPU-...".
 type calls struct {
 	mu          sync.Mutex
 	running     map[string]*call // by subject

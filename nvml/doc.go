@@ -1,6 +1,6 @@
-// Package nvml reads a node's GPUs through NVIDIA's management library (NVML), and sets their compute mode. It is the
-// only importer of go-nvml and the only package with cgo. It decides nothing: what a container gets, and which GPU is
-// preferred, follows elsewhere from the [gpu.Snapshot].
+// Package nvml reads a node's GPUs, their health and their events through NVIDIA's management library (NVML), and
+// changes their settings. It is the only importer of go-nvml and the only package with cgo. It decides nothing: what a
+// container gets, and which GPU is preferred, follows elsewhere from the [gpu.Snapshot].
 //
 // [ReadDevices] and [ReadTopology] read the GPUs once. A [Session] reads them again and again:
 //
@@ -20,9 +20,8 @@
 // fails, or that does not answer in time, is in the snapshot with its error and with what is known of it; where it did
 // not return its UUID, that is read from /proc/driver/nvidia/gpus.
 //
-// The number of goroutines and threads that a hung driver holds is bounded too, however often snapshots are taken. With
-// N GPUs there are at most 2+4N+N(N-1)/2: one for the library, the driver, each pair of GPUs and, for each GPU, its
-// properties, its NVLinks, its compute mode and its file under /proc.
+// The number of goroutines and threads that a hung driver holds is bounded too, however often snapshots are taken: one
+// for each subject of a call, such as the driver, a GPU's properties, its NVLinks or its health, or a pair of GPUs.
 //
 // # Number of driver calls
 //

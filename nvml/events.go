@@ -14,8 +14,7 @@ import (
 // eventWait is how long a call waits for an event. The library cannot be closed meanwhile.
 const eventWait = 500 * time.Millisecond
 
-// How long events of a GPU are not waited for after an error: the driver returns that a GPU is lost at once, again and
-// again.
+// The pause after an error, before events are waited for again: a wait for the events of a lost GPU fails at once.
 const (
 	minEventPause = time.Second
 	maxEventPause = 30 * time.Second
@@ -45,10 +44,10 @@ type watchers struct {
 	ended   chan struct{} // closed when they have ended
 }
 
-// errNoXIDs is why events of a GPU are not received whose driver reports none, as of GPUs that are too old.
+// errNoXIDs is why the events of a GPU are not received that is too old to report XIDs.
 var errNoXIDs = errors.New("the driver reports no XIDs of this GPU")
 
-// errWatchStopped is why events are not received while the library could not be closed.
+// errWatchStopped is why events are not received after an attempt to close the library that failed.
 var errWatchStopped = errors.New("the library was to be closed and is still in use")
 
 // watchDriver receives the events of the driver, if the library is open, until it is closed.
@@ -135,7 +134,7 @@ func isClosed(c <-chan struct{}) bool {
 
 // watch receives the events of one GPU until it is stopped.
 func (w *watchers) watch(uuid string) {
-	reported := "not known yet" // why events are not received, or nothing
+	reported := "nothing reported yet" // then why events are not received; empty if they are
 	report := func(err error) {
 		text := ""
 		if err != nil {
@@ -175,7 +174,7 @@ func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 		return err
 	}
 	defer func() {
-		_, _ = receiveCall(w, eventsSubject(uuid), time.Second, func(c *call) (nvml.EventData, error) {
+		_, _ = askWithin(w, eventsSubject(uuid), time.Second, func(c *call) (nvml.EventData, error) {
 			_, err := invoke(w.library, c, "nvmlEventSetFree", noValue(set.Free))
 			return nvml.EventData{}, err
 		})
@@ -234,7 +233,7 @@ func (w *watchers) newSet(uuid string) (nvml.EventSet, nvml.Device, error) {
 		dev nvml.Device
 	}
 	l := w.library
-	r, err := receiveCall(w, eventsSubject(uuid), maxEventPause, func(c *call) (r result, err error) {
+	r, err := askWithin(w, eventsSubject(uuid), maxEventPause, func(c *call) (r result, err error) {
 		if r.dev, err = l.deviceByUUID(c, uuid); err != nil {
 			return r, err
 		}
@@ -265,21 +264,21 @@ func (w *watchers) newSet(uuid string) (nvml.EventSet, nvml.Device, error) {
 
 func eventsSubject(uuid string) string { return "events of " + uuid }
 
-// receiveCall calls the driver about the events of a GPU.
-func receiveCall[T any](w *watchers, subject string, limit time.Duration, work func(*call) (T, error)) (T, error) {
+// askWithin is ask with a time limit and without tolerance for a call that hangs.
+func askWithin[T any](w *watchers, subject string, limit time.Duration, work func(*call) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	return ask(ctx, &w.library.calls, subject, 0, work)
 }
 
-// receiveOne passes an event on, with what the driver recommends after it. That is a subject of its own, so that no
-// wait for events takes its answer.
+// receiveOne passes an event on, with the driver's recovery action after it. That is a subject of its own: if the call
+// were abandoned, the next wait for events would get its answer.
 func (w *watchers) receiveOne(uuid string, dev nvml.Device, e *nvml.EventData) {
 	ev, ok := w.event(uuid, e)
 	if !ok {
 		return
 	}
-	action, err := receiveCall(w, "recovery action of "+uuid, eventWait, func(c *call) (int, error) {
+	action, err := askWithin(w, "recovery action of "+uuid, eventWait, func(c *call) (int, error) {
 		return w.library.recoveryAction(c, dev)
 	})
 	if err == nil {
@@ -288,7 +287,7 @@ func (w *watchers) receiveOne(uuid string, dev nvml.Device, e *nvml.EventData) {
 	w.receive(ev)
 }
 
-// event is an event without what the driver recommends after it, and false if it is of no kind that is received.
+// event converts an event, without the recovery action, and reports whether it is of a kind that is received.
 func (w *watchers) event(uuid string, e *nvml.EventData) (gpu.Event, bool) {
 	kind, ok := eventKinds[e.EventType]
 	ev := gpu.Event{

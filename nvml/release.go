@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// releasePoll is how often Release looks whether the calls of others have returned.
+// releasePoll is how often Release tries to close the library while calls use it.
 const releasePoll = 10 * time.Millisecond
 
 // Release closes the library and keeps it closed until Reopen: a GPU is not reset, nor a driver unloaded, while a

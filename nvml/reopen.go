@@ -24,10 +24,10 @@ type reopenings struct {
 }
 
 type reopening struct {
-	wanted bool          // since done or clear
-	last   time.Time     // when it was last wanted
-	at     time.Time     // not before
-	pause  time.Duration // the last one
+	wanted    bool          // want was called since done or clear
+	last      time.Time     // when it was last wanted
+	notBefore time.Time     // when it may be done
+	pause     time.Duration // the last one
 }
 
 // want notes that the library is to be opened again for a GPU. It reports whether that is new, and due now.
@@ -38,7 +38,7 @@ func (r *reopenings) want(gpu string) bool {
 	maps.DeleteFunc(r.gpus, func(_ string, g *reopening) bool { return now.Sub(g.last) > maxReopenPause })
 	g := r.gpus[gpu]
 	if g == nil {
-		g = &reopening{at: now.Add(r.first), pause: r.first}
+		g = &reopening{notBefore: now.Add(r.first), pause: r.first}
 		if r.gpus == nil {
 			r.gpus = map[string]*reopening{}
 		}
@@ -46,7 +46,7 @@ func (r *reopenings) want(gpu string) bool {
 	}
 	before := g.wanted
 	g.wanted, g.last = true, now
-	return !before && !now.Before(g.at)
+	return !before && !now.Before(g.notBefore)
 }
 
 // due reports whether the library is to be opened again now.
@@ -54,7 +54,7 @@ func (r *reopenings) due() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, g := range r.gpus {
-		if g.wanted && !time.Now().Before(g.at) {
+		if g.wanted && !time.Now().Before(g.notBefore) {
 			return true
 		}
 	}
@@ -84,7 +84,7 @@ func (r *reopenings) done() {
 	for _, g := range r.gpus {
 		if g.wanted {
 			g.pause = min(max(2*g.pause, minReopenPause), maxReopenPause)
-			g.wanted, g.at = false, time.Now().Add(g.pause)
+			g.wanted, g.notBefore = false, time.Now().Add(g.pause)
 		}
 	}
 }

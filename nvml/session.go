@@ -152,12 +152,11 @@ func (s *Session) Open(ctx context.Context) error {
 
 // Snapshot reads the GPUs and their links. A GPU that cannot be read is in the snapshot with its error. A host without
 // GPUs has an empty snapshot. An error is about the driver as a whole and wraps [gpu.ErrNoDriver], and
-// [gpu.ErrNotAnswering] if the driver does not answer in time. Once it has answered, that is a quarter of
-// Options.GPUTimeout.
+// [gpu.ErrNotAnswering] if the driver does not answer in time: after its first answer, a quarter of Options.GPUTimeout.
 //
-// Once the driver has answered, Snapshot waits at most one second for GPUs that do not answer, and one for their links.
-// Such a GPU is as it was last read until its call is older than a quarter of Options.GPUTimeout. An unreadable GPU has
-// the UUID and the other properties that it had in the session's snapshot before.
+// Snapshot then waits at most one second for GPUs that do not answer, and one for their links. Such a GPU is as it was
+// last read until its call is older than a quarter of Options.GPUTimeout. An unreadable GPU has the UUID and the other
+// properties that it had in the session's snapshot before.
 func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -335,8 +334,8 @@ func (s *Session) busy() bool {
 	return s.users.Load() > 0 || s.loaded != nil && s.loaded.calls.outstanding() > 0
 }
 
-// openTimeout is how long nvmlInit, nvmlShutdown and the driver's first answer may take. Once devices are offered, they
-// wait for that.
+// openTimeout is how long nvmlInit, nvmlShutdown and the driver's first answer may take. It is short after the first
+// snapshot: while the library is opened again, faults of the GPUs are not seen.
 func (s *Session) openTimeout() time.Duration {
 	if s.last != nil && s.opts.GPUTimeout > 0 {
 		return SnapshotInterval(s.opts.GPUTimeout)

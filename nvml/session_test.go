@@ -167,7 +167,7 @@ func TestSnapshotFollowsTheGPUs(t *testing.T) {
 
 func makeDue(r *reopenings) {
 	for _, g := range r.gpus {
-		g.at = time.Now()
+		g.notBefore = time.Now()
 	}
 }
 

@@ -41,7 +41,7 @@ func (w *watchers) receiveUnbind() error {
 		return err
 	}
 	defer func() {
-		_, _ = receiveCall(w, unbindSubject, time.Second, func(c *call) (struct{}, error) {
+		_, _ = askWithin(w, unbindSubject, time.Second, func(c *call) (struct{}, error) {
 			return struct{}{}, w.freeSystemSet(c, set)
 		})
 	}()
@@ -94,7 +94,7 @@ func addressOf(id uint32) string {
 // newSystemSet makes a system event set with the unbinding of GPUs.
 func (w *watchers) newSystemSet() (nvml.SystemEventSet, error) {
 	l := w.library
-	return receiveCall(w, unbindSubject, maxEventPause, func(c *call) (set nvml.SystemEventSet, err error) {
+	return askWithin(w, unbindSubject, maxEventPause, func(c *call) (set nvml.SystemEventSet, err error) {
 		set, err = invoke(l, c, "nvmlSystemEventSetCreate", func() (nvml.SystemEventSet, nvml.Return) {
 			r := nvml.SystemEventSetCreateRequest{Version: nvml.STRUCT_VERSION(nvml.SystemEventSetCreateRequest{}, 1)}
 			code := l.api.SystemEventSetCreate(&r)

@@ -12,7 +12,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// Use reads what uses a GPU or MIG device, named by its UUID. It does not wait for a snapshot.
+// Use reads what uses a GPU or MIG device, named by its UUID. A snapshot does not wait for it.
 func (s *Session) Use(ctx context.Context, uuid string) (gpu.Use, error) {
 	use, err := withLibrary(ctx, s, "use of "+uuid, func(l *library, c *call) (gpu.Use, error) {
 		dev, err := l.deviceByUUID(c, uuid)
@@ -99,7 +99,7 @@ func (l *library) memoryUsed(c *call, dev nvml.Device) (uint64, error) {
 	return first.Used, err
 }
 
-// withLibrary calls the driver about a subject, with the library open. It does not wait for a snapshot.
+// withLibrary calls the driver about a subject, with the library open. A snapshot does not wait for the call.
 func withLibrary[T any](
 	ctx context.Context, s *Session, subject string, work func(*library, *call) (T, error),
 ) (T, error) {
