@@ -2,6 +2,7 @@ package node
 
 import (
 	"io"
+	"log/slog"
 	"maps"
 	"slices"
 	"testing"
@@ -61,6 +62,25 @@ func TestGPUsThatComeAndGoAreNoticedWithinASecond(t *testing.T) {
 			t.Errorf("%s: noticed after %v", what, took)
 		}
 	}
+}
+
+func TestASourceOfUeventsThatFailsIsClosed(t *testing.T) {
+	source := &failingSource{}
+	r := &Reconciler{log: slog.New(slog.DiscardHandler)}
+	r.opts.Uevents = func() (io.ReadCloser, error) { return source, nil }
+	r.watchUevents(t.Context())
+	if !source.closed {
+		t.Error("the source is open")
+	}
+}
+
+type failingSource struct{ closed bool }
+
+func (s *failingSource) Read([]byte) (int, error) { return 0, io.EOF }
+
+func (s *failingSource) Close() error {
+	s.closed = true
+	return nil
 }
 
 // offers returns whether a published state has so many healthy devices, and no others.

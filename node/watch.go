@@ -118,8 +118,9 @@ func (r *Reconciler) awaitReason(
 func (r *Reconciler) watchUevents(ctx context.Context) {
 	source, err := r.opts.Uevents()
 	if err == nil {
-		stop := context.AfterFunc(ctx, func() { _ = source.Close() })
-		defer stop()
+		closeSource := func() { _ = source.Close() }
+		defer closeSource()
+		defer context.AfterFunc(ctx, closeSource)()
 		err = uevent.Watch(source, r.Trigger)
 	}
 	if ctx.Err() == nil {
