@@ -95,7 +95,7 @@ func (s *libraryScan) check() error {
 	for _, d := range s.dirs {
 		searched = append(searched, d.path)
 	}
-	for _, d := range host.LibraryDirs(multiarch()) {
+	for _, d := range host.LibraryDirs() {
 		if d = "/" + d; !slices.Contains(searched, d) {
 			searched = append(searched, d)
 		}

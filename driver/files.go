@@ -20,7 +20,7 @@ const notFound = "not found"
 // addFiles adds the files of the table, each in the first of its directories that has it.
 func (d *Driver) addFiles(r root) {
 	for _, row := range fileTable {
-		row.name = strings.ReplaceAll(row.name, "{machine}", machineName())
+		row.name = strings.ReplaceAll(row.name, "{machine}", host.MachineName())
 		var places []place
 		for _, dir := range row.dirs {
 			places = append(places, place{r, under(dir, row.name)})

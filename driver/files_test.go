@@ -16,7 +16,7 @@ import (
 
 func TestDiscoverFindsFiles(t *testing.T) {
 	t.Parallel()
-	icd := "/vulkan/icd.d/nvidia_icd." + machineName() + ".json"
+	icd := "/vulkan/icd.d/nvidia_icd." + host.MachineName() + ".json"
 	const firmware = "/lib/firmware/nvidia/" + testVersion
 	for name, c := range map[string]struct {
 		make func(*tree)

@@ -19,7 +19,7 @@ import (
 const testVersion = "580.126.09"
 
 // multiarchDir is where Debian has the libraries.
-var multiarchDir = "/usr/lib/" + multiarch()
+var multiarchDir = "/usr/lib/" + host.MachineName() + "-linux-gnu"
 
 // tree is a root directory with the files of a driver, which a test writes.
 type tree struct {

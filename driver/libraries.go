@@ -72,7 +72,7 @@ func (s *libraryScan) run(first string) {
 	for _, dir := range s.cacheDirs() {
 		s.addDir(dir)
 	}
-	for _, dir := range host.LibraryDirs(multiarch()) {
+	for _, dir := range host.LibraryDirs() {
 		s.addDir("/" + dir)
 	}
 	if s.version == "" {

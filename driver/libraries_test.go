@@ -36,7 +36,7 @@ func TestParseSONAME(t *testing.T) {
 
 // The C library of this system was made by another toolchain than the simulated ones.
 func TestReadSONAMEOfARealLibrary(t *testing.T) {
-	for _, dir := range []string{"/lib/" + multiarch(), "/lib64", "/usr/lib"} {
+	for _, dir := range []string{multiarchDir, "/lib64", "/usr/lib"} {
 		path, err := filepath.EvalSymlinks(filepath.Join(dir, "libc.so.6"))
 		if err != nil {
 			continue

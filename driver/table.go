@@ -1,9 +1,6 @@
 package driver
 
-import (
-	"io/fs"
-	"runtime"
-)
+import "io/fs"
 
 // This file is the table of which files make a driver, where they are, and which capabilities they serve. The sources
 // are the README of NVIDIA's Linux driver (chapter "Installed Components"), the packages of driver 580, and for the
@@ -218,14 +215,3 @@ var extraTable = []extraRow{
 	{extra: MOFED, class: "mofed", nodes: []string{"infiniband/rdma_cm"}, numbered: "infiniband/uverbs"},
 	{extra: NVSwitch, class: "nvswitch", nodes: []string{"nvidia-nvswitchctl"}, numbered: "nvidia-nvswitch"},
 }
-
-// machineName is the name of this machine as uname prints it. NVIDIA has drivers for these two.
-func machineName() string {
-	if runtime.GOARCH == "arm64" {
-		return "aarch64"
-	}
-	return "x86_64"
-}
-
-// multiarch is Debian's name of this machine.
-func multiarch() string { return machineName() + "-linux-gnu" }

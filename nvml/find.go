@@ -51,7 +51,7 @@ func find(root, explicit string, byLoader func(name string) string) (string, err
 // in usr/lib, and reports it if it finds no other.
 func findUnder(root string) (string, error) {
 	var unusable []error
-	for _, dir := range host.LibraryDirs(multiarch()) {
+	for _, dir := range host.LibraryDirs() {
 		path, err := securejoin.SecureJoin(root, filepath.Join(dir, libraryName))
 		if err != nil {
 			continue // a link that leads nowhere
@@ -73,7 +73,7 @@ func findUnder(root string) (string, error) {
 // LibraryPaths lists the paths under the driver's root at which Find searches for the library.
 func LibraryPaths(h host.Host) []string {
 	var paths []string
-	for _, dir := range host.LibraryDirs(multiarch()) {
+	for _, dir := range host.LibraryDirs() {
 		paths = append(paths, h.Driver(dir, libraryName))
 	}
 	return paths
@@ -107,14 +107,6 @@ func loaderPathIn(searchPath, cacheFile, name string) string {
 		return ""
 	}
 	return path
-}
-
-// multiarch is Debian's name of this machine. NVIDIA has drivers for these two.
-func multiarch() string {
-	if runtime.GOARCH == "arm64" {
-		return "aarch64-linux-gnu"
-	}
-	return "x86_64-linux-gnu"
 }
 
 // checkLibrary returns why a file cannot be loaded. The loader would map it, and a read from the mapping of a truncated

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/internal/elffile"
+	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/ldcache"
 )
 
@@ -20,6 +21,7 @@ func noLoader(string) string { return "" }
 
 func TestFindInADriverRoot(t *testing.T) {
 	good, other := string(createLibrary(thisMachine)), string(createLibrary(elf.EM_386))
+	multiarch := "lib/" + host.MachineName() + "-linux-gnu"
 	for name, c := range map[string]struct {
 		files map[string]string
 		links map[string]string
@@ -29,14 +31,14 @@ func TestFindInADriverRoot(t *testing.T) {
 			map[string]string{"usr/lib64/libnvidia-ml.so.1": good}, nil, "usr/lib64/libnvidia-ml.so.1",
 		},
 		"Debian": {
-			map[string]string{"usr/lib/" + multiarch() + "/libnvidia-ml.so.1": good},
+			map[string]string{"usr/" + multiarch + "/libnvidia-ml.so.1": good},
 			nil,
-			"usr/lib/" + multiarch() + "/libnvidia-ml.so.1",
+			"usr/" + multiarch + "/libnvidia-ml.so.1",
 		},
 		"Debian's own packages": {
-			map[string]string{"usr/lib/" + multiarch() + "/nvidia/current/libnvidia-ml.so.580.1": good},
-			map[string]string{"usr/lib/" + multiarch() + "/nvidia/current/libnvidia-ml.so.1": "libnvidia-ml.so.580.1"},
-			"usr/lib/" + multiarch() + "/nvidia/current/libnvidia-ml.so.580.1",
+			map[string]string{"usr/" + multiarch + "/nvidia/current/libnvidia-ml.so.580.1": good},
+			map[string]string{"usr/" + multiarch + "/nvidia/current/libnvidia-ml.so.1": "libnvidia-ml.so.580.1"},
+			"usr/" + multiarch + "/nvidia/current/libnvidia-ml.so.580.1",
 		},
 		"a container host": {
 			map[string]string{"usr/local/nvidia/lib64/libnvidia-ml.so.1": good},
@@ -54,8 +56,8 @@ func TestFindInADriverRoot(t *testing.T) {
 			"opt/libnvidia-ml.so.580.1",
 		},
 		"a 32-bit library is passed over": {
-			map[string]string{"usr/lib64/libnvidia-ml.so.1": other, "lib/" + multiarch() + "/libnvidia-ml.so.1": good},
-			nil, "lib/" + multiarch() + "/libnvidia-ml.so.1",
+			map[string]string{"usr/lib64/libnvidia-ml.so.1": other, multiarch + "/libnvidia-ml.so.1": good},
+			nil, multiarch + "/libnvidia-ml.so.1",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

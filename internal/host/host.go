@@ -7,6 +7,7 @@ package host
 import (
 	"cmp"
 	"path/filepath"
+	"runtime"
 	"strings"
 )
 
@@ -40,7 +41,7 @@ func (h Host) WithDevRoot(devRoot string) Host {
 func (h Host) WithLibrary(path string) Host {
 	h = h.WithLibraries(filepath.Dir(path))
 	longest := ""
-	for _, dir := range append(LibraryDirs("x86_64-linux-gnu"), LibraryDirs("aarch64-linux-gnu")...) {
+	for _, dir := range append(libraryDirs("x86_64"), libraryDirs("aarch64")...) {
 		if strings.HasSuffix(h.libraries, "/"+dir) && len(dir) > len(longest) {
 			longest = dir
 		}
@@ -60,10 +61,20 @@ func (h Host) WithLibraries(dir string) Host {
 // Libraries is the directory that is searched first for the driver's libraries. Empty is none.
 func (h Host) Libraries() string { return h.libraries }
 
+// MachineName is the name of this machine as uname prints it. NVIDIA has drivers for these two.
+func MachineName() string {
+	if runtime.GOARCH == "arm64" {
+		return "aarch64"
+	}
+	return "x86_64"
+}
+
 // LibraryDirs are the directories, relative to the driver's root, where distributions, NVIDIA's installer, driver
-// containers and container hosts install libraries. Multiarch is Debian's name of the machine, such as
-// x86_64-linux-gnu.
-func LibraryDirs(multiarch string) []string {
+// containers and container hosts install libraries for this machine.
+func LibraryDirs() []string { return libraryDirs(MachineName()) }
+
+func libraryDirs(machine string) []string {
+	multiarch := machine + "-linux-gnu" // Debian's name of the machine
 	return []string{
 		"usr/lib64",
 		"usr/lib/" + multiarch,
