@@ -97,7 +97,7 @@ func parseCatalogue(text string) map[uint64]catalogued {
 	return all
 }
 
-// actionOf is the catalogue's action for a code. One that is not in it is unused, or new: probes have to tell.
+// actionOf is the catalogue's action for a code. One that is not in it is unused or new, so probes decide.
 func actionOf(code uint64) Action {
 	if c, ok := catalogue[code]; ok {
 		return c.action

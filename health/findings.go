@@ -27,7 +27,7 @@ func (b *baseline) findings(p *gpu.Probe) []Finding {
 	switch {
 	case p.NeedsReset:
 		return []Finding{{Text: "the driver cannot use it before a reset", Action: Reset}}
-	case p.Lost: // which is lifted if it answers again all the same
+	case p.Lost: // Machine.Probe forgets this if the GPU answers again
 		return []Finding{{Text: "the driver has lost it, as when it falls off the bus", Action: Reboot}}
 	case p.Error != "":
 		return []Finding{{Text: NotAnswering, Action: None}}
@@ -62,7 +62,7 @@ func (b *baseline) findings(p *gpu.Probe) []Finding {
 func (m *Machine) Probe(now time.Time, p *gpu.Probe) []Transition {
 	b := m.baselines[p.UUID]
 	if b == nil {
-		// Errors of before the first probe have had their events, and a reset does not take their count back.
+		// The count has errors from before the first probe too, which had their events. A reset does not clear it.
 		b = &baseline{UncorrectedECC: p.UncorrectedECC}
 		m.baselines[p.UUID] = b
 	}
@@ -102,8 +102,8 @@ func (e *entry) failed(now time.Time, f Finding) {
 	e.fault(now, f)
 }
 
-// passed takes clean probes. They prove a device healthy unless it needs something by an event. That ends with what it
-// needs, or if the driver reports that no recovery action is needed, which does not end what a rule says.
+// passed takes a probe without findings. These make a device healthy after a time, unless it needs something by an
+// event. If the driver reports that no recovery action is needed, it needs only what an administrator's rule says.
 func (e *entry) passed(now time.Time, recoveryAction int, cleanFor time.Duration) {
 	if recoveryAction == 0 {
 		e.Event = Finding{}

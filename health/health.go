@@ -15,9 +15,9 @@ type State string
 // The states.
 const (
 	Healthy State = "healthy"
-	// Suspect is a device about which something was reported that proves nothing, and probes decide; or one that is in use
-	// after its last container. A container on a bad device would lose its work, while a device
-	// that is missing for some seconds costs little.
+	// Suspect is a device about which something was reported that proves no fault, until probes decide; or one that is
+	// in use after its last container. A container on a bad device would lose its work, while a device that is missing
+	// for some seconds costs little.
 	Suspect State = "suspect"
 	// Unhealthy is a device that needs its Remedy, or whose probes do not pass.
 	Unhealthy State = "unhealthy"

@@ -57,9 +57,9 @@ func New(rules Rules) *Machine {
 	}
 }
 
-// SetDevices sets the devices that are there. A new one is healthy, or as its GPU is; so is a MIG device that was
-// created again. Any other that comes back is as it was. List a GPU before its MIG devices. Those of unreadable GPUs,
-// which are given by UUID, are not known.
+// SetDevices sets the devices that are there, each GPU before its MIG devices. A new one is healthy, or as its GPU is;
+// so is a MIG device that was created again. Any other that comes back is as it was. Unreadable are the UUIDs of the
+// GPUs that could not be read: it is not known which MIG devices they have.
 func (m *Machine) SetDevices(now time.Time, devices []Device, unreadable ...string) {
 	before := map[string]bool{}
 	for uuid, e := range m.entries {
@@ -119,7 +119,8 @@ func (m *Machine) forget() {
 	}
 }
 
-// reported takes what an event means. It is remembered until it is lifted, also if something worse is known now.
+// reported takes what an event means. What the device needs by it is remembered until it is done, even if something
+// worse is known already.
 func (e *entry) reported(now time.Time, f Finding) {
 	if f.Action.worse(Probe) {
 		source := &e.Event
@@ -147,8 +148,8 @@ func (e *entry) fault(now time.Time, f Finding) {
 	if e.State == Suspect && to == Suspect {
 		return
 	}
-	passing := f.Action == None && now.Sub(e.resetAt) < afterReset // no relapse
-	if e.State == Healthy && !passing {
+	settling := f.Action == None && now.Sub(e.resetAt) < afterReset // no relapse
+	if e.State == Healthy && !settling {
 		if now.Sub(e.Recovered) > relapseWithin {
 			e.Relapses = 0
 		}
@@ -172,7 +173,7 @@ func (m *Machine) WasReset(now time.Time, gpu string) {
 	}
 }
 
-// SetCannotReset notes why a GPU cannot be reset. It may be asked to again after another reset, or with another driver.
+// SetCannotReset notes why a GPU cannot be reset, until it is reset, the driver changes or the node reboots.
 func (m *Machine) SetCannotReset(gpu, reason string) {
 	if e := m.entries[gpu]; e != nil {
 		e.CannotReset = reason
@@ -266,8 +267,8 @@ func (m *Machine) StatusWithoutCordon(uuid string) (Status, bool) {
 	return s, true
 }
 
-// NeedsFrequentProbes reports whether probes may soon change a state: that of a device that is not healthy, but for one
-// that is cordoned, held for a reset, or waits for a reboot or a person.
+// NeedsFrequentProbes reports whether probes may soon make a device healthy: one that is neither cordoned, held for a
+// reset, nor in need of a reboot or service.
 func (m *Machine) NeedsFrequentProbes() bool {
 	for _, e := range m.entries {
 		waits := e.condition().state == Cordoned || e.needed().Action.worse(Reset)

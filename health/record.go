@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Identity is what a recorded state was found with.
+// Identity is the boot and the driver with which a record was made.
 type Identity struct {
 	// Boot is the kernel's boot ID, and Driver the driver's version.
 	Boot   string `json:"boot"`
@@ -140,7 +140,7 @@ func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string
 	return m.Record(id)
 }
 
-// Restore sets the state of a new machine to a recorded one. What it is worth depends on where it was found:
+// Restore sets the state of a new machine to a recorded one, as far as that can be believed:
 //
 //   - A cordon stays until it is lifted, and HoldForReset until EndHold: whether a reset of the process before goes on
 //     is not known. What was found on a device after its last container stays until a check finds nothing.
