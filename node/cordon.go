@@ -26,7 +26,7 @@ func (m *monitor) cordon(uuid, reason string) error {
 		return err
 	}
 	if err := m.save(); err != nil {
-		return fmt.Errorf("it is done, but would not survive a restart now: %w", err)
+		return fmt.Errorf("the change is in effect, but a restart would undo it: %w", err)
 	}
 	return nil
 }

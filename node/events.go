@@ -47,7 +47,7 @@ var eventTexts = map[gpu.EventKind]string{
 func (m *monitor) receiveXID(e gpu.Event) {
 	m.mu.Lock()
 	if !m.machine.Knows(e.GPU) {
-		m.keepWaiting(e)
+		m.retainXID(e)
 		m.mu.Unlock()
 		return
 	}
@@ -61,8 +61,9 @@ func (m *monitor) receiveXID(e gpu.Event) {
 	m.report(transitions)
 }
 
-// keepWaiting counts each kind of event once, so that a GPU with many pushes out nothing of the others.
-func (m *monitor) keepWaiting(e gpu.Event) {
+// retainXID retains an XID until its GPU is known. Equal events take one entry, so that a GPU with many leaves room for
+// those of the others.
+func (m *monitor) retainXID(e gpu.Event) {
 	i := slices.IndexFunc(m.waitingXIDs, func(x waitingXID) bool { return x.Event == e })
 	switch {
 	case i >= 0:

@@ -228,7 +228,7 @@ func TestARecordThatCannotBeWrittenIsWrittenLater(t *testing.T) {
 	must(t, os.RemoveAll(dir))
 	must(t, os.WriteFile(dir, nil, 0o644))
 	err := b.rec.Cordon(b.uuids()[1], "a fan is loud")
-	if err == nil || !strings.HasPrefix(err.Error(), "it is done, but would not survive a restart now: ") {
+	if err == nil || !strings.HasPrefix(err.Error(), "the change is in effect, but a restart would undo it: ") {
 		t.Errorf("the error is %v", err)
 	}
 	must(t, os.Remove(dir))

@@ -42,7 +42,7 @@ type Source interface {
 	Snapshot(ctx context.Context) (*gpu.Snapshot, error)
 	// Library is the path of the driver's library that would be loaded now, or empty if it is unknown.
 	Library() string
-	// Released reports whether the library is closed until someone opens it again. Snapshot is then the one before.
+	// Released reports whether the library was closed on request. Snapshot then returns the one before.
 	Released() bool
 }
 

@@ -164,9 +164,9 @@ func (r *Reconciler) checkTaken(p *plan) error {
 	return err
 }
 
-// judge returns the resources of a plan with the reasons for which containers cannot be given devices. A device is
-// healthy if it is in the snapshot, engines take it from our spec, and it has its descriptor.
-func (r *Reconciler) judge(p *plan) []resource.Resource {
+// markUnhealthy returns the resources of a plan, with devices unhealthy that cannot be given to containers: those that
+// engines do not take from our spec, or that have no descriptor.
+func (r *Reconciler) markUnhealthy(p *plan) []resource.Resource {
 	requiredErr := p.requiredErr()
 	return resource.MarkUnhealthy(p.resources, func(d *resource.Device) string {
 		reason, inSpec := p.names[r.cdiName(d)]
@@ -185,7 +185,7 @@ func (r *Reconciler) judge(p *plan) []resource.Resource {
 // stateOf is the state in which a plan was written as far as possible.
 func (r *Reconciler) stateOf(p *plan) State {
 	s := State{Snapshot: p.snapshot, Spec: p.specs[r.opts.Spec.Kind], Err: p.err(), names: p.names}
-	s.Resources = r.withGrants(r.judge(p), p.desired, s.offers)
+	s.Resources = r.withGrants(r.markUnhealthy(p), p.desired, s.offers)
 	s.remarks = slices.Concat(p.remarks, r.conflictRemarks(p))
 	if s.Err != nil {
 		s.remarks = append(s.remarks, newRemark("specs", "a CDI spec or descriptor is not up to date", s.Err))
@@ -199,6 +199,6 @@ func (r *Reconciler) stateBetween(before State, p *plan) State {
 	s := before
 	s.Snapshot, s.names = p.snapshot, maps.Clone(p.names)
 	maps.DeleteFunc(s.names, func(name, _ string) bool { return !before.offers(name) })
-	s.Resources = r.withGrants(onlyPublished(r.judge(p), before.Resources), p.desired, s.offers)
+	s.Resources = r.withGrants(onlyPublished(r.markUnhealthy(p), before.Resources), p.desired, s.offers)
 	return s
 }

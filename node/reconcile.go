@@ -171,8 +171,8 @@ func (r *Reconciler) retain(cause error) {
 	} else {
 		next.Err, next.remarks = cause, []remark{r.notReconciled(cause)}
 	}
-	_, passing := errors.AsType[*snapshotError](cause)
-	if !passing || errors.Is(cause, gpu.ErrNotAnswering) || r.failures >= maxFailures {
+	_, mayPass := errors.AsType[*snapshotError](cause)
+	if !mayPass || errors.Is(cause, gpu.ErrNotAnswering) || r.failures >= maxFailures {
 		next.Resources = resource.MarkUnhealthy(next.Resources, func(*resource.Device) string { return cause.Error() })
 	}
 	r.publish(next)
