@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/resourcename"
@@ -19,7 +20,7 @@ import (
 // A device that cannot be allocated is advertised as unhealthy with the reason, not omitted: the kubelet of 1.36 can
 // crash when a device of a running pod disappears. A GPU in MIG mode is omitted: what is advertised is its MIG devices.
 //
-// The error is a TooManyDevicesError.
+// The error wraps a TooManyDevicesError for each resource that is too large.
 func Build(s *gpu.Snapshot, c Config) ([]Resource, []Finding, error) {
 	b := builder{config: &c, seen: map[string]bool{}, used: map[string]bool{}}
 	b.addDevices(s)
@@ -113,6 +114,13 @@ func (b *builder) gpuName(d *gpu.Device) string {
 
 func (b *builder) migName(m *gpu.MIGDevice) string {
 	return b.named("resources.mig", b.config.Names.MIG, m.Profile, profileName(b.config.Resource, m.Profile))
+}
+
+// profileName returns the resource name of a MIG profile, with the vendor of base: nvidia.com/mig-1g.10gb. Plus signs
+// and commas are invalid in names and become dots, as in NVIDIA's device plugin: 1g.10gb+me is mig-1g.10gb.me.
+func profileName(base, profile string) string {
+	vendor, _, _ := strings.Cut(base, "/")
+	return vendor + "/mig-" + strings.NewReplacer("+", ".", ",", ".").Replace(profile)
 }
 
 // named returns the resource name of the first rule whose pattern matches the model or profile, or the default.

@@ -1,10 +1,14 @@
 package resource
 
-import "slices"
+import (
+	"slices"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+)
 
 // Resource is an extended resource with its devices.
 type Resource struct {
-	// Name is VENDOR/NAME, such as "nvidia.com/gpu"; see CheckName.
+	// Name is VENDOR/NAME, such as "nvidia.com/gpu".
 	Name string
 	// Devices are sorted by GPU, MIG device and replica. There may be none.
 	Devices []Device
@@ -46,6 +50,16 @@ type Device struct {
 	MPS *MPSLimits
 	// Grant is what a container gets for the device, or nil before the node has published it.
 	Grant *Grant
+}
+
+// Grant is what a container gets. It is not changed after it was published.
+type Grant struct {
+	// CDIDevices are qualified CDI names, such as "nvidia.com/gpu=GPU-...".
+	CDIDevices []string
+	// WithoutCDI are the device nodes, mounts and variables of the CDI devices, for runtimes without CDI.
+	WithoutCDI specs.ContainerEdits
+	// Always are the mounts and variables that a container gets besides, whatever its runtime.
+	Always specs.ContainerEdits
 }
 
 // MPSLimits are the limits of each client of a GPU's MPS control daemon.
