@@ -125,7 +125,7 @@ func (l *list) preferenceStatus(err error) error {
 			unhealthy.add(id, l.devices[id].Reason)
 		}
 		return status.Errorf(codes.FailedPrecondition, "prefer %s: a request for %d needs unhealthy devices: %s",
-			name, wrong.Size, &unhealthy)
+			name, wrong.Size, unhealthy)
 	}
 	return status.Errorf(codes.InvalidArgument, "prefer %s: %v", name, err)
 }

@@ -25,8 +25,8 @@ const (
 	// listens. Later pauses double.
 	firstPause = time.Millisecond
 	lastPause  = 5 * time.Second
-	// steady is how long a watch must last for the pause after it to be the first again. A kubelet that ends every
-	// watch at once gets longer pauses.
+	// steady is how long a watch must last for the next pause to be firstPause again. A kubelet that ends every watch at
+	// once gets longer pauses.
 	steady = 10 * time.Second
 )
 
@@ -76,8 +76,7 @@ func (e *endpoint) stayRegisteredWith(
 ) error {
 	reached := false // a Register call may have reached this kubelet
 	replaced := func() bool { now, err := unixsocket.Identify(socket); return err == nil && now != kubelet }
-	// Before a call has reached this kubelet, a stream is an earlier kubelet's, which was slow to open it or does not
-	// end.
+	// A stream that is open before a call has reached this kubelet is an earlier kubelet's.
 	watching := func() bool { return reached && e.server.watched() }
 	decided := func() bool { return replaced() || watching() }
 	for {

@@ -23,7 +23,7 @@ const checkpointName = "kubelet_internal_checkpoint"
 // the named one. The kubelet's request has no devices of other resources, so they are read from its checkpoint. A pod
 // that has ended may be in it until the kubelet's next allocation. Without a checkpoint the result is empty.
 func (p *Plugin) usedSlices(except string) (map[string]int, error) {
-	given, err := givenDevices(filepath.Join(cmp.Or(p.opts.Dir, v1beta1.DevicePluginPath), checkpointName))
+	allocated, err := allocatedDevices(filepath.Join(cmp.Or(p.opts.Dir, v1beta1.DevicePluginPath), checkpointName))
 	if err != nil {
 		return nil, fmt.Errorf("read which devices pods have: %w", err)
 	}
@@ -37,7 +37,7 @@ func (p *Plugin) usedSlices(except string) (map[string]int, error) {
 		counted := map[string]bool{} // MIG devices, of which pods may have several replicas
 		devices := e.server.list.Load().resource.Devices
 		for i := range devices {
-			if d := &devices[i]; given[d.ID] && !counted[d.UUID] {
+			if d := &devices[i]; allocated[d.ID] && !counted[d.UUID] {
 				counted[d.UUID] = true
 				used[d.Parent] += computeSlices(d)
 			}
@@ -57,9 +57,9 @@ func computeSlices(d *resource.Device) int {
 // maxCheckpoint bounds how much of a checkpoint is read, in bytes. A pod's entry has a few kilobytes.
 const maxCheckpoint = 64 << 20
 
-// givenDevices reads the IDs of the devices that pods have from a kubelet's checkpoint. Without a checkpoint the result
+// allocatedDevices reads the IDs of the devices that pods have from a kubelet's checkpoint. Without a checkpoint the result
 // is empty.
-func givenDevices(path string) (map[string]bool, error) {
+func allocatedDevices(path string) (map[string]bool, error) {
 	content, err := regular.ReadFile(path, maxCheckpoint)
 	if errors.Is(err, fs.ErrNotExist) {
 		return map[string]bool{}, nil
@@ -67,11 +67,11 @@ func givenDevices(path string) (map[string]bool, error) {
 	if err != nil {
 		return nil, err
 	}
-	given, err := parseCheckpoint(content)
+	allocated, err := parseCheckpoint(content)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
-	return given, nil
+	return allocated, nil
 }
 
 func parseCheckpoint(content []byte) (map[string]bool, error) {
@@ -85,13 +85,13 @@ func parseCheckpoint(content []byte) (map[string]bool, error) {
 	if err := json.Unmarshal(content, &c); err != nil {
 		return nil, err
 	}
-	given := map[string]bool{}
+	allocated := map[string]bool{}
 	for _, e := range c.Data.PodDeviceEntries {
 		for _, ids := range e.DeviceIDs {
 			for _, id := range ids {
-				given[id] = true
+				allocated[id] = true
 			}
 		}
 	}
-	return given, nil
+	return allocated, nil
 }
