@@ -92,7 +92,7 @@ func applyEdits(old, config *oci.Spec, edits *cdilib.ContainerEdits, makesNodes 
 	}
 	inUserNamespace := hasUserNamespace(config)
 	if inUserNamespace {
-		notIDMapped(old, config, edits)
+		removeIDMap(old, config, edits)
 	}
 	if (inUserNamespace || userns.WithoutRoot()) && !makesNodes {
 		bindNodes(old, config, edits)
@@ -138,10 +138,10 @@ func isRootOf(data []byte, uid uint32) bool {
 	return err == nil && hasUserNamespace(config) && slices.ContainsFunc(config.Linux.UIDMappings, isRoot)
 }
 
-// notIDMapped gives the mounts that are not in old the options of the edits. The library adds "idmap", by which the
+// removeIDMap gives the mounts that are not in old the options of the edits. The library adds "idmap", by which the
 // container's root owns the host's files: it could write to them if it may change its mounts. overlayfs, on which a
 // driver container has its files, does not support it.
-func notIDMapped(old, config *oci.Spec, edits *cdilib.ContainerEdits) {
+func removeIDMap(old, config *oci.Spec, edits *cdilib.ContainerEdits) {
 	for _, m := range edits.Mounts {
 		i := slices.IndexFunc(config.Mounts, func(c oci.Mount) bool { return c.Destination == m.ContainerPath })
 		isSame := func(o oci.Mount) bool { return reflect.DeepEqual(o, config.Mounts[i]) }

@@ -38,7 +38,7 @@ type libraryScan struct {
 type libraryDir struct {
 	path, real string
 	names      []string
-	libraries  int // of the driver
+	libraries  int // how many of the driver it has
 }
 
 // foundLibrary is a file that belongs to the driver by its name; err is why it cannot be used.
