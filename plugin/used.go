@@ -57,8 +57,8 @@ func computeSlices(d *resource.Device) int {
 // maxCheckpoint bounds how much of a checkpoint is read, in bytes. A pod's entry has a few kilobytes.
 const maxCheckpoint = 64 << 20
 
-// allocatedDevices reads the IDs of the devices that pods have from a kubelet's checkpoint. Without a checkpoint the result
-// is empty.
+// allocatedDevices reads the IDs of the devices that pods have from a kubelet's checkpoint. Without a checkpoint the
+// result is empty.
 func allocatedDevices(path string) (map[string]bool, error) {
 	content, err := regular.ReadFile(path, maxCheckpoint)
 	if errors.Is(err, fs.ErrNotExist) {
