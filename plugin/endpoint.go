@@ -37,14 +37,13 @@ type endpoint struct {
 	status Status // without the devices
 }
 
-func newEndpoint(r resource.Resource, o *Options) (*endpoint, error) {
+func newEndpoint(r resource.Resource, path string, o *Options) (*endpoint, error) {
 	server, err := newServer(r, o.Allocate, o.Log, o.Observer)
 	if err != nil {
 		return nil, err
 	}
 	return &endpoint{
-		name: r.Name, path: socketPath(o.dir(), r.Name), opts: o, server: server,
-		log:    o.Log.With("resource", r.Name),
+		name: r.Name, path: path, opts: o, server: server, log: o.Log.With("resource", r.Name),
 		status: Status{Resource: r.Name, Reason: "it is not registered yet"},
 	}, nil
 }

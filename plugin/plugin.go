@@ -132,7 +132,15 @@ func (p *Plugin) update(r resource.Resource) error {
 	if e := p.endpoints[r.Name]; e != nil {
 		return e.server.update(r)
 	}
-	e, err := newEndpoint(r, &p.opts)
+	taken := func(path string) bool {
+		for _, e := range p.endpoints {
+			if e.path == path {
+				return true
+			}
+		}
+		return false
+	}
+	e, err := newEndpoint(r, socketPath(p.opts.dir(), r.Name, taken), &p.opts)
 	if err != nil {
 		return err
 	}

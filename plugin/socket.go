@@ -23,11 +23,11 @@ const (
 )
 
 // socketPath returns the path of a resource's socket: DIR/gpu-cdi-nvidia-com-gpu.sock. Where that is too long for a
-// socket, a hash takes the place of the resource's name.
-func socketPath(dir, name string) string {
-	name = strings.NewReplacer("/", "-", ".", "-").Replace(name)
-	path := filepath.Join(dir, socketPrefix+name+socketSuffix)
-	if len(path) <= unixsocket.MaxPath {
+// socket, or the socket of another resource, a hash takes the place of the resource's name.
+func socketPath(dir, name string, taken func(path string) bool) string {
+	plain := strings.NewReplacer("/", "-", ".", "-").Replace(name)
+	path := filepath.Join(dir, socketPrefix+plain+socketSuffix)
+	if len(path) <= unixsocket.MaxPath && !taken(path) {
 		return path
 	}
 	return filepath.Join(dir, hashedName(name))

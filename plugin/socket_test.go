@@ -14,6 +14,8 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
+func notTaken(string) bool { return false }
+
 func TestSocketPath(t *testing.T) {
 	long := "a." + strings.Repeat("b", 60) + ".com/" + strings.Repeat("c", 63)
 	cases := map[string]struct{ dir, name, want string }{
@@ -24,15 +26,25 @@ func TestSocketPath(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			path := socketPath(c.dir, c.name)
+			path := socketPath(c.dir, c.name, notTaken)
 			dir, name := filepath.Split(path)
 			if dir != c.dir+"/" || !strings.HasPrefix(name, c.want) || len(path) > unixsocket.MaxPath {
 				t.Errorf("%q, want %s", path, c.want)
 			}
 		})
 	}
-	if socketPath("/x", long) == socketPath("/x", long+"d") {
+	if socketPath("/x", long, notTaken) == socketPath("/x", long+"d", notTaken) {
 		t.Error("two long names have the same socket")
+	}
+}
+
+func TestResourcesWhoseNamesDifferInADotHaveDifferentSockets(t *testing.T) {
+	const dot, hyphen = "nvidia.com/a.b", "nvidia.com/a-b"
+	p, err := New(Options{Dir: "/x", Allocate: by(resource.CDICRI), Log: quiet})
+	must(t, err)
+	must(t, p.Update([]resource.Resource{{Name: hyphen}, {Name: dot}}))
+	if path := p.endpoints[dot].path; path == p.endpoints[hyphen].path {
+		t.Errorf("both have %s", path)
 	}
 }
 
@@ -46,7 +58,7 @@ func TestALongDirectoryPathIsRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := New(in(deepest))
 			must(t, err)
-			if path := socketPath(deepest, strings.Repeat("n", 63)+"/x"); len(path) > unixsocket.MaxPath {
+			if path := socketPath(deepest, strings.Repeat("n", 63)+"/x", notTaken); len(path) > unixsocket.MaxPath {
 				t.Errorf("%s has %d bytes", path, len(path))
 			}
 			_, err = New(in(deepest + "d"))
