@@ -209,8 +209,9 @@ func (s *Session) mayBecomeReadable(snapshot *gpu.Snapshot) bool {
 	return s.unreadable.due()
 }
 
-// unreadableGPUs lists the GPUs that could not be read, by PCI address. So is one that was in a snapshot before, and
-// that the kernel module has and NVML does not: others it may never have, as in a container that gets some GPUs.
+// unreadableGPUs lists the GPUs that could not be read, by PCI address, and those of earlier snapshots that the kernel
+// module still has and NVML does not. A GPU that was in no snapshot is left out: NVML may never see it, as in a
+// container that gets some of the GPUs.
 func (s *Session) unreadableGPUs(snapshot *gpu.Snapshot) []string {
 	maps.DeleteFunc(s.seen, func(address string, _ bool) bool { return !slices.Contains(s.known, address) })
 	var list []string
@@ -303,8 +304,7 @@ func (s *Session) open(ctx context.Context) error {
 var errInUse = errors.New("close the NVIDIA driver library: calls have not returned")
 
 // close closes the library. If that cannot be done yet, the library stays open, perhaps without events until the next
-// watch. A library that is being opened or closed by a call that has not returned is not closed either: it has the
-// driver's files open.
+// watch. While nvmlInit or nvmlShutdown has not returned, that is an error too: the driver's files are open.
 func (s *Session) close() error {
 	switch {
 	case s.busy(): // events are received meanwhile

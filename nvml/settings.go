@@ -13,8 +13,7 @@ var errNotWhole = errors.New("only a whole GPU has settings, not a MIG device")
 
 // RestoreDefaults puts the settings of a whole GPU, named by its UUID, back to their defaults: application clocks,
 // locked clocks, power limit, compute mode, volatile ECC error counts and the processes in its accounting. If exclusive
-// is set, the compute mode EXCLUSIVE_PROCESS stands for the default, which MPS needs. What the GPU does not support is
-// skipped.
+// is set, the compute mode becomes EXCLUSIVE_PROCESS, which MPS needs. What the GPU does not support is skipped.
 //
 // It returns what was not at its default, such as "power limit 200 W instead of 350 W", also with an error. NVML does
 // not report locked clocks: they are always unlocked, and never returned. The error wraps [ErrNoPermission] if the
