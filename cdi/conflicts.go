@@ -89,8 +89,8 @@ func conflictOf(ours Definition, others []Definition) Conflict {
 	}
 }
 
-// leadsTo reports whether a file is a link to another. It defines what the other file defines, so leaving a name out of
-// the other file does not help.
+// leadsTo reports whether a file is a link to another. Such a link defines whatever the other file does, so leaving a
+// name out of the other file does not help.
 func leadsTo(link, path string) bool {
 	target, err := filepath.EvalSymlinks(link)
 	if err != nil {

@@ -104,11 +104,12 @@ func parseHook(args []string) *hookargs.CreateContainer {
 	return work
 }
 
-// device is a device of a spec. In this program's specs each index is followed by the UUID of the same device: uuid is
-// that of an index, index that of a UUID.
+// device is a device of a spec. In this program's specs each device is there twice: named by its index, and then by its
+// UUID.
 type device struct {
 	*specs.Device
-	uuid, index string
+	uuid  string // of a device that is named by its index
+	index string // of a device that is named by its UUID
 }
 
 func devicesByName(spec *specs.Spec) map[string]device {
