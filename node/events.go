@@ -20,7 +20,7 @@ func (m *monitor) receive(e gpu.Event) {
 		m.receiveXID(e)
 	case gpu.EventSource:
 		m.setSource(e)
-	default: // what it means for the device is in the driver's answers
+	default: // the next probe shows what it means for the device
 		m.logFirst(e)
 	}
 	m.probeNow.Wake()

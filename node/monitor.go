@@ -213,7 +213,7 @@ func (m *monitor) logTransition(t *health.Transition) {
 		log = m.log.Info
 	}
 	again := strings.Contains(m.loggedReasons[uuid], text+"\n") && t.To.State != health.Cordoned
-	if again || t.To.Reason == health.NotAnswering { // of which the snapshot says more
+	if again || t.To.Reason == health.NotAnswering { // the remark on the snapshot says more
 		return
 	}
 	if t.To.State != health.Healthy {

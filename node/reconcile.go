@@ -65,7 +65,7 @@ func (r *Reconciler) start(ctx context.Context) error {
 	return nil
 }
 
-// setDevices gives the monitor the devices of a scan. Call it at once: it drops events of GPUs that it does not have.
+// setDevices gives the monitor the devices of a scan. Call it at once: XIDs of new GPUs wait for it.
 func (r *Reconciler) setDevices(want *desired) {
 	if r.monitor != nil {
 		r.monitor.setDevices(want.snapshot)
@@ -131,8 +131,8 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 	return nil
 }
 
-// writePlan makes the files what is desired. It first takes devices back that are gone; the caller then publishes new
-// ones. So a published device is in the spec at any time.
+// writePlan makes the files what is desired. It first publishes a state without the devices that are gone; the caller
+// then publishes new ones. So a published device is in the spec at any time.
 func (r *Reconciler) writePlan(want *desired) {
 	r.setDevices(want)
 	p := r.newPlan(want, r.loadSpecs())

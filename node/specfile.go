@@ -48,7 +48,7 @@ func (r *Reconciler) loadSpecs() *cdi.SpecDirs {
 	return cdi.Load(r.opts.Dirs...)
 }
 
-// changed reports whether the file is another than the plan was made with, or than was written since.
+// changed reports whether another program has changed the file since it was read for the plan or written.
 func (f *specFile) changed() bool { return f.path != "" && fileid.Of(f.path) != f.id }
 
 // newSpecFile returns the file of a spec of that kind.

@@ -128,15 +128,15 @@ func (r *Reconciler) watchUevents(ctx context.Context) {
 	}
 }
 
-// changed reports whether something is not as it was at the last reconciliation. Nothing is written before the first
-// plan.
+// changed reports whether a file is not as it was at the last reconciliation. Before the first plan there are only the
+// inputs.
 func (r *Reconciler) changed() bool {
 	return r.inputFingerprint() != r.inputs || r.plan != nil && (slices.ContainsFunc(r.files, (*specFile).changed) ||
 		r.descriptorFingerprint() != r.descriptorsWritten)
 }
 
-// gpusChanged reports whether the GPUs are not as at the last reconciliation, or cannot be read. So they are if the
-// last reconciliation failed, or what must hold before each does not.
+// gpusChanged reports whether the GPUs are not as at the last reconciliation, or cannot be read. It does not read them
+// if a reconciliation is due anyway: the last one failed, or Options.Check returns an error.
 func (r *Reconciler) gpusChanged(ctx context.Context) bool {
 	if r.plan == nil || r.failures > 0 || r.opts.Check != nil && r.opts.Check() != nil {
 		return true
