@@ -54,6 +54,9 @@ func FuzzDecode(f *testing.F) {
 			return // of a time that cannot be written
 		}
 		again, err := decode(written)
+		if again.Admitted.Equal(p.Admitted) { // a time with too many nanoseconds has two representations
+			again.Admitted = p.Admitted
+		}
 		if err != nil || !reflect.DeepEqual(p, again) {
 			t.Errorf("%+v becomes %+v, %v", p, again, err)
 		}
