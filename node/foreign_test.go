@@ -18,9 +18,9 @@ import (
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpu-cdi-plugin/agent/plugin"
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
-	"gpu-cdi-plugin/plugin"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/kubelettest"

@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"gpu-cdi-plugin/config"
+	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/resource"

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"gpu-cdi-plugin/config"
+	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/near"
 	"gpu-cdi-plugin/internal/regular"

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
-	"gpu-cdi-plugin/config"
+	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/internal/cli"
 )
 

@@ -8,10 +8,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"gpu-cdi-plugin/config"
-	"gpu-cdi-plugin/conformance"
+	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/shellword"
+	"gpu-cdi-plugin/manager/conformance"
 )
 
 // conformanceOptions are the options of the verb conformance.

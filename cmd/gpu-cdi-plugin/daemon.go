@@ -13,8 +13,9 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"gpu-cdi-plugin/agent/config"
+	"gpu-cdi-plugin/agent/metrics"
 	"gpu-cdi-plugin/cdi"
-	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
@@ -22,7 +23,6 @@ import (
 	"gpu-cdi-plugin/internal/sdnotify"
 	"gpu-cdi-plugin/internal/uevent"
 	"gpu-cdi-plugin/internal/wake"
-	"gpu-cdi-plugin/metrics"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/nvml"
 	"gpu-cdi-plugin/resource"

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"gpu-cdi-plugin/control"
+	"gpu-cdi-plugin/agent/control"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/cli"

@@ -11,13 +11,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/regular"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/node"
-	"gpu-cdi-plugin/prestart"
 )
 
 func (a *app) devicesCommand() *cobra.Command {
@@ -56,7 +56,7 @@ func (a *app) devices(ctx context.Context, out output) error {
 		func(data []byte) (map[string]health.Status, error) {
 			return health.Recorded(data, node.HealthIdentity(h, s.DriverVersion))
 		})
-	preparations := recorded(a, a.preparations(), "their last preparations", prestart.MaxRecords, prestart.ParseRecords)
+	preparations := recorded(a, a.preparations(), "their last preparations", prepare.MaxRecords, prepare.ParseRecords)
 	if err := out.print(a.stdout, devicesView(s, recordedHealth, preparations, a.CDIKind)); err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ type deviceList struct {
 	// Health is what serve has recorded, by UUID.
 	Health map[string]health.Status `json:"health,omitempty"`
 	// PreStart has the last preparations for containers that serve has recorded, by UUID.
-	PreStart map[string]prestart.Record `json:"preStart,omitempty"`
+	PreStart map[string]prepare.Record `json:"preStart,omitempty"`
 }
 
 // deviceJSON is a device with all keys, also those of empty values.
@@ -114,7 +114,7 @@ func deviceObjects(devices []gpu.Device) []deviceJSON {
 }
 
 func devicesView(
-	s *gpu.Snapshot, recorded map[string]health.Status, prepared map[string]prestart.Record, kind string,
+	s *gpu.Snapshot, recorded map[string]health.Status, prepared map[string]prepare.Record, kind string,
 ) view {
 	v := view{
 		data: deviceList{s.DriverVersion, s.CUDAVersion, deviceObjects(s.Devices), recorded, prepared},

@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"gpu-cdi-plugin/config"
+	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/nvml"

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"gpu-cdi-plugin/config"
+	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/lock"

@@ -3,8 +3,8 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/agent/mps"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/mps"
 )
 
 // mpsExec is the verb with which serve runs this program so that it becomes the MPS control program.

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"gpu-cdi-plugin/config"
+	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/nvml"
 )

@@ -12,16 +12,16 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/agent/config"
+	"gpu-cdi-plugin/agent/kubeapi"
+	"gpu-cdi-plugin/agent/metrics"
+	"gpu-cdi-plugin/agent/mps"
+	"gpu-cdi-plugin/agent/plugin"
+	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/allocator"
-	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/kubeapi"
-	"gpu-cdi-plugin/metrics"
-	"gpu-cdi-plugin/mps"
 	"gpu-cdi-plugin/node"
-	"gpu-cdi-plugin/plugin"
-	"gpu-cdi-plugin/prestart"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -89,7 +89,7 @@ type service struct {
 	*daemon
 	plugin      *plugin.Plugin
 	preparer    *preparer
-	prepared    *prestart.RecordFile
+	prepared    *prepare.RecordFile
 	mps         *mps.Supervisor
 	withoutMPS  sync.Map // the UUIDs of GPUs that are reset and have no MPS control daemon meanwhile
 	releaser    *releaser
@@ -122,7 +122,7 @@ func (a *app) newService() (*service, error) {
 	}
 	s.mps, s.preparer = s.newSupervisor(), s.newPreparer()
 	offered := func(uuid string) bool { return s.preparer.find(uuid) != nil }
-	s.prepared = prestart.NewRecordFile(a.preparations(), offered, a.log)
+	s.prepared = prepare.NewRecordFile(a.preparations(), offered, a.log)
 	s.releaser, s.reporter = newReleaser(s), a.newReporter()
 	s.ready, s.summary, s.admit = func() error { return s.plugin.Ready() }, s.resources, s.checkConfig
 	s.released = s.releaser.released

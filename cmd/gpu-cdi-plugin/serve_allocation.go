@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"gpu-cdi-plugin/control"
-	"gpu-cdi-plugin/topology/holders"
+	"gpu-cdi-plugin/agent/control"
+	"gpu-cdi-plugin/agent/podresources"
 )
 
 // allocation returns the CDI names that a container got by Allocate: those of the devices that the kubelet says it has,
@@ -17,7 +17,7 @@ func (a *administrator) allocation(ctx context.Context, r control.Request) (stri
 	if state.Snapshot == nil {
 		return "", errors.New("the GPUs have not been read yet")
 	}
-	list, err := holders.List(ctx, a.podResources())
+	list, err := podresources.List(ctx, a.podResources())
 	if err != nil {
 		return "", err
 	}

@@ -11,12 +11,12 @@ import (
 	"sync"
 	"time"
 
-	"gpu-cdi-plugin/control"
+	"gpu-cdi-plugin/agent/control"
+	"gpu-cdi-plugin/agent/podresources"
+	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
-	"gpu-cdi-plugin/prestart"
 	"gpu-cdi-plugin/resource"
-	"gpu-cdi-plugin/topology/holders"
 )
 
 // administrator does what administrators ask serve for.
@@ -119,10 +119,10 @@ func (a *administrator) reset(
 	if err != nil {
 		return "", fmt.Errorf("reset %s: %w", title, err)
 	}
-	device := prestart.Device{UUID: d.UUID, GPU: d.UUID, PCIBusID: one.PCIBusID, Nodes: a.nodesOf(one)}
+	device := prepare.Device{UUID: d.UUID, GPU: d.UUID, PCIBusID: one.PCIBusID, Nodes: a.nodesOf(one)}
 	probe := func(ctx context.Context) error { return a.node.CheckReset(ctx, d.UUID) }
 	err = a.preparer.runner.Reset(ctx, device, probe)
-	if r.Force && prestart.InUse(err) {
+	if r.Force && prepare.InUse(err) {
 		err = fmt.Errorf("%w; --force does not do that", err)
 	}
 	if err != nil {
@@ -189,7 +189,7 @@ func (a *administrator) awaitFree(
 func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, usersLimit) // the driver may hang, or be released
 	defer cancel()
-	list, err := holders.List(ctx, a.podResources())
+	list, err := podresources.List(ctx, a.podResources())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // without a kubelet there are no pods
 		return nil, err
 	}

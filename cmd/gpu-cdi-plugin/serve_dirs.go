@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/config"
+	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/cli"
 )

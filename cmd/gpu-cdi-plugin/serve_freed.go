@@ -3,25 +3,25 @@ package main
 import (
 	"context"
 
-	"gpu-cdi-plugin/prestart"
-	"gpu-cdi-plugin/topology/holders"
+	"gpu-cdi-plugin/agent/podresources"
+	"gpu-cdi-plugin/agent/prepare"
 )
 
 // newFreed returns what checks devices after their containers.
-func (s *service) newFreed() *prestart.FreedChecker {
-	return prestart.NewFreedChecker(prestart.FreedOptions{
+func (s *service) newFreed() *prepare.FreedChecker {
+	return prepare.NewFreedChecker(prepare.FreedOptions{
 		Runner: s.preparer.runner, State: s.node, Offered: s.preparer.offered, Held: s.held, Log: s.app.log,
 	})
 }
 
 // offered returns the devices that are offered, by UUID.
-func (p *preparer) offered() map[string]prestart.FreedDevice {
-	list := map[string]prestart.FreedDevice{}
+func (p *preparer) offered() map[string]prepare.FreedDevice {
+	list := map[string]prepare.FreedDevice{}
 	for _, r := range p.node.State().Resources {
 		rules := p.app.plugin.PreStart.RulesOf(r.Name)
 		for i := range r.Devices {
 			d := &r.Devices[i]
-			list[d.UUID] = prestart.FreedDevice{Device: p.deviceOf(d), Rules: rules} // of the replicas of a device, one
+			list[d.UUID] = prepare.FreedDevice{Device: p.deviceOf(d), Rules: rules} // of the replicas of a device, one
 		}
 	}
 	return list
@@ -33,7 +33,7 @@ func (s *service) held(ctx context.Context) (map[string]bool, error) {
 	if err := s.releaser.checkOpen(); err != nil {
 		return nil, err
 	}
-	list, err := holders.List(ctx, s.podResources())
+	list, err := podresources.List(ctx, s.podResources())
 	if err != nil { // without a kubelet there are no containers
 		return nil, err
 	}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"gpu-cdi-plugin/mps"
+	"gpu-cdi-plugin/agent/mps"
 )
 
 // mpsDir returns the directory for the MPS control daemons.

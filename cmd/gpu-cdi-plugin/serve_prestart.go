@@ -14,31 +14,31 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"gpu-cdi-plugin/agent/podresources"
+	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/topology"
 	"gpu-cdi-plugin/internal/trust"
-	"gpu-cdi-plugin/prestart"
 	"gpu-cdi-plugin/resource"
-	"gpu-cdi-plugin/topology"
-	"gpu-cdi-plugin/topology/holders"
 )
 
 // preparer prepares devices before containers start with them.
 type preparer struct {
 	*service
-	runner *prestart.Runner
+	runner *prepare.Runner
 	warned map[string]bool // resources that warnOfParts has warned of
 }
 
 func (s *service) newPreparer() *preparer {
 	p := &preparer{service: s, warned: map[string]bool{}}
 	check := func(path string) error { return s.app.check(trust.RootFile, path) }
-	resetter := &prestart.DriverReset{
+	resetter := &prepare.DriverReset{
 		Host: s.host, Find: p.findSMI, Check: check, LockDir: filepath.Join(s.app.plugin.StateDir, "resets"),
 	}
 	s.stillResetting = resetter.StillResetting
-	p.runner = prestart.New(prestart.Options{
+	p.runner = prepare.New(prepare.Options{
 		Host: s.host, Driver: s.session, State: p, Check: check, Resetter: resetter, Log: s.app.log,
 	})
 	return p
@@ -78,12 +78,12 @@ func (s *service) runPlugin(ctx context.Context) error {
 }
 
 // findSMI finds the driver's own tool, which resets GPUs.
-func (p *preparer) findSMI() (prestart.Program, bool) {
+func (p *preparer) findSMI() (prepare.Program, bool) {
 	_, file, err := p.driverProgram("", "nvidia-smi")
 	if err != nil || file == nil {
-		return prestart.Program{}, false
+		return prepare.Program{}, false
 	}
-	return prestart.Program{Path: file.Path, Root: p.host.DriverRoot()}, true
+	return prepare.Program{Path: file.Path, Root: p.host.DriverRoot()}, true
 }
 
 // driverProgram finds the files of a driver and, among them, a program: nil if this driver has none.
@@ -136,7 +136,7 @@ func (p *preparer) prepare(ctx context.Context, resourceName string, devices []*
 // holdersLimit is how long a container waits for the kubelet to say which containers have which devices.
 const holdersLimit = 2 * time.Second
 
-// othersOf returns a function for prestart.Device.Others: which other containers have a GPU of a request, as a replica
+// othersOf returns a function for prepare.Device.Others: which other containers have a GPU of a request, as a replica
 // or under another name, from before a reload or from another plugin. No container has a MIG device of it, since GPUs
 // in MIG mode are not offered whole. The kubelet is asked once for all GPUs. Where it has no PodResources socket, there
 // are none.
@@ -146,7 +146,7 @@ func (p *preparer) othersOf(
 	list := sync.OnceValues(func() ([]topology.Holder, error) {
 		ctx, cancel := context.WithTimeout(ctx, holdersLimit)
 		defer cancel()
-		list, err := holders.List(ctx, p.podResources())
+		list, err := podresources.List(ctx, p.podResources())
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
 		}
@@ -162,7 +162,7 @@ func (p *preparer) othersOf(
 			return "", err
 		}
 		var has []string
-		for _, h := range holders.Others(all, resourceName, ids, d.UUID) {
+		for _, h := range podresources.Others(all, resourceName, ids, d.UUID) {
 			has = append(has, h.String()+" has it")
 		}
 		return strings.Join(has, ", "), nil
@@ -178,7 +178,7 @@ func (p *preparer) whyNotReady(d *resource.Device) string {
 	return p.mps.Reason(d)
 }
 
-func (p *preparer) log(resourceName string, r *prestart.Record) {
+func (p *preparer) log(resourceName string, r *prepare.Record) {
 	var steps []string
 	for _, s := range r.Steps {
 		text := s.Name + " " + string(s.Result)
@@ -194,8 +194,8 @@ func (p *preparer) log(resourceName string, r *prestart.Record) {
 	log(r.UUID+" "+text+" of "+resourceName+": "+strings.Join(steps, ", "), "took", r.Duration)
 }
 
-func (p *preparer) deviceOf(d *resource.Device) prestart.Device {
-	device := prestart.Device{
+func (p *preparer) deviceOf(d *resource.Device) prepare.Device {
+	device := prepare.Device{
 		UUID: d.UUID, GPU: d.Parent, PCIBusID: d.PCIBusID, Exclusive: d.MPS != nil,
 	}
 	if s := p.node.State().Snapshot; s != nil {
@@ -221,7 +221,7 @@ func (s *service) nodesOf(d *gpu.Device) []string {
 	return []string{s.host.Dev("nvidia" + strconv.Itoa(d.Minor))}
 }
 
-// Healthy implements prestart.State.
+// Healthy implements prepare.State.
 func (p *preparer) Healthy(ctx context.Context, uuid string) error {
 	d := p.find(uuid)
 	if d == nil {
@@ -229,12 +229,12 @@ func (p *preparer) Healthy(ctx context.Context, uuid string) error {
 	}
 	err := p.node.CheckHealth(ctx, d.Parent, uuid)
 	if h := p.node.State().Health[uuid]; err != nil && h.State == health.Unhealthy && h.Remedy == health.Reset {
-		return &prestart.NeedsResetError{Err: err}
+		return &prepare.NeedsResetError{Err: err}
 	}
 	return err
 }
 
-// Shared implements prestart.State.
+// Shared implements prepare.State.
 func (p *preparer) Shared(_ context.Context, uuid string) (string, error) {
 	replicas := 0
 	for _, r := range p.node.State().Resources {
@@ -250,13 +250,13 @@ func (p *preparer) Shared(_ context.Context, uuid string) (string, error) {
 	return fmt.Sprintf("it has %s", plural(replicas, "replica")), nil
 }
 
-// WasReset implements prestart.State.
+// WasReset implements prepare.State.
 func (p *preparer) WasReset(uuid string) { p.node.WasReset(uuid) }
 
-// CannotReset implements prestart.State.
+// CannotReset implements prepare.State.
 func (p *preparer) CannotReset(uuid string) string { return p.node.CannotReset(uuid) }
 
-// SetCannotReset implements prestart.State.
+// SetCannotReset implements prepare.State.
 func (p *preparer) SetCannotReset(uuid, reason string) { p.node.SetCannotReset(uuid, reason) }
 
 // find returns a device of the published state, or nil.

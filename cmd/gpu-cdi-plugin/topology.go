@@ -9,15 +9,15 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/topology"
-	"gpu-cdi-plugin/topology/holders"
+	"gpu-cdi-plugin/internal/topology"
 )
 
 func (a *app) topologyCommand() *cobra.Command {
 	var out output
-	socket := holders.Socket
+	socket := podresources.Socket
 	cmd := &cobra.Command{
 		Use:   "topology",
 		Short: "Show how the GPUs are linked, and their NUMA nodes",
@@ -65,7 +65,7 @@ func (a *app) topology(ctx context.Context, out output, socket string) error {
 // holders returns the containers that hold devices, from the kubelet, or the reason why they are unknown. A node need
 // not have a kubelet; one that does not answer is a warning.
 func (a *app) holders(ctx context.Context, socket string) (list []topology.Holder, unknown string) {
-	list, err := holders.List(ctx, socket)
+	list, err := podresources.List(ctx, socket)
 	switch {
 	case err == nil:
 		return list, ""

@@ -13,12 +13,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
 
+	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/topology"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/api"
-	"gpu-cdi-plugin/prestart"
-	"gpu-cdi-plugin/topology"
 )
 
 // snapshot returns a node with a GPU of each kind: a whole one, one in MIG mode, one that cannot be read.
@@ -57,18 +57,18 @@ var (
 			Since: time.Date(2026, 1, 2, 3, 5, 0, 0, time.UTC),
 		},
 	}
-	preparations = map[string]prestart.Record{
+	preparations = map[string]prepare.Record{
 		"GPU-a": {
-			UUID: "GPU-a", Policy: prestart.Clean, Time: time.Date(2026, 1, 2, 4, 4, 5, 6, time.FixedZone("", 3600)),
+			UUID: "GPU-a", Policy: prepare.Clean, Time: time.Date(2026, 1, 2, 4, 4, 5, 6, time.FixedZone("", 3600)),
 			Duration: 12345 * time.Microsecond,
-			Steps:    []prestart.Step{{Name: "settings", Result: prestart.OK, Note: "a clock", Duration: time.Millisecond}},
+			Steps:    []prepare.Step{{Name: "settings", Result: prepare.OK, Note: "a clock", Duration: time.Millisecond}},
 		},
 		"MIG-c": {
-			UUID: "MIG-c", Policy: prestart.Check, Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+			UUID: "MIG-c", Policy: prepare.Check, Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
 			Duration: 5 * time.Second, Error: "MIG-c is not ready for a container (memory): 2048 MiB are in use",
-			Steps: []prestart.Step{
-				{Name: "health", Result: prestart.OK, Duration: time.Millisecond},
-				{Name: "memory", Result: prestart.Failed, Note: "2048 MiB are in use", Duration: 4999 * time.Millisecond},
+			Steps: []prepare.Step{
+				{Name: "health", Result: prepare.OK, Duration: time.Millisecond},
+				{Name: "memory", Result: prepare.Failed, Note: "2048 MiB are in use", Duration: 4999 * time.Millisecond},
 			},
 		},
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"gpu-cdi-plugin/control"
+	"gpu-cdi-plugin/agent/control"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 

@@ -16,8 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/agent/control"
 	"gpu-cdi-plugin/cdi"
-	"gpu-cdi-plugin/control"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 

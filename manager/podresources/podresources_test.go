@@ -20,14 +20,14 @@ import (
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
+	client "gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/topology"
 	"gpu-cdi-plugin/internal/unixhttp"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/podresources"
-	"gpu-cdi-plugin/topology"
-	"gpu-cdi-plugin/topology/holders"
 )
 
 type fake struct {
@@ -273,7 +273,7 @@ func TestCallsAboveTheRateAreRejected(t *testing.T) {
 // This project's own client of the service sees the devices of each container once.
 func TestHoldersReadsTheService(t *testing.T) {
 	socket, _ := serve(t, podresources.Server{Manager: node})
-	got, err := holders.List(t.Context(), socket)
+	got, err := client.List(t.Context(), socket)
 	if err != nil {
 		t.Fatal(err)
 	}

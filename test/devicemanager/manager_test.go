@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 
-	"gpu-cdi-plugin/plugin"
+	"gpu-cdi-plugin/agent/plugin"
 	"gpu-cdi-plugin/resource"
 )
 

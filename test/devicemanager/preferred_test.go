@@ -7,8 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"gpu-cdi-plugin/agent/plugin"
 	"gpu-cdi-plugin/allocator"
-	"gpu-cdi-plugin/plugin"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim"
 )

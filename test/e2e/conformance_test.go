@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"gpu-cdi-plugin/conformance"
+	"gpu-cdi-plugin/manager/conformance"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/suite"
 )

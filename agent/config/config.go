@@ -1,0 +1,322 @@
+// Package config defines the configuration file: the options of all verbs and those of the device plugin, with
+// defaults, validation, documentation and, in the tests, the JSON schema.
+//
+// It parses bytes and reads no files. That flags override the environment and the environment the file is the command
+// line's business.
+package config
+
+import (
+	"time"
+
+	"gpu-cdi-plugin/agent/prepare"
+	"gpu-cdi-plugin/allocator"
+	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/resource"
+)
+
+// Config is the whole configuration. keys.go documents each key.
+type Config struct {
+	Common  `yaml:",inline"`
+	Plugin  `yaml:",inline"`
+	Manager `yaml:",inline"`
+}
+
+// Common are the options of all verbs.
+type Common struct {
+	// Root is the directory with the host's /proc, /sys and /etc/cdi.
+	Root string `yaml:"root" json:"root"`
+	// DriverRoot is the directory in which the driver is installed, and DevRoot the one whose dev/ has the device
+	// nodes; empty means detected.
+	DriverRoot string `yaml:"driver-root" json:"driver-root"`
+	DevRoot    string `yaml:"dev-root" json:"dev-root"`
+	// NVMLLibrary is the path of libnvidia-ml.so.1; empty means detected.
+	NVMLLibrary string `yaml:"nvml-library" json:"nvml-library"`
+	// CDIDir is the directory that specs are written to.
+	CDIDir string `yaml:"cdi-dir" json:"cdi-dir"`
+	// CDIKind is VENDOR/CLASS of the devices.
+	CDIKind string `yaml:"cdi-kind" json:"cdi-kind"`
+	// HookPath is the host's path of prestart-hook; empty means beside the running program.
+	HookPath string `yaml:"hook-path" json:"hook-path"`
+	// InsecurePaths allows programs, libraries and directories that other users than root can change.
+	InsecurePaths bool `yaml:"insecure-paths" json:"insecure-paths"`
+	// LogLevel is the minimum level to log, and LogFormat the format.
+	LogLevel  string `yaml:"log-level" json:"log-level"`
+	LogFormat string `yaml:"log-format" json:"log-format"`
+}
+
+// Plugin are the options of the device plugin.
+type Plugin struct {
+	// DevicePluginDir is the kubelet's directory for the sockets of device plugins, with its own socket.
+	DevicePluginDir string `yaml:"device-plugin-dir" json:"device-plugin-dir"`
+	// PluginsRegistryDir is the directory of the kubelet's plugin watcher.
+	PluginsRegistryDir string `yaml:"plugins-registry-dir" json:"plugins-registry-dir"`
+	// Registration is the method of registration with the kubelet.
+	Registration Registration `yaml:"registration" json:"registration"`
+	// RuntimeDir has files that need not survive a reboot: the control socket, and what MPS daemons share
+	// with their clients.
+	RuntimeDir string `yaml:"runtime-dir" json:"runtime-dir"`
+	// StateDir has files that must survive a reboot: the descriptors of devices, which the kubelet mounts again into a
+	// container that restarts, without a new allocation.
+	StateDir string `yaml:"state-dir" json:"state-dir"`
+	// Strategy lists the ways in which a container gets its devices.
+	Strategy []resource.Strategy `yaml:"strategy" json:"strategy"`
+	// DeviceIDStrategy selects the names of devices for containers and runtimes.
+	DeviceIDStrategy DeviceIDStrategy `yaml:"device-id-strategy" json:"device-id-strategy"`
+	// CDIAnnotationPrefix is the beginning of annotation keys with resource.CDIAnnotations.
+	CDIAnnotationPrefix string `yaml:"cdi-annotation-prefix" json:"cdi-annotation-prefix"`
+	// GPUTimeout is how long a GPU may not answer before it is unhealthy.
+	GPUTimeout Duration `yaml:"gpu-timeout" json:"gpu-timeout"`
+	// Health decides when a device is unhealthy.
+	Health Health `yaml:"health" json:"health"`
+	// ReportHealth lists what the API server gets of the health of the devices.
+	ReportHealth []HealthReport `yaml:"report-health" json:"report-health"`
+	// ServiceAccountDir has the token and the ca.crt of a service account.
+	ServiceAccountDir string `yaml:"service-account-dir" json:"service-account-dir"`
+	// PreStart is how devices are prepared before a container starts with them.
+	PreStart PreStart `yaml:"prestart" json:"prestart"`
+	// FailOnInitError is whether to exit with an error if there is no driver at the start, instead of waiting for it.
+	FailOnInitError bool `yaml:"fail-on-init-error" json:"fail-on-init-error"`
+	// Listen is HOST:PORT of the server for metrics and health; empty means none.
+	Listen string `yaml:"listen" json:"listen"`
+	// Extras are what containers get with a GPU if the node has it.
+	Extras []Extra `yaml:"extras" json:"extras"`
+	// IMEX are the IMEX channels that containers with a GPU get.
+	IMEX IMEX `yaml:"imex" json:"imex"`
+	// Allocation selects the devices that the kubelet should prefer.
+	Allocation Allocation `yaml:"allocation" json:"allocation"`
+	// Config selects the devices that are offered, and their resource names.
+	resource.Config `yaml:",inline"`
+}
+
+// Manager are the options of the device manager. It also uses Plugin.PluginsRegistryDir and Plugin.StateDir.
+type Manager struct {
+	// SocketDir is the directory of the registration socket kubelet.sock and of the plugins' sockets.
+	SocketDir string `yaml:"socket-dir" json:"socket-dir"`
+	// PodResourcesSocket is the path of the PodResources service's socket; empty means none.
+	PodResourcesSocket string `yaml:"pod-resources-socket" json:"pod-resources-socket"`
+	// APISocket is the path of the API's socket, and APIGroup the group that may use it, by name or number; empty
+	// means that only root may.
+	APISocket string `yaml:"api-socket" json:"api-socket"`
+	APIGroup  string `yaml:"api-group" json:"api-group"`
+	// Dialect is the release of the kubelet whose faults are shown, or none.
+	Dialect string `yaml:"dialect" json:"dialect"`
+	// TopologyPolicy and TopologyScope are those of the Topology Manager.
+	TopologyPolicy string `yaml:"topology-policy" json:"topology-policy"`
+	TopologyScope  string `yaml:"topology-scope" json:"topology-scope"`
+	// Seed is a number with which devices are chosen at random; empty means the first ones in the order of their IDs.
+	Seed string `yaml:"seed" json:"seed"`
+	// SystemReserved and KubeReserved are resources with quantities (cpu=500m) that pods cannot have, and EvictionHard
+	// signals with a threshold (memory.available<100Mi).
+	SystemReserved []string `yaml:"system-reserved" json:"system-reserved"`
+	KubeReserved   []string `yaml:"kube-reserved" json:"kube-reserved"`
+	EvictionHard   []string `yaml:"eviction-hard" json:"eviction-hard"`
+}
+
+// NoDialect is the dialect without the kubelet's faults.
+const NoDialect = "none"
+
+// Registration is a method of registration with the kubelet.
+type Registration string
+
+// The methods of registration.
+const (
+	// RegisterKubelet calls Register on the kubelet's socket.
+	RegisterKubelet Registration = "kubelet"
+	// RegisterWatcher creates a socket where the kubelet's plugin watcher finds it.
+	RegisterWatcher Registration = "watcher"
+)
+
+// DeviceIDStrategy selects the names of devices for containers and runtimes.
+type DeviceIDStrategy string
+
+// The strategies for names.
+const (
+	// ByUUID names a device by its UUID.
+	ByUUID DeviceIDStrategy = "uuid"
+	// ByIndex names a GPU by its index and a MIG device by GPU:INDEX.
+	ByIndex DeviceIDStrategy = "index"
+)
+
+// HealthReport is a way to report the health of the devices to the API server.
+type HealthReport string
+
+// The reports.
+const (
+	// ReportEvents are Events about the Node when a device becomes unhealthy or healthy again.
+	ReportEvents HealthReport = "events"
+	// ReportCondition is a condition of the Node.
+	ReportCondition HealthReport = "node-condition"
+)
+
+// Extra is a feature of the node that containers can get in addition to GPUs.
+type Extra string
+
+// The extras.
+const (
+	// GDS is GPUDirect Storage.
+	GDS Extra = "gds"
+	// GDRCopy maps a GPU's memory for the CPU.
+	GDRCopy Extra = "gdrcopy"
+	// MOFED are the InfiniBand adapters.
+	MOFED Extra = "mofed"
+	// NVSwitch are the switches between the GPUs.
+	NVSwitch Extra = "nvswitch"
+)
+
+// IMEX selects the channels through which GPUs of several nodes share memory.
+type IMEX struct {
+	// Channels are the numbers of the channels that each container gets.
+	Channels []int `yaml:"channels" json:"channels"`
+	// Required makes all devices unhealthy while one of the channels is missing.
+	Required bool `yaml:"required" json:"required"`
+}
+
+// Health decides when a device is unhealthy, and when it is healthy again.
+type Health struct {
+	// CleanFor is how long the probes of a device must pass before it is healthy again.
+	CleanFor Duration `yaml:"clean-for" json:"clean-for"`
+	// XIDs are rules that decide about events of their XIDs, before the driver's recovery action and NVIDIA's catalogue.
+	// What the driver still asks for at the next probe counts all the same.
+	XIDs []XIDRule `yaml:"xids" json:"xids"`
+}
+
+// XIDRule is what events of an XID mean for a device.
+type XIDRule struct {
+	XID    int           `yaml:"xid" json:"xid"`
+	Action health.Action `yaml:"action" json:"action"`
+	// Count is how many events within Within are needed. 0 is 1.
+	Count  int      `yaml:"count,omitempty" json:"count,omitempty"`
+	Within Duration `yaml:"within,omitempty" json:"within,omitempty"`
+}
+
+// Rules returns the rules as the health package takes them.
+func (h *Health) Rules() health.Rules {
+	r := health.Rules{CleanFor: time.Duration(h.CleanFor), XIDs: map[uint64]health.Rule{}}
+	for _, x := range h.XIDs {
+		r.XIDs[uint64(x.XID)] = health.Rule{Action: x.Action, Count: x.Count, Within: time.Duration(x.Within)}
+	}
+	return r
+}
+
+// PreStart is how devices are prepared before a container starts with them.
+type PreStart struct {
+	// Policy is what is done with a device.
+	Policy prepare.Policy `yaml:"policy" json:"policy"`
+	// Strict refuses a device that policy reset cannot reset.
+	Strict bool `yaml:"strict" json:"strict"`
+	// KillOrphans ends processes on the device whose container is gone.
+	KillOrphans bool `yaml:"kill-orphans" json:"kill-orphans"`
+	// Programs may use a device that is to be unused.
+	Programs []string `yaml:"programs" json:"programs"`
+	// MemoryToleranceMiB is the memory that may be in use on an unused device.
+	MemoryToleranceMiB int `yaml:"memory-tolerance-mib" json:"memory-tolerance-mib"`
+	// Exec is the path of a program that runs last, or empty.
+	Exec string `yaml:"exec" json:"exec"`
+	// ExecTimeout is how long it may run.
+	ExecTimeout Duration `yaml:"exec-timeout" json:"exec-timeout"`
+	// Resources have policies of their own.
+	Resources []PreStartRule `yaml:"resources" json:"resources"`
+}
+
+// PreStartRule is the policy of a resource.
+type PreStartRule struct {
+	Name   string         `yaml:"name" json:"name"`
+	Policy prepare.Policy `yaml:"policy" json:"policy"`
+}
+
+// RefusesParts reports whether replicas and MIG devices of a resource are always refused: policy reset cannot reset
+// them, and Strict refuses what it cannot reset.
+func (p *PreStart) RefusesParts(resourceName string) bool {
+	r := p.RulesOf(resourceName)
+	return r.Strict && r.Policy == prepare.Reset
+}
+
+// RulesOf returns the rules for a resource.
+func (p *PreStart) RulesOf(resourceName string) prepare.Rules {
+	r := prepare.Rules{
+		Policy: p.Policy, Strict: p.Strict, KillOrphans: p.KillOrphans, Programs: p.Programs,
+		MemoryTolerance: uint64(p.MemoryToleranceMiB) << 20,
+		Exec:            prepare.Program{Path: p.Exec, Timeout: time.Duration(p.ExecTimeout)},
+	}
+	for _, rule := range p.Resources {
+		if rule.Name == resourceName {
+			r.Policy = rule.Policy
+		}
+	}
+	return r
+}
+
+// Allocation ranks the available devices.
+type Allocation struct {
+	// Policy is for GPUs, SharedPolicy for replicas and MIG devices.
+	Policy       allocator.Policy `yaml:"policy" json:"policy"`
+	SharedPolicy allocator.Policy `yaml:"shared-policy" json:"shared-policy"`
+	// Weights are the scores for connections of GPUs.
+	Weights allocator.Weights `yaml:"weights" json:"weights"`
+}
+
+// maxChannel is the highest number of a channel, which is a minor number of Linux.
+const maxChannel = 1<<20 - 1
+
+// Default returns the default configuration.
+func Default() Config {
+	return Config{
+		Common: Common{
+			Root:      "/",
+			CDIDir:    "/var/run/cdi",
+			CDIKind:   "nvidia.com/gpu",
+			LogLevel:  "info",
+			LogFormat: "text",
+		},
+		Plugin: Plugin{
+			DevicePluginDir:     "/var/lib/kubelet/device-plugins",
+			PluginsRegistryDir:  "/var/lib/kubelet/plugins_registry",
+			Registration:        RegisterKubelet,
+			RuntimeDir:          "/run/gpu-cdi-plugin",
+			StateDir:            "/var/lib/gpu-cdi-plugin",
+			Strategy:            []resource.Strategy{resource.CDICRI},
+			DeviceIDStrategy:    ByUUID,
+			CDIAnnotationPrefix: "cdi.k8s.io/",
+			GPUTimeout:          Duration(10 * time.Second),
+			Health:              Health{CleanFor: Duration(health.DefaultCleanFor), XIDs: []XIDRule{}},
+			ReportHealth:        []HealthReport{},
+			ServiceAccountDir:   "/var/run/secrets/kubernetes.io/serviceaccount",
+			PreStart: PreStart{
+				Policy: prepare.Check, Programs: prepare.DefaultPrograms(), ExecTimeout: Duration(10 * time.Second),
+				MemoryToleranceMiB: prepare.DefaultMemoryTolerance >> 20, Resources: []PreStartRule{},
+			},
+			FailOnInitError: true,
+			Extras:          []Extra{},
+			IMEX:            IMEX{Channels: []int{}},
+			Allocation: Allocation{
+				Policy:       allocator.Topology,
+				SharedPolicy: allocator.Spread,
+				Weights:      allocator.DefaultWeights(),
+			},
+			Config: resource.Config{
+				Resource:    "nvidia.com/gpu",
+				MIGStrategy: resource.MIGNone,
+				GPUs:        resource.Filter{Include: []resource.Selector{}, Exclude: []resource.Selector{}},
+				Names:       resource.Names{GPUs: []resource.NameRule{}, MIG: []resource.NameRule{}},
+				Sharing: resource.Sharing{
+					TimeSlicing: resource.TimeSlicing{Resources: []resource.SharingRule{}},
+					MPS: resource.MPS{
+						SharedMemoryMiB: resource.DefaultSharedMemoryMiB,
+						Resources:       []resource.SharingRule{},
+					},
+				},
+			},
+		},
+		Manager: Manager{
+			SocketDir:          "/var/lib/kubelet/device-plugins",
+			PodResourcesSocket: "/var/lib/kubelet/pod-resources/kubelet.sock",
+			APISocket:          "/run/gpu-cdi-plugin/manager.sock",
+			Dialect:            NoDialect,
+			TopologyPolicy:     "none",
+			TopologyScope:      "container",
+			SystemReserved:     []string{},
+			KubeReserved:       []string{},
+			EvictionHard:       []string{"memory.available<100Mi", "nodefs.available<10%"},
+		},
+	}
+}

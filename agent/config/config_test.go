@@ -1,0 +1,781 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"go.yaml.in/yaml/v3"
+
+	"gpu-cdi-plugin/agent/prepare"
+	"gpu-cdi-plugin/allocator"
+	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/resource"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+const schemaFile = "../../specs/config.schema.json"
+
+// full has a value for every key.
+const full = `
+root: /host
+driver-root: /run/nvidia/driver
+dev-root: /host
+nvml-library: /host/libnvidia-ml.so.1
+cdi-dir: /etc/cdi
+cdi-kind: example.com/gpu
+hook-path: /opt/prestart-hook
+insecure-paths: true
+log-level: debug
+log-format: json
+device-plugin-dir: /kubelet/device-plugins
+plugins-registry-dir: /kubelet/plugins_registry
+registration: watcher
+runtime-dir: /run/other
+state-dir: /var/other
+strategy: [device-specs, envvar]
+device-id-strategy: index
+cdi-annotation-prefix: nvidia.cdi.k8s.io/
+gpu-timeout: 1m30s
+health:
+  clean-for: 30s
+  xids:
+  - {xid: 48, action: reset, count: 2, within: 1h}
+  - {xid: 74, action: service, count: 3, within: 10m}
+report-health: [events, node-condition]
+service-account-dir: /run/account
+prestart:
+  policy: clean
+  strict: true
+  kill-orphans: true
+  programs: [dcgm]
+  memory-tolerance-mib: 100
+  exec: /opt/check
+  exec-timeout: 3s
+  resources:
+  - {name: nvidia.com/gpu, policy: reset}
+fail-on-init-error: true
+listen: 127.0.0.1:9400
+extras: [gds, nvswitch]
+imex: {channels: [1, 7], required: true}
+allocation:
+  policy: numa
+  shared-policy: pack
+  weights:
+    {system: 1, node: 2, host-bridge: 3, multiple-switches: 4, single-switch: 5, same-board: 6, nvlink: 7, nvswitch: 8}
+resource: example.com/gpu
+mig-strategy: mixed
+mps: true
+gpus:
+  include: [0, "1:0", GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c]
+  exclude: ["*T400*"]
+resources:
+  gpus: [{pattern: "*H100*", name: example.com/h100}]
+  mig: [{pattern: 1g.*, name: example.com/small}]
+sharing:
+  time-slicing:
+    rename-by-default: true
+    fail-requests-greater-than-one: true
+    resources:
+      - {name: example.com/h100, devices: [0], replicas: 4, rename: example.com/quarter}
+  mps:
+    rename-by-default: true
+    shared-memory-mib: 32
+    resources:
+      - {name: example.com/h100, devices: [1], replicas: 2, rename: example.com/half}
+socket-dir: /manager/sockets
+pod-resources-socket: /manager/pod-resources.sock
+api-socket: /manager/api.sock
+api-group: gpus
+dialect: kubelet-1.36
+topology-policy: restricted
+topology-scope: pod
+seed: "7"
+system-reserved: [cpu=500m, memory=1Gi]
+kube-reserved: [cpu=100m]
+eviction-hard: [memory.available<5%]
+`
+
+func fullConfig() Config {
+	return Config{
+		Common: Common{
+			Root: "/host", DriverRoot: "/run/nvidia/driver", DevRoot: "/host", NVMLLibrary: "/host/libnvidia-ml.so.1",
+			CDIDir: "/etc/cdi", CDIKind: "example.com/gpu", HookPath: "/opt/prestart-hook", InsecurePaths: true,
+			LogLevel: "debug", LogFormat: "json",
+		},
+		Plugin: Plugin{
+			DevicePluginDir: "/kubelet/device-plugins", PluginsRegistryDir: "/kubelet/plugins_registry",
+			Registration: RegisterWatcher, RuntimeDir: "/run/other", StateDir: "/var/other",
+			Strategy: []resource.Strategy{resource.DeviceSpecs, resource.Envvar}, DeviceIDStrategy: ByIndex,
+			CDIAnnotationPrefix: "nvidia.cdi.k8s.io/", GPUTimeout: Duration(90 * time.Second), FailOnInitError: true,
+			ReportHealth: []HealthReport{ReportEvents, ReportCondition}, ServiceAccountDir: "/run/account",
+			PreStart: PreStart{
+				Policy: prepare.Clean, Strict: true, KillOrphans: true, Programs: []string{"dcgm"},
+				MemoryToleranceMiB: 100, Exec: "/opt/check", ExecTimeout: Duration(3 * time.Second),
+				Resources: []PreStartRule{{Name: "nvidia.com/gpu", Policy: prepare.Reset}},
+			},
+			Health: Health{CleanFor: Duration(30 * time.Second), XIDs: []XIDRule{
+				{XID: 48, Action: health.Reset, Count: 2, Within: Duration(time.Hour)},
+				{XID: 74, Action: health.Service, Count: 3, Within: Duration(10 * time.Minute)},
+			}},
+			Listen: "127.0.0.1:9400",
+			Extras: []Extra{GDS, NVSwitch}, IMEX: IMEX{Channels: []int{1, 7}, Required: true},
+			Allocation: Allocation{
+				Policy: allocator.NUMA, SharedPolicy: allocator.Pack,
+				Weights: allocator.Weights{
+					System: 1, Node: 2, HostBridge: 3, MultipleSwitches: 4, SingleSwitch: 5, SameBoard: 6,
+					NVLink: 7, NVSwitch: 8,
+				},
+			},
+			Config: resource.Config{
+				Resource: "example.com/gpu", MIGStrategy: resource.MIGMixed,
+				GPUs: resource.Filter{
+					Include: []resource.Selector{"0", "1:0", "GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c"},
+					Exclude: []resource.Selector{"*T400*"},
+				},
+				Names: resource.Names{
+					GPUs: []resource.NameRule{{Pattern: "*H100*", Name: "example.com/h100"}},
+					MIG:  []resource.NameRule{{Pattern: "1g.*", Name: "example.com/small"}},
+				},
+				MPS: true,
+				Sharing: resource.Sharing{
+					TimeSlicing: resource.TimeSlicing{
+						RenameByDefault: true, FailRequestsGreaterThanOne: true,
+						Resources: []resource.SharingRule{{
+							Name: "example.com/h100", Devices: []resource.Selector{"0"}, Replicas: 4,
+							Rename: "example.com/quarter",
+						}},
+					},
+					MPS: resource.MPS{RenameByDefault: true, SharedMemoryMiB: 32, Resources: []resource.SharingRule{{
+						Name: "example.com/h100", Devices: []resource.Selector{"1"}, Replicas: 2,
+						Rename: "example.com/half",
+					}}},
+				},
+			},
+		},
+		Manager: Manager{
+			SocketDir: "/manager/sockets", PodResourcesSocket: "/manager/pod-resources.sock",
+			APISocket: "/manager/api.sock", APIGroup: "gpus", Dialect: "kubelet-1.36", TopologyPolicy: "restricted",
+			TopologyScope: "pod", Seed: "7", SystemReserved: []string{"cpu=500m", "memory=1Gi"},
+			KubeReserved: []string{"cpu=100m"}, EvictionHard: []string{"memory.available<5%"},
+		},
+	}
+}
+
+func TestParseReadsEveryKey(t *testing.T) {
+	f, err := Parse([]byte(full))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(fullConfig(), f.Config); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+	if err := f.Config.Validate(); err != nil {
+		t.Error(err)
+	}
+	var zero []string
+	for path := range leaves(reflect.ValueOf(f.Config), "") {
+		if path.value.IsZero() {
+			zero = append(zero, path.path)
+		}
+	}
+	if len(zero) > 0 {
+		t.Errorf("the test's file has no value for %q", zero)
+	}
+}
+
+func TestOptionsSetTheConfiguration(t *testing.T) {
+	c, want := Default(), fullConfig()
+	set := map[string]string{}
+	for _, o := range Options(&want) {
+		set[o.Name()] = o.String()
+	}
+	if len(set) != 38 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
+		t.Errorf("options %q", set)
+	}
+	for _, o := range Options(&c) {
+		if o.Usage() == "" {
+			t.Errorf("%s has no usage", o.Name())
+		}
+		if err := o.Set(set[o.Name()]); err != nil {
+			t.Error(err)
+		}
+	}
+	want.IMEX, want.Allocation, want.GPUs, want.Names, want.Sharing = c.IMEX, c.Allocation, c.GPUs, c.Names, c.Sharing
+	want.Health, want.PreStart = c.Health, c.PreStart
+	if diff := cmp.Diff(want, c); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+}
+
+func TestOptionsRefuseWrongValues(t *testing.T) {
+	c := Default()
+	got := map[string]string{}
+	for _, o := range Options(&c) {
+		if err := o.Set("wrong"); err != nil {
+			got[o.Name()] = err.Error()
+		}
+	}
+	want := map[string]string{
+		"insecure-paths":     `want true or false, got "wrong"`,
+		"log-level":          `unknown value "wrong"; known are debug, info, warn, error`,
+		"log-format":         `unknown value "wrong"; known are text, json`,
+		"registration":       `unknown value "wrong"; known are kubelet, watcher`,
+		"device-id-strategy": `unknown value "wrong"; known are uuid, index`,
+		"gpu-timeout":        `"wrong" is not a duration of more than 0, such as 10s or 1m30s`,
+		"fail-on-init-error": `want true or false, got "wrong"`,
+		"mig-strategy":       `unknown value "wrong"; known are none, single, mixed`,
+		"mps":                `want true or false, got "wrong"`,
+		"dialect":            `unknown value "wrong"; known are none, kubelet-1.36, kubelet-1.37`,
+		"topology-policy":    `unknown value "wrong"; known are none, best-effort, restricted, single-numa-node`,
+		"topology-scope":     `unknown value "wrong"; known are container, pod`,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+}
+
+func TestParseReturnsTheKeysOfTheFile(t *testing.T) {
+	for name, tt := range map[string]struct {
+		file string
+		want []string
+	}{
+		"an empty file":              {"", nil},
+		"a comment alone":            {"# nothing\n", nil},
+		"null is no value":           {"cdi-dir: ~\nlisten:\nstrategy: ~\nroot: &a ~\ndev-root: *a\n", nil},
+		"an empty text is a value":   {"listen: ''\n", []string{"listen"}},
+		"the default is a value too": {"cdi-dir: /var/run/cdi\n", []string{"cdi-dir"}},
+		"JSON":                       {`{"strategy": ["envvar"], "gpus": {"include": [0]}}`, []string{"gpus", "strategy"}},
+		"an alias has its value":     {"root: &a /x\ndev-root: *a\n", []string{"dev-root", "root"}},
+		"a number is valid as text":  {"cdi-kind: 5\n", []string{"cdi-kind"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, err := Parse([]byte(tt.file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, f.Keys); diff != "" {
+				t.Errorf("-want +got\n%s", diff)
+			}
+			if err := f.Config.Validate(); tt.want == nil && (err != nil || !reflect.DeepEqual(f.Config, Default())) {
+				t.Errorf("%v and %+v, want the default", err, f.Config)
+			}
+		})
+	}
+}
+
+func TestParseReportsAllProblems(t *testing.T) {
+	for name, tt := range map[string]struct {
+		file string
+		want []string
+	}{
+		"unknown keys, at every depth": {
+			"cdi_dir: /x\ngpus: {only: [1]}\nsharing: {time-slicing: {resources: [{nam: x}]}}\n",
+			[]string{
+				"line 1: unknown key cdi_dir; did you mean cdi-dir?", "line 2: unknown key gpus.only",
+				"line 3: unknown key sharing.time-slicing.resources[0].nam; did you mean name?",
+				`sharing.time-slicing.resources[0].name: resource name "": want VENDOR/NAME, such as nvidia.com/gpu`,
+				"sharing.time-slicing.resources[0].replicas: want 2 or more, got 0",
+			},
+		},
+		"values of the wrong kind, and wrong values beside them": {
+			"gpu-timeout: 0\nstrategy: {cdi-cri: 1}\ngpus: [0]\nroot: [a]\nmig-strategy: some\n" +
+				"sharing: {time-slicing: {rename-by-default: often}}\n",
+			[]string{
+				`line 1: gpu-timeout: want a duration of more than 0, such as 10s or 1m30s, got "0"`,
+				"line 2: strategy: want a list, got keys and values", "line 3: gpus: want keys and values, got a list",
+				"line 4: root: want text, got a list",
+				`line 6: sharing.time-slicing.rename-by-default: want true or false, got "often"`,
+				`mig-strategy: unknown value "some"; known are none, single, mixed`,
+			},
+		},
+		"values of the wrong kind below": {
+			"sharing: {time-slicing: {resources: [{name: a.b/c, replicas: two}]}}\nroot: [a]\n",
+			[]string{
+				`line 1: sharing.time-slicing.resources[0].replicas: want a whole number, got "two"`,
+				"line 2: root: want text, got a list",
+			},
+		},
+		"a wrong value whose key begins like that of a value of the wrong kind": {
+			"mps: x\nresource: [a]\nresources: {mig: [{pattern: a, name: b}]}\n",
+			[]string{
+				`line 1: mps: want true or false, got "x"`, "line 2: resource: want text, got a list",
+				`resources.mig[0].name: resource name "b": want VENDOR/NAME, such as nvidia.com/gpu`,
+			},
+		},
+		"a key twice":    {"root: /a\nroot: /b\n", []string{"line 2: duplicate key root"}},
+		"two documents":  {"root: /a\n---\nroot: /b\n", []string{"more than one YAML document"}},
+		"no YAML":        {"root: [\n", []string{"yaml: line 1: did not find expected node content"}},
+		"no mapping":     {"only text\n", []string{`line 1: want keys and values, got "only text"`}},
+		"a file too big": {"#" + strings.Repeat("x", MaxFile), []string{"larger than 1048576 bytes"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, err := Parse([]byte(tt.file))
+			if err == nil {
+				t.Fatalf("no error, and %+v", f)
+			}
+			if diff := cmp.Diff(tt.want, strings.Split(err.Error(), "\n")); diff != "" {
+				t.Errorf("-want +got\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestValidateReportsAllProblems(t *testing.T) {
+	c := Config{Common: Common{CDIKind: "gpu", LogLevel: "loud"}, Plugin: Plugin{
+		Strategy: []resource.Strategy{"cdi", resource.CDICRI, resource.CDICRI}, Listen: ":9400", StateDir: "state",
+		PreStart: PreStart{
+			Programs: []string{"Xorg", "/bin/x"}, Resources: []PreStartRule{{"a.b/c", "none"}, {"a.b/c", "check"}},
+		},
+		Health: Health{CleanFor: Duration(time.Hour + 1)}, ReportHealth: []HealthReport{"condition"},
+		Extras: []Extra{"rdma", GDS, GDS}, IMEX: IMEX{Channels: []int{3, -1, maxChannel + 1, 3}},
+		Allocation: Allocation{Policy: "best", Weights: allocator.Weights{Node: -1, NVLink: allocator.MaxWeight + 1}},
+		Config:     resource.Config{Resource: "gpu"},
+	}, Manager: Manager{
+		SocketDir: "sockets", PodResourcesSocket: "sockets/pods.sock", Dialect: "kubelet-1.35", Seed: "-1",
+	}}
+	want := []string{
+		"root is empty",
+		"cdi-dir is empty",
+		`cdi-kind "gpu": want VENDOR/CLASS, such as nvidia.com/gpu: invalid vendor. empty name`,
+		`log-level: unknown value "loud"; known are debug, info, warn, error`,
+		`log-format: unknown value ""; known are text, json`,
+		"device-plugin-dir is empty",
+		"plugins-registry-dir is empty",
+		`registration: unknown value ""; known are kubelet, watcher`,
+		`runtime-dir "": want an absolute path, the same as on the host`,
+		`state-dir "state": want an absolute path, the same as on the host`,
+		`strategy: unknown value "cdi"; known are cdi-cri, cdi-annotations, device-specs, envvar`,
+		"strategy: duplicate value cdi-cri",
+		`device-id-strategy: unknown value ""; known are uuid, index`,
+		`cdi-annotation-prefix "": want a domain and a slash, such as cdi.k8s.io/, and at most 31 characters after it`,
+		"gpu-timeout 0s: want 1s to 1h0m0s",
+		"health.clean-for 1h0m0.000000001s: want more than 0 and at most 1h0m0s",
+		`report-health: unknown value "condition"; known are events, node-condition`,
+		"service-account-dir is empty",
+		`prestart.policy: unknown value ""; known are none, check, clean, reset`,
+		"prestart.exec-timeout 0s: want more than 0 and at most 1h0m0s",
+		`prestart.programs[1] "/bin/x": want the name of an executable without its directory`,
+		"prestart.resources[1].name a.b/c: another entry has it",
+		`listen ":9400": want a host; use 0.0.0.0:9400 or [::]:9400 for all addresses of the node`,
+		`extras: unknown value "rdma"; known are gds, gdrcopy, mofed, nvswitch`,
+		"extras: duplicate value gds",
+		"imex.channels: want numbers from 0 to 1048575, got -1",
+		"imex.channels: want numbers from 0 to 1048575, got 1048576",
+		"imex.channels: duplicate channel 3",
+		`allocation.policy: unknown value "best"; known are topology, partition, numa, spread, pack`,
+		`allocation.shared-policy: unknown value ""; known are topology, partition, numa, spread, pack`,
+		"allocation.weights.node: want a number from 0 to 10000, got -1",
+		"allocation.weights.nvlink: want a number from 0 to 10000, got 10001",
+		`resource: resource name "gpu": want VENDOR/NAME, such as nvidia.com/gpu`,
+		`mig-strategy: unknown value ""; known are none, single, mixed`,
+		"sharing.mps.shared-memory-mib: want 1 to 1048576, got 0",
+		`socket-dir "sockets": want an absolute path, the same as on the host`,
+		"api-socket is empty",
+		`pod-resources-socket "sockets/pods.sock": want another directory than socket-dir, whose sockets are removed`,
+		`dialect: unknown value "kubelet-1.35"; known are none, kubelet-1.36, kubelet-1.37`,
+		`topology-policy: unknown value ""; known are none, best-effort, restricted, single-numa-node`,
+		`topology-scope: unknown value ""; known are container, pod`,
+		`seed "-1": want a whole number`,
+	}
+	err := c.Validate()
+	if err == nil {
+		t.Fatal("no error")
+	}
+	if diff := cmp.Diff(want, strings.Split(err.Error(), "\n")); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+}
+
+func TestRulesForXIDs(t *testing.T) {
+	c := Default()
+	c.Health.XIDs = []XIDRule{
+		{XID: 0, Action: health.Reset},
+		{XID: 48, Action: "panic"},
+		{XID: 48, Action: health.None, Count: -1},
+		{XID: 74, Action: health.Reset, Count: 3},
+		{XID: 79, Action: health.Reset, Within: 1},
+	}
+	want := []string{
+		"health.xids[0].xid 0: want a code of 1 or more",
+		`health.xids[1].action: unknown value "panic"; known are none, application, probe, reset, reboot, service`,
+		"health.xids[2].xid 48: another rule has it",
+		"health.xids[2].count -1: want 1 to 1000",
+		"health.xids[3]: count and within are given together, for more than one event",
+		"health.xids[4]: count and within are given together, for more than one event",
+	}
+	if diff := cmp.Diff(strings.Join(want, "\n"), fmt.Sprint(c.Validate())); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+}
+
+func TestRequiredNeedsChannels(t *testing.T) {
+	c := Default()
+	c.IMEX.Required = true
+	if err := c.Validate(); err == nil || err.Error() != "imex.required: want a channel in imex.channels" {
+		t.Errorf("error %v", err)
+	}
+	c.IMEX.Channels = []int{0}
+	if err := c.Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Policy reset cannot reset replicas, so with strict no container would get one.
+func TestStrictResetOfReplicas(t *testing.T) {
+	const gpu, other = "a.b/gpu", "a.b/other.shared" // the names of the replicas
+	for name, tt := range map[string]struct {
+		policy  prepare.Policy
+		strict  bool
+		rules   []PreStartRule
+		refused []string
+	}{
+		"all resources":              {prepare.Reset, true, nil, []string{gpu, other}},
+		"one resource":               {prepare.Reset, true, []PreStartRule{{gpu, prepare.Clean}}, []string{other}},
+		"one resource of its own":    {prepare.Check, true, []PreStartRule{{other, prepare.Reset}}, []string{other}},
+		"the name without replicas":  {prepare.Check, true, []PreStartRule{{"a.b/other", prepare.Reset}}, nil},
+		"no resource without strict": {prepare.Reset, false, nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := Default()
+			c.PreStart.Policy, c.PreStart.Strict, c.PreStart.Resources = tt.policy, tt.strict, tt.rules
+			c.MPS = true
+			c.Sharing.TimeSlicing.Resources = []resource.SharingRule{{Name: gpu, Replicas: 2}}
+			c.Sharing.MPS.Resources = []resource.SharingRule{{Name: "a.b/other", Replicas: 2}}
+			c.Sharing.MPS.RenameByDefault = true
+			want := ""
+			for _, name := range tt.refused {
+				want += "prestart.strict: no container would get a replica of " + name + ", since policy reset " +
+					"cannot reset them: give the resource another policy in prestart.resources\n"
+			}
+			got := ""
+			if err := c.Validate(); err != nil {
+				got = err.Error() + "\n"
+			}
+			if got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+		})
+	}
+}
+
+func TestListen(t *testing.T) {
+	for address, ok := range map[string]bool{
+		"": true, "127.0.0.1:9400": true, "[::1]:0": true, "localhost:65535": true, "0.0.0.0:9400": true,
+		"127.0.0.1": false, "9400": false, ":9400": false, "localhost:65536": false, "localhost:http": false,
+		"::1:80": false,
+	} {
+		if err := checkListen(address); (err == nil) != ok {
+			t.Errorf("%q: %v", address, err)
+		}
+	}
+}
+
+func TestTheDefaultIsValidAndItsDocumentRoundTrips(t *testing.T) {
+	c := Default()
+	if err := c.Validate(); err != nil {
+		t.Error(err)
+	}
+	doc, err := c.Document()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := Parse(doc)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, doc)
+	}
+	again, err := f.Config.Document()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(doc), string(again)); diff != "" {
+		t.Errorf("-once +again\n%s", diff)
+	}
+}
+
+// Examples must be valid without their comment signs.
+func TestExamplesAreValid(t *testing.T) {
+	for path, example := range examples {
+		indent, text := "\n", ""
+		for name := range strings.SplitSeq(path, ".") {
+			text += indent + name + ":"
+			indent += "  "
+		}
+		text += indent + strings.ReplaceAll(example, "\n", indent)
+		f, err := Parse([]byte(text))
+		if err == nil {
+			f.Config.MPS = true // documented as needed for sharing.mps
+			err = f.Config.Validate()
+		}
+		if err != nil {
+			t.Errorf("%s: %v\n%s", path, err, text)
+		}
+	}
+}
+
+func TestEveryKeyIsDocumentedInTheOrderOfTheStruct(t *testing.T) {
+	want := structPaths(reflect.TypeFor[Config](), "")
+	var got []string
+	for _, k := range keys {
+		got = append(got, k.path)
+		if k.sentence() == "" {
+			t.Errorf("%s has no documentation", k.path)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-struct +documented\n%s", diff)
+	}
+}
+
+// structPaths returns the paths of all keys of a type.
+func structPaths(t reflect.Type, path string) []string {
+	switch t.Kind() {
+	case reflect.Slice:
+		return structPaths(t.Elem(), path+"[]")
+	case reflect.Struct:
+	default:
+		return nil
+	}
+	var list []string
+	for field := range t.Fields() {
+		name, option, _ := strings.Cut(field.Tag.Get("yaml"), ",")
+		if jsonName, _, _ := strings.Cut(field.Tag.Get("json"), ","); jsonName != name {
+			list = append(list, "another name in JSON: "+jsonName)
+		}
+		if option == "inline" {
+			list = append(list, structPaths(field.Type, path)...)
+			continue
+		}
+		at := strings.TrimPrefix(path+"."+name, ".")
+		list = append(append(list, at), structPaths(field.Type, at)...)
+	}
+	return list
+}
+
+type leaf struct {
+	path  string
+	value reflect.Value
+}
+
+// leaves yields all values in a configuration that are not structs.
+func leaves(v reflect.Value, path string) func(func(leaf) bool) {
+	return func(yield func(leaf) bool) {
+		var walk func(reflect.Value, string) bool
+		walk = func(v reflect.Value, path string) bool {
+			switch {
+			case v.Kind() == reflect.Struct:
+				for field, value := range v.Fields() {
+					if !walk(value, path+"."+field.Name) {
+						return false
+					}
+				}
+				return true
+			case v.Kind() == reflect.Slice && v.Len() > 0:
+				for i := range v.Len() {
+					if !walk(v.Index(i), path+"[]") {
+						return false
+					}
+				}
+				return true
+			}
+			return yield(leaf{path, v})
+		}
+		walk(v, path)
+	}
+}
+
+func TestThePublishedSchemaIsThisOne(t *testing.T) {
+	got, err := publishedSchema()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.WriteFile(schemaFile, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(schemaFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("-specs +program; make generate updates it\n%s", diff)
+	}
+}
+
+func TestAnnotationPrefixes(t *testing.T) {
+	for prefix, valid := range map[string]bool{
+		"cdi.k8s.io/": true, "nvidia.cdi.k8s.io/": true, "example.com/gpu.": true, "a/" + strings.Repeat("x", 31): true,
+		"": false, "cdi.k8s.io": false, "/": false, "/x": false, "A.b/": false, "a.b/-x": false,
+		"a b/": false, "a/b/": false,
+		"a/" + strings.Repeat("x", 32): false, "a.b/x\n": false, "-a/": false, strings.Repeat("a", 253) + "/": false,
+	} {
+		c := Default()
+		c.CDIAnnotationPrefix = prefix
+		if err := c.Validate(); (err == nil) != valid {
+			t.Errorf("%q: %v", prefix, err)
+		}
+	}
+}
+
+func TestTheSchemaAndTheProgramAgree(t *testing.T) {
+	s := compileSchema(t)
+	document, err := new(fullConfig()).Document()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defaults, err := new(Default()).Document()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		file string
+		ok   bool
+	}{
+		"every key":                   {full, true},
+		"the document":                {string(document), true},
+		"the default":                 {string(defaults), true},
+		"nothing":                     {"{}", true},
+		"an unknown key":              {"cdi_dir: /x", false},
+		"an unknown key below":        {"gpus: {only: []}", false},
+		"an unknown value":            {"mig-strategy: some", false},
+		"an unknown strategy":         {"strategy: [cdi]", false},
+		"no strategy":                 {"strategy: []", false},
+		"an extra twice":              {"extras: [gds, gds]", false},
+		"an unknown extra":            {"extras: [imex]", false},
+		"channels":                    {"imex: {channels: [0, 5]}", true},
+		"a negative channel":          {"imex: {channels: [-1]}", false},
+		"a channel twice":             {"imex: {channels: [1, 1]}", false},
+		"a text for a channel":        {"imex: {channels: [all]}", false},
+		"no driver needed":            {"fail-on-init-error: false", true},
+		"a time":                      {"gpu-timeout: 1m30s", true},
+		"a time without a unit":       {"gpu-timeout: 10", false},
+		"a text for a time":           {"gpu-timeout: soon", false},
+		"a strategy twice":            {"strategy: [envvar, envvar]", false},
+		"a text for a list":           {"strategy: envvar", true},
+		"a list with commas":          {"strategy: 'envvar, cdi-cri'\nextras: gds,nvswitch", true},
+		"an unknown one among commas": {"strategy: envvar,cdi", false},
+		"an unknown extra as text":    {"extras: imex", false},
+		"no strategy as text":         {"strategy: ''", false},
+		"no extra as text":            {"extras: ''", true},
+		"a channel":                   {"imex: {channels: 5}", true},
+		"channels with commas":        {"imex: {channels: '0, 5'}", true},
+		"a channel that is too large": {"imex: {channels: 1048576}", false},
+		"selectors with commas": {
+			"gpus: {include: 0, exclude: 'GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c,1:0'}", true,
+		},
+		"a text for rules":             {"resources: {gpus: x}", false},
+		"a number for rules":           {"sharing: {time-slicing: {resources: 3}}", false},
+		"a rule without a name":        {"resources: {gpus: [{pattern: x}]}", false},
+		"a rule without replicas":      {"sharing: {time-slicing: {resources: [{name: a.b/c}]}}", false},
+		"one replica":                  {"sharing: {time-slicing: {resources: [{name: a.b/c, replicas: 1}]}}", false},
+		"a text for the replicas":      {"sharing: {time-slicing: {resources: [{name: a.b/c, replicas: x}]}}", false},
+		"a rule that is for all":       {"sharing: {time-slicing: {resources: [{name: a.b/c, replicas: 2}]}}", true},
+		"MPS":                          {"mps: true\nsharing: {mps: {resources: [{name: a.b/c, replicas: 2}]}}", true},
+		"a text for MPS":               {"mps: some", false},
+		"shared memory":                {"sharing: {mps: {shared-memory-mib: 1048576}}", true},
+		"no shared memory":             {"sharing: {mps: {shared-memory-mib: 0}}", false},
+		"a fraction":                   {"sharing: {mps: {shared-memory-mib: 1.5}}", false},
+		"a fraction in a list":         {"imex: {channels: [1, 2.5]}", false},
+		"a whole number with a point":  {"sharing: {mps: {shared-memory-mib: 64.0}}", true},
+		"too much shared memory":       {"sharing: {mps: {shared-memory-mib: 1048577}}", false},
+		"an MPS rule without replicas": {"mps: true\nsharing: {mps: {resources: [{name: a.b/c}]}}", false},
+		"a rule for an XID":            {"health: {xids: [{xid: 48, action: reset}]}", true},
+		"a rule with a threshold": {
+			"health: {xids: [{xid: 74, action: reset, count: 3, within: 10m}]}", true,
+		},
+		"an unknown action":            {"health: {xids: [{xid: 48, action: panic}]}", false},
+		"a rule without an action":     {"health: {xids: [{xid: 48}]}", false},
+		"a rule without an XID":        {"health: {xids: [{action: reset}]}", false},
+		"too many events":              {"health: {xids: [{xid: 74, action: reset, count: 1001, within: 10m}]}", false},
+		"a policy for all devices":     {"prestart: {policy: clean}", true},
+		"an unknown policy for them":   {"prestart: {policy: wash}", false},
+		"a policy for a resource":      {"prestart: {resources: [{name: nvidia.com/gpu, policy: reset}]}", true},
+		"too much tolerance":           {"prestart: {memory-tolerance-mib: 1048577}", false},
+		"some weights":                 {"allocation: {weights: {nvlink: 0, system: 10000}}", true},
+		"a weight that is too large":   {"allocation: {weights: {nvlink: 10001}}", false},
+		"a negative weight":            {"allocation: {weights: {nvlink: -1}}", false},
+		"an unknown weight":            {"allocation: {weights: {pcie: 1}}", false},
+		"an unknown policy":            {"allocation: {policy: best}", false},
+		"an unknown policy for shares": {"allocation: {shared-policy: best}", false},
+		"a selector that is no scalar": {"gpus: {include: [[0]]}", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, err := Parse([]byte(tt.file))
+			if err == nil {
+				err = f.Config.Validate()
+			}
+			if (err == nil) != tt.ok {
+				t.Errorf("the program returns %v", err)
+			}
+			if err := s.Validate(parseInstance(t, tt.file)); (err == nil) != tt.ok {
+				t.Errorf("the schema returns %v", err)
+			}
+		})
+	}
+}
+
+func compileSchema(t *testing.T) *jsonschema.Schema {
+	t.Helper()
+	data, err := publishedSchema()
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := jsonschema.NewCompiler()
+	if err := c.AddResource("config.json", doc); err != nil {
+		t.Fatal(err)
+	}
+	s, err := c.Compile("config.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// parseInstance parses a YAML document for the schema's library.
+func parseInstance(t *testing.T, text string) any {
+	t.Helper()
+	var v any
+	if err := yaml.Unmarshal([]byte(text), &v); err != nil {
+		t.Fatal(err)
+	}
+	data, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return doc
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(full))
+	f.Add([]byte("cdi_dir: 1\nroot: [a]\n"))
+	f.Add([]byte("root: &a x\ndev-root: *a\n--- {}\n"))
+	f.Add([]byte("<<: {root: /x}\ngpus: ~\n"))
+	f.Add([]byte(""))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		file, err := Parse(data)
+		if (file == nil) == (err == nil) {
+			t.Fatalf("got %v and error %v, want exactly one", file, err)
+		}
+		if file != nil {
+			_ = file.Config.Validate()
+		}
+	})
+}

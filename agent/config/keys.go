@@ -1,0 +1,262 @@
+package config
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"gpu-cdi-plugin/agent/prepare"
+	"gpu-cdi-plugin/allocator"
+	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/manager/dialect"
+	"gpu-cdi-plugin/resource"
+)
+
+// key documents a key of the file.
+type key struct {
+	// path is the full name: "sharing.time-slicing.resources[].replicas".
+	path string
+	// usage is the meaning. Back quotes mark the word for the value, as in the usage of flags.
+	usage string
+}
+
+func keyOf(path string) key {
+	i := slices.IndexFunc(keys, func(k key) bool { return k.path == path })
+	if i < 0 {
+		return key{}
+	}
+	return keys[i]
+}
+
+func texts[T ~string](list ...T) []string {
+	var values []string
+	for _, value := range list {
+		values = append(values, string(value))
+	}
+	return values
+}
+
+// sentence returns the usage as a sentence, for the file and the schema.
+func (k key) sentence() string {
+	text := strings.ReplaceAll(k.usage, "`", "")
+	if text == "" {
+		return ""
+	}
+	return strings.ToUpper(text[:1]) + strings.TrimSuffix(text[1:], ".") + "."
+}
+
+// Document returns the configuration as a YAML file with a comment for each key.
+func (c *Config) Document() ([]byte, error) {
+	var doc yaml.Node
+	if err := doc.Encode(c); err != nil {
+		return nil, fmt.Errorf("write the configuration as YAML: %w", err)
+	}
+	addComments(&doc, "")
+	var b bytes.Buffer
+	e := yaml.NewEncoder(&b)
+	e.SetIndent(2)
+	if err := e.Encode(&doc); err != nil {
+		return nil, fmt.Errorf("write the configuration as YAML: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+// addComments documents each key. The keys of list items are documented by examples.
+func addComments(n *yaml.Node, prefix string) {
+	if n.Kind != yaml.MappingNode {
+		return
+	}
+	for i := 0; i < len(n.Content); i += 2 {
+		name, value := n.Content[i], n.Content[i+1]
+		k := keyOf(prefix + name.Value)
+		lines := []string{"# " + k.sentence()}
+		if example := examples[k.path]; example != "" {
+			lines = append(lines, "# For example:")
+			for line := range strings.SplitSeq(example, "\n") {
+				lines = append(lines, "#   "+line)
+			}
+		}
+		name.HeadComment = strings.Join(lines, "\n")
+		addComments(value, k.path+".")
+	}
+}
+
+// keys are all keys in the order of Config.
+var keys = []key{
+	{"root", "`directory` with the host's /proc, /sys and /etc/cdi, and by default the driver"},
+	{"driver-root", "`directory` in which the driver is installed (default: root, or the one that nvml-library is in)"},
+	{"dev-root", "`directory` whose dev/ has the device nodes (default: root, or driver-root if only that has them)"},
+	{"nvml-library", "`path` of libnvidia-ml.so.1 (default: detected)"},
+	{"cdi-dir", "`directory` that specs are written to"},
+	{"cdi-kind", "`vendor/class` of the devices in specs"},
+	{"hook-path", "host `path` of prestart-hook, written into specs (default: beside this program)"},
+	{"insecure-paths", "allow programs, libraries and directories that other users can change, with a warning; for " +
+		"development"},
+	{"log-level", "minimum log `level`: debug, info, warn, error"},
+	{"log-format", "log `format`: text, json"},
+
+	{"device-plugin-dir", "the kubelet's `directory` for the sockets of device plugins"},
+	{"plugins-registry-dir", "the kubelet's `directory` for the sockets of plugins, used with registration watcher"},
+	{"registration", "`method` of registration: kubelet (call the kubelet's socket), watcher (create a socket in " +
+		"plugins-registry-dir)"},
+	{"runtime-dir", "`directory` for the control socket and the files of MPS daemons, in /run; the path must be the " +
+		"same on the host"},
+	{"state-dir", "`directory` for the descriptors and the health of devices, and manager's placements, which must " +
+		"survive a reboot; the path must be the same on the host"},
+	{"strategy", "`list` of ways to give containers their devices: cdi-cri, cdi-annotations, device-specs, envvar"},
+	{"device-id-strategy", "`names` of devices in CDI names and variables: uuid, index (can change when a GPU is " +
+		"added or removed)"},
+	{"cdi-annotation-prefix", "`prefix` of annotations, used with strategy cdi-annotations"},
+	{"gpu-timeout", "`duration` after which a GPU that does not answer is unhealthy, at least 1s"},
+	{"health", "When a device is unhealthy, and when it is healthy again."},
+	{"health.clean-for", "How long the probes of a device must pass before it is healthy again; at most 1h; twice as " +
+		"long after each relapse within an hour."},
+	{"health.xids", "Rules for XIDs of the driver. A rule decides about events of its XID, before the driver's recovery " +
+		"action and NVIDIA's catalogue. What the driver still asks for at the next probe counts all the same."},
+	{"health.xids[].xid", "Code of the XID."},
+	{"health.xids[].action", "What it means for the device: none, application (it stays healthy), probe (probes " +
+		"decide), reset, reboot, service."},
+	{"health.xids[].count", "Number of events that are needed, if more than one."},
+	{"health.xids[].within", "Duration within which that many events must happen."},
+	{"report-health", "`list` of what the API server gets of the health of the devices: events, node-condition " +
+		"(default: none)"},
+	{"service-account-dir", "`directory` with the token and ca.crt of the service account that report-health uses"},
+	{"prestart", "What is done with a device before a container starts with it. A device that does not pass is not " +
+		"given to the container, which starts again later."},
+	{"prestart.policy", "Policy: none, check (the device is healthy and nothing uses it), clean (also its settings are " +
+		"put back to their defaults), reset (also the GPU is reset, if the container has it alone)."},
+	{"prestart.strict", "Whether a device is refused that policy reset cannot reset; otherwise it is cleaned."},
+	{"prestart.kill-orphans", "Whether processes on the device are ended whose container is gone."},
+	{"prestart.programs", "Names of programs of the host that may use a device."},
+	{"prestart.memory-tolerance-mib", "MiB that may be in use on a device without processes."},
+	{"prestart.exec", "Program that runs last, with the device in its environment (GPU_DEVICE_UUID, GPU_UUID, " +
+		"GPU_PCI_BUS_ID, GPU_POLICY, GPU_SHARED); its failure refuses the device."},
+	{"prestart.exec-timeout", "How long that program may run, at most 1h."},
+	{"prestart.resources", "Policies of resources that have their own."},
+	{"prestart.resources[].name", "Name of the resource."},
+	{"prestart.resources[].policy", "Policy of the resource."},
+	{"fail-on-init-error", "exit with an error if there is no usable driver at the start; with false wait for " +
+		"one, and offer no device until then"},
+	{"listen", "`host:port` of the server for metrics and health (default: none)"},
+	{"extras", "`list` of what containers get with a GPU if the host has it: gds, gdrcopy, mofed (InfiniBand), " +
+		"nvswitch (default: none)"},
+	{"imex", "IMEX channels, through which GPUs of several nodes share memory."},
+	{"imex.channels", "Numbers of the channels that each container with a device gets, if the host has them."},
+	{"imex.required", "Whether all devices are unhealthy while the host lacks one of the channels."},
+
+	{"allocation", "Which of the available devices the kubelet should prefer."},
+	{"allocation.policy", "Policy for GPUs: topology (best connected), partition (as NVIDIA's best effort), numa " +
+		"(fewest NUMA nodes, then topology)."},
+	{"allocation.shared-policy", "Policy for replicas and MIG devices: spread (GPUs with the fewest in use), pack " +
+		"(the fullest GPUs that have room; MIG devices count by their compute slices), or one of the others."},
+	{"allocation.weights", "Scores for the connection of two GPUs: one for their nearest common point on PCIe, and " +
+		"one for each NVLink."},
+	{"allocation.weights.system", "SYS: across the link between sockets."},
+	{"allocation.weights.node", "NODE: across host bridges of a NUMA node."},
+	{"allocation.weights.host-bridge", "PHB: through one host bridge."},
+	{"allocation.weights.multiple-switches", "PXB: through several PCIe switches."},
+	{"allocation.weights.single-switch", "PIX: through one PCIe switch."},
+	{"allocation.weights.same-board", "PSB: on one board."},
+	{"allocation.weights.nvlink", "Each NVLink between the two."},
+	{"allocation.weights.nvswitch", "Each NVLink through NVSwitches."},
+
+	{"resource", "resource `name` of GPUs; resources of MIG devices have the same vendor"},
+	{"mig-strategy", "`strategy` for GPUs in MIG mode: none, single (MIG devices as GPUs), mixed (a resource for " +
+		"each profile)"},
+	{"gpus", "The GPUs that are offered, with their MIG devices. A GPU is selected by its index, its UUID, or a " +
+		"pattern of its product name."},
+	{"gpus.include", "GPUs that are offered; an empty list means all."},
+	{"gpus.exclude", "GPUs that are not offered even if they are included."},
+	{"resources", "Names of resources. The first rule that matches a device names it; * in a pattern is any text, ? " +
+		"any character."},
+	{"resources.gpus", "Rules for GPUs by product name; they apply to MIG devices with mig-strategy single."},
+	{"resources.gpus[].pattern", "Pattern of the product name."},
+	{"resources.gpus[].name", "Name of the resource."},
+	{"resources.mig", "Rules for MIG devices by profile, with mig-strategy mixed."},
+	{"resources.mig[].pattern", "Pattern of the profile, such as 1g.10gb."},
+	{"resources.mig[].name", "Name of the resource."},
+	{"mps", "allow sharing.mps: run NVIDIA's MPS control daemon for each GPU that it shares (experimental)"},
+	{"sharing", "Devices that several containers share."},
+	{"sharing.time-slicing", "Sharing in turns, without isolation: each container may use all of the memory."},
+	{"sharing.time-slicing.rename-by-default", "Whether the names of shared resources end in .shared unless a rule " +
+		"has a rename."},
+	{"sharing.time-slicing.fail-requests-greater-than-one", "Whether requests for more than one device of a shared " +
+		"resource are refused; more would give no more compute."},
+	{"sharing.time-slicing.resources", "Rules; the first one that matches a device applies."},
+	{"sharing.time-slicing.resources[].name", "Resource that the devices would have without the rule."},
+	{"sharing.time-slicing.resources[].devices", "Devices of the resource that are shared, selected as in gpus, or " +
+		"MIG devices by UUID or index (0:1); an empty list means all."},
+	{"sharing.time-slicing.resources[].replicas", "Number of replicas of each device, at least 2."},
+	{"sharing.time-slicing.resources[].rename", "Name of the resource of the replicas."},
+	{"sharing.mps", "Sharing at the same time, by CUDA's Multi-Process Service (MPS), with mps: true. Each container " +
+		"gets one replica, with its part of the memory and of the threads."},
+	{"sharing.mps.rename-by-default", "Whether the names of shared resources end in .shared unless a rule has a " +
+		"rename."},
+	{"sharing.mps.shared-memory-mib", "MiB of /dev/shm for each replica; the containers of a GPU share the sum."},
+	{"sharing.mps.resources", "Rules; the first one that matches a GPU applies."},
+	{"sharing.mps.resources[].name", "Resource that the GPUs would have without the rule."},
+	{"sharing.mps.resources[].devices", "GPUs of the resource that are shared, selected as in gpus; an empty list " +
+		"means all. A rule of time-slicing must not match them."},
+	{"sharing.mps.resources[].replicas", "Number of replicas of each GPU, 2 to 48, or to 16 before compute " +
+		"capability 7.0."},
+	{"sharing.mps.resources[].rename", "Name of the resource of the replicas."},
+
+	{"socket-dir", "manager: `directory` of the registration socket and of the sockets of plugins, as " +
+		"device-plugin-dir of serve"},
+	{"pod-resources-socket", "manager: `path` of the PodResources service's socket; empty for none"},
+	{"api-socket", "manager: `path` of its API's socket, where admit, pods, node and release ask it"},
+	{"api-group", "manager: `group` that may use its API besides root, by name or number (default: none)"},
+	{"dialect", "manager: `release` of the kubelet whose faults it shows: none, kubelet-1.36, kubelet-1.37"},
+	{"topology-policy", "manager: `policy` for the alignment of devices to NUMA nodes: none, best-effort, restricted, " +
+		"single-numa-node"},
+	{"topology-scope", "manager: `scope` of that alignment: container, pod"},
+	{"seed", "manager: `number` with which devices are chosen at random (default: the first in the order of their IDs)"},
+	{"system-reserved", "manager: `list` of resources that pods cannot have, such as cpu=500m,memory=1Gi (default: none)"},
+	{"kube-reserved", "manager: `list` of more resources that pods cannot have (default: none)"},
+	{"eviction-hard", "manager: `list` of thresholds that pods cannot have, such as " +
+		"memory.available<100Mi,nodefs.available<10%"},
+}
+
+// values are the accepted values of a key, or of each item of its list; other keys accept any.
+var values = map[string][]string{
+	"log-level":                   {"debug", "info", "warn", "error"},
+	"log-format":                  {"text", "json"},
+	"registration":                texts(RegisterKubelet, RegisterWatcher),
+	"strategy":                    resource.Strategies(),
+	"device-id-strategy":          texts(ByUUID, ByIndex),
+	"extras":                      texts(GDS, GDRCopy, MOFED, NVSwitch),
+	"allocation.policy":           allocator.Policies(),
+	"allocation.shared-policy":    allocator.Policies(),
+	"mig-strategy":                resource.MIGStrategies(),
+	"report-health":               texts(ReportEvents, ReportCondition),
+	"health.xids[].action":        health.Actions(),
+	"prestart.policy":             texts(prepare.Policies()...),
+	"prestart.resources[].policy": texts(prepare.Policies()...),
+	"dialect":                     append([]string{NoDialect}, dialect.Names()...),
+	"topology-policy":             {"none", "best-effort", "restricted", "single-numa-node"},
+	"topology-scope":              {"container", "pod"},
+}
+
+// examples are values in YAML, for keys whose default shows too little.
+var examples = map[string]string{
+	"imex":       "channels: [0]\nrequired: true",
+	"prestart":   "policy: clean\nresources:\n  - {name: nvidia.com/gpu, policy: reset}",
+	"health":     "xids:\n  - {xid: 48, action: reset}\n  - {xid: 74, action: reset, count: 3, within: 10m}",
+	"allocation": "policy: numa\nshared-policy: pack\nweights: {system: 1, nvlink: 200}",
+	"gpus": `include: [0, 1, GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c]
+exclude: ["*T400*"]`,
+	"resources": `gpus:
+  - {pattern: "*H100*", name: nvidia.com/h100}
+mig:
+  - {pattern: "1g.*", name: nvidia.com/mig-small}`,
+	"sharing.time-slicing": `rename-by-default: true
+resources:
+  - {name: nvidia.com/gpu, devices: [0, 1], replicas: 8}
+  - {name: nvidia.com/gpu, replicas: 4, rename: nvidia.com/gpu-quarter}`,
+	"sharing.mps": `rename-by-default: true
+resources:
+  - {name: nvidia.com/gpu, devices: [2, 3], replicas: 4}`,
+}

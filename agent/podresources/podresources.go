@@ -1,0 +1,99 @@
+// Package podresources asks the kubelet which containers have which devices; a container that has one is its holder. It
+// uses the PodResources service (k8s.io/kubelet/pkg/apis/podresources/v1), which has the devices of all device plugins.
+package podresources
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"gpu-cdi-plugin/internal/topology"
+)
+
+// Socket is the kubelet's default socket for PodResources.
+const Socket = "/var/lib/kubelet/pod-resources/kubelet.sock"
+
+const (
+	timeout    = 5 * time.Second
+	mostAnswer = 16 << 20 // bytes; the limit of the kubelet's own clients
+	// retries has a call made again that the kubelet's rate limit has rejected: 10 calls at once, then 100 each second.
+	retries = `{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 5, "initialBackoff": "0.05s",
+		"maxBackoff": "0.5s", "backoffMultiplier": 2, "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}`
+)
+
+// List returns the containers that have devices, sorted by namespace, pod and container, from the kubelet at a
+// socket. If there is no such socket the error wraps fs.ErrNotExist.
+func List(ctx context.Context, socket string) ([]topology.Holder, error) {
+	if _, err := os.Stat(socket); err != nil {
+		return nil, fmt.Errorf("find the kubelet's PodResources socket: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	conn, err := grpc.NewClient(
+		"passthrough:///kubelet", // the path may have characters that are special in a URL
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}),
+		grpc.WithDefaultServiceConfig(retries),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(mostAnswer)),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the kubelet's PodResources socket %s: %w", socket, err)
+	}
+	defer conn.Close()
+	resp, err := v1.NewPodResourcesListerClient(conn).List(ctx, &v1.ListPodResourcesRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("list the pods' devices from the kubelet's socket %s: %w", socket, err)
+	}
+	return fromPods(resp.GetPodResources()), nil
+}
+
+// Others returns the containers that have a GPU or a replica of it, under any resource name, without the container that
+// the kubelet is starting: that has a requested ID under the requested resource name. The kubelet does not list init
+// containers, but the container of the same pod that gets their devices afterwards: that is left out too.
+func Others(list []topology.Holder, resource string, ids []string, uuid string) []topology.Holder {
+	var others []topology.Holder
+	for _, h := range list {
+		requested := slices.ContainsFunc(h.ByResource[resource], func(id string) bool { return slices.Contains(ids, id) })
+		if !requested && slices.Contains(h.UUIDs(), uuid) {
+			others = append(others, h)
+		}
+	}
+	return others
+}
+
+// fromPods returns the containers that have devices. The kubelet lists a device once for each of its NUMA nodes.
+func fromPods(pods []*v1.PodResources) []topology.Holder {
+	list := []topology.Holder{}
+	for _, p := range pods {
+		for _, c := range p.GetContainers() {
+			h := topology.Holder{
+				Namespace: p.GetNamespace(), Pod: p.GetName(), Container: c.GetName(), ByResource: map[string][]string{},
+			}
+			for _, d := range c.GetDevices() {
+				h.Devices = append(h.Devices, d.GetDeviceIds()...)
+				h.ByResource[d.GetResourceName()] = append(h.ByResource[d.GetResourceName()], d.GetDeviceIds()...)
+			}
+			slices.Sort(h.Devices)
+			if h.Devices = slices.Compact(h.Devices); len(h.Devices) > 0 {
+				list = append(list, h)
+			}
+		}
+	}
+	slices.SortStableFunc(list, func(a, b topology.Holder) int {
+		return cmp.Or(
+			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Container, b.Container),
+			slices.Compare(a.Devices, b.Devices),
+		)
+	})
+	return list
+}

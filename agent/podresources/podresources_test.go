@@ -1,0 +1,154 @@
+package podresources_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"gpu-cdi-plugin/agent/podresources"
+	"gpu-cdi-plugin/internal/topology"
+	"gpu-cdi-plugin/test/lib/kubelettest"
+)
+
+func TestList(t *testing.T) {
+	twoContainers := kubelettest.Pod("a", "p", "z", "nvidia.com/gpu", "GPU-1", "GPU-2")
+	twoContainers.Containers = append(twoContainers.Containers, &v1.ContainerResources{
+		Name: "b",
+		Devices: []*v1.ContainerDevices{ // one device on two NUMA nodes, and one of another resource
+			{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-3"}},
+			{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-3"}},
+			{ResourceName: "example.com/nic", DeviceIds: []string{"eth1"}},
+		},
+	})
+	for name, c := range map[string]struct {
+		pods []*v1.PodResources
+		want []topology.Holder
+	}{
+		"no pods": {nil, []topology.Holder{}},
+		"a pod without devices": {
+			[]*v1.PodResources{{
+				Namespace: "a", Name: "p", Containers: []*v1.ContainerResources{{Name: "c"}},
+			}},
+			[]topology.Holder{},
+		},
+		"sorted, each device once": {
+			[]*v1.PodResources{kubelettest.Pod("b", "q", "c", "nvidia.com/gpu", "GPU-0::1"), twoContainers},
+			[]topology.Holder{
+				{
+					Namespace: "a", Pod: "p", Container: "b", Devices: []string{"GPU-3", "eth1"},
+					ByResource: map[string][]string{"nvidia.com/gpu": {"GPU-3", "GPU-3"}, "example.com/nic": {"eth1"}},
+				},
+				holder("p", "z", "nvidia.com/gpu", "GPU-1", "GPU-2"),
+				{
+					Namespace: "b", Pod: "q", Container: "c", Devices: []string{"GPU-0::1"},
+					ByResource: map[string][]string{"nvidia.com/gpu": {"GPU-0::1"}},
+				},
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			socket := filepath.Join(t.TempDir(), "a #?%20.sock")
+			serve(t, &kubelettest.PodResources{Pods: c.pods, Busy: 2}, socket)
+			got, err := podresources.List(t.Context(), socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("holders (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// holder is a container of namespace a with devices of one resource.
+func holder(pod, container, resource string, ids ...string) topology.Holder {
+	return topology.Holder{
+		Namespace: "a", Pod: pod, Container: container, Devices: ids, ByResource: map[string][]string{resource: ids},
+	}
+}
+
+func TestOthers(t *testing.T) {
+	const gpus, old = "nvidia.com/gpu", "acme.com/gpu"
+	two := holder("p", "c", gpus, "GPU-1")
+	two.Devices, two.ByResource[old] = []string{"GPU-1", "GPU-1"}, []string{"GPU-1"}
+	for name, c := range map[string]struct {
+		list []topology.Holder
+		ids  []string
+		want []string // pods
+	}{
+		"none": {nil, []string{"GPU-1"}, nil},
+		"the container itself": {
+			[]topology.Holder{holder("p", "c", gpus, "GPU-1", "GPU-2")}, []string{"GPU-1", "GPU-2"}, nil,
+		},
+		"the container itself, which has the GPU by two names": {[]topology.Holder{two}, []string{"GPU-1"}, nil},
+		"the container that gets a device of an init container": {
+			[]topology.Holder{holder("p", "c", gpus, "GPU-2")}, []string{"GPU-1", "GPU-2"}, nil,
+		},
+		"a container with another GPU": {[]topology.Holder{holder("q", "c", gpus, "GPU-3")}, []string{"GPU-1"}, nil},
+		"the GPU by another name, beside an init container that is not listed": {
+			[]topology.Holder{holder("q", "c", old, "GPU-1")}, []string{"GPU-1"}, []string{"q"},
+		},
+		"the GPU by another name in the same pod": {
+			[]topology.Holder{holder("p", "c", gpus, "GPU-1"), holder("p", "d", old, "GPU-1")}, []string{"GPU-1"}, []string{"p"},
+		},
+		"replicas of it": {
+			[]topology.Holder{
+				holder("p", "c", gpus, "GPU-1"), holder("q", "c", gpus, "GPU-1::0"), holder("r", "c", old, "GPU-1::1"),
+			}, []string{"GPU-1"}, []string{"q", "r"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, h := range podresources.Others(c.list, gpus, c.ids, "GPU-1") {
+				got = append(got, h.Pod)
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("others (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestListErrors(t *testing.T) {
+	dir := t.TempDir()
+	file, refusing := filepath.Join(dir, "file"), filepath.Join(dir, "refusing.sock")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	serve(t, &kubelettest.PodResources{Err: status.Error(codes.ResourceExhausted, "rejected by rate limit")}, refusing)
+	for name, c := range map[string]struct {
+		socket, want string
+		notExist     bool
+	}{
+		"there is no socket":          {filepath.Join(dir, "none"), "find the kubelet's PodResources socket", true},
+		"the file is not a socket":    {file, "from the kubelet's socket " + file, false},
+		"the kubelet does not answer": {refusing, "rejected by rate limit", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			list, err := podresources.List(t.Context(), c.socket)
+			if list != nil || err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Fatalf("%v and the error %v, want one with %q", list, err, c.want)
+			}
+			if errors.Is(err, fs.ErrNotExist) != c.notExist {
+				t.Errorf("%v: that the socket does not exist is %v", err, !c.notExist)
+			}
+		})
+	}
+}
+
+func serve(t *testing.T, k *kubelettest.PodResources, socket string) {
+	t.Helper()
+	stop, err := k.Serve(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+}

@@ -1,0 +1,83 @@
+package prepare
+
+import (
+	"slices"
+	"strings"
+)
+
+// cgroups are where a process is in the hierarchies of cgroups, in the order of /proc/PID/cgroup.
+type cgroups []cgroup
+
+// cgroup is where a process is in one hierarchy.
+type cgroup struct {
+	// hierarchy is the number and the controllers, such as "4:memory", or "0:" for version 2.
+	hierarchy string
+	// path begins with a slash and is as this process's cgroup namespace shows it, so it may begin with "/..".
+	path string
+}
+
+// parseCgroups parses /proc/PID/cgroup (cgroups(7)). Lines that are none are left out.
+func parseCgroups(text string) cgroups {
+	var list cgroups
+	for line := range strings.Lines(text) {
+		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(parts) != 3 || !strings.HasPrefix(parts[2], "/") {
+			continue
+		}
+		path := strings.TrimSuffix(parts[2], " (deleted)") // of a process that has ended and is not reaped
+		list = append(list, cgroup{parts[0] + ":" + parts[1], path})
+	}
+	return list
+}
+
+// isContainer reports whether a name is that of a container's cgroup: the 64 hexadecimal digits that containerd, CRI-O,
+// docker and podman give a container, alone or as in "cri-containerd-ID.scope".
+func isContainer(name string) bool {
+	id := strings.TrimSuffix(name, ".scope")
+	end := strings.LastIndexByte(id, '-') + 1
+	prefix, id := id[:end], id[end:]
+	return prefix != "-" && strings.Trim(prefix, "abcdefghijklmnopqrstuvwxyz-") == "" &&
+		len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
+}
+
+// container is the cgroup of the container that the process is in, the outermost if containers are nested. It is the
+// same text for all processes of the container.
+func (c cgroups) container() (string, bool) {
+	for _, one := range c {
+		segments := strings.Split(one.path, "/")
+		if i := slices.IndexFunc(segments, isContainer); i >= 0 {
+			return one.hierarchy + ":" + strings.Join(segments[:i+1], "/"), true
+		}
+	}
+	return "", false
+}
+
+// within reports whether the process is in a container, as container returns it, of any process.
+func (c cgroups) within(container string) bool {
+	return slices.ContainsFunc(c, func(one cgroup) bool {
+		at := one.hierarchy + ":" + one.path
+		return at == container || strings.HasPrefix(at, container+"/")
+	})
+}
+
+// inContainer reports whether a cgroup on the path has the name of a container or a pod. Some runtimes use other names.
+func (c cgroups) inContainer() bool { return slices.ContainsFunc(c, cgroup.inContainer) }
+
+func (c cgroup) inContainer() bool {
+	return slices.ContainsFunc(strings.Split(c.path, "/"), func(name string) bool {
+		return isContainer(name) || strings.Contains(name, "kubepods") || slices.ContainsFunc(
+			[]string{"docker", "libpod", "lxc", "machine"},
+			func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	})
+}
+
+// String is the path that identifies the process best: that of a container or else the longest.
+func (c cgroups) String() string {
+	best := cgroup{path: "/"}
+	for _, one := range c {
+		if a, b := one.inContainer(), best.inContainer(); a && !b || a == b && len(one.path) > len(best.path) {
+			best = one
+		}
+	}
+	return best.path
+}

@@ -1,0 +1,222 @@
+package prepare
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+func (x *run) checkSharing(ctx context.Context) (string, error) {
+	var err error
+	x.shared, err = x.opts.State.Shared(ctx, x.d.UUID)
+	if err == nil && x.shared == "" && x.d.whole() && x.d.Others != nil && x.rules.Policy.includes(Clean) {
+		x.others, err = x.d.Others()
+	}
+	if err != nil {
+		return "", fmt.Errorf("find who else may use it: %w", err)
+	}
+	return cmp.Or(x.shared, x.others), nil
+}
+
+// checkHealth passes if the device is healthy, or if a reset that is due may heal it: after that it is probed again.
+func (x *run) checkHealth(ctx context.Context) (string, error) {
+	err := x.opts.State.Healthy(ctx, x.d.UUID)
+	if _, ok := errors.AsType[*NeedsResetError](err); ok && x.resetDue() {
+		x.needsReset = err
+		return err.Error(), nil
+	}
+	return "", err
+}
+
+// whyNotSeen returns why the processes on the device are not checked, or "".
+func (x *run) whyNotSeen() string {
+	if x.shared != "" {
+		return "the device is shared: " + x.shared
+	}
+	if err := seesAll(x.opts.Host); err != nil {
+		return "other processes cannot be seen: " + err.Error()
+	}
+	return ""
+}
+
+// endOrphans ends the processes on the device whose container is gone.
+func (x *run) endOrphans(ctx context.Context) (string, error) {
+	if !x.rules.KillOrphans {
+		return "", errNotDue
+	}
+	if why := x.whyNotSeen(); why != "" {
+		return "", skippedError(why)
+	}
+	left, _, err := x.leftovers(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer func() {
+		for _, p := range left {
+			p.close()
+		}
+	}()
+	var ended []string
+	for _, p := range left {
+		name := p.String()
+		orphan, err := p.orphaned(x.opts.Host)
+		if err == nil && orphan {
+			err = p.end(ctx)
+			ended = append(ended, "ended "+name+", whose container is gone")
+		}
+		if err != nil && !errors.Is(err, errEnded) {
+			return "", fmt.Errorf("end %s, if its container is gone: %w", name, err)
+		}
+	}
+	return strings.Join(ended, "; "), nil
+}
+
+// checkProcesses passes if no process uses the device but known programs and a desktop's. Processes that have just been
+// ended are waited for.
+func (x *run) checkProcesses(ctx context.Context) (string, error) {
+	if why := x.whyNotSeen(); why != "" {
+		return "", skippedError(why)
+	}
+	return "", x.awaitUnused(ctx, func(ctx context.Context) error {
+		left, names, err := x.leftovers(ctx)
+		for _, p := range left {
+			names = append(names, p.String())
+			p.close()
+		}
+		if err == nil && len(names) > 0 {
+			err = inUseError{errors.New(list(names) + " still uses it: end it, or wait until it has ended; " +
+				"if it may stay, add its program to those that may use the device")}
+		}
+		return err
+	})
+}
+
+// leftovers are the processes on the device that must not be there: those that can be opened, and the names of others.
+// The caller closes them.
+func (x *run) leftovers(ctx context.Context) (left []*process, others []string, err error) {
+	use, err := x.opts.Driver.Use(ctx, x.d.UUID)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, one := range use.Processes {
+		p, err := openProcess(x.opts.Host, one.PID)
+		switch {
+		case err != nil: // the driver has not noticed its end yet, or reports a wrong PID
+			others = append(others, fmt.Sprintf("process %d (not in %s)", one.PID, x.opts.Host.Proc()))
+		case one.Graphics && !one.Compute && !one.MPS && p.ofHost(), // a desktop's, which may be any program
+			p.known(x.rules.Programs), x.checkOnly && x.willEnd(p):
+			x.excused[one.PID] = true
+			p.close()
+		default:
+			left = append(left, p)
+		}
+	}
+	if use.ProcessesUnknown && len(left)+len(others) == 0 {
+		err = skippedError("the driver does not report the processes on the device")
+	}
+	return left, others, err
+}
+
+// checkMemory passes if the memory in use is that of known programs and at most the tolerance, or will be reset. Where
+// the processes cannot be seen, it may be that of a desktop or a monitoring agent: then the policy Check passes.
+func (x *run) checkMemory(ctx context.Context) (string, error) {
+	switch {
+	case x.shared != "":
+		return "", skippedError("the device is shared: " + x.shared)
+	case x.d.SharesMemory:
+		return "", skippedError("the device has its memory together with other MIG devices")
+	case x.rules.Policy == Check && x.whyNotSeen() != "":
+		return "", skippedError(x.whyNotSeen())
+	}
+	var used uint64
+	err := x.awaitUnused(ctx, func(ctx context.Context) error {
+		var unknown int
+		var err error
+		used, unknown, err = x.memoryInUse(ctx)
+		switch {
+		case err != nil || used <= x.rules.MemoryTolerance:
+			return err
+		case unknown != 0:
+			return skippedError(fmt.Sprintf("the driver does not report the memory of process %d", unknown))
+		case x.resetDue() && !x.wasReset:
+			x.needsReset = cmp.Or(x.needsReset, fmt.Errorf("%d MiB are in use without a process", used>>20))
+			return nil
+		default:
+			return x.memoryError(used)
+		}
+	})
+	if err != nil || used == 0 {
+		return "", err
+	}
+	return fmt.Sprintf("%d MiB in use", used>>20), nil
+}
+
+// memoryInUse is the memory in bytes that is in use on the device without that of the excused processes, and the PID of
+// one of these whose memory the driver does not report, or 0.
+func (x *run) memoryInUse(ctx context.Context) (used uint64, unknown int, err error) {
+	use, err := x.opts.Driver.Use(ctx, x.d.UUID)
+	if err == nil && use.MemoryUnknown {
+		err = skippedError("the driver does not report the memory in use")
+	}
+	used = use.MemoryUsed
+	for _, p := range use.Processes {
+		if x.excused[p.PID] {
+			used -= min(used, p.MemoryBytes)
+			if p.MemoryBytes == 0 {
+				unknown = p.PID
+			}
+		}
+	}
+	return used, unknown, err
+}
+
+// memoryError reports memory in bytes that must not be in use, and what to do about it.
+func (x *run) memoryError(used uint64) error {
+	if x.wasReset {
+		return inUseError{fmt.Errorf(
+			"%d MiB are in use although the GPU was reset: find by nvidia-smi what uses them", used>>20)}
+	}
+	do := "reset the GPU"
+	if x.whyNotSeen() != "" {
+		do += ", or run this program in the host's PID namespace to see the processes"
+	}
+	return inUseError{fmt.Errorf("%d MiB are in use without a process, more than %d MiB: %s",
+		used>>20, x.rules.MemoryTolerance>>20, do)}
+}
+
+// inUseError reports what uses a device. That may end by itself.
+type inUseError struct{ error }
+
+// InUse reports whether an error of a Runner is that something uses the device and is to be ended: the error names it.
+func InUse(err error) bool {
+	_, is := errors.AsType[inUseError](err)
+	return is
+}
+
+// awaitUnused repeats a check while it returns inUseError, for as long as Options.AwaitUnused. It must be called in
+// gate.use: between the checks, GPUs can be reset.
+func (x *run) awaitUnused(ctx context.Context, check func(context.Context) error) error {
+	if x.checkOnly {
+		return check(ctx)
+	}
+	end := time.Now().Add(x.opts.AwaitUnused)
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
+		err := check(ctx)
+		if !InUse(err) || time.Now().Add(pause).After(end) || !x.gate.pause(ctx, pause) {
+			return err
+		}
+	}
+}
+
+// sleep reports whether the time has passed before ctx ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

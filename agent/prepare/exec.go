@@ -1,0 +1,134 @@
+package prepare
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/trust"
+)
+
+// This is the only file of the package that runs programs: the driver's nvidia-smi, and what an administrator has
+// configured. Both are checked to be root's alone, and get an environment of their own.
+
+// Program is a program that runs as root.
+type Program struct {
+	// Path is the program's, absolute and without links in Root.
+	Path string
+	Args []string
+	// Env is added to the environment, which has PATH and LC_ALL and nothing of this process's.
+	Env []string
+	// Root is the directory that is the program's root directory; empty is this process's.
+	Root string
+	// Timeout is how long it may run, besides the deadline of what it is part of; 0 is 10 s.
+	Timeout time.Duration
+
+	inherits []*lock.Lock // which it holds too, until it ends
+}
+
+const (
+	defaultTimeout = 10 * time.Second
+	// killDelay is how long a program may take to end after it was killed.
+	killDelay = time.Second
+	maxOutput = 64 << 10 // bytes; what follows is dropped
+)
+
+// exec runs the administrator's program.
+func (x *run) exec(ctx context.Context) (string, error) {
+	p := x.rules.Exec
+	p.Env = append([]string{
+		"GPU_DEVICE_UUID=" + x.d.UUID,
+		"GPU_UUID=" + x.d.GPU,
+		"GPU_PCI_BUS_ID=" + x.d.PCIBusID,
+		"GPU_POLICY=" + string(x.rules.Policy),
+		"GPU_SHARED=" + cmp.Or(x.shared, x.others),
+	}, p.Env...)
+	output, status, err := p.run(ctx, x.opts.Check)
+	if err == nil && status != 0 {
+		err = fmt.Errorf("exit status %d", status)
+	}
+	if err != nil {
+		return "", fmt.Errorf("run %s: %w%s", p.Path, err, quoted(output))
+	}
+	return strings.TrimSpace(output), nil
+}
+
+// quoted is the output of a program for an error: its end says why it failed.
+func quoted(output string) string {
+	const most = 300
+	text := plain(output[max(0, len(output)-most):])
+	if text == "" {
+		return ""
+	}
+	return ": " + text
+}
+
+// run runs the program and returns what it wrote, also with an error, and its exit status, which is -1 after a signal.
+// When ctx or the program's time ends, the program and what it started in its process group are killed; run returns
+// once it has ended, which a hanging driver can prevent.
+func (p *Program) run(ctx context.Context, check func(string) error) (output string, status int, err error) {
+	if check == nil {
+		check = trust.RootFile
+	}
+	if !filepath.IsAbs(p.Path) || filepath.Clean(p.Path) != p.Path {
+		return "", 0, fmt.Errorf("%q is not the absolute path of a program", p.Path)
+	}
+	if err := check(filepath.Join("/", p.Root, p.Path)); err != nil {
+		return "", 0, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(p.Timeout, defaultTimeout))
+	defer cancel()
+	var buffer boundedBuffer
+	cmd := exec.CommandContext(ctx, p.Path, p.Args...)
+	cmd.Dir = "/"
+	cmd.Env = append(
+		[]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"},
+		p.Env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Chroot: p.Root}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &buffer, &buffer, killDelay
+	for _, l := range p.inherits {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, l.File())
+	}
+	if len(p.inherits) > 0 { // a program that outlives this process would be ended by a write to its pipe
+		fd, err := unix.MemfdCreate(filepath.Base(p.Path), unix.MFD_CLOEXEC)
+		if err != nil {
+			return "", 0, fmt.Errorf("make a file for its output: %w", err)
+		}
+		file := os.NewFile(uintptr(fd), p.Path)
+		defer file.Close()
+		cmd.Stdout, cmd.Stderr = file, file
+	}
+	err = cmd.Run()
+	if file, ok := cmd.Stdout.(*os.File); ok {
+		_, _ = io.Copy(&buffer, io.NewSectionReader(file, 0, maxOutput))
+	}
+	exit, exited := errors.AsType[*exec.ExitError](err)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		err = fmt.Errorf("killed, since it took too long: %w", context.Cause(ctx))
+	case exited:
+		return string(buffer.text), exit.ExitCode(), nil
+	}
+	return string(buffer.text), 0, err
+}
+
+// boundedBuffer takes the first maxOutput bytes and drops the others. It has no other method than Write to take them:
+// io.Copy would use it.
+type boundedBuffer struct{ text []byte }
+
+func (b *boundedBuffer) Write(data []byte) (int, error) {
+	b.text = append(b.text, data[:min(len(data), maxOutput-len(b.text))]...)
+	return len(data), nil
+}

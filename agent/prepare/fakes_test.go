@@ -1,0 +1,335 @@
+package prepare
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+const uuid = "GPU-8f6c3a1e-0000-4000-8000-000000000001"
+
+var device = Device{UUID: uuid, GPU: uuid, PCIBusID: "0000:17:00.0"}
+
+// fakeNode is a driver and a node's state, with one GPU.
+type fakeNode struct {
+	mu         sync.Mutex
+	use        gpu.Use
+	useErr     error
+	healthErr  error
+	shared     string
+	sharedErr  error
+	changed    []string
+	changeErr  error
+	persistent bool
+	persistErr error         // of switching it on
+	hang       chan struct{} // calls of Use wait for it, if it is not nil
+	released   bool
+	cannot     string // be reset, and why
+	log        []string
+}
+
+func (f *fakeNode) do(format string, args ...any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.log = append(f.log, fmt.Sprintf(format, args...))
+}
+
+func (f *fakeNode) called() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.released {
+		panic("the driver is called while it is released")
+	}
+}
+
+func (f *fakeNode) Use(context.Context, string) (gpu.Use, error) {
+	f.called()
+	if f.hang != nil {
+		<-f.hang
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.use, f.useErr
+}
+
+func (f *fakeNode) set(u gpu.Use) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.use = u
+}
+
+func (f *fakeNode) RestoreDefaults(_ context.Context, uuid string, exclusive bool) ([]string, error) {
+	f.called()
+	f.do("restore exclusive=%t", exclusive)
+	return f.changed, f.changeErr
+}
+
+func (f *fakeNode) SetPersistence(_ context.Context, _ string, on bool) (bool, error) {
+	f.called()
+	f.mu.Lock()
+	if on && f.persistErr != nil {
+		f.mu.Unlock()
+		return false, f.persistErr
+	}
+	changed := f.persistent != on
+	f.persistent = on
+	f.mu.Unlock()
+	if changed {
+		f.do("persistence %t", on)
+	}
+	return changed, nil
+}
+
+func (f *fakeNode) Release(context.Context) error { return f.release(true) }
+func (f *fakeNode) Reopen(context.Context) error  { return f.release(false) }
+
+func (f *fakeNode) release(released bool) error {
+	f.mu.Lock()
+	f.released = released
+	f.mu.Unlock()
+	f.do("released %t", released)
+	return nil
+}
+
+func (f *fakeNode) Healthy(context.Context, string) error {
+	f.called()
+	return f.healthErr
+}
+
+func (f *fakeNode) Shared(context.Context, string) (string, error) { return f.shared, f.sharedErr }
+func (f *fakeNode) WasReset(string)                                { f.do("was reset") }
+func (f *fakeNode) CannotReset(string) string                      { return f.cannot }
+func (f *fakeNode) SetCannotReset(_, why string)                   { f.cannot = why }
+
+var (
+	_ Driver = (*fakeNode)(nil)
+	_ State  = (*fakeNode)(nil)
+)
+
+// fakeReset returns its outcomes one after the other, and the last again and again.
+type fakeReset struct {
+	node     *fakeNode
+	outcomes []Outcome
+	takes    time.Duration
+	calls    int
+}
+
+func (f *fakeReset) Ready() error { return nil }
+
+func (f *fakeReset) Reset(ctx context.Context, _ Device) (Outcome, error) {
+	f.node.do("reset")
+	if !sleep(ctx, f.takes) {
+		return ResetFailed, context.Cause(ctx)
+	}
+	f.node.mu.Lock()
+	defer f.node.mu.Unlock()
+	outcome := f.outcomes[min(f.calls, len(f.outcomes)-1)]
+	f.calls++
+	if outcome == ResetDone {
+		return outcome, nil
+	}
+	return outcome, errors.New([]string{"it broke", "", "in use by another client", "Not Supported", "NVLink"}[outcome])
+}
+
+func realHost(t testing.TB) host.Host {
+	t.Helper()
+	h, err := host.New("", "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := seesAll(h); err != nil {
+		testenv.Skip(t, err.Error())
+	}
+	return h
+}
+
+// newRunner returns a runner on this machine's processes.
+func newRunner(t testing.TB, f *fakeNode) *Runner {
+	t.Helper()
+	return New(Options{
+		Host: realHost(t), Driver: f, State: f, AwaitUnused: 300 * time.Millisecond, Log: slog.New(slog.DiscardHandler),
+	})
+}
+
+func containerName(c string) string { return "cri-containerd-" + strings.Repeat(c, 64) + ".scope" }
+
+// makeCgroup makes a cgroup of version 2 with that name, and removes it and its processes at the end of the test.
+func makeCgroup(t testing.TB, name string) string {
+	t.Helper()
+	testenv.Root(t)
+	for _, root := range []string{"/sys/fs/cgroup/unified", "/sys/fs/cgroup"} {
+		if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil {
+			continue
+		}
+		own, err := os.ReadFile("/proc/self/cgroup")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, path, _ := strings.Cut(string(own), "0::")
+		top := filepath.Join(root, strings.TrimSpace(path), "prestart-test-"+strconv.Itoa(os.Getpid()))
+		dir := filepath.Join(top, name)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			testenv.Skip(t, "needs to make cgroups: "+err.Error())
+		}
+		t.Cleanup(func() {
+			_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0)
+			for range 100 {
+				if os.Remove(dir) == nil {
+					break
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			_ = os.Remove(top)
+		})
+		return dir
+	}
+	testenv.Skip(t, "needs cgroups of version 2")
+	return ""
+}
+
+// start starts a program in a cgroup, or in that of the test if it is empty. It ends with the test.
+func start(t testing.TB, cgroup string, attr *syscall.SysProcAttr, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(args[0], args[1:]...)
+	if attr == nil {
+		attr = &syscall.SysProcAttr{}
+	}
+	if cgroup != "" {
+		dir, err := os.Open(cgroup)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer dir.Close()
+		attr.UseCgroupFD, attr.CgroupFD = true, int(dir.Fd())
+	}
+	cmd.SysProcAttr = attr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(ended) }()
+	t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
+	return cmd
+}
+
+// leaveBehind runs a shell script as the first process of a container, which ends, and returns the PID that the script
+// prints: a process that it leaves behind, and that is sleep, or a parent of it.
+func leaveBehind(t testing.TB, cgroup, script string) int {
+	t.Helper()
+	dir, err := os.Open(cgroup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	cmd := exec.Command("sh", "-c", script)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(line))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+	awaitSleep(t, pid)
+	return pid
+}
+
+// awaitSleep waits until a process, which a shell has just started, or a child of it runs sleep.
+func awaitSleep(t testing.TB, pid int) {
+	t.Helper()
+	testenv.Eventually(t, "the process runs sleep", func() bool {
+		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", pid))
+		for _, one := range append(strings.Fields(string(children)), strconv.Itoa(pid)) {
+			if name, _ := os.ReadFile("/proc/" + one + "/comm"); string(name) == "sleep\n" {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// copyProgram copies sleep to a program of another name.
+func copyProgram(t testing.TB, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(testenv.Command(t, "sleep"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for d := dir; d != "/"; d = filepath.Dir(d) { // another user runs it
+		if info, err := os.Stat(d); err == nil && info.Mode()&0o005 != 0o005 {
+			_ = os.Chmod(d, info.Mode()|0o055)
+		}
+	}
+	path := filepath.Join(dir, name)
+	testenv.WriteProgram(t, path, data)
+	return path
+}
+
+func runs(pid int) bool {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(data), ") Z ")
+}
+
+// results are the steps of a record, such as "health ok".
+func results(rec Record) []string {
+	var list []string
+	for _, s := range rec.Steps {
+		list = append(list, s.Name+" "+string(s.Result))
+	}
+	return list
+}
+
+// plenty ends a test that hangs, also on a busy machine.
+const plenty = time.Minute
+
+func within(t testing.TB, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func checkError(t testing.TB, err error, want string) {
+	t.Helper()
+	switch {
+	case want == "" && err != nil:
+		t.Errorf("error %v", err)
+	case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+		t.Errorf("error %v, want one with %q", err, want)
+	case err != nil && strings.ContainsAny(err.Error(), "\n\t\x1b"):
+		t.Errorf("the error is not one line: %q", err)
+	}
+}
+
+// DefaultRules are the rules by the default configuration.
+func DefaultRules() Rules {
+	return Rules{Policy: Check, Programs: DefaultPrograms(), MemoryTolerance: DefaultMemoryTolerance}
+}

@@ -1,0 +1,115 @@
+package prepare
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/host"
+)
+
+// openers lists the processes that have one of the device nodes open, such as "process 4711 (nv-hostengine, cgroup
+// /system.slice/nvidia-dcgm.service)", sorted by PID, without those that are excepted. It returns an error if a path is
+// no device node, if processes could not be inspected, or if ctx has ended.
+func openers(ctx context.Context, h host.Host, nodes []string, except ...int) ([]string, error) {
+	if err := seesAll(h); err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(h.Proc())
+	if err != nil {
+		return nil, err
+	}
+	numbers := map[uint64]bool{}
+	for _, node := range nodes {
+		var st unix.Stat_t
+		switch err := unix.Stat(node, &st); {
+		case err != nil:
+			return nil, &os.PathError{Op: "stat", Path: node, Err: err}
+		case st.Mode&unix.S_IFMT != unix.S_IFCHR:
+			return nil, fmt.Errorf("%s is no device node", node)
+		}
+		numbers[st.Rdev] = true
+	}
+	var pids []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || slices.Contains(except, pid) {
+			continue
+		}
+		open, err := hasNodeOpen(h, pid, nodes, numbers)
+		if err = cmp.Or(err, context.Cause(ctx)); err != nil {
+			return nil, err
+		}
+		if open {
+			pids = append(pids, pid)
+		}
+	}
+	slices.Sort(pids)
+	var list []string
+	for _, pid := range pids {
+		p, err := openProcess(h, pid)
+		if err != nil {
+			continue
+		}
+		name := p.String()
+		p.close()
+		if pid == os.Getpid() {
+			name = fmt.Sprintf("process %d (this program)", pid)
+		}
+		list = append(list, name)
+	}
+	return list, nil
+}
+
+// hasNodeOpen reports whether a process has one of the nodes open, by its device numbers: a path alone proves nothing,
+// since everyone can have a file of that name in a mount namespace of their own.
+func hasNodeOpen(h host.Host, pid int, nodes []string, numbers map[uint64]bool) (bool, error) {
+	dir := h.Proc(strconv.Itoa(pid), "fd")
+	fds, err := os.ReadDir(dir)
+	if err != nil {
+		if errors.Is(procError(err), errEnded) {
+			return false, nil
+		}
+		return false, err
+	}
+	for _, fd := range fds {
+		path := filepath.Join(dir, fd.Name())
+		target, err := os.Readlink(path)
+		if err != nil {
+			continue // closed meanwhile
+		}
+		named := func(node string) bool { return filepath.Base(node) == filepath.Base(target) }
+		if !strings.HasPrefix(target, "/dev/") && !slices.ContainsFunc(nodes, named) {
+			continue // most files
+		}
+		// A file system in a network answers from its cache, so that this does not wait for a server that is gone.
+		var st unix.Statx_t
+		err = unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
+		if err == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR && numbers[unix.Mkdev(st.Rdev_major, st.Rdev_minor)] &&
+			!onlyPath(h.Proc(strconv.Itoa(pid), "fdinfo", fd.Name())) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// onlyPath reports by the fdinfo of a file (proc_pid_fdinfo(5)) whether it was opened by O_PATH: that does not open the
+// device, and needs no right to it.
+func onlyPath(fdinfo string) bool {
+	text, _ := os.ReadFile(fdinfo)
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, "flags:"); ok {
+			flags, err := strconv.ParseUint(strings.TrimSpace(value), 8, 64)
+			return err == nil && flags&unix.O_PATH != 0
+		}
+	}
+	return false
+}

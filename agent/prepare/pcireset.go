@@ -1,0 +1,49 @@
+package prepare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// byPCI resets a GPU by the file reset of its PCI device. The kernel does not ask who uses the device, so the GPU must
+// not be open in any process, nor be the machine's display. The kernel waits for the device, up to a minute.
+func (r *DriverReset) byPCI(ctx context.Context, d *Device) (Outcome, error) {
+	dir := r.Host.Sys("bus/pci/devices", d.PCIBusID)
+	display, err := os.ReadFile(filepath.Join(dir, "boot_vga"))
+	if err == nil && strings.TrimSpace(string(display)) == "1" {
+		return ResetRefused, errors.New("it is the primary GPU")
+	}
+	if len(d.Nodes) == 0 {
+		return ResetFailed, errors.New("the device nodes of the GPU are unknown, so it may be in use: reload the driver")
+	}
+	switch users, err := openers(ctx, r.Host, d.Nodes); {
+	case err != nil:
+		return ResetFailed, fmt.Errorf("find who uses the GPU: %w", err)
+	case len(users) > 0:
+		return ResetBusy, errors.New("the GPU is in use")
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "reset"), os.O_WRONLY, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return ResetNotSupported, errors.New("the driver has no nvidia-smi, and the PCI device has no reset")
+	}
+	if err == nil {
+		_, err = f.WriteString("1")
+		err = errors.Join(err, f.Close())
+	}
+	switch {
+	case err == nil:
+		return ResetDone, nil
+	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EAGAIN):
+		return ResetBusy, err
+	case errors.Is(err, unix.ENOTTY), errors.Is(err, unix.EOPNOTSUPP):
+		return ResetNotSupported, err
+	default:
+		return ResetFailed, err
+	}
+}

@@ -1,0 +1,421 @@
+package prepare
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/gpu"
+)
+
+func TestPolicies(t *testing.T) {
+	checked := []string{"sharing ok", "health ok", "processes ok", "memory ok"}
+	shared := []string{"sharing ok", "health ok", "processes skipped", "memory skipped"}
+	mig := device
+	mig.UUID, mig.SharesMemory = "MIG-7f8c", true
+	asks := func(d Device, why string, err error) Device {
+		d.Others = func() (string, error) { return why, err }
+		return d
+	}
+	had, unknown := asks(device, "container c of pod p has it", nil), asks(device, "", errors.New("the kubelet hangs"))
+	for name, c := range map[string]struct {
+		node   *fakeNode
+		device Device
+		rules  Rules
+		want   []string
+		err    string // a part of it
+		calls  []string
+	}{
+		"none does nothing, not even with a lost GPU": {
+			node: &fakeNode{healthErr: errors.New("lost")}, rules: Rules{Policy: None},
+		},
+		"check passes on an idle GPU": {rules: Rules{Policy: Check}, want: checked},
+		"check refuses a GPU that is not healthy, with the reason": {
+			node:  &fakeNode{healthErr: errors.New("XID 79 (fallen off the bus)")},
+			rules: Rules{Policy: Check},
+			want:  []string{"sharing ok", "health failed"},
+			err:   uuid + " is not ready for a container (health): XID 79 (fallen off the bus)",
+		},
+		"check refuses a GPU whose use cannot be read": {
+			node:  &fakeNode{useErr: errors.New("nvmlDeviceGetHandleByUUID:\nGPU is lost\x1b[31m")},
+			rules: Rules{Policy: Check},
+			want:  []string{"sharing ok", "health ok", "processes failed"},
+			err:   "(processes): nvmlDeviceGetHandleByUUID: GPU is lost",
+		},
+		"check refuses a GPU if it is unknown whether it is shared": {
+			node:  &fakeNode{sharedErr: errors.New("the kubelet does not answer")},
+			rules: Rules{Policy: Check},
+			want:  []string{"sharing failed"},
+			err:   "(sharing): find who else may use it: the kubelet does not answer",
+		},
+		"check tolerates some memory": {
+			node:  &fakeNode{use: gpu.Use{MemoryUsed: 256 << 20}},
+			rules: Rules{Policy: Check, MemoryTolerance: DefaultMemoryTolerance}, want: checked,
+		},
+		"check refuses more memory": {
+			node:  &fakeNode{use: gpu.Use{MemoryUsed: 257 << 20}},
+			rules: Rules{Policy: Check, MemoryTolerance: DefaultMemoryTolerance},
+			want:  []string{"sharing ok", "health ok", "processes ok", "memory failed"},
+			err:   "(memory): 257 MiB are in use without a process, more than 256 MiB: reset the GPU",
+		},
+		"check asks of a shared device only whether it is healthy": {
+			node: &fakeNode{
+				shared: "it has 4 replicas", use: gpu.Use{MemoryUsed: 40 << 30, Processes: []gpu.Process{{PID: 1}}},
+			},
+			rules: Rules{Policy: Check}, want: shared,
+		},
+		"check refuses a shared device that is not healthy": {
+			node: &fakeNode{shared: "it has 4 replicas", healthErr: errors.New("lost")}, rules: Rules{Policy: Check},
+			want: []string{"sharing ok", "health failed"}, err: "(health): lost",
+		},
+		"check of a MIG device leaves out memory that is not its own": {
+			device: mig, node: &fakeNode{use: gpu.Use{MemoryUsed: 40 << 30}}, rules: Rules{Policy: Check},
+			want: []string{"sharing ok", "health ok", "processes ok", "memory skipped"},
+		},
+		"check skips what the driver does not report": {
+			node: &fakeNode{use: gpu.Use{ProcessesUnknown: true, MemoryUnknown: true}}, rules: Rules{Policy: Check},
+			want: []string{"sharing ok", "health ok", "processes skipped", "memory skipped"},
+		},
+		"check refuses a process where the driver reports some": {
+			node:  &fakeNode{use: gpu.Use{ProcessesUnknown: true, Processes: []gpu.Process{{Graphics: true}}}},
+			rules: Rules{Policy: Check}, want: []string{"sharing ok", "health ok", "processes failed"},
+			err: "(processes): process 0 (not in /proc) still uses it",
+		},
+		"clean restores the settings": {
+			node:  &fakeNode{changed: []string{"compute mode PROHIBITED instead of DEFAULT"}},
+			rules: Rules{Policy: Clean},
+			want:  append(checked[:4:4], "settings ok"), calls: []string{"restore exclusive=false"},
+		},
+		"clean refuses a GPU that does not take its settings": {
+			node: &fakeNode{changeErr: errors.New("no permission")}, rules: Rules{Policy: Clean},
+			want: append(checked[:4:4], "settings failed"), err: "(settings): no permission",
+			calls: []string{"restore exclusive=false"},
+		},
+		"clean leaves the settings of a shared GPU": {
+			node: &fakeNode{shared: "MPS"}, rules: Rules{Policy: Clean}, want: append(shared[:4:4], "settings skipped"),
+		},
+		"clean leaves the settings of a GPU to which a MIG device belongs": {
+			device: mig, rules: Rules{Policy: Clean},
+			want: []string{"sharing ok", "health ok", "processes ok", "memory skipped", "settings skipped"},
+		},
+		"reset never resets a shared GPU": {
+			node: &fakeNode{shared: "MPS"}, rules: Rules{Policy: Reset},
+			want: append(shared[:4:4], "settings skipped", "reset skipped"),
+		},
+		"strict reset refuses a shared GPU": {
+			node: &fakeNode{shared: "MPS"}, rules: Rules{Policy: Reset, Strict: true},
+			want: append(shared[:4:4], "settings skipped", "reset failed"),
+			err:  "(reset): the GPU must be reset and cannot be: the device is shared: MPS",
+		},
+		"check does not ask for other containers that have the GPU": {
+			device: unknown, rules: Rules{Policy: Check}, want: checked,
+		},
+		"clean does not ask for other containers that have a part of a GPU": {
+			device: asks(mig, "", errors.New("the kubelet hangs")), rules: Rules{Policy: Clean},
+			want: []string{"sharing ok", "health ok", "processes ok", "memory skipped", "settings skipped"},
+		},
+		"clean refuses a GPU if it is unknown which containers have it": {
+			device: unknown, rules: Rules{Policy: Clean}, want: []string{"sharing failed"},
+			err: "(sharing): find who else may use it: the kubelet hangs",
+		},
+		"clean leaves the settings of a GPU that another container has, and checks it": {
+			device: had, rules: Rules{Policy: Clean}, want: append(checked[:4:4], "settings skipped"),
+		},
+		"reset leaves a GPU that another container has": {
+			device: had, rules: Rules{Policy: Reset}, want: append(checked[:4:4], "settings skipped", "reset skipped"),
+		},
+		"reset refuses a GPU that another container uses": {
+			device: had, rules: Rules{Policy: Reset}, node: &fakeNode{use: gpu.Use{MemoryUsed: 40 << 30}},
+			want: []string{"sharing ok", "health ok", "processes ok", "memory failed"},
+			err:  "(memory): 40960 MiB are in use without a process",
+		},
+		"strict reset refuses a GPU that another container has": {
+			device: had, rules: Rules{Policy: Reset, Strict: true},
+			want: append(checked[:4:4], "settings skipped", "reset failed"),
+			err:  "(reset): the GPU must be reset and cannot be: the device is shared: container c of pod p has it",
+		},
+		"an unknown policy refuses": {
+			rules: Rules{Policy: "?"}, want: []string{"wait failed"}, err: `there is no policy "?"`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := c.device
+			if d.UUID == "" {
+				d = device
+			}
+			if c.node == nil {
+				c.node = &fakeNode{}
+			}
+			rec, err := newRunner(t, c.node).Run(t.Context(), d, c.rules)
+			checkError(t, err, c.err)
+			if diff := cmp.Diff(c.want, results(rec)); diff != "" {
+				t.Errorf("steps (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(c.calls, c.node.log); diff != "" {
+				t.Errorf("calls (-want +got):\n%s", diff)
+			}
+			failed, isError := errors.AsType[*Error](err)
+			if err != nil && (!isError || failed.UUID != d.UUID || rec.Error != err.Error()) {
+				t.Errorf("the error is %#v, the record's %q", err, rec.Error)
+			}
+		})
+	}
+}
+
+func TestRunTwice(t *testing.T) {
+	f := &fakeNode{}
+	r := newRunner(t, f)
+	for range 2 {
+		rec, err := r.Run(t.Context(), device, DefaultRules())
+		if err != nil || len(rec.Steps) != 4 {
+			t.Errorf("steps %v, error %v", results(rec), err)
+		}
+	}
+}
+
+// A driver that hangs costs the device its container, and others nothing.
+func TestDriverHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeNode{hang: make(chan struct{})}
+		r := newRunner(t, f)
+		began := time.Now()
+		rec, err := r.Run(within(t, time.Second), device, Rules{Policy: Reset})
+		const late = " is not ready for a container (processes): it has not returned in time: context deadline exceeded"
+		checkError(t, err, uuid+late)
+		if took := time.Since(began); took != time.Second+abandonAfter {
+			t.Errorf("it took %s", took)
+		}
+		if diff := cmp.Diff([]string{"sharing ok", "health ok", "processes failed"}, results(rec)); diff != "" {
+			t.Errorf("steps (-want +got):\n%s", diff)
+		}
+		_, err = r.Run(within(t, time.Second), device, Rules{Policy: Check})
+		checkError(t, err, "(wait): an earlier preparation or reset of it has not ended")
+		other := device
+		other.UUID, other.GPU = "GPU-other", "GPU-other"
+		if _, err := r.Run(t.Context(), other, Rules{Policy: None}); err != nil {
+			t.Errorf("another device: %v", err)
+		}
+		close(f.hang)
+		_, err = r.Run(within(t, time.Second), device, Rules{Policy: Check})
+		checkError(t, err, "")
+		if len(f.log) > 0 {
+			t.Errorf("after the deadline the abandoned run went on: %v", f.log)
+		}
+	})
+}
+
+func TestCheckIsQuick(t *testing.T) {
+	f := &fakeNode{}
+	r := newRunner(t, f)
+	var times []time.Duration
+	for range 101 {
+		began := time.Now()
+		if _, err := r.Run(t.Context(), device, DefaultRules()); err != nil {
+			t.Fatal(err)
+		}
+		times = append(times, time.Since(began))
+	}
+	slices.Sort(times)
+	if took := times[len(times)/2]; took > 5*time.Millisecond { // the median, since a busy machine delays some
+		t.Errorf("a check takes %s, at most 5 ms are allowed", took)
+	}
+}
+
+func TestOnlyTheHostsNamespaceShowsProcesses(t *testing.T) {
+	f := &fakeNode{use: gpu.Use{Processes: []gpu.Process{{PID: 1}}, MemoryUsed: 1 << 30}}
+	r := newRunner(t, f)
+	r.opts.Host = fakeProc(t)
+	for policy, c := range map[Policy]struct{ memory, err string }{
+		Check: {"memory skipped", ""}, // it may be a desktop's
+		Clean: {"memory failed", "(memory): 1024 MiB are in use without a process"},
+	} {
+		rec, err := r.Run(t.Context(), device, Rules{Policy: policy})
+		checkError(t, err, c.err)
+		want := []string{"sharing ok", "health ok", "processes skipped", c.memory}
+		if diff := cmp.Diff(want, results(rec)); diff != "" {
+			t.Errorf("%s: steps (-want +got):\n%s", policy, diff)
+		}
+	}
+}
+
+func TestPlain(t *testing.T) {
+	for in, want := range map[string]string{
+		"a\nb\x00c\x1b[1m":        "a b c [1m",
+		"\xffx":                   "?x",
+		strings.Repeat("ä", 5000): strings.Repeat("ä", maxText/2) + "...",
+	} {
+		if got := plain(in); got != want {
+			t.Errorf("%.20q: got %.40q", in, got)
+		}
+	}
+}
+
+// Resets of several GPUs go on at the same time, and no call of the driver is made meanwhile.
+func TestGate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeNode{}
+		r := newRunner(t, f)
+		r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetDone}, takes: 100 * time.Millisecond}
+		began := time.Now()
+		errs := make(chan error)
+		const gpus = 8
+		for i := range gpus {
+			d := device
+			d.UUID = "GPU-" + string(rune('a'+i))
+			d.GPU = d.UUID
+			go func() {
+				time.Sleep(time.Duration(i) * 5 * time.Millisecond)
+				_, err := r.Run(t.Context(), d, Rules{Policy: Reset})
+				errs <- err
+			}()
+		}
+		for range gpus {
+			if err := <-errs; err != nil {
+				t.Error(err)
+			}
+		}
+		if took := time.Since(began); took > gpus*100*time.Millisecond/2 {
+			t.Errorf("%d resets of 100 ms took %s", gpus, took)
+		}
+		if f.released || r.gate.calls != 0 || r.gate.resets != 0 {
+			t.Errorf("released %t, gate %+v", f.released, &r.gate)
+		}
+	})
+}
+
+func TestGateGivesUpWithItsContext(t *testing.T) {
+	var g gate
+	entered, leave := make(chan struct{}), make(chan struct{})
+	go func() { _ = g.use(t.Context(), func() error { close(entered); <-leave; return nil }) }()
+	<-entered
+	never := func() error { t.Error("called"); return nil }
+	err := g.reset(within(t, 20*time.Millisecond), never, never, never)
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error %v", err)
+	}
+	close(leave)
+	var order []string
+	step := func(name string, err error) func() error {
+		return func() error { order = append(order, name); return err }
+	}
+	err = g.reset(t.Context(), step("release", errors.New("busy")), step("reopen", nil), step("work", nil))
+	if err == nil || strings.Join(order, " ") != "release reopen" {
+		t.Errorf("error %v, order %v", err, order)
+	}
+}
+
+// Calls that begin one after the other do not keep a reset from beginning.
+func TestAWaitingResetGoesBeforeNewCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g gate
+		var mu sync.Mutex
+		var order []string
+		step := func(name string, takes time.Duration) func() error {
+			return func() error {
+				time.Sleep(takes)
+				mu.Lock()
+				defer mu.Unlock()
+				order = append(order, name)
+				return nil
+			}
+		}
+		nothing := step("", 0)
+		var all sync.WaitGroup
+		all.Go(func() { _ = g.use(t.Context(), step("call", time.Second)) })
+		synctest.Wait()
+		all.Go(func() { _ = g.reset(t.Context(), nothing, nothing, step("reset", 0)) })
+		time.Sleep(500 * time.Millisecond)
+		gaveUp, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		all.Go(func() { _ = g.use(t.Context(), step("later call", 0)) })
+		if err := g.reset(gaveUp, nothing, nothing, nothing); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v", err)
+		}
+		all.Wait()
+		if got := strings.Join(order, ", "); got != "call, , reset, , later call" {
+			t.Errorf("order %q", got)
+		}
+	})
+}
+
+// While a device is waited for, others can be reset. The driver is not called meanwhile.
+func TestWaitingForADeviceLetsOthersBeReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeNode{use: gpu.Use{MemoryUsed: 1 << 30}}
+		r := newRunner(t, f)
+		r.opts.AwaitUnused = 5 * time.Second
+		refused := make(chan time.Time)
+		go func() {
+			_, err := r.Run(t.Context(), device, Rules{Policy: Clean})
+			checkError(t, err, "(memory): 1024 MiB are in use")
+			refused <- time.Now()
+		}()
+		synctest.Wait()
+		began := time.Now()
+		err := r.WithoutDriver(t.Context(), func() bool { time.Sleep(time.Second); return true })
+		checkError(t, err, "")
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("the driver was released after %s", took)
+		}
+		if took := (<-refused).Sub(began); took < 4*time.Second || took > 6*time.Second {
+			t.Errorf("refused after %s", took)
+		}
+		go func() {
+			_, err := r.Run(within(t, time.Second), device, Rules{Policy: Clean})
+			checkError(t, err, "(memory): 1024 MiB are in use")
+			refused <- time.Now()
+		}()
+		synctest.Wait()
+		err = r.WithoutDriver(t.Context(), func() bool { <-refused; return true })
+		checkError(t, err, "")
+		if r.gate.calls != 0 {
+			t.Errorf("%d calls after a deadline in a pause", r.gate.calls)
+		}
+	})
+}
+
+// A reset never runs while the driver is open, also if it could not be released for the reset before.
+func TestEachResetReleasesTheDriver(t *testing.T) {
+	synctest.Test(t, testEachResetReleasesTheDriver) // gathering takes no time
+}
+
+func testEachResetReleasesTheDriver(t *testing.T) {
+	var g gate
+	var released atomic.Bool
+	var releases, resets atomic.Int64
+	release := func() error {
+		if releases.Add(1)%2 == 0 {
+			return errors.New("busy")
+		}
+		released.Store(true)
+		return nil
+	}
+	reopen := func() error { released.Store(false); return nil }
+	work := func() error {
+		resets.Add(1)
+		if !released.Load() {
+			t.Error("a GPU is reset while the driver is open")
+		}
+		return nil
+	}
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 5_000 {
+				_ = g.reset(t.Context(), release, reopen, work)
+			}
+		})
+	}
+	all.Wait()
+	if resets.Load() == 0 {
+		t.Error("no reset began")
+	}
+}

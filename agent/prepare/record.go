@@ -1,0 +1,172 @@
+package prepare
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+)
+
+// Record is what was done to prepare a device.
+type Record struct {
+	// UUID is the device's.
+	UUID   string `json:"uuid"`
+	Policy Policy `json:"policy"`
+	// Time is when the preparation began.
+	Time     time.Time     `json:"time"`
+	Duration time.Duration `json:"duration"` // nanoseconds
+	Steps    []Step        `json:"steps"`
+	// Error is why the device was refused, or empty.
+	Error string `json:"error,omitempty"`
+}
+
+// Step is one of the steps of a preparation: sharing, health, orphans, processes, memory, settings, persistence, reset
+// and exec, or wait if an earlier preparation of the device or the resets of others did not end in time.
+type Step struct {
+	Name   string `json:"name"`
+	Result Result `json:"result"`
+	// Note is what was found or done, or why the step was skipped or failed.
+	Note     string        `json:"note,omitempty"`
+	Duration time.Duration `json:"duration"` // nanoseconds
+}
+
+// Result is how a step ended.
+type Result string
+
+// The results.
+const (
+	OK      Result = "ok"
+	Failed  Result = "failed"
+	Skipped Result = "skipped"
+)
+
+// MaxRecords is the size in bytes of the largest records that are read.
+const MaxRecords = 4 << 20
+
+// ParseRecords parses records as JSON, the last of each device by UUID.
+func ParseRecords(data []byte) (map[string]Record, error) {
+	var all map[string]Record
+	if err := json.Unmarshal(data, &all); err != nil {
+		return nil, fmt.Errorf("parse the records of preparations: %w", err)
+	}
+	return all, nil
+}
+
+// String says when the device was prepared, by which policy, for how long, and with which result, such as
+// "2026-01-02T03:04:05Z check ok 12ms" or "2026-01-02T03:04:05Z check failed (memory) 5s".
+func (r *Record) String() string {
+	result := string(OK)
+	if r.Error != "" {
+		result = string(Failed)
+		if last := len(r.Steps) - 1; last >= 0 {
+			result += " (" + r.Steps[last].Name + ")"
+		}
+	}
+	return fmt.Sprintf("%s %s %s %s",
+		r.Time.UTC().Format(time.RFC3339), r.Policy, result, r.Duration.Round(time.Millisecond))
+}
+
+// Error is why a device was refused, in one line.
+type Error struct {
+	// UUID is the device's, and Step the step that failed.
+	UUID, Step string
+	Err        error
+}
+
+// Error names the device and the step. It is one line of text that can be printed.
+func (e *Error) Error() string {
+	return fmt.Sprintf("%s is not ready for a container (%s): %s", e.UUID, e.Step, plain(e.Err.Error()))
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// recorder makes a Record. Steps may still be running when end is called.
+type recorder struct {
+	mu     sync.Mutex
+	record Record
+	ended  bool
+	name   string // of the current step
+	began  time.Time
+}
+
+func (r *recorder) begin(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.name, r.began = name, time.Now()
+}
+
+// step runs a step and records it, unless ctx has ended.
+func (r *recorder) step(ctx context.Context, name string, do stepFunc) error {
+	r.begin(name)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	note, err := do(ctx)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	why, isSkipped := errors.AsType[skippedError](err)
+	switch {
+	case errors.Is(err, errNotDue):
+	case isSkipped:
+		r.add(Skipped, string(why))
+	case err != nil:
+		return err // end records it
+	default:
+		r.add(OK, note)
+	}
+	return nil
+}
+
+// add adds the result of the current step, unless the record was returned already.
+func (r *recorder) add(result Result, note string) {
+	if r.ended {
+		return
+	}
+	r.record.Steps = append(r.record.Steps, Step{r.name, result, plain(note), time.Since(r.began)})
+}
+
+// end returns the record. An error is that of the current step.
+func (r *recorder) end(err error) (Record, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	defer func() { r.ended = true }()
+	r.record.Duration = time.Since(r.record.Time)
+	if err == nil {
+		return r.record, nil
+	}
+	r.add(Failed, err.Error())
+	err = &Error{UUID: r.record.UUID, Step: r.name, Err: err}
+	r.record.Error = err.Error()
+	return r.record, err
+}
+
+// maxText bounds texts from programs and processes, in bytes.
+const maxText = 1000
+
+// plain makes a text one line that can be printed and is not too long.
+func plain(text string) string {
+	text = strings.Map(func(c rune) rune {
+		if !unicode.IsPrint(c) {
+			return ' '
+		}
+		return c
+	}, strings.ToValidUTF8(text, "?"))
+	if len(text) > maxText {
+		text = strings.ToValidUTF8(text[:maxText], "") + "..."
+	}
+	return strings.TrimSpace(text)
+}
+
+// list is a text of at most three things.
+func list(things []string) string {
+	const most = 3
+	if len(things) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(things[:most], ", "), len(things)-most)
+	}
+	return strings.Join(things, ", ")
+}

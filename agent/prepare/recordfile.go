@@ -1,0 +1,84 @@
+package prepare
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"sync"
+
+	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/wake"
+)
+
+// RecordFile writes the last record of each device to a file, which ParseRecords reads. It is an actor: containers do
+// not wait for the disk.
+type RecordFile struct {
+	path    string
+	offered func(uuid string) bool
+	log     *slog.Logger
+	wake    wake.Chan
+
+	mu    sync.Mutex
+	fresh map[string]Record // since the last write, by UUID
+}
+
+// NewRecordFile returns a RecordFile at a path. Records of devices that are not offered are dropped.
+func NewRecordFile(path string, offered func(uuid string) bool, log *slog.Logger) *RecordFile {
+	return &RecordFile{path: path, offered: offered, log: log, wake: wake.New(), fresh: map[string]Record{}}
+}
+
+// Add takes a record. It does not wait.
+func (f *RecordFile) Add(r Record) {
+	f.mu.Lock()
+	f.fresh[r.UUID] = r
+	f.mu.Unlock()
+	f.wake.Wake()
+}
+
+// Run writes the records until ctx ends. What cannot be written is written with the next record.
+func (f *RecordFile) Run(ctx context.Context) error {
+	unsaved := map[string]Record{}
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-f.wake:
+		}
+		f.mu.Lock()
+		maps.Copy(unsaved, f.fresh)
+		clear(f.fresh)
+		f.mu.Unlock()
+		if err := f.write(unsaved); err != nil {
+			f.log.Warn("the last preparations of devices are not recorded until the next one: " + err.Error())
+			continue
+		}
+		clear(unsaved)
+	}
+	return nil
+}
+
+// write adds new records to those in the file.
+func (f *RecordFile) write(fresh map[string]Record) error {
+	if len(fresh) == 0 {
+		return nil
+	}
+	all := map[string]Record{}
+	data, err := regular.ReadFile(f.path, MaxRecords)
+	if err == nil {
+		var recorded map[string]Record
+		recorded, err = ParseRecords(data)
+		maps.Copy(all, recorded)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		f.log.Warn("the recorded preparations of devices cannot be used, and a new record begins: " + err.Error())
+	}
+	maps.DeleteFunc(all, func(uuid string, _ Record) bool { return !f.offered(uuid) })
+	maps.Copy(all, fresh)
+	if data, err = json.MarshalIndent(all, "", "  "); err != nil {
+		return err
+	}
+	return atomicfile.Write(f.path, append(data, '\n'), 0o644) // every user may read it
+}

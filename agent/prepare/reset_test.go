@@ -1,0 +1,1033 @@
+package prepare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+func TestReset(t *testing.T) {
+	cleaned := []string{"restore exclusive=false"}
+	release := append(cleaned[:1:1], "released true")
+	try := []string{"released true", "reset", "released false"}
+	for name, c := range map[string]struct {
+		outcomes   []Outcome
+		persistent bool
+		strict     bool
+		limit      time.Duration
+		takes      time.Duration
+		result     Result
+		err        string
+		calls      []string
+	}{
+		"it works": {
+			outcomes: []Outcome{ResetDone}, result: OK,
+			calls: append(release[:2:2], "reset", "released false", "was reset"),
+		},
+		"persistence mode is off meanwhile": {
+			outcomes: []Outcome{ResetDone}, persistent: true, result: OK,
+			calls: []string{
+				cleaned[0], "persistence false", "released true", "reset", "released false", "was reset",
+				"persistence true",
+			},
+		},
+		"persistence mode is on again after a failure": {
+			outcomes: []Outcome{ResetFailed}, persistent: true, result: Failed, err: "(reset): it broke",
+			calls: []string{
+				cleaned[0], "persistence false", "released true", "reset", "released false", "persistence true",
+			},
+		},
+		"the GPU is busy at first": {
+			outcomes: []Outcome{ResetBusy, ResetBusy, ResetDone}, result: OK,
+			calls: slices.Concat(cleaned, try, try, try, []string{"was reset"}),
+		},
+		"the GPU stays busy until the deadline": {
+			outcomes: []Outcome{ResetBusy}, limit: 500 * time.Millisecond, result: Failed,
+			err:   "(reset): in use by another client",
+			calls: slices.Concat(cleaned, try), // the next one would begin after the deadline
+		},
+		"the GPU is busy, and the next try takes until the deadline": {
+			outcomes: []Outcome{ResetBusy}, limit: 700 * time.Millisecond, takes: 100 * time.Millisecond, result: Failed,
+			err:   "(reset): in use by another client",
+			calls: slices.Concat(cleaned, try, try),
+		},
+		"not supported": {
+			outcomes: []Outcome{ResetNotSupported}, result: Skipped,
+			calls: append(release[:2:2], "reset", "released false"),
+		},
+		"not supported, and strict": {
+			outcomes: []Outcome{ResetNotSupported}, strict: true, result: Failed,
+			err:   "(reset): the GPU must be reset and cannot be: Not Supported",
+			calls: append(release[:2:2], "reset", "released false"),
+		},
+		"refused": {
+			outcomes: []Outcome{ResetRefused}, result: Skipped,
+			calls: append(release[:2:2], "reset", "released false"),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeNode{persistent: c.persistent}
+				r := newRunner(t, f)
+				r.opts.Resetter = &fakeReset{node: f, outcomes: c.outcomes, takes: c.takes}
+				if c.limit == 0 {
+					c.limit = 20 * time.Second
+				}
+				rec, err := r.Run(within(t, c.limit), device, Rules{Policy: Reset, Strict: c.strict})
+				checkError(t, err, c.err)
+				if last := resetStep(rec); last.Result != c.result {
+					t.Errorf("the last step is %+v", last)
+				}
+				if diff := cmp.Diff(c.calls, f.log); diff != "" {
+					t.Errorf("calls (-want +got):\n%s", diff)
+				}
+				if f.released || f.persistent != c.persistent {
+					t.Errorf("afterwards released %t, persistent %t", f.released, f.persistent)
+				}
+			})
+		})
+	}
+}
+
+func resetStep(rec Record) Step {
+	for _, s := range rec.Steps {
+		if s.Name == "reset" {
+			return s
+		}
+	}
+	return Step{}
+}
+
+func TestResetThatIsNotSupportedIsRemembered(t *testing.T) {
+	f := &fakeNode{}
+	reset := &fakeReset{node: f, outcomes: []Outcome{ResetNotSupported}}
+	r := newRunner(t, f)
+	r.opts.Resetter = reset
+	for _, c := range []struct {
+		strict bool
+		calls  int
+		note   string
+	}{
+		{false, 1, "not reset: Not Supported"},
+		{false, 1, "not reset: Not Supported (tried before)"},
+		{true, 1, "the GPU must be reset and cannot be: Not Supported (tried before)"},
+	} {
+		rec, err := r.Run(t.Context(), device, Rules{Policy: Reset, Strict: c.strict})
+		last := rec.Steps[len(rec.Steps)-1]
+		if (err != nil) != c.strict || reset.calls != c.calls || last.Note != c.note {
+			t.Errorf("%+v: error %v, %d resets, step %+v", c, err, reset.calls, last)
+		}
+	}
+}
+
+// A GPU that does not come back is not given away, nor is one whose driver could not be released reset.
+func TestAfterReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeNode{}
+		r := newRunner(t, f)
+		r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetDone}}
+		r.opts.State = &unhealthyAfterReset{fakeNode: f}
+		_, err := r.Run(within(t, time.Second), device, Rules{Policy: Reset})
+		checkError(t, err, "(reset): after the reset: lost")
+	})
+}
+
+// A GPU is reset although it is unhealthy, if that may heal it and the reset is due.
+func TestUnhealthyGPU(t *testing.T) {
+	const why = "it is unhealthy: XID 95"
+	heals := &NeedsResetError{Err: errors.New(why)}
+	part := device
+	part.UUID = "MIG-1"
+	for name, c := range map[string]struct {
+		device  Device
+		policy  Policy
+		err     error
+		outcome Outcome
+		want    string
+	}{
+		"a reset heals it":      {device, Reset, heals, ResetDone, ""},
+		"it needs more":         {device, Reset, errors.New(why), ResetDone, "(health): " + why},
+		"it is not to be reset": {device, Clean, heals, ResetDone, "(health): " + why},
+		"a part of a GPU":       {part, Reset, heals, ResetDone, "(health): " + why},
+		"it cannot be reset": {
+			device, Reset, heals, ResetNotSupported, "(reset): " + why + ", and the GPU cannot be reset",
+		},
+		"nothing is asked about it": {device, None, heals, ResetDone, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &fakeNode{healthErr: c.err}
+			r := newRunner(t, f)
+			r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{c.outcome}}
+			r.opts.State = &healthyAfterReset{fakeNode: f}
+			rec, err := r.Run(within(t, plenty), c.device, Rules{Policy: c.policy})
+			checkError(t, err, c.want)
+			if c.want == "" && c.policy == Reset && rec.Steps[1].Note != why {
+				t.Errorf("steps %+v", rec.Steps)
+			}
+		})
+	}
+}
+
+// A driver that refuses the steps before a reset asks for the reset, unless there is none.
+func TestResetThatTheDriverRequires(t *testing.T) {
+	const why = "read what uses it: the GPU requires a reset"
+	for name, c := range map[string]struct {
+		policy  Policy
+		outcome Outcome
+		want    string
+	}{
+		"it is reset":           {Reset, ResetDone, ""},
+		"it is not to be reset": {Clean, ResetDone, "(processes): " + why},
+		"it cannot be reset":    {Reset, ResetNotSupported, "(reset): " + why + ", and the GPU cannot be reset"},
+		"it is reset in vain":   {Reset, ResetDone, "(memory): " + why},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &fakeNode{useErr: fmt.Errorf("read what uses it: %w", gpu.ErrResetRequired)}
+			r := newRunner(t, f)
+			r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{c.outcome}}
+			if c.want == "" {
+				r.opts.State = &readableAfterReset{f}
+			}
+			_, err := r.Run(within(t, plenty), device, Rules{Policy: c.policy})
+			checkError(t, err, c.want)
+		})
+	}
+}
+
+type readableAfterReset struct{ *fakeNode }
+
+func (r *readableAfterReset) WasReset(string) { r.useErr = nil }
+
+type healthyAfterReset struct{ *fakeNode }
+
+func (h *healthyAfterReset) WasReset(string) { h.healthErr = nil }
+
+type unhealthyAfterReset struct{ *fakeNode }
+
+func (u *unhealthyAfterReset) WasReset(string) { u.healthErr = errors.New("lost") }
+
+func TestBusyGPUNamesWhoHasItOpen(t *testing.T) {
+	h := realHost(t)
+	node := filepath.Join(t.TempDir(), "nvidia0")
+	cmd := exec.Command("sleep", "1000")
+	cmd.ExtraFiles = []*os.File{makeNode(t, node)}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	f := &fakeNode{}
+	r := newRunner(t, f)
+	r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetBusy}}
+	d := device
+	d.Nodes = []string{node}
+	other := fmt.Sprintf("process %d (sleep, ", cmd.Process.Pid)
+	if users, err := openers(t.Context(), h, d.Nodes, os.Getpid()); err != nil || len(users) != 1 ||
+		!strings.HasPrefix(users[0], other) {
+		t.Errorf("open in %v, error %v", users, err)
+	}
+	_, err := r.Run(within(t, plenty), d, Rules{Policy: Reset})
+	checkError(t, err, "(reset): "+other)
+	checkError(t, err, "has the GPU open, so it cannot be reset: end it")
+	if diff := cmp.Diff([]string{"restore exclusive=false"}, f.log); diff != "" {
+		t.Errorf("other GPUs are disturbed (-want +got):\n%s", diff)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	synctest.Test(t, func(t *testing.T) {
+		_, err := r.Run(within(t, time.Second), d, Rules{Policy: Reset})
+		const want = "in use by another client: process %d (this program) has the GPU open: end it"
+		checkError(t, err, fmt.Sprintf(want, os.Getpid()))
+	})
+}
+
+// What others than root can do does not keep a GPU from its reset: a file with the path of its node in a mount
+// namespace of one's own, and the node opened by O_PATH, which needs no right to it.
+func TestOnlyAnOpenDeviceHoldsTheGPU(t *testing.T) {
+	h := realHost(t)
+	dir := t.TempDir()
+	node := filepath.Join(dir, "nvidia0")
+	_ = makeNode(t, node).Close()
+	held := func() []string {
+		users, err := openers(t.Context(), h, []string{node}, os.Getpid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return users
+	}
+	file := start(t, "", &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS},
+		"sh", "-c", fmt.Sprintf("mount -t tmpfs none %s && echo > %s && exec sleep 1000 < %[2]s", dir, node))
+	testenv.Eventually(t, "the shell opens its file", func() bool { return hasOpen(file.Process.Pid, 0, node) })
+	hold := func(flags int) {
+		fd, err := unix.Open(node, flags, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := os.NewFile(uintptr(fd), node)
+		defer f.Close()
+		cmd := exec.Command("sleep", "1000")
+		cmd.ExtraFiles = []*os.File{f}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	}
+	hold(unix.O_PATH)
+	if users := held(); len(users) > 0 {
+		t.Errorf("the GPU is held by %v", users)
+	}
+	hold(unix.O_RDONLY)
+	if users := held(); len(users) != 1 {
+		t.Errorf("an open node: the GPU is held by %v", users)
+	}
+	if _, err := openers(within(t, 0), h, []string{node}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("after the deadline: %v", err)
+	}
+}
+
+func hasOpen(pid, fd int, path string) bool {
+	target, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, fd))
+	return target == path
+}
+
+// makeNode makes a device node that no process has open, that of /dev/full, and opens it.
+func makeNode(t testing.TB, path string) *os.File {
+	t.Helper()
+	testenv.Root(t)
+	if err := unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 7))); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		testenv.Skip(t, "needs to open device nodes: "+err.Error())
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+func TestSMI(t *testing.T) {
+	const all = `[ "$*" = "--gpu-reset -i 0000:17:00.0" ] || exit 9; `
+	for name, c := range map[string]struct {
+		script string
+		want   Outcome
+		err    string
+	}{
+		"done": {
+			all + "echo 'GPU 00000000:17:00.0 was successfully reset.'; echo 'All done.'", ResetDone, "",
+		},
+		"done, in other words": {all + "echo 'GPU was re-initialised.'", ResetDone, ""},
+		"NVLink is only mentioned": {
+			all + "echo 'GPU X was successfully reset. NVLinks are being trained'", ResetDone, "",
+		},
+		"in use": {
+			all + `printf 'The following GPUs could not be reset:\n  GPU 00000000:17:00.0: In use by another client\n` +
+				`\n1 device is currently being used by one or more other processes (e.g. Fabric Manager, ...).'; ` +
+				`exit 255`, ResetBusy, "nvidia-smi: GPU 00000000:17:00.0: In use by another client",
+		},
+		"in use, with an old driver": {
+			"echo 'GPU 00000000:17:00.0 is currently in use by another process.'; exit 255",
+			ResetBusy, "in use by another process",
+		},
+		"in use, but status 0": {
+			"echo 'GPU 00000000:17:00.0 is currently in use by another process.'",
+			ResetBusy, "in use by another process",
+		},
+		"not supported": {
+			`printf 'The following GPUs could not be reset:\n  GPU 00000000:17:00.0: Not Supported\n'; exit 255`,
+			ResetNotSupported, "nvidia-smi: GPU 00000000:17:00.0: Not Supported",
+		},
+		"not supported, by the status alone": {"exit 3", ResetNotSupported, "nvidia-smi ended with status 3"},
+		"the primary GPU": {
+			`echo "GPU Reset couldn't run because GPU 00000000:17:00.0 is the primary GPU."; exit 255`,
+			ResetRefused, "is the primary GPU",
+		},
+		"linked to others": {
+			"echo 'All GPUs that are connected by NVLink must be reset together.' >&2; exit 255",
+			ResetRefused, "NVLink",
+		},
+		"no permission": {
+			"echo 'Unable to reset: Insufficient Permissions' >&2; exit 4", ResetFailed,
+			"nvidia-smi ended with status 4: Unable to reset: Insufficient Permissions",
+		},
+		"its environment is its own": {
+			`env | cut -d= -f1 | sort | tr '\n' ' '; exit 7`,
+			ResetFailed, "status 7: LC_ALL PATH PWD", // the shell adds PWD
+		},
+		"too much output": {"yes | head -c 10000000; exit 255", ResetFailed, "ended with status 255: y y"},
+		"killed":          {"kill -9 $$", ResetFailed, "ended with status -1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := smiReset(t, c.script)
+			got, err := r.Reset(within(t, plenty), device)
+			if got != c.want {
+				t.Errorf("outcome %d, want %d", got, c.want)
+			}
+			checkError(t, err, c.err)
+		})
+	}
+}
+
+// writeScript writes a shell script.
+func writeScript(t testing.TB, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "program")
+	testenv.WriteProgram(t, path, []byte("#!/bin/sh\n"+text+"\n"))
+	return path
+}
+
+func accept(string) error { return nil }
+
+func smiReset(t testing.TB, script string) *DriverReset {
+	t.Helper()
+	path := writeScript(t, script)
+	return &DriverReset{
+		Host: realHost(t), Check: accept,
+		Find: func() (Program, bool) { return Program{Path: path}, true },
+	}
+}
+
+// GPUs that are reset at the same time are reset by one nvidia-smi, and each gets its own answer.
+func TestSMIOfSeveralGPUs(t *testing.T) {
+	r := smiReset(t, `echo "$3" >>$0.log
+echo 'GPU 00000000:17:00.0 was successfully reset.'
+echo 'The following GPUs could not be reset:'
+echo '  GPU 00000000:18:00.0: In use by another client'
+echo '  GPU 00000000:19:00.0: Not Supported'
+echo '  GPU 00000000:1A:00.0: Unknown Error'
+echo
+echo '1 device is currently being used by one or more other processes (e.g., Fabric Manager).'
+exit 255`)
+	type result struct {
+		address string
+		outcome Outcome
+	}
+	results := make(chan result)
+	want := map[string]Outcome{
+		"0000:17:00.0": ResetDone, "0000:18:00.0": ResetBusy, "00000000:19:00.0": ResetNotSupported,
+		"0000:1a:00.0": ResetFailed, "0001:17:00.0": ResetBusy, // which has no line of its own
+	}
+	for address := range want {
+		go func() {
+			outcome, _ := r.Reset(t.Context(), Device{GPU: "GPU-" + address, PCIBusID: address})
+			results <- result{address, outcome}
+		}()
+	}
+	for range want {
+		if got := <-results; got.outcome != want[got.address] {
+			t.Errorf("%s: outcome %d, want %d", got.address, got.outcome, want[got.address])
+		}
+	}
+	path, _ := r.Find()
+	log, err := os.ReadFile(path.Path + ".log")
+	if err != nil || strings.Count(string(log), "\n") != 1 || strings.Count(string(log), ",") != len(want)-1 {
+		t.Errorf("runs: %q, error %v", log, err)
+	}
+	got, err := r.Reset(t.Context(), Device{GPU: "GPU", PCIBusID: "0000:17:00"})
+	if got != ResetFailed {
+		t.Errorf("an address that is none: outcome %d", got)
+	}
+	checkError(t, err, `the PCI address "0000:17:00", which is none`)
+}
+
+func TestSMIOfOthersIsNotRun(t *testing.T) {
+	mark := filepath.Join(t.TempDir(), "ran")
+	r := smiReset(t, "touch "+mark)
+	r.Check = nil
+	path, _ := r.Find()
+	if err := os.Chmod(path.Path, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	got, err := r.Reset(t.Context(), device)
+	if got != ResetFailed {
+		t.Errorf("outcome %d", got)
+	}
+	checkError(t, err, "others can change it")
+	if _, err := os.Stat(mark); err == nil {
+		t.Error("it ran")
+	}
+}
+
+// A reset that takes longer than its request is not interrupted, and no container gets the GPU or a part of it before
+// it has ended, whatever the policy is.
+func TestAbandonedReset(t *testing.T) {
+	t.Parallel()
+	f := &fakeNode{persistent: true}
+	r := newRunner(t, f)
+	reset := smiReset(t, "touch $0.began; "+waits+"; touch $0.ended")
+	r.opts.Resetter = reset
+	script, _ := reset.Find()
+	_, err := r.Run(within(t, tooShort), device, Rules{Policy: Reset})
+	checkError(
+		t,
+		err,
+		"(reset): the reset has not ended: context deadline exceeded; "+
+			"until it has, this program gives the GPU to no container",
+	)
+	if _, err := os.Stat(script.Path + ".began"); err != nil {
+		t.Fatal(err)
+	}
+	part, other := device, device
+	part.UUID = "MIG-1"
+	for _, d := range []Device{device, part} {
+		_, err := r.Run(within(t, 50*time.Millisecond), d, Rules{Policy: None})
+		checkError(t, err, "(wait): an earlier preparation or reset of it has not ended")
+	}
+	other.UUID, other.GPU, other.PCIBusID = "GPU-2", "GPU-2", "0000:18:00.0"
+	_, err = r.Run(within(t, plenty), other, Rules{Policy: Check})
+	checkError(t, err, "")
+	_, err = r.Run(within(t, plenty), other, Rules{Policy: Reset})
+	checkError(t, err, "(reset): nvidia-smi still resets 0000:17:00.0")
+	if f.persistent {
+		t.Error("the GPU's persistence mode is set while it is reset")
+	}
+	proceed(t, script)
+	r.Wait(within(t, plenty))
+	if _, err := os.Stat(script.Path + ".ended"); err != nil || !f.persistent || f.released {
+		t.Errorf("nvidia-smi: %v; persistence mode %t, released %t", err, f.persistent, f.released)
+	}
+	_, err = r.Run(within(t, plenty), device, Rules{Policy: Reset})
+	checkError(t, err, "")
+}
+
+const (
+	// waits is the part of a script that waits for proceed.
+	waits = "while [ ! -e $0.go ]; do sleep 0.05; done"
+	// tooShort is the limit of a reset that does not end in time. Also on a busy machine, its script begins before.
+	tooShort = 4 * time.Second
+)
+
+func proceed(t testing.TB, script Program) {
+	t.Helper()
+	if err := os.WriteFile(script.Path+".go", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// notReopened is a driver that cannot be reopened in time.
+type notReopened struct{ *fakeNode }
+
+func (n notReopened) Reopen(ctx context.Context) error {
+	return errors.Join(n.fakeNode.Reopen(ctx), errors.New("does not answer"))
+}
+
+// A reset counts also if it ended too late for its container or command, or if the driver could not be reopened in
+// time: the GPU is not reset again for the next try.
+func TestAResetThatIsTooLateCounts(t *testing.T) {
+	for name, c := range map[string]struct {
+		begin func(*Runner, *fakeNode) error
+		late  bool // nvidia-smi ends after it
+		err   string
+	}{
+		"it takes too long for a container": {
+			func(r *Runner, _ *fakeNode) error {
+				_, err := r.Run(within(t, tooShort), device, Rules{Policy: Reset})
+				return err
+			},
+			true, "(reset): the reset has not ended",
+		},
+		"it takes too long for an administrator": {
+			func(r *Runner, _ *fakeNode) error {
+				return r.Reset(within(t, tooShort), device, func(context.Context) error { return nil })
+			},
+			true, "the reset has not ended",
+		},
+		"the driver is not reopened in time": {
+			func(r *Runner, f *fakeNode) error {
+				defer func() { r.opts.Driver, f.healthErr = f, nil }()
+				r.opts.Driver, f.healthErr = notReopened{f}, &NeedsResetError{errors.New("the library is closed")}
+				_, err := r.Run(within(t, tooShort), device, Rules{Policy: Reset})
+				return err
+			},
+			false, "(reset): after the reset: the library is closed",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := &fakeNode{}
+			r := newRunner(t, f)
+			reset := smiReset(t, "echo x >>$0.log; "+waits+"; echo 'GPU 00000000:17:00.0 was successfully reset.'")
+			r.opts.Resetter = reset
+			program, _ := reset.Find()
+			resets := func() int {
+				log, _ := os.ReadFile(program.Path + ".log")
+				return strings.Count(string(log), "x")
+			}
+			run := func(policy Policy, want string) {
+				t.Helper()
+				rec, err := r.Run(within(t, plenty), device, Rules{Policy: policy})
+				checkError(t, err, "")
+				if note := resetStep(rec).Note; note != want {
+					t.Errorf("the note on the reset is %q, want %q", note, want)
+				}
+			}
+			if !c.late {
+				proceed(t, program)
+			}
+			checkError(t, c.begin(r, f), c.err)
+			if c.late {
+				proceed(t, program)
+			}
+			if _, err := r.FindUse(within(t, plenty), device, Rules{Policy: Reset}); err != nil {
+				t.Error(err)
+			}
+			if n := strings.Count(strings.Join(f.log, "; "), "was reset"); n != 1 {
+				t.Errorf("it was reset %d times for the node: %v", n, f.log)
+			}
+			run(Reset, "it was reset before, and no container has had it since")
+			if n := resets(); n != 1 {
+				t.Errorf("after the second try: %d resets", n)
+			}
+			run(Reset, "") // now a container has had it
+			if n := resets(); n != 2 {
+				t.Errorf("after a container: %d resets", n)
+			}
+		})
+	}
+}
+
+// A reset that was too late does not count any more after another container, after long, or if the GPU needs another
+// one.
+func TestAnotherResetAfterOneThatWasTooLate(t *testing.T) {
+	for name, between := range map[string]func(*testing.T, *Runner, *fakeNode){
+		"after another container": func(t *testing.T, r *Runner, _ *fakeNode) {
+			t.Helper()
+			_, err := r.Run(within(t, time.Second), device, Rules{Policy: None})
+			checkError(t, err, "")
+		},
+		"after a container with a part of it": func(t *testing.T, r *Runner, _ *fakeNode) {
+			t.Helper()
+			part := device
+			part.UUID = "MIG-1"
+			_, err := r.Run(within(t, time.Second), part, Rules{Policy: Check})
+			checkError(t, err, "")
+		},
+		"after long": func(_ *testing.T, r *Runner, _ *fakeNode) {
+			r.unusedResets[uuid] = r.unusedResets[uuid].Add(-unusedResetLimit)
+		},
+		"memory is in use": func(_ *testing.T, _ *Runner, f *fakeNode) {
+			f.set(gpu.Use{MemoryUsed: DefaultMemoryTolerance + 1})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeNode{}
+				r := newRunner(t, f)
+				reset := &fakeReset{node: f, outcomes: []Outcome{ResetDone}}
+				r.opts.Resetter = reset
+				f.healthErr = &NeedsResetError{errors.New("lost")}
+				rules := Rules{Policy: Reset, MemoryTolerance: DefaultMemoryTolerance}
+				_, err := r.Run(within(t, time.Second), device, rules)
+				checkError(t, err, "(reset): after the reset: lost")
+				f.healthErr = nil
+				between(t, r, f)
+				_, _ = r.Run(within(t, time.Second), device, rules)
+				if reset.calls != 2 {
+					t.Errorf("%d resets, want 2", reset.calls)
+				}
+			})
+		})
+	}
+}
+
+// That persistence mode stays off is logged, also when the record of the reset was returned long ago.
+func TestPersistenceModeThatStaysOffIsLogged(t *testing.T) {
+	for name, abandoned := range map[string]bool{"at once": false, "after an abandoned reset": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := &fakeNode{persistent: true, persistErr: errors.New("Unknown\nError")}
+			r := newRunner(t, f)
+			var log testenv.Log
+			r.opts.Log = slog.New(slog.NewTextHandler(&log, nil))
+			script, limit := "true", plenty
+			if abandoned {
+				script, limit = waits, tooShort
+			}
+			reset := smiReset(t, script)
+			r.opts.Resetter = reset
+			_, err := r.Run(within(t, limit), device, Rules{Policy: Reset})
+			if abandoned != (err != nil) {
+				t.Errorf("error %v", err)
+			}
+			program, _ := reset.Find()
+			proceed(t, program)
+			r.Wait(within(t, plenty))
+			if want := "persistence mode of " + uuid + " was switched off"; !strings.Contains(log.String(), want) ||
+				!strings.Contains(log.String(), ": Unknown Error") {
+				t.Errorf("the log is %q", &log)
+			}
+		})
+	}
+}
+
+// An nvidia-smi that hangs is killed at last.
+func TestHangingSMI(t *testing.T) {
+	r := smiReset(t, "sleep 1000 & sleep 1000")
+	r.longest = 200 * time.Millisecond
+	_, err := r.Reset(within(t, plenty), device)
+	checkError(t, err, "killed, since it took too long")
+}
+
+// An nvidia-smi that hangs does not make other GPUs look stuck.
+func TestStuckSMI(t *testing.T) {
+	r := smiReset(t, "true")
+	r.smi.Lock()
+	r.setRunning("0000:18:00.0", time.Now().Add(time.Minute))
+	if err := r.Ready(); err != nil {
+		t.Errorf("while nvidia-smi runs: %v", err)
+	}
+	const hangs = "nvidia-smi still resets 0000:18:00.0"
+	_, err := r.Reset(within(t, 50*time.Millisecond), device)
+	checkError(t, err, hangs)
+	r.setRunning("0000:18:00.0", time.Now())
+	began := time.Now()
+	checkError(t, r.Ready(), hangs)
+	f := &fakeNode{}
+	runner := newRunner(t, f)
+	runner.opts.Resetter = r
+	_, err = runner.Run(within(t, plenty), device, Rules{Policy: Reset})
+	checkError(t, err, "(reset): "+hangs)
+	if slices.Contains(f.log, "released true") || time.Since(began) > plenty/2 {
+		t.Errorf("after %s, calls %v", time.Since(began), f.log)
+	}
+	r.setRunning("", time.Time{})
+	r.smi.Unlock()
+	if got, err := r.Reset(within(t, plenty), device); got != ResetDone {
+		t.Errorf("after its end: outcome %d, error %v", got, err)
+	}
+}
+
+// An nvidia-smi that outlived the process that started it keeps all GPUs from being reset until it has ended.
+func TestSMIOfAnEarlierProcess(t *testing.T) {
+	const other = "GPU-8f6c3a1e-0000-4000-8000-000000000002"
+	r := smiReset(t, `[ "$(readlink /proc/$$/fd/3)" = "${0%program}locks/`+uuid+`" ] || exit 7
+[ "$(readlink /proc/$$/fd/1)" = "/memfd:program (deleted)" ] || exit 8 # a pipe would end with the other process
+echo 'GPU 00000000:17:00.0 was successfully reset.'
+exit 9`)
+	program, _ := r.Find()
+	r.LockDir = filepath.Join(filepath.Dir(program.Path), "locks")
+	if got, err := r.Reset(within(t, plenty), device); got != ResetDone { // without a directory
+		t.Fatalf("outcome %d, error %v", got, err)
+	}
+	l, err := lock.Acquire(filepath.Join(r.LockDir, other))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if uuids, err := r.StillResetting(); err != nil || !slices.Equal(uuids, []string{other}) {
+		t.Errorf("%v, %v, want %s", uuids, err, other)
+	}
+	checkError(t, r.Ready(), "nvidia-smi still resets "+other)
+	_, err = r.Reset(within(t, plenty), device)
+	checkError(t, err, "nvidia-smi still resets "+other)
+	if err := l.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if uuids, err := r.StillResetting(); err != nil || len(uuids) > 0 {
+		t.Errorf("after its end: %v, %v", uuids, err)
+	}
+	if got, err := r.Reset(within(t, plenty), device); got != ResetDone {
+		t.Errorf("after its end: outcome %d, error %v", got, err)
+	}
+	r.setRunning("0000:17:00.0", time.Now().Add(time.Minute)) // its own locks
+	if err := r.Ready(); err != nil {
+		t.Errorf("while its own nvidia-smi runs: %v", err)
+	}
+}
+
+// A program that ends waits for a reset that began, and leaves persistence mode on.
+func TestWait(t *testing.T) {
+	f := &fakeNode{persistent: true}
+	r := newRunner(t, f)
+	reset := smiReset(t, "touch $0.began; "+waits+"; touch $0.ended")
+	r.opts.Resetter = reset
+	script, _ := reset.Find()
+	ctx, cancel := context.WithCancel(within(t, plenty))
+	go func() {
+		for ctx.Err() == nil {
+			if _, err := os.Stat(script.Path + ".began"); err == nil {
+				cancel()
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	_, err := r.Run(ctx, device, Rules{Policy: Reset})
+	checkError(t, err, "context canceled")
+	short := within(t, 10*time.Millisecond)
+	if r.Wait(short); short.Err() == nil {
+		t.Error("a reset is not waited for")
+	}
+	proceed(t, script)
+	r.Wait(t.Context())
+	if _, err := os.Stat(script.Path + ".ended"); err != nil || !f.persistent || f.released {
+		t.Errorf("nvidia-smi: %v; persistence mode %t, released %t", err, f.persistent, f.released)
+	}
+}
+
+func TestPCIReset(t *testing.T) {
+	realHost(t)
+	const node, none = "nvidia0", ""
+	for name, c := range map[string]struct {
+		files map[string]string
+		open  bool
+		node  string // in /dev
+		want  Outcome
+		err   string
+	}{
+		"it works": {map[string]string{"reset": "", "boot_vga": "0\n"}, false, node, ResetDone, ""},
+		"no file":  {nil, false, node, ResetNotSupported, "the PCI device has no reset"},
+		"the primary GPU": {
+			map[string]string{"reset": "", "boot_vga": "1\n"}, false, node, ResetRefused, "primary",
+		},
+		"a process has it":      {map[string]string{"reset": ""}, true, node, ResetBusy, "the GPU is in use"},
+		"its nodes are unknown": {map[string]string{"reset": ""}, false, none, ResetFailed, "unknown"},
+		"its node is missing":   {map[string]string{"reset": ""}, false, "nvidia-1", ResetFailed, "nvidia-1: no such"},
+		"its node is a file":    {map[string]string{"reset": ""}, false, "file", ResetFailed, "is no device node"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			h, err := host.New(root, "", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := h.Sys("bus/pci/devices", device.PCIBusID)
+			for _, d := range []string{dir, h.Dev()} {
+				if err := os.MkdirAll(d, 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.Symlink("/proc", h.Proc()); err != nil {
+				t.Fatal(err)
+			}
+			for file, text := range c.files {
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			d := device
+			if err := os.WriteFile(h.Dev("file"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if node := makeNode(t, h.Dev("nvidia0")); !c.open {
+				_ = node.Close()
+			}
+			if c.node != none {
+				d.Nodes = []string{h.Dev(c.node)}
+			}
+			r := &DriverReset{Host: h, Find: func() (Program, bool) { return Program{}, false }}
+			got, err := r.Reset(t.Context(), d)
+			checkError(t, err, c.err)
+			written, _ := os.ReadFile(filepath.Join(dir, "reset"))
+			if got != c.want || (string(written) == "1") != (c.want == ResetDone) {
+				t.Errorf("outcome %d, want %d; written %q", got, c.want, written)
+			}
+		})
+	}
+	d := device
+	d.Nodes = []string{"/dev/nvidia0"}
+	r := &DriverReset{Host: fakeProc(t), Find: func() (Program, bool) { return Program{}, false }}
+	if got, err := r.Reset(t.Context(), d); got != ResetFailed || !errors.Is(err, errNotHost) {
+		t.Errorf("where other processes cannot be seen: outcome %d, error %v", got, err)
+	}
+}
+
+func TestExec(t *testing.T) {
+	for name, c := range map[string]struct {
+		script string
+		policy Policy
+		check  func(string) error
+		note   string
+		err    string
+	}{
+		"it passes, with the device in its environment": {
+			script: `echo "$GPU_DEVICE_UUID $GPU_PCI_BUS_ID $GPU_POLICY"; pwd`, policy: Check, check: accept,
+			note: uuid + " 0000:17:00.0 check /",
+		},
+		"also with the policy none": {script: "echo fine", policy: None, check: accept, note: "fine"},
+		"its failure refuses the device, with its last words": {
+			script: "echo first; printf 'scrub: \\033[31mverify error\\n' >&2; exit 3", policy: Check, check: accept,
+			err: "(exec): run PROGRAM: exit status 3: first scrub:  [31mverify error",
+		},
+		"it takes too long":    {script: "sleep 1000 & sleep 1000", policy: Check, check: accept, err: "took too long"},
+		"it belongs to others": {script: "true", policy: Check, err: "others can change it"},
+		"it does not run after a failure": {
+			script: "touch $0.ran", policy: Check, check: accept, err: "(health): lost",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := &fakeNode{}
+			if strings.Contains(c.err, "lost") {
+				f.healthErr = errors.New("lost")
+			}
+			r := newRunner(t, f)
+			r.opts.Check = c.check
+			path := writeScript(t, c.script)
+			if c.check == nil {
+				if err := os.Chmod(path, 0o777); err != nil {
+					t.Fatal(err)
+				}
+			}
+			limit := plenty
+			if strings.Contains(c.err, "too long") {
+				limit = 500 * time.Millisecond
+			}
+			rec, err := r.Run(within(t, plenty), device, Rules{
+				Policy: c.policy, Exec: Program{Path: path, Timeout: limit},
+			})
+			checkError(t, err, strings.ReplaceAll(c.err, "PROGRAM", path))
+			last := rec.Steps[len(rec.Steps)-1]
+			if err == nil && (last.Name != "exec" || last.Note != c.note) {
+				t.Errorf("the last step is %+v", last)
+			}
+			if _, err := os.Stat(path + ".ran"); err == nil {
+				t.Error("it ran")
+			}
+		})
+	}
+	f := &fakeNode{}
+	_, err := newRunner(t, f).Run(t.Context(), device, Rules{Policy: None, Exec: Program{Path: "bin/sh"}})
+	checkError(t, err, `"bin/sh" is not the absolute path of a program`)
+}
+
+// The administrator's program gets to know of other users of the device with each policy, and is not run while a GPU is
+// reset.
+func TestExecWithEachPolicy(t *testing.T) {
+	f := &fakeNode{shared: "it has 4 replicas"}
+	r := newRunner(t, f)
+	r.opts.Check = accept
+	for _, p := range []Policy{None, Check, Clean} {
+		rules := Rules{Policy: p, Exec: Program{Path: writeScript(t, `echo "$GPU_SHARED"`)}}
+		rec, err := r.Run(t.Context(), device, rules)
+		checkError(t, err, "")
+		if last := rec.Steps[len(rec.Steps)-1]; last.Name != "exec" || last.Note != f.shared {
+			t.Errorf("%s: the last step is %+v", p, last)
+		}
+		err = r.WithoutDriver(t.Context(), func() bool {
+			_, err := r.Run(within(t, 200*time.Millisecond), device, rules)
+			checkError(t, err, "(wait): wait")
+			return true
+		})
+		checkError(t, err, "")
+	}
+	rules := Rules{Policy: Reset, Exec: Program{Path: writeScript(t, "touch $0.runs; sleep 0.5; touch $0.ended")}}
+	ran := make(chan error)
+	go func() { _, err := r.Run(t.Context(), device, rules); ran <- err }()
+	testenv.Eventually(t, "the program runs", func() bool { return exists(rules.Exec.Path + ".runs") })
+	err := r.WithoutDriver(t.Context(), func() bool { return exists(rules.Exec.Path + ".ended") })
+	checkError(t, err, "")
+	checkError(t, <-ran, "")
+	if f.released {
+		t.Error("the driver was released while the program ran")
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func TestOutputIsBounded(t *testing.T) {
+	p := Program{Path: writeScript(t, "yes | head -c 10000000; exit 3")}
+	output, status, err := p.run(t.Context(), accept)
+	if len(output) != maxOutput || status != 3 || err != nil {
+		t.Errorf("%d bytes, status %d, error %v", len(output), status, err)
+	}
+}
+
+func FuzzParseReset(f *testing.F) {
+	for _, text := range []string{
+		"GPU 00000000:17:00.0 was successfully reset.\nAll done.\n", "GPU 00000000:17:00.0: In use by another client",
+		"GPU 00000000:17:00.0: Not Supported", "", "\xff\n\x00nvlink",
+	} {
+		f.Add(text, 0)
+		f.Add(text, 255)
+	}
+	f.Fuzz(func(t *testing.T, output string, status int) {
+		outcome, err := parseReset(output, status, device.PCIBusID)
+		if (outcome == ResetDone) != (err == nil) {
+			t.Errorf("outcome %d, error %v", outcome, err)
+		}
+		if outcome == ResetDone && status != 0 && !strings.Contains(strings.ToLower(output), "successfully reset") {
+			t.Errorf("done with status %d", status)
+		}
+		if err != nil && (len(err.Error()) > 2*maxText || strings.ContainsAny(err.Error(), "\n\x00\x1b")) {
+			t.Errorf("the error is %q", err)
+		}
+	})
+}
+
+func FuzzParseCgroups(f *testing.F) {
+	id := strings.Repeat("0a", 32)
+	for text, want := range map[string]string{
+		"0::/\n":                  "",
+		"0::/../" + id + "\n":     "/../" + id,
+		"5:devices:/docker/" + id: "/docker/" + id,
+		"0::/kubepods.slice/docker-" + id + ".scope/x (deleted)\n":          "/kubepods.slice/docker-" + id + ".scope",
+		"0::/kubepods/pod1/" + id + "/docker/" + id:                         "/kubepods/pod1/" + id,
+		"0::/x-0-" + id + ".scope\n0::/-" + id:                              "",
+		"0::/system.slice/sshd.service\n":                                   "",
+		"0::/" + id + "0\n0::/x" + id + "\n0::/" + strings.ToUpper("0a"+id): "",
+	} {
+		f.Add(text)
+		container, ok := parseCgroups(text).container()
+		if _, path, _ := strings.Cut(container, ":/"); ok != (want != "") || ok && "/"+path != want {
+			f.Errorf("%q: container %q, want %q", text, container, want)
+		}
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		groups := parseCgroups(text)
+		for _, one := range groups {
+			if !strings.HasPrefix(one.path, "/") {
+				t.Errorf("path %q", one.path)
+			}
+		}
+		container, ok := groups.container()
+		if ok && (!groups.within(container) || !groups.inContainer()) || !ok && container != "" {
+			t.Errorf("container %q, %t", container, ok)
+		}
+		if groups.String() == "" {
+			t.Error("no name")
+		}
+	})
+}
+
+func FuzzParseStatus(f *testing.F) {
+	own, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(string(own))
+	session, err := unix.Getsid(0) // 0 too, where the session's leader is outside this PID namespace
+	if err != nil {
+		f.Fatal(err)
+	}
+	s, err := parseStatus(string(own))
+	if err != nil || s.first != (os.Getpid() == 1) || len(s.uids) != 4 || s.session != session {
+		f.Errorf("own status %+v, error %v, want session %d", s, err, session)
+	}
+	f.Add("Name:\tX\nState:\tS\nUid:\t0\nCapEff:\t0\nNSpid:\t7\t1\nNSsid:\t" + strconv.Itoa(1<<40) + "\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		s, err := parseStatus(text)
+		if (err == nil) == (len(s.uids) == 0) {
+			t.Errorf("status %+v, error %v", s, err)
+		}
+	})
+}

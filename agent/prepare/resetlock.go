@@ -1,0 +1,69 @@
+package prepare
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"gpu-cdi-plugin/internal/lock"
+)
+
+// An nvidia-smi goes on when the process that started it ends. So it inherits a lock file for each GPU that it resets:
+// DriverReset.LockDir/UUID. The kernel unlocks the file when both processes have ended.
+// A reset by the PCI device's file needs none, since a process does not end during such a write.
+
+// StillResetting returns the UUIDs of the GPUs that an nvidia-smi still resets which an earlier run of this program
+// started.
+func (r *DriverReset) StillResetting() ([]string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.stillResetting()
+}
+
+func (r *DriverReset) stillResetting() ([]string, error) {
+	if r.LockDir == "" || r.running != "" {
+		// The held locks are our own: no reset is started here while one of an earlier run goes on.
+		return nil, nil
+	}
+	files, err := os.ReadDir(r.LockDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("find GPUs that are still being reset: %w", err)
+	}
+	var uuids []string
+	for _, f := range files {
+		held, err := lock.IsHeld(filepath.Join(r.LockDir, f.Name()))
+		if err != nil {
+			return nil, fmt.Errorf("find GPUs that are still being reset: %w", err)
+		}
+		if held {
+			uuids = append(uuids, f.Name())
+		}
+	}
+	return uuids, nil
+}
+
+// lock locks the GPUs of requests, after setRunning. Unlock those that it returns, also after an error.
+func (r *DriverReset) lock(requests []*request) (locks []*lock.Lock, err error) {
+	if r.LockDir == "" {
+		return nil, nil
+	}
+	if err := os.MkdirAll(r.LockDir, 0o700); err != nil {
+		return nil, err
+	}
+	for _, one := range requests {
+		l, err := lock.Acquire(filepath.Join(r.LockDir, one.d.GPU))
+		if err != nil {
+			return locks, err
+		}
+		locks = append(locks, l)
+	}
+	return locks, nil
+}
+
+func unlock(locks []*lock.Lock) {
+	for _, l := range locks {
+		_ = l.Release() // a file that stays is not locked
+	}
+}

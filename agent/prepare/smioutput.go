@@ -1,0 +1,93 @@
+package prepare
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// statusNotSupported is nvidia-smi's exit status for "the requested operation is not available on target device" (its
+// manual, RETURN VALUE).
+const statusNotSupported = 3
+
+// resetTexts are what nvidia-smi writes in a line about a GPU that was not reset, in lower case, as reported for
+// drivers from 418 to 580. The exit status is 255 for most of them.
+var resetTexts = []struct {
+	text    string
+	outcome Outcome
+}{
+	{"in use by another client", ResetBusy},
+	{"currently in use by another process", ResetBusy},
+	{"being used by some other process", ResetBusy},
+	{"currently being used by one or more other processes", ResetBusy},
+	{"is the primary gpu", ResetRefused},
+	{"nvlink", ResetRefused},
+	{"nvswitch", ResetRefused},
+	{"must be reset together", ResetRefused},
+	{"not supported", ResetNotSupported},
+	{"does not support", ResetNotSupported},
+}
+
+// parseReset reads from the output and exit status of nvidia-smi how the reset of one of the GPUs ended. The output has
+// no defined form: what is unknown is a failure.
+func parseReset(output string, status int, address string) (Outcome, error) {
+	var own, general []string // lines about the GPU, and about none in particular
+	for line := range strings.Lines(output) {
+		switch this, anyone := mentions(line, address); {
+		case this:
+			own = append(own, line)
+		case !anyone:
+			general = append(general, line)
+		}
+	}
+	if len(own) == 0 {
+		own = general
+	}
+	for _, line := range own {
+		lower := strings.ToLower(line)
+		if strings.Contains(lower, "successfully reset") {
+			return ResetDone, nil
+		}
+		for _, row := range resetTexts {
+			if strings.Contains(lower, row.text) {
+				return row.outcome, errors.New("nvidia-smi: " + plain(line))
+			}
+		}
+	}
+	switch status {
+	case 0:
+		return ResetDone, nil
+	case statusNotSupported:
+		return ResetNotSupported, fmt.Errorf("nvidia-smi ended with status %d%s", status, quoted(output))
+	default:
+		return ResetFailed, fmt.Errorf("nvidia-smi ended with status %d%s", status, quoted(output))
+	}
+}
+
+// addressPattern is a PCI address: domain, bus, device and function. NVML and nvidia-smi write domains of 8 digits.
+var addressPattern = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])`)
+})
+
+// parseAddress returns a PCI address in the one form that is compared.
+func parseAddress(text string) (string, bool) {
+	m := addressPattern().FindStringSubmatch(text)
+	if m == nil || m[0] != text {
+		return "", false
+	}
+	domain, err := strconv.ParseUint(m[1], 16, 32)
+	return strings.ToLower(fmt.Sprintf("%x:%s:%s.%s", domain, m[2], m[3], m[4])), err == nil
+}
+
+// mentions reports whether a line has a PCI address, and whether it has any.
+func mentions(line, address string) (this, anyone bool) {
+	want, _ := parseAddress(address)
+	for _, found := range addressPattern().FindAllString(line, -1) {
+		got, ok := parseAddress(found)
+		this, anyone = this || ok && got == want, anyone || ok
+	}
+	return this, anyone
+}

@@ -1,0 +1,59 @@
+package prepare
+
+import (
+	"context"
+	"errors"
+
+	"gpu-cdi-plugin/gpu"
+)
+
+// FindUse checks a device that no container has. It returns what uses the device, if Run would refuse it for that, or
+// "". It changes nothing and does not wait for processes to end. It ignores what Run would remove by the rules: orphans
+// and memory. It does not check the device's health. No preparation of the device runs at the same time. It returns an
+// error if it cannot find out what uses the device. FindUse returns when ctx ends, which should have a deadline.
+func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found string, err error) {
+	x := &run{Runner: r, d: d, rules: rules, checkOnly: true, excused: map[int]bool{}}
+	_, err = r.perform(ctx, x, func(ctx context.Context) error {
+		return x.withDriver(ctx,
+			step{"sharing", x.checkSharing}, step{"processes", x.checkProcesses}, step{"memory", x.checkMemory})
+	})
+	if use, ok := errors.AsType[inUseError](err); ok {
+		return plain(use.Error()), nil
+	}
+	return "", err
+}
+
+// willEnd reports whether Run would end the process.
+func (x *run) willEnd(p *process) bool {
+	if !x.rules.KillOrphans {
+		return false
+	}
+	orphan, err := p.orphaned(x.opts.Host)
+	return err == nil && orphan
+}
+
+// Users returns the processes on a device, a text for each: those that are or may be of containers, and those of the
+// host. Programs that may use the device are left out.
+func (r *Runner) Users(ctx context.Context, uuid string, programs []string) (containers, others []string, err error) {
+	x := &run{Runner: r, d: Device{UUID: uuid}, rules: Rules{Programs: programs}, excused: map[int]bool{}}
+	var left []*process
+	err = r.gate.use(ctx, func() error {
+		left, containers, err = x.leftovers(ctx)
+		_, unknown := errors.AsType[skippedError](err)
+		if unknown || errors.Is(err, gpu.ErrResetRequired) { // the reset fails if a process has the GPU open
+			err = nil
+		}
+		return err
+	})
+	blind := seesAll(r.opts.Host) != nil // a PID of the driver is then another process here
+	for _, p := range left {
+		groups, err := p.cgroups()
+		if blind || err != nil || len(groups) == 0 || groups.inContainer() {
+			containers = append(containers, p.String())
+		} else {
+			others = append(others, p.String())
+		}
+		p.close()
+	}
+	return containers, others, err
+}
