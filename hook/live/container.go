@@ -126,27 +126,47 @@ func (c *container) checkNotPivoted() error {
 	return nil
 }
 
-// apply makes the nodes and mounts, and does the createContainer work.
+// apply makes the nodes and mounts, and does the createContainer work. It returns an error too if the hook was
+// interrupted or the process has ended meanwhile.
 func (c *container) apply(ctx context.Context, warnings *[]error) error {
 	for i, n := range c.plan.nodes {
-		if err := errors.Join(context.Cause(ctx), c.makeNode(n.path, c.nodes[i])); err != nil {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		if err := c.makeNode(n.path, c.nodes[i]); err != nil {
 			return err
 		}
 	}
 	for _, s := range c.sources {
-		if err := errors.Join(context.Cause(ctx), c.mount(s)); err != nil {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		if err := c.mount(s); err != nil {
 			return fmt.Errorf("%s: %w", s.source, err)
 		}
 	}
 	for _, work := range c.plan.work {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
 		err := c.asContainer(func() error {
 			more, err := hook.Prepare(work, c.root, c.host)
 			*warnings = append(*warnings, more...)
-			return errors.Join(context.Cause(ctx), err)
+			return err
 		})
 		if err != nil {
 			return err
 		}
+	}
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	if err := c.checkAlive(); err != nil {
+		return err
+	}
+	// A call that did not return has kept the signal from the process until now.
+	if c.interrupted != nil {
+		return c.interrupted()
 	}
 	return nil
 }

@@ -145,21 +145,12 @@ func (c *container) give(ctx context.Context) (warnings []error, err error) {
 	if err := c.inside(func() error { return c.check(mountinfo) }); err != nil {
 		return nil, err
 	}
-	change, err := c.allow(ctx)
-	if err != nil {
-		return nil, err
+	if err := c.allow(ctx); err != nil {
+		return nil, fmt.Errorf("allow the container its devices: %w", err)
 	}
 	err = c.inside(func() error {
 		c.root.Record()
-		err := c.apply(ctx, &warnings)
-		if err == nil {
-			err = errors.Join(context.Cause(ctx), c.checkAlive())
-		}
-		// A call that did not return has kept the signal from the process until now.
-		if err == nil && c.interrupted != nil {
-			err = c.interrupted()
-		}
-		if err != nil {
+		if err := c.apply(ctx, &warnings); err != nil {
 			return errors.Join(err, c.root.Undo())
 		}
 		if err := c.root.Keep(); err != nil {
@@ -167,30 +158,30 @@ func (c *container) give(ctx context.Context) (warnings []error, err error) {
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, errors.Join(err, change.Undo())
-	}
-	for _, note := range change.Notes {
-		warnings = append(warnings, errors.New(note))
-	}
-	return warnings, nil
+	return warnings, err
 }
 
-// allow adds the device rules. It checks before and after that the process still runs: so its ID was not reused, and
-// the cgroup found by the ID is the container's.
-func (c *container) allow(ctx context.Context) (*devcgroup.Change, error) {
-	if err := errors.Join(context.Cause(ctx), c.checkAlive()); err != nil {
-		return nil, err
+// allow adds the device rules. It checks that the process still runs after its cgroups were opened: so its ID was not
+// reused, and the cgroups are the container's.
+func (c *container) allow(ctx context.Context) error {
+	if len(c.plan.rules) == 0 {
+		return nil
 	}
-	paths := devcgroup.Host{Proc: c.host.Proc(), Dev: c.host.Dev(), Systemd: "/run/systemd/private"}
-	change, err := devcgroup.Allow(ctx, paths, c.pid, c.plan.rules)
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	paths := devcgroup.Host{
+		Proc: c.host.Proc(), Cgroups: c.host.Sys("fs", "cgroup"), Systemd: "/run/systemd/private",
+	}
+	cgroups, err := devcgroup.Find(paths, c.pid)
 	if err != nil {
-		return nil, fmt.Errorf("allow the container its devices: %w", err)
+		return err
 	}
+	defer cgroups.Close()
 	if err := c.checkAlive(); err != nil {
-		return nil, errors.Join(err, change.Undo())
+		return err
 	}
-	return change, nil
+	return cgroups.Allow(ctx, c.plan.rules)
 }
 
 // inside runs act in the container's mount namespace, and comes back. The working directory is "/" then.

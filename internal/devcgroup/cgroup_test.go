@@ -12,9 +12,10 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -24,19 +25,17 @@ import (
 func hierarchy(t *testing.T, unified bool) string {
 	t.Helper()
 	testenv.Root(t)
-	table, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
+	point, magic := host.Cgroups+"/devices", int64(unix.CGROUP_SUPER_MAGIC)
+	if unified {
+		point, magic = host.Cgroups, unix.CGROUP2_SUPER_MAGIC
+		if !isMounted(point, magic) {
+			point += "/unified"
+		}
 	}
-	mounts, err := parseMounts(string(table))
-	if err != nil {
-		t.Fatal(err)
-	}
-	i := slices.IndexFunc(mounts, func(m mount) bool { return m.unified == unified && m.root == "/" })
-	if i < 0 {
+	if !isMounted(point, magic) {
 		testenv.Skip(t, "needs both versions of cgroups")
 	}
-	return mounts[i].point
+	return point
 }
 
 var cgroups atomic.Int64
@@ -86,18 +85,9 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-func mustAllow(t *testing.T, pid int, rules ...Rule) *Change {
+func mustAllow(t *testing.T, pid int, rules ...Rule) {
 	t.Helper()
-	change, err := Allow(t.Context(), host, pid, rules)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return change
-}
-
-func mustUndo(t *testing.T, c *Change) {
-	t.Helper()
-	if err := c.Undo(); err != nil {
+	if err := allow(t.Context(), host, pid, rules...); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -127,28 +117,21 @@ case $( (: <>node) 2>&1) in *"such device"*) printf b ;; esac`, kind)
 }
 
 // denyAll is a device program that admits nothing.
-var denyAll = []instruction{{code: bpfALU64 | bpfMov}, {code: unix.BPF_JMP | bpfExit}}
+var denyAll = asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}
 
-func attach(t *testing.T, dir string, code []instruction, flags uint32) {
+func attach(t *testing.T, dir string, code asm.Instructions, flags uint32) {
 	t.Helper()
-	p, err := loadProgram(code)
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.CGroupDevice, Instructions: code, License: "Apache-2.0"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	// Without the flag of several programs, no program is named as the one to replace.
-	if err := attachTo(t, dir, p, flags); err != nil {
+	err = link.RawAttachProgram(link.RawAttachProgramOptions{
+		Target: int(openDir(t, dir).Fd()), Program: p, Attach: ebpf.AttachCGroupDevice, Flags: flags,
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-func attachTo(t *testing.T, dir string, p program, flags uint32) error {
-	t.Helper()
-	f := openDir(t, dir)
-	attr := struct{ target, program, attachType, flags, replaced uint32 }{
-		uint32(f.Fd()), uint32(p.Fd()), unix.BPF_CGROUP_DEVICE, flags, 0,
-	}
-	return call(unix.BPF_PROG_ATTACH, &attr)
 }
 
 func openDir(t *testing.T, dir string) *os.File {
@@ -161,13 +144,13 @@ func openDir(t *testing.T, dir string) *os.File {
 	return f
 }
 
-func attached(t *testing.T, dir string) (ids []uint32, flags uint32) {
+func attached(t *testing.T, dir string) []link.AttachedProgram {
 	t.Helper()
-	ids, flags, err := attachedPrograms(openDir(t, dir), 0)
+	programs, err := filters(openDir(t, dir))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return ids, flags
+	return programs
 }
 
 func TestAccess(t *testing.T) {
@@ -187,99 +170,30 @@ func TestAccess(t *testing.T) {
 				for _, letter := range c.access {
 					rules = append(rules, Rule{c.kind, 195, 7, string(letter)})
 				}
-				change := mustAllow(t, sleeper(t, dir), rules...)
+				mustAllow(t, sleeper(t, dir), rules...)
 				if got := accesses(t, dir, c.kind); got != c.want {
 					t.Errorf("access %q, want %q", got, c.want)
-				}
-				mustUndo(t, change)
-				if got := accesses(t, dir, c.kind); got != "" {
-					t.Errorf("access %q after undo", got)
 				}
 			})
 		}
 	}
 }
 
-// hardened reports whether what the kernel shows of a program is not what was loaded.
-func hardened() bool {
-	value, err := os.ReadFile("/proc/sys/net/core/bpf_jit_harden")
-	return err == nil && strings.TrimSpace(string(value)) == "2"
-}
-
+// TestPrograms guards against a program that is left: each one denies.
 func TestPrograms(t *testing.T) {
-	for name, c := range map[string]struct {
-		flags uint32
-		count int
-	}{
-		"one that is alone":         {0, 1},
-		"one that can be overruled": {unix.BPF_F_ALLOW_OVERRIDE, 1},
-		"one of many":               {unix.BPF_F_ALLOW_MULTI, 1},
-		"three":                     {unix.BPF_F_ALLOW_MULTI, 3},
-	} {
-		t.Run(name, func(t *testing.T) {
+	for count := range 4 {
+		t.Run(fmt.Sprint(count), func(t *testing.T) {
 			t.Parallel()
 			dir := makeCgroup(t, true)
-			for range c.count {
-				attach(t, dir, denyAll, c.flags)
+			for range count {
+				attach(t, dir, denyAll, unix.BPF_F_ALLOW_MULTI)
 			}
-			pid := sleeper(t, dir)
-			before, _ := attached(t, dir)
-
-			change := mustAllow(t, pid, Rule{'c', 195, 7, "rwm"})
-			ids, flags := attached(t, dir)
-			if len(ids) != c.count || flags != c.flags {
-				t.Errorf("%d programs with flags %d, want %d with %d", len(ids), flags, c.count, c.flags)
+			mustAllow(t, sleeper(t, dir), Rule{'c', 195, 7, "rwm"})
+			if programs := attached(t, dir); len(programs) != count {
+				t.Errorf("programs %v, want %d", programs, count)
 			}
 			if got := accesses(t, dir, 'c'); got != "mrwb" {
 				t.Errorf("access %q", got)
-			}
-			again := mustAllow(t, pid, Rule{'c', 195, 7, "rwm"})
-			if now, _ := attached(t, dir); !slices.Equal(now, ids) && !hardened() {
-				t.Errorf("the second call changed programs %v to %v", ids, now)
-			}
-			mustUndo(t, again)
-			mustUndo(t, change)
-			after, flags := attached(t, dir)
-			if !slices.Equal(after, before) || flags != c.flags {
-				t.Errorf("programs %v with flags %d after undo, want %v", after, flags, before)
-			}
-			if len(change.Notes) != 0 {
-				t.Error(change.Notes)
-			}
-		})
-	}
-}
-
-// TestList guards what undo denies: the kernel's list is as before, whatever entries overlap.
-func TestList(t *testing.T) {
-	for _, before := range []string{
-		"", "c 195:7 r", "c 195:7 rwm", "c 195:* r", "c *:7 rw", "c 195:* rwm;c 195:7 w", "b 195:7 rw",
-	} {
-		t.Run(before, func(t *testing.T) {
-			t.Parallel()
-			dir := makeCgroup(t, false)
-			write(t, filepath.Join(dir, "devices.deny"), "a")
-			for rule := range strings.SplitSeq(before, ";") {
-				if rule != "" {
-					write(t, filepath.Join(dir, "devices.allow"), rule)
-				}
-			}
-			list := func() string {
-				data, err := os.ReadFile(filepath.Join(dir, "devices.list"))
-				if err != nil {
-					t.Fatal(err)
-				}
-				return string(data)
-			}
-			want, pid := list(), sleeper(t, dir)
-			change := mustAllow(t, pid, Rule{'c', 195, 7, "rw"})
-			if lacking(list(), Rule{'c', 195, 7, "rw"}) != "" {
-				t.Errorf("list without the rule:\n%s", list())
-			}
-			mustUndo(t, mustAllow(t, pid, Rule{'c', 195, 7, "rw"}))
-			mustUndo(t, change)
-			if diff := cmp.Diff(want, list()); diff != "" {
-				t.Errorf("the list after undo (-before +after):\n%s", diff)
 			}
 		})
 	}
@@ -305,7 +219,7 @@ func TestShared(t *testing.T) {
 				}
 				pid := sleeper(t, dir)
 				sleeper(t, makeBelow(t, dir, c.below))
-				_, err := Allow(t.Context(), host, pid, []Rule{gpu})
+				err := allow(t.Context(), host, pid, gpu)
 				if c.want == "" && err != nil ||
 					c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 					t.Errorf("error %v, want %q", err, c.want)
@@ -336,71 +250,78 @@ func TestScope(t *testing.T) {
 		attach(t, d, denyAll, unix.BPF_F_ALLOW_MULTI)
 	}
 	pid := sleeper(t, dir)
-	change := mustAllow(t, pid, gpu)
-	if got := accesses(t, dir, 'c'); got != "rwb" || len(change.Notes) > 0 {
-		t.Errorf("access %q, notes %q", got, change.Notes)
+	mustAllow(t, pid, gpu)
+	if got := accesses(t, dir, 'c'); got != "rwb" {
+		t.Errorf("access %q", got)
 	}
-	mustUndo(t, change)
+	before := attached(t, scope)
 	sleeper(t, makeBelow(t, scope, "other"))
-	if change = mustAllow(t, pid, gpu); len(change.Notes) != 1 {
-		t.Errorf("a scope with other processes: notes %q", change.Notes)
+	mustAllow(t, pid, Rule{'c', 195, 8, "rw"})
+	if after := attached(t, scope); !slices.Equal(after, before) {
+		t.Errorf("a scope with other processes: programs %v, want %v", after, before)
 	}
 }
 
-// TestProgramsThatCannotBeReplaced: all programs are as before, and the error says why.
 func TestProgramsThatCannotBeReplaced(t *testing.T) {
 	for name, c := range map[string]struct {
 		attach func(t *testing.T, dir string)
 		want   string
 	}{
-		"a program with a map": {attachWithMap, "uses BPF maps"},
-		"a program by a link":  {attachByLink, "BPF link"},
+		"one with a map":              {attachWithMap, "uses BPF maps"},
+		"one that tolerates no other": {attachSingle, "operation not permitted"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := makeCgroup(t, true)
-			attach(t, dir, denyAll, unix.BPF_F_ALLOW_MULTI)
 			c.attach(t, dir)
-			before, _ := attached(t, dir)
-			_, err := Allow(t.Context(), host, sleeper(t, dir), []Rule{gpu})
+			before := attached(t, dir)
+			err := allow(t.Context(), host, sleeper(t, dir), gpu)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want %q", err, c.want)
 			}
-			if after, _ := attached(t, dir); !slices.Equal(after, before) {
+			if after := attached(t, dir); !slices.Equal(after, before) {
 				t.Errorf("programs %v, want %v", after, before)
 			}
 		})
 	}
 }
 
-func attachWithMap(t *testing.T, dir string) {
+func attachSingle(t *testing.T, dir string) {
 	t.Helper()
-	attr := struct{ kind, keySize, valueSize, entries, flags uint32 }{unix.BPF_MAP_TYPE_ARRAY, 4, 4, 1, 0}
-	fd, err := callFD(unix.BPF_MAP_CREATE, &attr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(int(fd))
-	loadMap := []instruction{
-		{code: unix.BPF_LD | unix.BPF_IMM | 0x18, registers: 2 | unix.BPF_PSEUDO_MAP_FD<<4, constant: int32(fd)}, {},
-	}
-	attach(t, dir, append(loadMap, denyAll...), unix.BPF_F_ALLOW_MULTI)
+	attach(t, dir, denyAll, 0)
 }
 
-func attachByLink(t *testing.T, dir string) {
+func attachWithMap(t *testing.T, dir string) {
 	t.Helper()
-	p, err := loadProgram(denyAll)
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	attr := struct{ program, target, attachType, flags uint32 }{
-		uint32(p.Fd()), uint32(openDir(t, dir).Fd()), unix.BPF_CGROUP_DEVICE, 0,
+	defer m.Close()
+	attach(t, dir, append(asm.Instructions{asm.LoadMapPtr(asm.R2, m.FD())}, denyAll...), unix.BPF_F_ALLOW_MULTI)
+}
+
+// TestHardened guards against programs of which the kernel does not show all.
+func TestHardened(t *testing.T) {
+	for name, c := range map[string]struct {
+		value, want string
+	}{
+		"not hardened":                   {"0\n", ""},
+		"hardened for ordinary users":    {"1\n", ""},
+		"hardened for root":              {"2\n", "gpu-cdi-runtime"},
+		"a kernel without that compiler": {"", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			proc := t.TempDir()
+			if c.value != "" {
+				if err := os.MkdirAll(filepath.Join(proc, "sys/net/core"), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				write(t, filepath.Join(proc, "sys/net/core/bpf_jit_harden"), c.value)
+			}
+			checkError(t, checkReadable(proc), c.want)
+		})
 	}
-	fd, err := callFD(unix.BPF_LINK_CREATE, &attr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Close(int(fd)) })
 }
 
 func TestGoneProcess(t *testing.T) {
@@ -408,19 +329,7 @@ func TestGoneProcess(t *testing.T) {
 	if err := cmd.Run(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Allow(t.Context(), host, cmd.Process.Pid, []Rule{gpu}); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := Find(host, cmd.Process.Pid); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
-}
-
-// TestSpeed fails only if Allow takes as long as a container's start.
-func TestSpeed(t *testing.T) {
-	dir := makeCgroup(t, true)
-	attach(t, dir, denyAll, unix.BPF_F_ALLOW_MULTI)
-	pid, start := sleeper(t, dir), time.Now()
-	change := mustAllow(t, pid, gpu)
-	t.Logf("allow: %v", time.Since(start))
-	start = time.Now()
-	mustUndo(t, change)
-	t.Logf("undo: %v", time.Since(start))
 }

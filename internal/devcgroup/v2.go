@@ -1,57 +1,120 @@
 package devcgroup
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/regular"
 )
 
-// hasFilters reports whether device programs are attached to the cgroup itself.
+// checkReadable returns an error if the kernel does not show BPF programs as they were loaded: it splits their constants
+// and joins the parts in a register that programs may not use.
+func checkReadable(proc string) error {
+	value, err := regular.ReadFile(filepath.Join(proc, "sys/net/core/bpf_jit_harden"), maxRead)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without the compiler has no such file
+		return err
+	}
+	if strings.TrimSpace(string(value)) == "2" {
+		return errors.New("with net.core.bpf_jit_harden=2 the kernel hides BPF programs, so they cannot be kept: use " +
+			"gpu-cdi-runtime, which gives containers their devices before they are created")
+	}
+	return nil
+}
+
+// filters returns the device programs that are attached to the cgroup itself.
+func filters(dir *os.File) ([]link.AttachedProgram, error) {
+	result, err := link.QueryPrograms(link.QueryOptions{Target: int(dir.Fd()), Attach: ebpf.AttachCGroupDevice})
+	if err != nil {
+		return nil, fmt.Errorf("list the BPF programs: %w", err)
+	}
+	return result.Programs, nil
+}
+
 func (c *cgroup) hasFilters() (bool, error) {
 	dir, err := c.dir.Open(".")
 	if err != nil {
 		return false, err
 	}
 	defer dir.Close()
-	ids, _, err := attachedPrograms(dir, 0)
-	return len(ids) > 0, err
+	attached, err := filters(dir)
+	return len(attached) > 0, err
 }
 
-// allowByFilter replaces the BPF programs that filter devices in cgroup v2 (bpf.go has the calls). A device is denied
-// if one of them denies it, so all of them are replaced.
-func (c *cgroup) allowByFilter(change *Change, rules []Rule) error {
-	dir, err := c.dir.Open(".") // undo needs it later
+// allowByFilter replaces the BPF programs that filter devices in cgroup v2. A device is denied if one of them denies
+// it, so all of them are replaced.
+func (c *cgroup) allowByFilter(proc string, rules []Rule) error {
+	if err := checkReadable(proc); err != nil {
+		return err
+	}
+	dir, err := c.dir.Open(".")
 	if err != nil {
 		return err
 	}
-	ids, flags, err := attachedPrograms(dir, 0)
+	defer dir.Close()
+	attached, err := filters(dir)
 	if err != nil {
 		return err
 	}
 	admit := prologue(rules)
-	for _, id := range ids {
-		current, err := openProgram(id)
-		if err != nil {
-			return err
+	for _, p := range attached {
+		if err := replaceFilter(dir, p.ID, admit); err != nil {
+			return fmt.Errorf("admit the devices before BPF program %d: %w", p.ID, err)
 		}
-		code, err := current.instructions()
-		if err != nil {
-			return err
-		}
-		if code = unblind(code); len(code) >= len(admit) && slices.Equal(code[:len(admit)], admit) {
-			continue
-		}
-		next, err := loadProgram(slices.Concat(admit, code))
-		if err != nil {
-			return fmt.Errorf("admit the devices before %s: %w", current.Name(), err)
-		}
-		if err := replaceProgram(dir, current, next, flags); err != nil {
-			return err
-		}
-		change.undo = append(change.undo, func() error { return replaceProgram(dir, next, current, flags) })
 	}
 	return nil
+}
+
+// replaceFilter attaches a program in place of another, which runs the given instructions before those of the other.
+func replaceFilter(dir *os.File, id ebpf.ProgramID, before asm.Instructions) error {
+	current, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return err
+	}
+	defer current.Close()
+	code, err := instructions(current)
+	if err != nil {
+		return err
+	}
+	next, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "gpu_cdi", Type: ebpf.CGroupDevice, Instructions: slices.Concat(before, code), License: "Apache-2.0",
+	})
+	if err != nil {
+		return fmt.Errorf("load: %w", err)
+	}
+	defer next.Close()
+	return link.RawAttachProgram(link.RawAttachProgramOptions{
+		Target: int(dir.Fd()), Program: next, Attach: ebpf.AttachCGroupDevice,
+		Flags: unix.BPF_F_ALLOW_MULTI, Anchor: link.ReplaceProgram(current), // runc, crun and systemd attach so
+	})
+}
+
+// instructions returns those of a program as they can be loaded again.
+func instructions(p *ebpf.Program) (asm.Instructions, error) {
+	info, err := p.Info()
+	if err != nil {
+		return nil, err
+	}
+	if maps, _ := info.MapIDs(); len(maps) > 0 {
+		return nil, errors.New("it uses BPF maps, and cannot be loaded again")
+	}
+	code, err := info.Instructions()
+	if err != nil {
+		return nil, fmt.Errorf("read the instructions: %w", err)
+	}
+	for i := range code {
+		code[i].Metadata = asm.Metadata{} // symbols and types, which are not those of the new program
+	}
+	return code, nil
 }
 
 // prologue returns instructions that admit the devices of the rules, as the programs of runc do. Otherwise they fall
@@ -59,52 +122,37 @@ func (c *cgroup) allowByFilter(change *Change, rules []Rule) error {
 //
 // The context is struct bpf_cgroup_dev_ctx: a word of which the upper half is the access and the lower half the type of
 // the device, a word with the major number, a word with the minor number.
-func prologue(rules []Rule) []instruction {
-	const (
-		result, context, access, kind, major, minor = 0, 1, 2, 3, 4, 5 // registers
-
-		load       = unix.BPF_LDX | unix.BPF_MEM | unix.BPF_W
-		move       = bpfALU64 | bpfMov | unix.BPF_K
-		copyFrom   = bpfALU64 | bpfMov | unix.BPF_X
-		and        = unix.BPF_ALU | unix.BPF_AND | unix.BPF_K
-		shiftRight = unix.BPF_ALU | unix.BPF_RSH | unix.BPF_K
-		unequal    = unix.BPF_JMP | bpfJNE | unix.BPF_K
-		exit       = unix.BPF_JMP | bpfExit
-	)
-	code := []instruction{
-		{code: load, registers: access | context<<4},
-		{code: copyFrom, registers: kind | access<<4},
-		{code: and, registers: kind, constant: 0xffff},
-		{code: shiftRight, registers: access, constant: 16},
-		{code: load, registers: major | context<<4, offset: 4},
-		{code: load, registers: minor | context<<4, offset: 8},
+func prologue(rules []Rule) asm.Instructions {
+	const result, context, access, kind, major, minor = asm.R0, asm.R1, asm.R2, asm.R3, asm.R4, asm.R5
+	code := asm.Instructions{
+		asm.LoadMem(access, context, 0, asm.Word),
+		asm.Mov.Reg(kind, access),
+		asm.And.Imm32(kind, 0xffff),
+		asm.RSh.Imm32(access, 16),
+		asm.LoadMem(major, context, 4, asm.Word),
+		asm.LoadMem(minor, context, 8, asm.Word),
 	}
-	for _, r := range rules {
+	next := "rule 0"
+	for i, r := range rules {
 		kindOf := int32(unix.BPF_DEVCG_DEV_CHAR)
 		if r.Type == 'b' {
 			kindOf = unix.BPF_DEVCG_DEV_BLOCK
 		}
-		code = append(code, // a mismatch continues behind the rule's eight instructions
-			instruction{code: unequal, registers: kind, constant: kindOf, offset: 7},
-			instruction{code: unequal, registers: major, constant: int32(r.Major), offset: 6},
-			instruction{code: unequal, registers: minor, constant: int32(r.Minor), offset: 5},
-			instruction{code: copyFrom, registers: result | access<<4},
-			instruction{code: and, registers: result, constant: ^accessBits(r.Access)},
-			instruction{code: unequal, registers: result, constant: 0, offset: 2},
-			instruction{code: move, registers: result, constant: 1},
-			instruction{code: exit},
+		this := next
+		next = fmt.Sprintf("rule %d", i+1)
+		code = append(code,
+			asm.JNE.Imm32(kind, kindOf, next).WithSymbol(this),
+			asm.JNE.Imm32(major, int32(r.Major), next),
+			asm.JNE.Imm32(minor, int32(r.Minor), next),
+			asm.Mov.Reg(result, access),
+			asm.And.Imm32(result, ^accessBits(r.Access)),
+			asm.JNE.Imm32(result, 0, next),
+			asm.Mov.Imm(result, 1),
+			asm.Return(),
 		)
 	}
-	return code
+	return append(code, asm.Mov.Reg(context, context).WithSymbol(next)) // does nothing, and has the last label
 }
-
-// Of linux/bpf.h, beside what the package unix has.
-const (
-	bpfALU64 = 0x07
-	bpfMov   = 0xb0
-	bpfJNE   = 0x50
-	bpfExit  = 0x90
-)
 
 func accessBits(access string) int32 {
 	bits := map[rune]int32{
@@ -115,67 +163,4 @@ func accessBits(access string) int32 {
 		all |= bits[letter]
 	}
 	return all
-}
-
-// unblind makes instructions loadable that were read back from a kernel that hardens its compiler
-// (sysctl net.core.bpf_jit_harden). Such a kernel splits each constant and joins the parts in register 11. Programs may
-// not use register 11, so it is replaced by a register that the program does not use. The kernel also sets registers to
-// zero by XOR with themselves, after which the verifier does not know their values: that becomes a move of zero.
-func unblind(code []instruction) []instruction {
-	const (
-		hidden = 11
-		xor    = unix.BPF_XOR | unix.BPF_X
-		class  = 0x07 // 32 or 64 bits
-	)
-	used := [16]bool{}
-	for _, i := range code {
-		used[i.registers&0xf], used[i.registers>>4] = true, true
-	}
-	spare := uint8(hidden)
-	if n := slices.Index(used[6:10], false); n >= 0 {
-		spare = uint8(6 + n)
-	}
-	code = slices.Clone(code)
-	for n := range code {
-		i := &code[n]
-		destination, source := i.registers&0xf, i.registers>>4
-		if destination == hidden {
-			destination = spare
-		}
-		if source == hidden {
-			source = spare
-		}
-		i.registers = destination | source<<4
-		if (i.code == xor|bpfALU64 || i.code == xor|unix.BPF_ALU) && destination == source {
-			*i = instruction{code: i.code&class | bpfMov | unix.BPF_K, registers: destination}
-		}
-	}
-	return code
-}
-
-// noteInherited notes that programs above the container's cgroups decide too. The kernel cannot be asked what they
-// decide.
-func (c *Change) noteInherited(cgroups []*cgroup) error {
-	outer := slices.IndexFunc(cgroups, func(cg *cgroup) bool { return cg.unified })
-	if outer < 0 {
-		return nil
-	}
-	dir, err := cgroups[outer].dir.Open(".")
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	own, _, err := attachedPrograms(dir, 0)
-	if err != nil {
-		return err
-	}
-	all, _, err := attachedPrograms(dir, unix.BPF_F_QUERY_EFFECTIVE)
-	if err != nil {
-		return err
-	}
-	if above := len(all) - len(own); above > 0 {
-		c.Notes = append(c.Notes, fmt.Sprintf("%d BPF programs above %s filter devices too: where they do not "+
-			"admit a device, opening it fails with EPERM", above, cgroups[outer]))
-	}
-	return nil
 }
