@@ -3,7 +3,6 @@ package allocator
 import (
 	"fmt"
 	"math/bits"
-	"slices"
 
 	"gpu-cdi-plugin/gpu"
 )
@@ -11,8 +10,8 @@ import (
 const (
 	// maxGPUs is the most GPUs of a node. The driver has minor numbers for 248 (kernel-open's nv-chardev-numbers.h).
 	maxGPUs = 256
-	// tableGPUs is the most GPUs for which a table has the score of every set: 2^16 numbers.
-	tableGPUs = 16
+	// MaxExact is the most GPUs of a node of which every set is compared: a table has 2^16 scores.
+	MaxExact = 16
 )
 
 // GPUs are the usable GPUs of a node, with the scores of their pairs. They are immutable.
@@ -20,11 +19,9 @@ type GPUs struct {
 	list  []usableGPU
 	index map[string]int // of list, by UUID
 	score [][]int        // of each pair
-	numa  []set          // the GPUs of each NUMA node; those of unknown NUMA nodes count as being on one
+	numa  []set          // of each GPU: those of its NUMA node; unknown NUMA nodes count as one
 	whole *Pool          // the GPUs as devices
-
-	table *table // with at most tableGPUs GPUs, otherwise nil
-	pairs []pair // with more GPUs: those with the highest score first
+	table *table         // of at most MaxExact GPUs, otherwise nil
 }
 
 // usableGPU is a GPU that could be read.
@@ -70,25 +67,20 @@ func newMatrix(n int) [][]int {
 }
 
 func newGPUs(gpus []usableGPU, score [][]int) *GPUs {
-	n := &GPUs{list: gpus, index: map[string]int{}, score: score}
+	n := &GPUs{list: gpus, index: map[string]int{}, score: score, numa: make([]set, len(gpus))}
 	var devices []Device
-	var order []int // of the NUMA nodes
 	for g, d := range gpus {
 		n.index[d.uuid] = g
 		devices = append(devices, Device{ID: d.uuid, UUID: d.uuid, Parent: d.uuid})
-		node := max(d.numaNode, gpu.NoNUMANode)
-		i := slices.Index(order, node)
-		if i < 0 {
-			i = len(order)
-			order, n.numa = append(order, node), append(n.numa, set{})
+		for other, o := range gpus {
+			if max(d.numaNode, gpu.NoNUMANode) == max(o.numaNode, gpu.NoNUMANode) {
+				n.numa[g].add(other)
+			}
 		}
-		n.numa[i].add(g)
 	}
 	n.whole = NewPool(n, devices)
-	if len(gpus) <= tableGPUs {
-		n.table = newTable(score)
-	} else {
-		n.pairs = sortedPairs(score)
+	if len(gpus) <= MaxExact {
+		n.table = newTable(score, n.numa)
 	}
 	return n
 }
@@ -107,9 +99,6 @@ func (n *GPUs) Pair(a, b int) int { return n.score[a][b] }
 
 // Choose answers a request for whole GPUs, whose IDs are UUIDs. See Pool.Choose.
 func (n *GPUs) Choose(p Policy, r Request) (Choice, error) { return n.whole.Choose(p, r) }
-
-// Rank answers a request for whole GPUs with the best k sets. See Pool.Rank.
-func (n *GPUs) Rank(p Policy, r Request, k int) ([]Choice, error) { return n.whole.Rank(p, r, k) }
 
 // scoreOf returns the score of a set.
 func (n *GPUs) scoreOf(x set) int {

@@ -1,7 +1,6 @@
 package allocator
 
 import (
-	"cmp"
 	"math"
 	"math/bits"
 	"slices"
@@ -69,11 +68,11 @@ func (p *partitions) first(x uint32) []uint32 {
 	return sets
 }
 
-// searchPartitions returns the best set by Partition, followed by the sets of the next best partitions, then by score.
-func (t *table) searchPartitions(q query, k int) []found {
+// searchPartitions returns the best set by Partition.
+func (t *table) searchPartitions(q query) set {
 	available, must := q.available.word(), q.must.word()
 	if q.size == 0 {
-		return []found{t.found(available, 0)}
+		return set{}
 	}
 	p := &partitions{table: t, size: q.size, must: must, best: slices.Repeat([]int{unknown}, len(t.score))}
 	var best uint32
@@ -83,20 +82,5 @@ func (t *table) searchPartitions(q query, k int) []found {
 			best = s
 		}
 	}
-	all := []found{t.found(available, best)}
-	if k == 1 {
-		return all
-	}
-	var others []found
-	from := q.from.word()
-	for s := range uint32(len(t.score)) {
-		if s != best && s&must == must && s&^from == 0 && bits.OnesCount32(s) == q.size {
-			others = append(others, t.found(available, s))
-		}
-	}
-	sum := func(f found) int { return f.score + p.sum(available&^f.set.word()) }
-	slices.SortStableFunc(others, func(a, b found) int {
-		return cmp.Or(cmp.Compare(sum(b), sum(a)), cmp.Compare(b.score, a.score))
-	})
-	return append(all, others[:min(k-1, len(others))]...)
+	return set{uint64(best)}
 }

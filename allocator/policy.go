@@ -26,16 +26,16 @@ const (
 	//
 	// So GPUs come from an island of NVLinks that is already broken, and whole islands stay whole.
 	//
-	// On nodes of up to 16 GPUs the answer is exact. On larger nodes L is left out. The answer is then exact if the
-	// scores follow a tree, as on any PCIe fabric. If not, only S(X) counts, a pair is still the best, and Choice.Bound
-	// limits how much better a larger set can be.
+	// On nodes of up to MaxExact GPUs every set is compared. On larger nodes the search is greedy: from each GPU a set
+	// grows by the GPU with the highest score with it, and the best of these sets is the answer. A pair is the best
+	// one there, a larger set may not be, and L is left out.
 	Topology Policy = "topology"
 	// Partition maximises Σ S(P) over the sets P of a partition of A into sets of k GPUs, one of which contains M. If k
 	// does not divide |A|, one set is smaller. X is the set of k GPUs in that partition that contains M and has the
 	// highest S(X). Of equal partitions the first in order counts, and of equal sets too. This is the best effort
 	// policy of NVIDIA's go-gpuallocator, with the same answers, except that X is never the smaller set.
 	//
-	// On nodes of more than 16 GPUs it is Topology.
+	// On nodes of more than MaxExact GPUs it is Topology.
 	Partition Policy = "partition"
 	// NUMA minimises the number of NUMA nodes with a GPU of X, then is Topology. GPUs whose NUMA node is unknown count
 	// as one more node.
@@ -56,8 +56,8 @@ const (
 	//	              then minimises Σ f(g)·x(g)
 	//	replicas:     minimises Σ x(g)², then maximises Σ u(g)·x(g), then is Topology for G
 	//
-	// For whole GPUs it is Topology. On nodes of more than 16 GPUs, MIG devices of several GPUs are packed one GPU at a
-	// time: |G| is minimal, the rest may not be optimal.
+	// For whole GPUs it is Topology. On nodes of more than MaxExact GPUs, MIG devices of several GPUs are packed one
+	// GPU at a time: |G| is minimal, the rest may not be optimal.
 	Pack Policy = "pack"
 )
 

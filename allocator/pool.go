@@ -61,40 +61,22 @@ func NewPool(n *GPUs, devices []Device) *Pool {
 
 // Choose answers a request. The error of a request without an answer is a *RequestError.
 func (p *Pool) Choose(policy Policy, r Request) (Choice, error) {
-	best, err := p.Rank(policy, r, 1)
-	if err != nil {
-		return Choice{}, err
-	}
-	return best[0], nil
-}
-
-// Rank returns the answer of Choose, followed by the next best sets by the policy's objective; for Partition, by those
-// of the next best partitions. They are k in all, or as many as there are. If a GPU has several devices there is one
-// answer.
-func (p *Pool) Rank(policy Policy, r Request, k int) ([]Choice, error) {
 	if !slices.Contains(Policies(), string(policy)) {
-		return nil, fmt.Errorf("unknown allocation policy %q", policy)
+		return Choice{}, fmt.Errorf("unknown allocation policy %q", policy)
 	}
 	states, err := p.resolve(r)
 	if err != nil {
-		return nil, err
+		return Choice{}, err
 	}
 	if p.several {
-		return []Choice{p.chooseShared(policy, r, states)}, nil
+		return p.chooseShared(policy, r, states), nil
 	}
-	q := p.query(r.Size, states)
-	found := p.gpus.rank(policy, q, max(k, 1))
-	all := make([]Choice, len(found))
-	for i, f := range found {
-		all[i] = Choice{
-			IDs: make([]string, 0, r.Size), Score: f.score, Next: f.next,
-			LeftScore: p.gpus.scoreOf(q.available.difference(f.set)), Exact: f.exact, Bound: f.bound,
-		}
-		for _, g := range f.set.members() {
-			all[i].IDs = append(all[i].IDs, p.devices[p.perGPU[g][0]].ID)
-		}
+	x := p.gpus.search(policy, p.query(r.Size, states))
+	c := Choice{IDs: make([]string, 0, r.Size), Score: p.gpus.scoreOf(x)}
+	for _, g := range x.members() {
+		c.IDs = append(c.IDs, p.devices[p.perGPU[g][0]].ID)
 	}
-	return all, nil
+	return c, nil
 }
 
 // query returns the request by the node's GPUs, if each has one device.

@@ -19,13 +19,6 @@ type Choice struct {
 	IDs []string
 	// Score is the score of the set of GPUs that the devices belong to.
 	Score int
-	// Next is what the next requests could get of the other available GPUs: L in Topology. It is -1 on nodes of more
-	// than 16 GPUs. LeftScore is the score of the other available GPUs. Both are for pools of whole GPUs.
-	Next, LeftScore int
-	// Exact is set if no other set is better by the policy. If not, the Score of another set can be higher by Bound at
-	// most.
-	Exact bool
-	Bound int
 }
 
 // Reason is why a request has no answer.

@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"cmp"
+	"math"
 	"slices"
 )
 
@@ -17,10 +18,8 @@ type found struct {
 	set       set
 	numaNodes int // the number of NUMA nodes, if it counts
 	score     int
-	next      int // L in Topology of what is left, or -1 on nodes without a table
+	next      int // L in Topology of what is left, if it counts
 	cost      int // the score with all available GPUs: the lower, the better connected is what is left
-	exact     bool
-	bound     int // see Choice
 }
 
 // compare is negative if a is better. No two sets are equal.
@@ -39,129 +38,69 @@ func (a *found) compare(b *found) int {
 	}
 }
 
-// rank returns the best k sets of GPUs, best first, or all if there are fewer. There is at least one: the request is
-// valid.
-//
-// A set other than the best set x lacks a GPU of x. For each GPU of x, the best set without it, but with the GPUs of x
-// before it, answers another query, and the best of these is the second (Murty, An Algorithm for Ranking all the
-// Assignments in Order of Increasing Cost, 1968). The query of the second best set is then divided in the same way.
-func (n *GPUs) rank(p Policy, q query, k int) []found {
-	if p == Partition && n.table != nil {
-		return n.table.searchPartitions(q, k)
-	}
-	type part struct {
-		query
-		found
-	}
-	parts := []part{{q, n.search(p, q)}}
-	var all []found
-	for len(parts) > 0 {
-		best := 0
-		for i := range parts {
-			if parts[i].compare(&parts[best].found) < 0 {
-				best = i
-			}
-		}
-		x := parts[best]
-		parts = slices.Delete(parts, best, best+1)
-		all = append(all, x.found)
-		if len(all) == k {
-			break
-		}
-		rest := x.query
-		for _, g := range x.set.difference(x.must).members() {
-			without := rest
-			without.from.remove(g)
-			if without.from.len() >= q.size {
-				parts = append(parts, part{without, n.search(p, without)})
-			}
-			rest.must.add(g)
-		}
-	}
-	return all
-}
-
-// search returns the best set of GPUs by a policy. Partition is Topology here.
-func (n *GPUs) search(p Policy, q query) found {
+// search returns the best set of GPUs by a policy. There is one: the request is valid.
+func (n *GPUs) search(p Policy, q query) set {
 	switch {
-	case p == NUMA:
-		return n.searchNUMA(q)
-	case n.table != nil:
-		return n.table.search(q)
+	case n.table == nil:
+		return n.searchGreedily(p, q)
+	case p == Partition:
+		return n.table.searchPartitions(q)
 	default:
-		f := n.searchTree(q)
-		f.exact = f.exact && p != Partition
-		return f
+		return n.table.search(p, q)
 	}
 }
 
-// maxNUMASets is the most sets of NUMA nodes that a request tries on a node without a table. The number is arbitrary:
-// each set costs a search of the tree, so it bounds the time. What it leaves out is in Choice.Bound.
-const maxNUMASets = 32
-
-// searchNUMA tries the sets of NUMA nodes that are as small as possible.
-func (n *GPUs) searchNUMA(q query) found {
-	// The NUMA nodes of what must be included are used in any case. Of the others those with most GPUs come first.
-	var forced set
-	var others []set
-	numaNodes := 0
-	for _, node := range n.numa {
-		switch usable := node.intersection(q.from); {
-		case node.intersection(q.must) != set{}:
-			forced = forced.union(usable)
-			numaNodes++
-		case usable != set{}:
-			others = append(others, usable)
-		}
+// searchGreedily grows a set from each GPU, and returns the best of them.
+func (n *GPUs) searchGreedily(p Policy, q query) set {
+	if q.size == q.must.len() {
+		return q.must
 	}
-	slices.SortStableFunc(others, func(a, b set) int { return b.len() - a.len() })
-	count := 0
-	for total := forced.len(); total < q.size; count++ {
-		total += others[count].len()
+	cost := make([]int, len(n.list))
+	for g := range cost {
+		cost[g] = n.scoreWith(q.available, g)
 	}
-	var best found
-	tried, most := 0, 0
-	complete := eachUnion(forced, others, count, q.size, func(from set) bool {
-		if tried == maxNUMASets && n.table == nil {
-			return false
-		}
-		part := q
-		part.from = from
-		f := n.search(Topology, part)
-		most = max(most, f.score+f.bound)
-		if tried == 0 || f.compare(&best) < 0 {
+	var best *found
+	for _, g := range q.from.difference(q.must).members() {
+		if f := n.grow(p, q, g, cost); best == nil || f.compare(best) < 0 {
 			best = f
 		}
-		tried++
-		return true
-	})
-	if !complete {
-		all := n.search(Topology, q)
-		most = all.score + all.bound
 	}
-	best.numaNodes = numaNodes + count
-	best.bound = most - best.score
-	best.exact = best.bound == 0
-	return best
+	return best.set
 }
 
-// eachUnion visits the union of base and each count of the sets that has at least size GPUs, until visit returns false,
-// which it returns. The largest sets come first.
-func eachUnion(base set, sets []set, count, size int, visit func(set) bool) bool {
-	if count == 0 {
-		return visit(base)
+// grow adds GPUs to those that must be included: the first one, then the one with the highest score with the others.
+// For NUMA it first takes those of the NUMA nodes that are used, then those of the NUMA node with most GPUs.
+func (n *GPUs) grow(p Policy, q query, first int, cost []int) *found {
+	f := &found{}
+	with := make([]int, len(n.list)) // the score of each GPU with the set
+	room := make([]int, len(n.list)) // the GPUs that its NUMA node has, if they count
+	add := func(g int) {
+		f.score += with[g]
+		f.cost += cost[g]
+		if p == NUMA && room[g] < math.MaxInt {
+			f.numaNodes++
+			for _, other := range n.numa[g].members() {
+				room[other] = math.MaxInt
+			}
+		}
+		f.set.add(g)
+		for other, s := range n.score[g] {
+			with[other] += s
+		}
 	}
-	for i := 0; i <= len(sets)-count; i++ {
-		most := base.len()
-		for _, s := range sets[i : i+count] {
-			most += s.len()
-		}
-		if most < size {
-			return true
-		}
-		if !eachUnion(base.union(sets[i]), sets[i+1:], count-1, size, visit) {
-			return false
+	if p == NUMA {
+		for g := range room {
+			room[g] = n.numa[g].intersection(q.from).len()
 		}
 	}
-	return true
+	for _, g := range q.must.members() {
+		add(g)
+	}
+	add(first)
+	for f.set.len() < q.size {
+		add(slices.MaxFunc(q.from.difference(f.set).members(), func(a, b int) int {
+			return cmp.Or(cmp.Compare(room[a], room[b]), cmp.Compare(with[a], with[b]), cmp.Compare(cost[b], cost[a]))
+		}))
+	}
+	return f
 }

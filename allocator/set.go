@@ -6,10 +6,9 @@ import "math/bits"
 type set [maxGPUs / 64]uint64
 
 func (s *set) add(g int)          { s[g/64] |= 1 << (g % 64) }
-func (s *set) remove(g int)       { s[g/64] &^= 1 << (g % 64) }
 func (s set) contains(g int) bool { return s[g/64]>>(g%64)&1 != 0 }
 
-// word returns the set as bits, on a node of at most tableGPUs GPUs.
+// word returns the set as bits, on a node of at most MaxExact GPUs.
 func (s set) word() uint32 { return uint32(s[0]) }
 
 func (s set) len() int {
@@ -18,13 +17,6 @@ func (s set) len() int {
 		n += bits.OnesCount64(w)
 	}
 	return n
-}
-
-func (s set) union(t set) set {
-	for i := range s {
-		s[i] |= t[i]
-	}
-	return s
 }
 
 func (s set) intersection(t set) set {

@@ -10,9 +10,9 @@ func (p *Pool) chooseShared(policy Policy, r Request, states []state) Choice {
 	s := p.newSharing(r, states)
 	var c Choice
 	if policy == Pack && !p.replicas {
-		c.Exact = s.pack()
+		s.pack()
 	} else {
-		c.Exact, c.Bound = s.spread(policy)
+		s.spread(policy)
 	}
 	var gpus set
 	var indexes []int
@@ -67,9 +67,8 @@ func (p *Pool) newSharing(r Request, states []state) *sharing {
 }
 
 // spread takes a device of each of the GPUs with the lowest load, again and again. Of GPUs with the same load, those
-// without a device in the answer come first, among these the lowest in order, and then the best by the policy. It
-// reports whether the choice of GPUs is exact, and the bound of their score.
-func (s *sharing) spread(policy Policy) (exact bool, bound int) {
+// without a device in the answer come first, among these the lowest in order, and then the best by the policy.
+func (s *sharing) spread(policy Policy) {
 	load, order := slices.Clone(s.must), make([]int, len(s.must))
 	for g, used := range s.used {
 		switch {
@@ -81,7 +80,6 @@ func (s *sharing) spread(policy Policy) (exact bool, bound int) {
 			order[g] = -used
 		}
 	}
-	exact = true
 	for s.left > 0 {
 		var gpus []int // that come first
 		var lowest [3]int
@@ -98,9 +96,8 @@ func (s *sharing) spread(policy Policy) (exact bool, bound int) {
 			}
 		}
 		if len(gpus) > s.left && s.chosen[gpus[0]] == 0 {
-			f := s.best(policy, gpus)
-			exact, bound = f.exact, f.bound
-			gpus = slices.DeleteFunc(gpus, func(g int) bool { return !f.set.contains(g) })
+			best := s.best(policy, gpus)
+			gpus = slices.DeleteFunc(gpus, func(g int) bool { return !best.contains(g) })
 		}
 		for _, g := range gpus[:min(len(gpus), s.left)] {
 			s.chosen[g]++
@@ -108,11 +105,10 @@ func (s *sharing) spread(policy Policy) (exact bool, bound int) {
 			load[g]++
 		}
 	}
-	return exact, bound
 }
 
 // best returns the best set of the GPUs in the answer and as many of others as devices are left to take.
-func (s *sharing) best(policy Policy, others []int) found {
+func (s *sharing) best(policy Policy, others []int) set {
 	var q query
 	for g := range s.chosen {
 		if s.chosen[g] > 0 {
@@ -127,12 +123,11 @@ func (s *sharing) best(policy Policy, others []int) found {
 		q.from.add(g)
 	}
 	q.size = q.must.len() + s.left
-	return s.pool.gpus.rank(policy, q, 1)[0]
+	return s.pool.gpus.search(policy, q)
 }
 
-// pack takes the devices of as few GPUs as possible, by the objective of Pack for MIG devices. It reports whether the
-// choice of GPUs is exact.
-func (s *sharing) pack() (exact bool) {
+// pack takes the devices of as few GPUs as possible, by the objective of Pack for MIG devices.
+func (s *sharing) pack() {
 	// The GPUs of the devices that must be included come first.
 	var x set
 	var others []int
@@ -152,8 +147,7 @@ func (s *sharing) pack() (exact bool) {
 	for have := 0; have < need; count++ {
 		have += s.free[most[count]]
 	}
-	exact = count <= 1 || s.pool.gpus.table != nil
-	for ; !exact && count > 1; count-- { // there are too many sets to compare
+	for ; s.pool.gpus.table == nil && count > 1; count-- { // there are too many sets to compare
 		g := slices.MaxFunc(others, func(a, b int) int {
 			return cmp.Or(s.free[a]-s.free[b], s.pool.gpus.scoreWith(x, a)-s.pool.gpus.scoreWith(x, b))
 		})
@@ -168,7 +162,6 @@ func (s *sharing) pack() (exact bool) {
 		s.chosen[g] += some
 		s.left -= some
 	}
-	return exact
 }
 
 // bestToPack compares all sets of count other GPUs that have the needed devices, and returns the best with base.

@@ -1,20 +1,22 @@
 package allocator
 
 import (
+	"cmp"
 	"math"
 	"math/bits"
 )
 
-// table has the scores of every set of at most tableGPUs GPUs. Sets are bits here.
+// table has the scores of every set of at most MaxExact GPUs. Sets are bits here.
 type table struct {
 	score []int    // of each set
 	next  []int    // what the next requests could get of each set: L in Topology
-	alike []uint32 // of each GPU: those that have the same scores with all others, and itself
+	numa  []uint32 // of each GPU: those of its NUMA node
+	alike []uint32 // of each GPU: those of its NUMA node that have the same scores with all others, and itself
 }
 
-func newTable(score [][]int) *table {
+func newTable(score [][]int, numa []set) *table {
 	n := len(score)
-	t := &table{score: make([]int, 1<<n), next: make([]int, 1<<n), alike: make([]uint32, n)}
+	t := &table{score: make([]int, 1<<n), next: make([]int, 1<<n), numa: make([]uint32, n), alike: make([]uint32, n)}
 	for x := uint32(1); x < 1<<n; x++ {
 		// In the best disjoint pairs the lowest GPU has one of the others as partner, or none.
 		first, rest := bits.TrailingZeros32(x), x&(x-1)
@@ -40,8 +42,9 @@ func newTable(score [][]int) *table {
 		}
 	}
 	for a := range n {
+		t.numa[a] = numa[a].word()
 		for b := range n {
-			if alike(score, a, b) {
+			if numa[a].contains(b) && alike(score, a, b) {
 				t.alike[a] |= 1 << b
 			}
 		}
@@ -60,25 +63,34 @@ func alike(score [][]int, a, b int) bool {
 }
 
 // search compares every set: at most 12,870 of 16 GPUs.
-func (t *table) search(q query) found {
+func (t *table) search(p Policy, q query) set {
 	available, must := q.available.word(), q.must.word()
-	best := found{score: math.MinInt}
+	best := found{numaNodes: math.MaxInt}
 	t.eachSet(must, q.from.word()&^must, q.size-q.must.len(), func(x uint32) {
-		if t.score[x] < best.score {
+		numaNodes := 0
+		if p == NUMA {
+			numaNodes = t.numaNodes(x)
+		}
+		if cmp.Or(cmp.Compare(numaNodes, best.numaNodes), cmp.Compare(best.score, t.score[x])) > 0 {
 			return
 		}
-		if f := t.found(available, x); f.compare(&best) < 0 {
+		rest := available &^ x
+		f := found{
+			set: set{uint64(x)}, numaNodes: numaNodes, score: t.score[x], next: t.next[rest],
+			cost: t.score[available] + t.score[x] - t.score[rest],
+		}
+		if f.compare(&best) < 0 {
 			best = f
 		}
 	})
-	return best
+	return best.set
 }
 
-// found returns the set x of the available GPUs.
-func (t *table) found(available, x uint32) found {
-	rest := available &^ x
-	cost := t.score[available] + t.score[x] - t.score[rest]
-	return found{set: set{uint64(x)}, score: t.score[x], next: t.next[rest], cost: cost, exact: true}
+func (t *table) numaNodes(x uint32) (count int) {
+	for ; x != 0; x &^= t.numa[bits.TrailingZeros32(x)] {
+		count++
+	}
+	return count
 }
 
 // eachSet visits the unions of base and size of the free GPUs, in order. Of sets that differ only in GPUs that are

@@ -17,23 +17,20 @@ import (
 
 // explainOptions is a request for GPUs, as the command line has it.
 type explainOptions struct {
-	size, runnersUp int
+	size            int
 	available, must []string
 	policy          string
 	weights         allocator.Weights
 	out             output
 }
 
-// maxRunnersUp bounds the time that ranking takes.
-const maxRunnersUp = 100
-
 func (a *app) explainCommand() *cobra.Command {
-	o := explainOptions{runnersUp: 3}
+	o := explainOptions{}
 	cmd := &cobra.Command{
 		Use:   "explain --size N",
 		Short: "Show which GPUs a request would get, and why",
-		Long: `Prints the best set of --size whole GPUs, its score, the pairs that add up to it, the GPUs left, and the
-next best sets.
+		Long: `Prints the set of --size whole GPUs that a container would get, its score, the pairs that add up to it, and
+the GPUs left.
 
 The weights of links and the default policy are those of the configuration (allocation), as for serve. For whole GPUs
 the policies spread and pack are the same as topology. -o name prints the CDI names of the chosen GPUs.`,
@@ -59,12 +56,8 @@ the policies spread and pack are the same as topology. -o name prints the CDI na
 	f.StringSliceVar(&o.must, "must", nil, "`GPUs` that must be chosen, by index or UUID")
 	f.Var(&choice{&o.policy, allocator.Policies()}, "policy",
 		"`policy`: "+strings.Join(allocator.Policies(), ", ")+" (default: allocation.policy of the configuration)")
-	f.IntVar(&o.runnersUp, "runners-up", o.runnersUp,
-		fmt.Sprintf("`number` of next best sets to print, at most %d", maxRunnersUp))
 	_ = cmd.MarkFlagRequired("size")
-	for _, name := range []string{"size", "runners-up"} {
-		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
-	}
+	_ = cmd.RegisterFlagCompletionFunc("size", cobra.NoFileCompletions)
 	for _, name := range []string{"available", "must"} {
 		_ = cmd.RegisterFlagCompletionFunc(name, a.completeGPUs)
 	}
@@ -96,15 +89,9 @@ func (a *app) completeGPUs(cmd *cobra.Command, _ []string, prefix string) ([]str
 }
 
 func (a *app) explain(ctx context.Context, o *explainOptions) error {
-	var usage []error
 	if o.size < 1 {
-		usage = append(usage, fmt.Errorf("--size %d: want at least 1", o.size))
-	}
-	if o.runnersUp < 0 || o.runnersUp > maxRunnersUp {
-		usage = append(usage, fmt.Errorf("--runners-up %d: want 0 to %d", o.runnersUp, maxRunnersUp))
-	}
-	if usage != nil {
-		return cli.With(cli.Usage, "see gpu-cdi-plugin topology explain --help", errors.Join(usage...))
+		return cli.With(cli.Usage, "see gpu-cdi-plugin topology explain --help",
+			fmt.Errorf("--size %d: want at least 1", o.size))
 	}
 	h, err := a.host()
 	if err != nil {
@@ -128,7 +115,7 @@ func (a *app) explain(ctx context.Context, o *explainOptions) error {
 	return unreadableGPUs(s)
 }
 
-// explainRequest ranks the sets of GPUs for a request. A request that cannot be fulfilled is a usage error.
+// explainRequest chooses GPUs for a request. A request that cannot be fulfilled is a usage error.
 func explainRequest(s *gpu.Snapshot, o *explainOptions) (*explanation, error) {
 	r := allocator.Request{Size: o.size}
 	var err error
@@ -147,24 +134,16 @@ func explainRequest(s *gpu.Snapshot, o *explainOptions) (*explanation, error) {
 	if err != nil {
 		return nil, err
 	}
-	choices, err := gpus.Rank(allocator.Policy(o.policy), r, 1+o.runnersUp)
+	choice, err := gpus.Choose(allocator.Policy(o.policy), r)
 	if err != nil {
 		return nil, requestError(s, err)
 	}
-	e := &explanation{
+	return &explanation{
 		Policy: o.policy, Objective: objectives[allocator.Policy(o.policy)], Size: o.size,
-		Available: sortedGPUs(s, r.Available), Must: sortedGPUs(s, r.Must), RunnersUp: []rankedSet{},
+		Available: sortedGPUs(s, r.Available), Must: sortedGPUs(s, r.Must),
+		Chosen:  describeSet(s, o.weights, r.Available, choice, len(gpus.UUIDs()) <= allocator.MaxExact),
 		weights: o.weights,
-	}
-	for i, c := range choices {
-		set := describeSet(s, o.weights, r.Available, c)
-		if i == 0 {
-			e.Chosen = set
-		} else {
-			e.RunnersUp = append(e.RunnersUp, set)
-		}
-	}
-	return e, nil
+	}, nil
 }
 
 // wholeGPUs returns the GPUs that a container can get whole.

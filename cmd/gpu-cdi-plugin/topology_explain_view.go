@@ -18,8 +18,7 @@ type explanation struct {
 	Size      int          `json:"size"`
 	Available []indexedGPU `json:"available"`
 	Must      []indexedGPU `json:"must"`
-	Chosen    rankedSet    `json:"chosen"`
-	RunnersUp []rankedSet  `json:"runnersUp"`
+	Chosen    chosenSet    `json:"chosen"`
 
 	weights allocator.Weights
 }
@@ -29,19 +28,15 @@ type indexedGPU struct {
 	UUID  string `json:"uuid"`
 }
 
-// rankedSet is a set of GPUs with its score, and the GPUs that are left.
-type rankedSet struct {
+// chosenSet is a set of GPUs with its score, and the GPUs that are left.
+type chosenSet struct {
 	Devices   []indexedGPU `json:"devices"`
 	NUMANodes []int        `json:"numaNodes"`
 	Score     int          `json:"score"`
-	// Exact: no other set is better by the policy. Otherwise another set may score up to Bound more.
+	// Exact: all sets were compared, and no other is better by the policy.
 	Exact bool         `json:"exact"`
-	Bound int          `json:"bound"`
 	Pairs []scoredLink `json:"pairs"`
 	Left  []indexedGPU `json:"left"`
-	// Next is the score of the best sets of the usual sizes among those left; null: not compared.
-	Next      *int `json:"next"`
-	LeftScore int  `json:"leftScore"`
 }
 
 // scoredLink is the link of a pair of GPUs in a set, with its score.
@@ -63,14 +58,11 @@ const topologyObjective = "the highest score, then the best pairs and sets of 4 
 	"(up to 16 GPUs), then their score"
 
 // describeSet scores the pairs of a set, and the GPUs that it leaves of those available.
-func describeSet(s *gpu.Snapshot, w allocator.Weights, available []string, c allocator.Choice) rankedSet {
+func describeSet(s *gpu.Snapshot, w allocator.Weights, available []string, c allocator.Choice, exact bool) chosenSet {
 	left := slices.DeleteFunc(slices.Clone(available), func(id string) bool { return slices.Contains(c.IDs, id) })
-	set := rankedSet{
-		Devices: sortedGPUs(s, c.IDs), NUMANodes: []int{}, Score: c.Score, Exact: c.Exact, Bound: c.Bound,
-		Pairs: []scoredLink{}, Left: sortedGPUs(s, left), LeftScore: c.LeftScore,
-	}
-	if c.Next >= 0 {
-		set.Next = &c.Next
+	set := chosenSet{
+		Devices: sortedGPUs(s, c.IDs), NUMANodes: []int{}, Score: c.Score, Exact: exact,
+		Pairs: []scoredLink{}, Left: sortedGPUs(s, left),
 	}
 	for i, d := range set.Devices {
 		set.NUMANodes = append(set.NUMANodes, findGPU(s, d.UUID).NUMANode)
@@ -99,40 +91,26 @@ func sortedGPUs(s *gpu.Snapshot, ids []string) []indexedGPU {
 }
 
 func (e *explanation) view() view {
-	t := table{
-		header: []string{"RANK", "GPUS", "SCORE", "NUMA", "LEFT", "BEST SETS OF LEFT", "SCORE OF LEFT"},
+	var nodes []string
+	for _, n := range e.Chosen.NUMANodes {
+		nodes = append(nodes, number(n))
+	}
+	return view{data: e, table: table{
+		header: []string{"GPUS", "SCORE", "NUMA", "LEFT"},
+		rows: [][]string{{
+			indexRanges(e.Chosen.Devices), strconv.Itoa(e.Chosen.Score), strings.Join(nodes, ","),
+			indexRanges(e.Chosen.Left),
+		}},
 		legend: fmt.Sprintf("\nPolicy %s: %s.\n%s\n%s", e.Policy, e.Objective, e.exactText(), e.sumText()),
-	}
-	for i, set := range append([]rankedSet{e.Chosen}, e.RunnersUp...) {
-		rank := "chosen"
-		if i > 0 {
-			rank = strconv.Itoa(i + 1)
-		}
-		next := "-"
-		if set.Next != nil {
-			next = strconv.Itoa(*set.Next)
-		}
-		var nodes []string
-		for _, n := range set.NUMANodes {
-			nodes = append(nodes, number(n))
-		}
-		t.rows = append(t.rows, []string{
-			rank, indexRanges(set.Devices), strconv.Itoa(set.Score), strings.Join(nodes, ","), indexRanges(set.Left),
-			next, strconv.Itoa(set.LeftScore),
-		})
-	}
-	return view{data: e, table: t}
+	}}
 }
 
 func (e *explanation) exactText() string {
-	switch {
-	case e.Chosen.Exact:
-		return "The result is exact: no other set is better by this policy."
-	case e.Chosen.Bound == 0:
-		return "No other set scores more, but not all sets were compared by the rest of the policy."
-	default:
-		return fmt.Sprintf("The result is not exact: another set may score up to %d more.", e.Chosen.Bound)
+	if e.Chosen.Exact {
+		return "All sets were compared: no other is better by this policy."
 	}
+	return fmt.Sprintf("The node has more than %d GPUs, so the search is greedy: another set may be better.",
+		allocator.MaxExact)
 }
 
 // sumText is a table of the pairs of the chosen set, by kind of link, whose scores add up to its own.

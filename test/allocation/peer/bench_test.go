@@ -41,17 +41,14 @@ func median(samples []time.Duration) float64 { return percentile(samples, 50) }
 type figures map[string][]time.Duration
 
 // add measures one request.
-func (f figures) measure(
-	b *testing.B, name string, n *allocator.GPUs, p allocator.Policy, q question,
-) allocator.Choice {
+func (f figures) measure(b *testing.B, name string, n *allocator.GPUs, p allocator.Policy, q question) {
 	r := q.request(n)
 	begin := time.Now()
-	c, err := n.Choose(p, r)
+	_, err := n.Choose(p, r)
 	f[name] = append(f[name], time.Since(begin))
 	if err != nil {
 		b.Fatal(err)
 	}
-	return c
 }
 
 func (f figures) report(b *testing.B) {
@@ -111,60 +108,4 @@ func BenchmarkSixteen(b *testing.B) {
 			})
 		}
 	}
-}
-
-// fabric returns a machine with 128 GPUs on PCIe switches. With cubes, every eight of them form a hybrid cube mesh of
-// NVLinks, as in a DGX-1V; then the scores do not follow a tree.
-func fabric(t testing.TB, cubes bool) *gpu.Snapshot {
-	t.Helper()
-	s := simulated(t, "pcie-fabric-128")
-	for i := range s.Links {
-		if l := &s.Links[i]; cubes && l.A/8 == l.B/8 {
-			l.NVLinks = cube[l.A%8][l.B%8]
-		}
-	}
-	return s
-}
-
-// cube has the NVLinks of a DGX-1V (NVIDIA DGX-1 With Tesla V100 System Architecture, WP-08437).
-var cube = [8][8]int{
-	{0, 1, 1, 2, 2, 0, 0, 0},
-	{1, 0, 2, 1, 0, 2, 0, 0},
-	{1, 2, 0, 2, 0, 0, 1, 0},
-	{2, 1, 2, 0, 0, 0, 0, 1},
-	{2, 0, 0, 0, 0, 1, 1, 2},
-	{0, 2, 0, 0, 1, 0, 2, 1},
-	{0, 0, 1, 0, 1, 2, 0, 2},
-	{0, 0, 0, 1, 2, 1, 2, 0},
-}
-
-// BenchmarkFabric measures requests of up to 16 of 128 GPUs, some of which are in use. worst-bound is the highest bound
-// in proportion to the score of its answer, its-score.
-func BenchmarkFabric(b *testing.B) {
-	for name, s := range map[string]*gpu.Snapshot{"PCIe": fabric(b, false), "cube meshes": fabric(b, true)} {
-		n := newNode(b, s, allocator.DefaultWeights())
-		for _, policy := range []allocator.Policy{allocator.Topology, allocator.NUMA} {
-			for size := 1; size <= 16; size++ {
-				b.Run(fmt.Sprintf("%s/%s/%d of 128", name, policy, size), func(b *testing.B) {
-					benchmarkFabric(b, n, policy, size)
-				})
-			}
-		}
-	}
-}
-
-func benchmarkFabric(b *testing.B, n *allocator.GPUs, policy allocator.Policy, size int) {
-	random := rand.New(rand.NewPCG(128, uint64(size)))
-	f := figures{}
-	score, bound, share := 0, 0, 0.0
-	for b.Loop() {
-		q := question{available: random.Perm(128)[:size+random.IntN(128-size+1)], size: size}
-		c := f.measure(b, "request", n, policy, q)
-		if of := float64(c.Bound) / float64(max(c.Score, 1)); of > share {
-			score, bound, share = c.Score, c.Bound, of
-		}
-	}
-	b.ReportMetric(float64(bound), "worst-bound")
-	b.ReportMetric(float64(score), "its-score")
-	f.report(b)
 }
