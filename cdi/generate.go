@@ -65,8 +65,10 @@ func validateKind(kind string) error {
 	if vendor == "" || class == "" {
 		return fmt.Errorf("kind %q: want VENDOR/CLASS, such as %s", kind, DefaultKind)
 	}
-	err := cmp.Or(parser.ValidateVendorName(vendor), parser.ValidateClassName(class))
-	if err != nil {
+	if err := parser.ValidateVendorName(vendor); err != nil {
+		return fmt.Errorf("kind %q: %w", kind, err)
+	}
+	if err := parser.ValidateClassName(class); err != nil {
 		return fmt.Errorf("kind %q: %w", kind, err)
 	}
 	return nil

@@ -2,7 +2,6 @@ package cdi
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -50,24 +49,29 @@ func FileName(kind string) string { return strings.ReplaceAll(kind, "/", "-") + 
 // Marshal encodes a spec. The same spec gives the same bytes.
 func Marshal(spec *specs.Spec, f Format) ([]byte, error) {
 	var buf bytes.Buffer
-	var err error
-	switch f {
-	case JSON:
-		enc := json.NewEncoder(&buf)
-		enc.SetEscapeHTML(false)
-		enc.SetIndent("", "  ")
-		err = enc.Encode(spec)
-	case YAML:
-		enc := yaml.NewEncoder(&buf)
-		enc.SetIndent(2)
-		err = cmp.Or(enc.Encode(spec), enc.Close())
-	default:
-		err = errors.New("unknown format")
-	}
-	if err != nil {
+	if err := encode(&buf, spec, f); err != nil {
 		return nil, fmt.Errorf("encode CDI spec as %q: %w", f, err)
 	}
 	return buf.Bytes(), nil
+}
+
+func encode(w io.Writer, spec *specs.Spec, f Format) error {
+	switch f {
+	case JSON:
+		enc := json.NewEncoder(w)
+		enc.SetEscapeHTML(false)
+		enc.SetIndent("", "  ")
+		return enc.Encode(spec)
+	case YAML:
+		enc := yaml.NewEncoder(w)
+		enc.SetIndent(2)
+		if err := enc.Encode(spec); err != nil {
+			return err
+		}
+		return enc.Close()
+	default:
+		return errors.New("unknown format")
+	}
 }
 
 // WriteFile replaces the spec file at path, in the format of its extension, readable by all users. The directory must

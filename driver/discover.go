@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -19,9 +18,12 @@ import (
 // there is no driver below the root, neither libcuda nor libnvidia-ml can be used (ErrDamaged), or no library is of the
 // version (ErrOtherVersion). Driver.Check checks for a capability.
 func Discover(h host.Host, version string) (*Driver, error) {
-	if info, err := os.Stat(h.DriverRoot()); err != nil || !info.IsDir() {
-		err = cmp.Or(err, fmt.Errorf("%s is not a directory", h.DriverRoot()))
+	info, err := os.Stat(h.DriverRoot())
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w", gpu.ErrNoDriver, err)
+	}
+	if !info.IsDir() {
+		return nil, fmt.Errorf("%w: %s is not a directory", gpu.ErrNoDriver, h.DriverRoot())
 	}
 	r := newRoot(h.DriverRoot())
 	s := newLibraryScan(r, version)

@@ -53,16 +53,18 @@ func findFile(finding Finding, places []place, check func(place, fs.FileInfo) er
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if err == nil {
-			err = check(p, info)
-		}
 		finding.Path = real
-		if err == nil {
-			f.Path, f.HostPath = p.path, real
-			finding.Used, finding.Note = true, ""
-			break
+		if err != nil {
+			finding.Note = err.Error()
+			continue
 		}
-		finding.Note = err.Error()
+		if err := check(p, info); err != nil {
+			finding.Note = err.Error()
+			continue
+		}
+		f.Path, f.HostPath = p.path, real
+		finding.Used, finding.Note = true, ""
+		return f, finding
 	}
 	return f, finding
 }

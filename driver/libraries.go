@@ -247,13 +247,14 @@ func (s *libraryScan) inspect(p string, row *libraryRow) *foundLibrary {
 		return f
 	}
 	f.Path, f.HostPath = s.root.inside(real), real
-	f.SONAME, f.err = readSONAME(real)
-	if f.err == nil && !isPlain(f.Path) {
+	if f.SONAME, f.err = readSONAME(real); f.err != nil {
+		return f
+	}
+	if !isPlain(f.Path) {
 		f.err = fmt.Errorf("its path %q has a character that the hook's arguments cannot carry", f.Path)
+		return f
 	}
-	if f.err == nil {
-		f.Links = linksOf(f.Library, row)
-	}
+	f.Links = linksOf(f.Library, row)
 	return f
 }
 
@@ -293,10 +294,13 @@ func readSONAME(path string) (string, error) {
 	}
 	defer f.Close()
 	soname, err := parseSONAME(f, info.Size())
-	if err == nil && soname == "" {
-		soname = filepath.Base(path)
+	if err != nil {
+		return "", err
 	}
-	return soname, err
+	if soname == "" {
+		return filepath.Base(path), nil
+	}
+	return soname, nil
 }
 
 // parseSONAME reads the SONAME of a library of size bytes; it is empty if the library has none.

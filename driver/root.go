@@ -57,10 +57,11 @@ func (r root) resolveDir(dir string) (string, error) {
 		return real, nil
 	}
 	real, err := r.follow(dir)
-	if err == nil {
-		r.dirs[dir] = real
+	if err != nil {
+		return "", err
 	}
-	return real, err
+	r.dirs[dir] = real
+	return real, nil
 }
 
 func (r root) follow(path string) (string, error) {

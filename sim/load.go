@@ -71,10 +71,13 @@ func readMachineFile(path string) (data []byte, err error) {
 		return nil, errors.Join(err, fmt.Errorf("%s is not a regular file", path))
 	}
 	data, err = io.ReadAll(io.LimitReader(f, maxMachineFile+1))
-	if err == nil && len(data) > maxMachineFile {
-		err = fmt.Errorf("%s is larger than %d bytes", path, maxMachineFile)
+	if err != nil {
+		return nil, err
 	}
-	return data, err
+	if len(data) > maxMachineFile {
+		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxMachineFile)
+	}
+	return data, nil
 }
 
 // A machine "pcie-fabric-N" is generated: N GPUs on the largest PCIe fabrics that allocators meet. Each socket is a

@@ -74,7 +74,10 @@ func (w *writer) writeEntry(rel string, e entry) error {
 		return os.Symlink(e.target, full)
 	case fs.ModeSocket:
 		// The same file as bind makes, without the limit on the length of a socket's path.
-		return errors.Join(unix.Mknod(full, unix.S_IFSOCK|perm, 0), os.Chmod(full, e.mode.Perm()))
+		if err := unix.Mknod(full, unix.S_IFSOCK|perm, 0); err != nil {
+			return err
+		}
+		return os.Chmod(full, e.mode.Perm())
 	case fs.ModeDevice | fs.ModeCharDevice:
 		return w.node(full, e)
 	default:

@@ -67,7 +67,10 @@ func (n *Node) servePCIReset(ctx context.Context, path string, r PCIReset) (err 
 		return nil // the write fails without a reader
 	}
 	// The library resets the GPU when it finds this file, which must be before the write returns.
-	if err := errors.Join(os.WriteFile(next, []byte("1\n"), 0o200), os.Rename(next, path)); err != nil {
+	if err := os.WriteFile(next, []byte("1\n"), 0o200); err != nil {
+		return err
+	}
+	if err := os.Rename(next, path); err != nil {
 		return err
 	}
 	return drain(ctx, pipe)
@@ -81,10 +84,10 @@ func openFullPipe(path string) (*os.File, error) {
 	}
 	pipe := os.NewFile(uintptr(fd), path)
 	size, err := unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, os.Getpagesize())
-	if err == nil {
-		_, err = unix.Write(fd, make([]byte, size))
-	}
 	if err != nil {
+		return nil, errors.Join(err, pipe.Close())
+	}
+	if _, err := unix.Write(fd, make([]byte, size)); err != nil {
 		return nil, errors.Join(err, pipe.Close())
 	}
 	return pipe, nil

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -202,7 +201,10 @@ func oneOf[T ~string](at string, value T, list []string) error {
 
 func checkKind(kind string) error {
 	vendor, class := parser.ParseQualifier(kind)
-	if err := cmp.Or(parser.ValidateVendorName(vendor), parser.ValidateClassName(class)); err != nil {
+	if err := parser.ValidateVendorName(vendor); err != nil {
+		return fmt.Errorf("cdi-kind %q: want VENDOR/CLASS, such as nvidia.com/gpu: %w", kind, err)
+	}
+	if err := parser.ValidateClassName(class); err != nil {
 		return fmt.Errorf("cdi-kind %q: want VENDOR/CLASS, such as nvidia.com/gpu: %w", kind, err)
 	}
 	return nil

@@ -154,11 +154,11 @@ func (p *Plugin) update(r resource.Resource) error {
 // Check returns ErrNoKubelet if there is no directory for the sockets, so that Run could not begin.
 func (p *Plugin) Check() error {
 	info, err := os.Stat(p.opts.dir())
-	if err == nil && !info.IsDir() {
-		err = fmt.Errorf("%s is not a directory", p.opts.dir())
-	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNoKubelet, err)
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("%w: %s is not a directory", ErrNoKubelet, p.opts.dir())
 	}
 	return nil
 }

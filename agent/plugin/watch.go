@@ -19,22 +19,27 @@ const (
 // watchDir wakes all endpoints after every change in the directory of the sockets, until ctx ends. They share one
 // watcher, since the number of inotify instances is limited, often to 128.
 func (p *Plugin) watchDir(ctx context.Context) {
-	var (
-		watcher  *fsnotify.Watcher
-		events   <-chan fsnotify.Event
-		failures <-chan error
-		warned   bool
-	)
-	for {
-		var err error
+	var watcher *fsnotify.Watcher
+	defer func() {
+		if watcher != nil {
+			_ = watcher.Close()
+		}
+	}()
+	watch := func() (err error) {
 		if watcher == nil {
-			if watcher, err = p.opts.newWatcher(); err == nil {
-				defer func() { _ = watcher.Close() }()
-				events, failures = watcher.Events, watcher.Errors
+			if watcher, err = p.opts.newWatcher(); err != nil {
+				return err
 			}
 		}
-		if err == nil {
-			err = watcher.Add(p.opts.dir()) // each time, since the directory may be a new one
+		return watcher.Add(p.opts.dir()) // each time, since the directory may be a new one
+	}
+	warned := false
+	for {
+		err := watch()
+		var events <-chan fsnotify.Event
+		var failures <-chan error
+		if watcher != nil {
+			events, failures = watcher.Events, watcher.Errors
 		}
 		poll := pollWatched
 		if err != nil {

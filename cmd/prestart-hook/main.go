@@ -216,10 +216,13 @@ func precreate(in inject.Injector, stdin io.Reader, stdout io.Writer) error {
 	end := time.After(deadline)
 	config, err := within(end, "read it", func() ([]byte, error) {
 		data, err := io.ReadAll(io.LimitReader(stdin, maxConfig+1))
-		if err == nil && len(data) > maxConfig {
-			err = fmt.Errorf("larger than %d bytes", maxConfig)
+		if err != nil {
+			return nil, err
 		}
-		return data, err
+		if len(data) > maxConfig {
+			return nil, fmt.Errorf("larger than %d bytes", maxConfig)
+		}
+		return data, nil
 	})
 	if err != nil {
 		return fmt.Errorf("config.json on standard input: %w", err)

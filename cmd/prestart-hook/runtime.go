@@ -30,19 +30,8 @@ func isRuntime(args []string) bool { return len(args) > 0 && filepath.Base(args[
 // umask. Of ignored signals SIGHUP and SIGINT stay so; others get their default action, as in every program of Go.
 func runRuntime(in inject.Injector, args []string, stderr io.Writer) int {
 	c, err := inject.ParseCommand(args)
-	var path string
 	if err == nil {
-		path, err = within(time.After(deadline), "put devices into the bundle "+c.Bundle, func() (string, error) {
-			path, err := in.Runtime(c)
-			if err == nil && c.Creates() {
-				err = in.Bundle(c.Bundle)
-			}
-			return path, err
-		})
-	}
-	if err == nil {
-		err = unix.Exec(path, append([]string{path}, args...), os.Environ())
-		err = fmt.Errorf("run the runtime %s: %w", path, err)
+		err = becomeRuntime(in, c, args)
 	}
 	problem := oneLine(err)
 	err = fmt.Errorf("%s: %w", runtimeName, problem)
@@ -53,6 +42,21 @@ func runRuntime(in inject.Injector, args []string, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "%s: %v\n", runtimeName, err)
 	}
 	return statusFailure
+}
+
+func becomeRuntime(in inject.Injector, c inject.Command, args []string) error {
+	path, err := within(time.After(deadline), "put devices into the bundle "+c.Bundle, func() (string, error) {
+		path, err := in.Runtime(c)
+		if err != nil || !c.Creates() {
+			return path, err
+		}
+		return path, in.Bundle(c.Bundle)
+	})
+	if err != nil {
+		return err
+	}
+	err = unix.Exec(path, append([]string{path}, args...), os.Environ())
+	return fmt.Errorf("run the runtime %s: %w", path, err)
 }
 
 // writeLog appends an error to the runtime's log file: containerd and podman show the last line of it. What goes wrong

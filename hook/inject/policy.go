@@ -120,13 +120,22 @@ func (p *policy) check(c *container, name string, file *cdi.SpecFile) (mustBeAll
 		}
 		return p.Allocated, nil
 	}
+	allows := func(r *rule) error {
+		if err := r.fits(c); err != nil {
+			return err
+		}
+		if err := r.check(name); err != nil {
+			return err
+		}
+		if foreign && !slices.Contains(r.Kinds, kind) {
+			return errForeign()
+		}
+		return nil
+	}
 	var reasons []string
 	for i := range p.Rules {
 		r := &p.Rules[i]
-		err := cmp.Or(r.fits(c), r.check(name))
-		if err == nil && foreign && !slices.Contains(r.Kinds, kind) {
-			err = errForeign()
-		}
+		err := allows(r)
 		switch {
 		case err != nil:
 			reasons = append(reasons, fmt.Sprintf("rule %d: %v", i+1, err))

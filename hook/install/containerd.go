@@ -42,10 +42,10 @@ func layoutOf(config map[string]any) (layout, bool) {
 
 func addContainerd(e *edit) error {
 	original, err := e.shared(containerdFile)
-	if err == nil {
-		err = e.addWrapper()
-	}
 	if err != nil {
+		return err
+	}
+	if err := e.addWrapper(); err != nil {
 		return err
 	}
 	if original == nil {

@@ -162,14 +162,12 @@ func Lock(root string) (release func() error, err error) {
 // written. The caller has the Lock.
 func (p *Plan) Apply() error {
 	for i, c := range p.Changes {
-		err := p.host.apply(c)
-		if err == nil {
-			continue
+		if err := p.host.apply(c); err != nil {
+			for _, done := range slices.Backward(p.Changes[:i]) {
+				err = errors.Join(err, p.host.apply(Change{done.Path, done.After, done.Before}))
+			}
+			return errors.Join(err, p.host.rmdirs(p.mkdirs))
 		}
-		for _, done := range slices.Backward(p.Changes[:i]) {
-			err = errors.Join(err, p.host.apply(Change{done.Path, done.After, done.Before}))
-		}
-		return errors.Join(err, p.host.rmdirs(p.mkdirs))
 	}
 	return p.host.rmdirs(p.rmdirs)
 }
@@ -178,16 +176,23 @@ func (p *Plan) Apply() error {
 func (h *Host) rmdirs(dirs []string) error {
 	var failed error
 	for _, dir := range slices.Backward(slices.Sorted(slices.Values(dirs))) {
-		at, err := h.real(dir)
-		if err == nil {
-			err = unix.Rmdir(at)
+		if err := h.rmdir(dir); err != nil {
+			failed = errors.Join(failed, &fs.PathError{Op: "remove", Path: dir, Err: err})
 		}
-		if err == nil || slices.Contains([]error{unix.ENOENT, unix.ENOTDIR, unix.ENOTEMPTY, unix.EEXIST}, err) {
-			continue
-		}
-		failed = errors.Join(failed, &fs.PathError{Op: "remove", Path: dir, Err: err})
 	}
 	return failed
+}
+
+func (h *Host) rmdir(dir string) error {
+	at, err := h.real(dir)
+	if err != nil {
+		return err
+	}
+	err = unix.Rmdir(at)
+	if slices.Contains([]error{unix.ENOENT, unix.ENOTDIR, unix.ENOTEMPTY, unix.EEXIST}, err) {
+		return nil
+	}
+	return err
 }
 
 func (h *Host) apply(c Change) error {

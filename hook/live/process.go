@@ -133,21 +133,22 @@ func (p *process) openUsers(h host.Host) error {
 		return errors.Join(err, users.Close())
 	}
 	id, err := inode(users)
-	if err != nil || id == ownID {
-		err = errors.Join(err, users.Close())
+	if err != nil {
+		return errors.Join(err, users.Close())
+	}
+	if id == ownID {
+		_ = users.Close()
 	} else {
 		p.users = users
 	}
 	if ownID != initialUserNamespace {
-		err = errors.New("this hook runs in a user namespace, where no device nodes can be made: " +
+		return errors.New("this hook runs in a user namespace, where no device nodes can be made: " +
 			"a rootless engine cannot use it")
 	}
-	if err == nil {
-		p.uid, err = readMap(p.dir, "uid_map")
+	if p.uid, err = readMap(p.dir, "uid_map"); err != nil {
+		return err
 	}
-	if err == nil {
-		p.gid, err = readMap(p.dir, "gid_map")
-	}
+	p.gid, err = readMap(p.dir, "gid_map")
 	return err
 }
 
@@ -302,9 +303,10 @@ func parseStat(text string) (s stat, err error) {
 	if len(fields) < 20 {
 		return s, errors.New("its stat file has no start time")
 	}
-	if s.parent, err = strconv.Atoi(fields[1]); err == nil {
-		s.start, err = strconv.ParseUint(fields[19], 10, 64)
+	if s.parent, err = strconv.Atoi(fields[1]); err != nil {
+		return s, err
 	}
+	s.start, err = strconv.ParseUint(fields[19], 10, 64)
 	return s, err
 }
 

@@ -47,11 +47,11 @@ func openSource(m mount) (source, error) {
 	}
 	s := source{mount: m, tree: os.NewFile(uintptr(fd), m.source)}
 	info, err := s.tree.Stat()
-	if err == nil {
-		s.isDir = info.IsDir()
-		err = s.setAttributes()
-	}
 	if err != nil {
+		return source{}, errors.Join(err, s.tree.Close())
+	}
+	s.isDir = info.IsDir()
+	if err := s.setAttributes(); err != nil {
 		return source{}, errors.Join(err, s.tree.Close())
 	}
 	return s, nil
@@ -65,14 +65,13 @@ func (s source) setAttributes() error {
 	if s.deep {
 		propagation |= unix.AT_RECURSIVE
 	}
-	err := s.set(top|unix.AT_RECURSIVE, unix.MountAttr{Propagation: unix.MS_SLAVE})
-	if err == nil {
-		err = s.set(propagation, unix.MountAttr{Propagation: s.propagation})
+	if err := s.set(top|unix.AT_RECURSIVE, unix.MountAttr{Propagation: unix.MS_SLAVE}); err != nil {
+		return err
 	}
-	if err == nil {
-		err = s.set(top, unix.MountAttr{Attr_set: s.attributes})
+	if err := s.set(propagation, unix.MountAttr{Propagation: s.propagation}); err != nil {
+		return err
 	}
-	return err
+	return s.set(top, unix.MountAttr{Attr_set: s.attributes})
 }
 
 func (s source) set(flags uint, attr unix.MountAttr) error {

@@ -138,21 +138,25 @@ func write(dir *os.File, name string, data []byte, setMode func(*os.File) error)
 	}
 	defer f.Close()
 	temp := filepath.Base(f.Name())
-	if _, err = f.Write(data); err == nil {
-		err = setMode(f)
+	if err := fill(f, data, setMode); err != nil {
+		return fmt.Errorf("write %s: %w", path, errors.Join(err, remove(dir, temp)))
 	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if err == nil {
-		err = unix.Renameat(int(dir.Fd()), temp, int(dir.Fd()), name)
-	}
-	if err != nil {
+	if err := unix.Renameat(int(dir.Fd()), temp, int(dir.Fd()), name); err != nil {
 		return fmt.Errorf("write %s: %w", path, errors.Join(err, remove(dir, temp)))
 	}
 	// Readers see the new file already. If this fails, only a power cut now could bring the old one back.
 	_ = dir.Sync()
 	return nil
+}
+
+func fill(f *os.File, data []byte, setMode func(*os.File) error) error {
+	if _, err := f.Write(data); err != nil {
+		return err
+	}
+	if err := setMode(f); err != nil {
+		return err
+	}
+	return f.Sync()
 }
 
 const (

@@ -72,10 +72,10 @@ func HelpCommand() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			topic, rest, err := cmd.Root().Find(args)
-			if err == nil {
-				err = UnknownVerb(topic, rest)
-			}
 			if err != nil {
+				return With(Usage, UsageHint(cmd.Root()), err)
+			}
+			if err := UnknownVerb(topic, rest); err != nil {
 				return With(Usage, UsageHint(cmd.Root()), err)
 			}
 			return topic.Help()

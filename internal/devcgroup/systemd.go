@@ -86,12 +86,9 @@ func dialSystemd(ctx context.Context, socket string) (*systemd, error) {
 		return nil, err
 	}
 	deadline, _ := ctx.Deadline()
+	_ = conn.SetDeadline(deadline) // it fails only on a closed connection
 	s := &systemd{Conn: conn, in: bufio.NewReader(conn)}
-	err = conn.SetDeadline(deadline)
-	if err == nil {
-		err = s.authenticate()
-	}
-	if err != nil {
+	if err := s.authenticate(); err != nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("connect to systemd at %s: %w", socket, err)
 	}

@@ -50,11 +50,11 @@ func Read(f *os.File, limit int64) ([]byte, fs.FileInfo, error) {
 		return nil, nil, fmt.Errorf("%s has %d bytes, the limit is %d", f.Name(), info.Size(), limit)
 	}
 	data, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(data)) > limit {
-		err = fmt.Errorf("%s grew beyond the limit of %d bytes", f.Name(), limit)
-	}
 	if err != nil {
 		return nil, nil, err
+	}
+	if int64(len(data)) > limit {
+		return nil, nil, fmt.Errorf("%s grew beyond the limit of %d bytes", f.Name(), limit)
 	}
 	return data, info, nil
 }

@@ -108,10 +108,11 @@ func (r *Root) makeMountPoint(name string, isDir bool) error {
 	}
 	if isDir {
 		dir, err := r.ownDir(name)
-		if err == nil {
-			closeQuietly(dir)
+		if err != nil {
+			return err
 		}
-		return err
+		closeQuietly(dir)
+		return nil
 	}
 	dir, err := r.ownDir(path.Dir(name))
 	if err != nil {
@@ -130,14 +131,14 @@ func (r *Root) makeMountPoint(name string, isDir bool) error {
 // Mount mounts a detached tree, as of open_tree, at a path, after following links there.
 func (r *Root) Mount(tree *os.File, isDir bool, name string) error {
 	target, err := r.open(name, unix.O_PATH)
-	if err == nil {
-		defer closeQuietly(target)
-		err = r.checkTarget(target, isDir)
-	}
-	if err == nil {
-		err = r.mountOver(tree, target)
-	}
 	if err != nil {
+		return fmt.Errorf("mount at %s: %w", name, err)
+	}
+	defer closeQuietly(target)
+	if err := r.checkTarget(target, isDir); err != nil {
+		return fmt.Errorf("mount at %s: %w", name, err)
+	}
+	if err := r.mountOver(tree, target); err != nil {
 		return fmt.Errorf("mount at %s: %w", name, err)
 	}
 	return nil

@@ -63,24 +63,30 @@ func (r *Root) CheckNode(name string) error {
 // MakeNode makes a device node, and missing directories above it. It replaces a link or another file, but not a
 // directory or a mount point.
 func (r *Root) MakeNode(name string, n Node) error {
+	if err := r.makeNode(name, n); err != nil {
+		return fmt.Errorf("make the node %s: %w", name, err)
+	}
+	return nil
+}
+
+func (r *Root) makeNode(name string, n Node) error {
 	dir, err := r.ownDir(path.Dir(name))
 	if err != nil {
-		return fmt.Errorf("make the node %s: %w", name, err)
+		return err
 	}
 	defer closeQuietly(dir)
 	old, err := r.replaceKept(dir, path.Base(name), func(temp string) error { return mknod(dir, temp, n) })
-	if err == nil {
-		err = r.record("the node "+name, dir, path.Base(name), false)
-		switch {
-		case old != "" && err == nil:
-			r.undo[len(r.undo)-1].old = old
-		case old != "":
-			err = errors.Join(err, unix.Renameat(int(dir.Fd()), old, int(dir.Fd()), path.Base(name)))
-		}
+	if err != nil {
+		return err
+	}
+	err = r.record("the node "+name, dir, path.Base(name), false)
+	if old == "" {
+		return err
 	}
 	if err != nil {
-		return fmt.Errorf("make the node %s: %w", name, err)
+		return errors.Join(err, unix.Renameat(int(dir.Fd()), old, int(dir.Fd()), path.Base(name)))
 	}
+	r.undo[len(r.undo)-1].old = old
 	return nil
 }
 
@@ -91,11 +97,11 @@ func mknod(dir *os.File, name string, n Node) error {
 		return err
 	}
 	f, err := openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW)
-	if err == nil {
-		defer closeQuietly(f)
-		err = own(f, n)
-	}
 	if err != nil {
+		return errors.Join(err, unix.Unlinkat(int(dir.Fd()), name, 0))
+	}
+	defer closeQuietly(f)
+	if err := own(f, n); err != nil {
 		return errors.Join(err, unix.Unlinkat(int(dir.Fd()), name, 0))
 	}
 	return nil
@@ -122,15 +128,16 @@ func own(f *os.File, n Node) error {
 // kernel opens no device on a file system of another.
 func (r *Root) MountNode(name string, n Node) error {
 	target, err := r.open(name, unix.O_PATH)
-	if err == nil {
-		defer closeQuietly(target)
-		err = refuseProc(target) // what is there can be another file than CheckMountPoint found
+	if err != nil {
+		return fmt.Errorf("mount the node %s: %w", name, err)
 	}
-	if err == nil {
-		err = r.mountAlone(target, 0, unix.MOUNT_ATTR_NODEV, func(tmpfs *os.File, name string) error {
-			return mknod(tmpfs, name, n)
-		})
+	defer closeQuietly(target)
+	if err := refuseProc(target); err != nil { // what is there can be another file than CheckMountPoint found
+		return fmt.Errorf("mount the node %s: %w", name, err)
 	}
+	err = r.mountAlone(target, 0, unix.MOUNT_ATTR_NODEV, func(tmpfs *os.File, name string) error {
+		return mknod(tmpfs, name, n)
+	})
 	if err != nil {
 		return fmt.Errorf("mount the node %s: %w", name, err)
 	}

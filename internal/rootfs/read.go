@@ -44,12 +44,17 @@ func (r *Root) OpenFile(name string) (*os.File, error) { return r.openFile(name,
 // read here is written for every user.
 func (r *Root) ReadFile(name string, limit int64) ([]byte, error) {
 	return r.readFile(name, limit, func(f *os.File) error {
-		var st unix.Stat_t
-		err := errors.Join(r.checkRootMount(f), unix.Fstat(int(f.Fd()), &st))
-		if err == nil && st.Nlink > 1 && st.Mode&0o004 == 0 {
-			err = fmt.Errorf("it has %d names (hard links), and not every user can read it", st.Nlink)
+		if err := r.checkRootMount(f); err != nil {
+			return err
 		}
-		return err
+		var st unix.Stat_t
+		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+			return err
+		}
+		if st.Nlink > 1 && st.Mode&0o004 == 0 {
+			return fmt.Errorf("it has %d names (hard links), and not every user can read it", st.Nlink)
+		}
+		return nil
 	})
 }
 
@@ -85,20 +90,26 @@ func (r *Root) readFile(name string, limit int64, check func(*os.File) error) ([
 // checkRootMount returns ErrVolume unless the file is on the root's own mount.
 func (r *Root) checkRootMount(f *os.File) error {
 	id, err := mountID(f)
-	if err == nil && id != r.mount {
-		err = ErrVolume
+	if err != nil {
+		return err
 	}
-	return err
+	if id != r.mount {
+		return ErrVolume
+	}
+	return nil
 }
 
 // checkOwnMount returns ErrVolume unless the file is on the root's own mount, in the container's own /dev, or on
 // another tmpfs of its own.
 func (r *Root) checkOwnMount(f *os.File) error {
 	id, err := mountID(f)
-	if err == nil && id != r.mount && id != r.dev && !r.isOwnTmpfs(f) {
-		err = ErrVolume
+	if err != nil {
+		return err
 	}
-	return err
+	if id != r.mount && id != r.dev && !r.isOwnTmpfs(f) {
+		return ErrVolume
+	}
+	return nil
 }
 
 func (r *Root) isOwnTmpfs(f *os.File) bool {

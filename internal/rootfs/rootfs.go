@@ -78,10 +78,11 @@ func Open(name, hostDev string) (*Root, error) {
 		return nil, err
 	}
 	r := &Root{dir: dir}
-	if r.mount, err = mountID(dir); err == nil {
-		err = refuseOwnRoot(dir)
+	if r.mount, err = mountID(dir); err != nil {
+		_ = dir.Close()
+		return nil, fmt.Errorf("open %s: %w", name, err)
 	}
-	if err != nil {
+	if err := refuseOwnRoot(dir); err != nil {
 		_ = dir.Close()
 		return nil, fmt.Errorf("open %s: %w", name, err)
 	}

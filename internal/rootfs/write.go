@@ -146,11 +146,14 @@ func (r *Root) mkdir(name string) (*os.File, error) {
 	defer closeQuietly(parent)
 	base := path.Base(name)
 	err = unix.Mkdirat(int(parent.Fd()), base, 0o755)
-	if err == nil {
-		err = r.record("the directory "+name, parent, base, true)
-	}
-	if err != nil && !errors.Is(err, unix.EEXIST) {
+	switch {
+	case errors.Is(err, unix.EEXIST):
+	case err != nil:
 		return nil, &os.PathError{Op: "mkdir", Path: name, Err: err}
+	default:
+		if err := r.record("the directory "+name, parent, base, true); err != nil {
+			return nil, &os.PathError{Op: "mkdir", Path: name, Err: err}
+		}
 	}
 	return openat(parent, base, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 }
