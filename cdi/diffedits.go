@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/internal/excerpt"
 )
 
 // parts are the parts of container edits by kind and name, such as "mount /usr/bin/nvidia-smi".
@@ -38,7 +40,7 @@ func diffEdits(before, after *specs.ContainerEdits) []string {
 			what = diffAttributes(b[name], a[name])
 		}
 		if what != "" {
-			lines = append(lines, shorten(name)+": "+what)
+			lines = append(lines, excerpt.Text(name, shown)+": "+what)
 		}
 	}
 	sameArguments := func(b, a *specs.Hook) bool { return slices.Equal(b.Args, a.Args) }
@@ -55,7 +57,8 @@ func diffAttributes(before, after attributes) string {
 	var changes []string
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		if b, a := string(before[name]), string(after[name]); b != a {
-			changes = append(changes, name+" "+shorten(cmp.Or(b, "none"))+" -> "+shorten(cmp.Or(a, "none")))
+			b, a = cmp.Or(b, "none"), cmp.Or(a, "none")
+			changes = append(changes, name+" "+excerpt.Text(b, shown)+" -> "+excerpt.Text(a, shown))
 		}
 	}
 	return strings.Join(changes, ", ")
@@ -118,11 +121,5 @@ func attributesOf(part any) attributes {
 	return a
 }
 
-// shorten cuts a text for people to read.
-func shorten(text string) string {
-	const most = 200
-	if len(text) > most {
-		return strings.ToValidUTF8(text[:most], "") + "..."
-	}
-	return text
-}
+// shown is how many bytes of a value are shown.
+const shown = 200

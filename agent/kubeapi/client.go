@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"gpu-cdi-plugin/internal/excerpt"
 	"gpu-cdi-plugin/internal/regular"
 )
 
@@ -124,5 +125,5 @@ func message(answer *http.Response) string {
 	data, _ := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
 	var status struct{ Message string }
 	_ = json.Unmarshal(data, &status)
-	return cmp.Or(shorten(status.Message), answer.Status)
+	return cmp.Or(excerpt.Text(status.Message, maxMessage), answer.Status)
 }

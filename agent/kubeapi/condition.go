@@ -12,6 +12,7 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/excerpt"
 	"gpu-cdi-plugin/internal/wake"
 )
 
@@ -35,7 +36,7 @@ func conditionOf(devices []device, stateErr error, offered bool) condition {
 	c := condition{Type: ConditionType, Status: "Unknown"}
 	switch {
 	case errors.Is(stateErr, gpu.ErrNoDriver), stateErr != nil && len(devices) == 0:
-		c.Reason, c.Message = "DriverNotUsable", shorten(strings.ReplaceAll(stateErr.Error(), "\n", "; "))
+		c.Reason, c.Message = "DriverNotUsable", excerpt.Text(strings.ReplaceAll(stateErr.Error(), "\n", "; "), maxMessage)
 		return c
 	case len(devices) == 0:
 		c.Reason, c.Message = "NoGPUs", "the node has no GPU"
@@ -55,7 +56,7 @@ func conditionOf(devices []device, stateErr error, offered bool) condition {
 		c.Status, c.Reason, c.LastTransition = "True", "AllGPUsHealthy", f.changed
 		c.Message = "all GPUs are healthy"
 	}
-	c.Message = shorten(c.Message)
+	c.Message = excerpt.Text(c.Message, maxMessage)
 	return c
 }
 
@@ -179,12 +180,3 @@ func seconds(t time.Time) time.Time { return t.UTC().Truncate(time.Second) }
 
 // maxMessage is the size in bytes of the longest message.
 const maxMessage = 1024
-
-// shorten returns a text of at most maxMessage bytes.
-func shorten(text string) string {
-	if len(text) <= maxMessage {
-		return text
-	}
-	const end = "..."
-	return strings.ToValidUTF8(text[:maxMessage-len(end)], "") + end
-}

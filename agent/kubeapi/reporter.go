@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"gpu-cdi-plugin/internal/excerpt"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/node"
 )
@@ -170,7 +171,7 @@ func (r *Reporter) sendLoop(
 			}
 			listen, pause, logged = woken, r.timing.firstPause, ""
 		default:
-			if text := shorten(err.Error()); logged != text {
+			if text := excerpt.Text(err.Error(), maxMessage); logged != text {
 				logged = text
 				r.log.Warn(what + " cannot be reported to the API server, and this is tried again: " + logged)
 			}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpu-cdi-plugin/internal/excerpt"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -63,10 +63,7 @@ func (s *server) Allocate(_ context.Context, req *v1beta1.AllocateRequest) (*v1b
 	l, count := s.list.Load(), 0
 	resp := &v1beta1.AllocateResponse{}
 	for _, c := range req.GetContainerRequests() {
-		devices, err := l.find(c.GetDevicesIds())
-		if err == nil {
-			err = l.checkHealth(devices)
-		}
+		devices, err := l.take(c.GetDevicesIds())
 		if err != nil {
 			s.log.Warn("an allocation was refused: " + status.Convert(err).Message())
 			s.observer.Allocated(l.resource.Name, status.Code(err), 0, time.Since(begin))
@@ -77,6 +74,24 @@ func (s *server) Allocate(_ context.Context, req *v1beta1.AllocateRequest) (*v1b
 	}
 	s.observer.Allocated(l.resource.Name, codes.OK, count, time.Since(begin))
 	return resp, nil
+}
+
+// take returns the devices of the IDs like find, or an error that names every one that is not healthy.
+func (l *list) take(ids []string) ([]*device, error) {
+	devices, err := l.find(ids)
+	if err != nil {
+		return nil, err
+	}
+	var unhealthy someOf
+	for _, d := range devices {
+		if !d.Healthy {
+			unhealthy.add(d.ID, d.Reason)
+		}
+	}
+	if len(unhealthy) > 0 {
+		return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: unhealthy: %s", l.resource.Name, unhealthy)
+	}
+	return devices, nil
 }
 
 // find returns the devices of the IDs in the order of the list, or an error that names every ID that is not advertised
@@ -114,20 +129,6 @@ func (l *list) find(ids []string) ([]*device, error) {
 		return nil, status.Errorf(codes.InvalidArgument, "allocate %s: listed twice: %s", name, twice)
 	}
 	return devices, nil
-}
-
-// checkHealth returns an error that names every device that is not healthy.
-func (l *list) checkHealth(devices []*device) error {
-	var unhealthy someOf
-	for _, d := range devices {
-		if !d.Healthy {
-			unhealthy.add(d.ID, d.Reason)
-		}
-	}
-	if len(unhealthy) > 0 {
-		return status.Errorf(codes.FailedPrecondition, "allocate %s: unhealthy: %s", l.resource.Name, unhealthy)
-	}
-	return nil
 }
 
 // container returns the response for a container: what it gets for each of its devices, and what every container
@@ -261,10 +262,7 @@ const (
 )
 
 func (s *someOf) add(name, reason string) {
-	if len(name) > nameInMessage {
-		name = name[:nameInMessage] + "..."
-	}
-	text := strconv.Quote(name)
+	text := strconv.Quote(excerpt.Text(name, nameInMessage))
 	if reason != "" {
 		text += " (" + reason + ")"
 	}
@@ -272,9 +270,4 @@ func (s *someOf) add(name, reason string) {
 }
 
 // String returns the first names, and how many there are besides.
-func (s someOf) String() string {
-	if more := len(s) - namesInMessage; more > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(s[:namesInMessage], ", "), more)
-	}
-	return strings.Join(s, ", ")
-}
+func (s someOf) String() string { return excerpt.List(s, namesInMessage, ", ") }

@@ -9,6 +9,7 @@ import (
 
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/excerpt"
 )
 
 // explanation is the result of topology explain as JSON.
@@ -133,11 +134,7 @@ func (e *explanation) sumText() string {
 	})
 	t := table{header: []string{"PAIRS", "LINK", "SCORE OF EACH", "TOGETHER", "WHICH"}}
 	for _, kind := range kinds {
-		n, which := len(pairs[kind]), strings.Join(pairs[kind], " ")
-		const shown = 8
-		if n > shown+1 {
-			which = fmt.Sprintf("%s and %d more", strings.Join(pairs[kind][:shown], " "), n-shown)
-		}
+		n, which := len(pairs[kind]), excerpt.List(pairs[kind], 8, " ")
 		t.rows = append(t.rows, []string{
 			strconv.Itoa(n), linkText(kind), e.scoreText(kind), strconv.Itoa(n * e.weights.Score(kind)), which,
 		})

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/hook/inject"
+	"gpu-cdi-plugin/internal/excerpt"
 )
 
 // problems reports what goes wrong in a run of the hook: on standard error, which engines show or not, and in the log
@@ -50,9 +51,5 @@ const maxLine = 2000
 
 // oneLine is the text of an error in one line.
 func oneLine(err error) error {
-	text := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
-	if len(text) > maxLine {
-		text = strings.ToValidUTF8(text[:maxLine], "") + "..."
-	}
-	return errors.New(text)
+	return errors.New(excerpt.Text(strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; "), maxLine))
 }

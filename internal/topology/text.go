@@ -4,6 +4,8 @@ import (
 	"sort"
 	"strings"
 	"unicode"
+
+	"gpu-cdi-plugin/internal/excerpt"
 )
 
 // longest is where a text from outside is cut, in characters. No real name or error is longer.
@@ -21,11 +23,7 @@ func clean(s string) string {
 		}
 		return r
 	}, strings.ToValidUTF8(s, "\uFFFD"))
-	runes := []rune(strings.Join(strings.Fields(s), " "))
-	if len(runes) > longest {
-		return string(runes[:longest]) + "…"
-	}
-	return string(runes)
+	return excerpt.Text(strings.Join(strings.Fields(s), " "), longest)
 }
 
 // font is a kind of font.

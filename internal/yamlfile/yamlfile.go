@@ -20,6 +20,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"gpu-cdi-plugin/internal/excerpt"
 	"gpu-cdi-plugin/internal/near"
 )
 
@@ -219,10 +220,8 @@ func describe(n *yaml.Node) string {
 		return "keys and values"
 	case n.Kind == yaml.SequenceNode:
 		return "a list"
-	case len(n.Value) > maxQuoted:
-		return strconv.Quote(n.Value[:maxQuoted] + "...")
 	default:
-		return strconv.Quote(n.Value)
+		return strconv.Quote(excerpt.Text(n.Value, maxQuoted))
 	}
 }
 

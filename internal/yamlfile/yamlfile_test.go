@@ -129,7 +129,7 @@ func TestDecodeReportsAllProblems(t *testing.T) {
 		},
 		"what is long": {
 			"count: " + strings.Repeat("x", 100) + "\n",
-			[]string{`line 1: count: want a whole number, got "` + strings.Repeat("x", 40) + `..."`},
+			[]string{`line 1: count: want a whole number, got "` + strings.Repeat("x", 37) + `..."`},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
