@@ -4,11 +4,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -59,17 +56,7 @@ type socket struct {
 // listen listens on a socket that only root can connect to. It replaces a socket that is there: the caller holds the
 // lock, so no other instance listens on it. Anything else at the path is an error.
 func listen(ctx context.Context, path string) (*socket, error) {
-	info, err := os.Lstat(path)
-	switch {
-	case err == nil && info.Mode().Type() != fs.ModeSocket:
-		err = fmt.Errorf("%s is not a socket: remove it", path)
-	case err == nil:
-		err = os.Remove(path)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("listen: %w", err)
-	}
-	l, err := unixsocket.Listen(ctx, path)
+	l, err := unixsocket.Listen(ctx, path, unixsocket.OwnerOnly)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}

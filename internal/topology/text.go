@@ -8,7 +8,7 @@ import (
 	"gpu-cdi-plugin/internal/excerpt"
 )
 
-// longest is where a text from outside is cut, in characters. No real name or error is longer.
+// longest is where a text from outside is cut, in bytes. No real name or error is longer.
 const longest = 400
 
 // clean makes a text from outside safe to show: one line, without control characters, and without characters that

@@ -30,7 +30,7 @@ const RequestTime = 5 * time.Second
 const drainTime = 2 * time.Second
 
 // OwnerOnly is the group of a socket that only its owner can connect to.
-const OwnerOnly = -1
+const OwnerOnly = unixsocket.OwnerOnly
 
 // Options are where a Listener is and what it allows.
 type Options struct {
@@ -63,13 +63,17 @@ func Listen(ctx context.Context, o Options) (*Listener, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	if l.held, err = lock.Acquire(o.LockPath); err == nil {
-		l.socket, err = listen(ctx, o)
+	if l.held, err = lock.Acquire(o.LockPath); err != nil {
+		l.giveUp()
+		return nil, err
 	}
+	socket, err := unixsocket.Listen(ctx, o.Path, o.Group)
 	if err != nil {
 		l.giveUp()
 		return nil, err
 	}
+	socket.SetUnlinkOnClose(false)
+	l.socket = socket
 	return l, nil
 }
 
@@ -155,38 +159,6 @@ func newServer(ctx context.Context, handler http.Handler, maxConnections int64, 
 	}
 	server.SetKeepAlivesEnabled(false)
 	return server
-}
-
-// listen listens on a socket. The caller holds the lock.
-func listen(ctx context.Context, o Options) (net.Listener, error) {
-	info, err := os.Lstat(o.Path)
-	switch {
-	case err == nil && info.Mode().Type() != fs.ModeSocket:
-		err = fmt.Errorf("%s is not a socket: remove it", o.Path)
-	case err == nil:
-		err = os.Remove(o.Path)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	l, err := unixsocket.Listen(ctx, o.Path)
-	if err != nil {
-		return nil, err
-	}
-	l.SetUnlinkOnClose(false)
-	if o.Group == OwnerOnly {
-		return l, nil
-	}
-	err = os.Lchown(o.Path, -1, o.Group)
-	if err == nil {
-		err = os.Chmod(o.Path, 0o660)
-	}
-	if err != nil {
-		_ = l.Close()
-		_ = os.Remove(o.Path)
-		return nil, err
-	}
-	return l, nil
 }
 
 // peerKey is the key of a connection's peer in its context.

@@ -166,7 +166,7 @@ func replaceSocket(path string) (net.Listener, error) {
 	if err := removeSockets(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
-	l, err := unixsocket.Listen(context.Background(), path)
+	l, err := unixsocket.Listen(context.Background(), path, unixsocket.OwnerOnly)
 	if err != nil {
 		return nil, err
 	}

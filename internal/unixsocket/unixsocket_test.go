@@ -1,0 +1,68 @@
+package unixsocket
+
+import (
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestListen(t *testing.T) {
+	for name, c := range map[string]struct {
+		before func(t *testing.T, path string) // makes what is at the path
+		group  int
+		mode   fs.FileMode
+		want   string // in the error
+	}{
+		"nothing is there":        {func(*testing.T, string) {}, OwnerOnly, 0o600, ""},
+		"a socket of the past":    {leaveSocket, OwnerOnly, 0o600, ""},
+		"a group may connect too": {leaveSocket, os.Getgid(), 0o660, ""},
+		"a file is there":         {leaveFile, OwnerOnly, 0, "is not a socket: remove it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "socket")
+			c.before(t, path)
+			l, err := Listen(t.Context(), path, c.group)
+			if c.want != "" {
+				if err == nil || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("error %v, want %q", err, c.want)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			var st unix.Stat_t
+			if err := unix.Stat(path, &st); err != nil {
+				t.Fatal(err)
+			}
+			if mode := fs.FileMode(st.Mode) & fs.ModePerm; mode != c.mode || int(st.Gid) != os.Getgid() {
+				t.Errorf("mode %o of group %d, want %o", mode, st.Gid, c.mode)
+			}
+		})
+	}
+}
+
+func leaveSocket(t *testing.T, path string) {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func leaveFile(t *testing.T, path string) {
+	t.Helper()
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
