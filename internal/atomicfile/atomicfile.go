@@ -22,12 +22,21 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
+// ErrNotDurable means that readers see the new file, but a power cut may bring the old one back.
+var ErrNotDurable = errors.New("the directory could not be synced")
+
 // Write replaces the file at path with data and mode. On an error the old file is unchanged and no temporary file is
 // left. A temporary file of a killed process is removed by the next write of the same file after an hour.
 //
 // The temporary file is in path's directory, since watchers of CDI directories miss files renamed from elsewhere. Its
 // name begins with a dot, so that it is not read as a spec.
 func Write(path string, data []byte, mode os.FileMode) error {
+	return ignoreNotDurable(WriteDurably(path, data, mode))
+}
+
+// WriteDurably is Write for a file that must outlive a power cut: it also returns errors that wrap ErrNotDurable. After
+// such an error the new file is in place.
+func WriteDurably(path string, data []byte, mode os.FileMode) error {
 	dir, err := trust.OpenDir(filepath.Dir(path))
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
@@ -38,7 +47,7 @@ func Write(path string, data []byte, mode os.FileMode) error {
 
 // WriteLike replaces the file of that name in an open directory. The new file has the mode and the owner of info.
 func WriteLike(dir *os.File, name string, data []byte, info os.FileInfo) error {
-	return write(dir, name, data, func(f *os.File) error {
+	return ignoreNotDurable(write(dir, name, data, func(f *os.File) error {
 		// Only root can set another owner; setting the own one needs no right.
 		if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 			if err := f.Chown(int(stat.Uid), int(stat.Gid)); err != nil {
@@ -46,7 +55,15 @@ func WriteLike(dir *os.File, name string, data []byte, info os.FileInfo) error {
 			}
 		}
 		return f.Chmod(info.Mode().Perm())
-	})
+	}))
+}
+
+// ignoreNotDurable drops an error that leaves readers with the new file.
+func ignoreNotDurable(err error) error {
+	if errors.Is(err, ErrNotDurable) {
+		return nil
+	}
+	return err
 }
 
 // Remove removes a file that is not a directory. If it is missing, the error wraps fs.ErrNotExist.
@@ -144,8 +161,9 @@ func write(dir *os.File, name string, data []byte, setMode func(*os.File) error)
 	if err := unix.Renameat(int(dir.Fd()), temp, int(dir.Fd()), name); err != nil {
 		return fmt.Errorf("write %s: %w", path, errors.Join(err, remove(dir, temp)))
 	}
-	// Readers see the new file already. If this fails, only a power cut now could bring the old one back.
-	_ = dir.Sync()
+	if err := dir.Sync(); err != nil {
+		return fmt.Errorf("write %s: %w: %w", path, ErrNotDurable, err)
+	}
 	return nil
 }
 
