@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/manager/admission"
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/model"
 )
 
@@ -15,56 +14,23 @@ import (
 // same request returns the same placement, without asking a plugin. On every error nothing is placed.
 //
 // Errors: *RejectedError (it wraps ErrConflict if the UID has another request), ErrInvalid, ErrRetry,
-// *dialect.CrashError, and that of ctx.
+// and that of ctx.
 func (m *Manager) Admit(ctx context.Context, p model.Pod, by model.Caller) (model.Placement, error) {
 	if err := Validate(p); err != nil {
 		return model.Placement{}, fmt.Errorf("pod %q: %w", p.UID, err)
 	}
-	leave, err := m.enter(ctx)
-	if err != nil {
+	if err := m.open(); err != nil {
 		return model.Placement{}, err
 	}
-	defer leave()
 	unlock, err := m.lockPod(ctx, p.UID)
 	if err != nil {
 		return model.Placement{}, err
 	}
 	defer unlock()
 	if have, ok := m.Pod(p.UID); ok {
-		return m.readmit(ctx, have, p)
+		return m.readmit(have, p)
 	}
 	return m.place(ctx, p, by)
-}
-
-// enter begins an admission, and leave ends it. In a dialect it waits for the others, or must not meet another one.
-func (m *Manager) enter(ctx context.Context) (leave func(), err error) {
-	m.mu.Lock()
-	m.admissions++
-	concurrent := m.admissions > 1
-	err = m.open()
-	m.mu.Unlock()
-	count := func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.admissions--
-	}
-	switch d := m.o.Dialect; {
-	case err != nil:
-	case d.CrashesOnConcurrency && concurrent:
-		err = &dialect.CrashError{Fault: "B10", What: "two admissions at the same time"}
-		m.stop(err)
-	case d.NoTimeouts:
-		unlock, stopped := acquire(ctx, m.node)
-		if stopped == nil {
-			return func() { unlock(); count() }, nil
-		}
-		err = fmt.Errorf("wait for another admission: %w", stopped)
-	}
-	if err != nil {
-		count()
-		return nil, err
-	}
-	return count, nil
 }
 
 // place admits a pod that is not placed.
@@ -74,7 +40,7 @@ func (m *Manager) place(ctx context.Context, p model.Pod, by model.Caller) (mode
 		return model.Placement{}, m.rejected(ctx, p.UID, err)
 	}
 	placement := model.Placement{Pod: p, Allocations: a.allocations, Admitted: time.Now(), Caller: by}
-	if err := m.store.Put(ctx, placement); err != nil {
+	if err := m.store.Put(placement); err != nil {
 		a.giveBack()
 		return model.Placement{}, m.unwritten(err)
 	}
@@ -88,10 +54,6 @@ func (m *Manager) place(ctx context.Context, p model.Pod, by model.Caller) (mode
 
 // rejected returns the answer to a pod whose admission ended with an error.
 func (m *Manager) rejected(ctx context.Context, uid string, err error) error {
-	if _, ok := errors.AsType[*dialect.CrashError](err); ok {
-		m.stop(err)
-		return err
-	}
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("admit pod %q: %w", uid, context.Cause(ctx))

@@ -12,7 +12,6 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/manager"
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/plugintest"
 )
@@ -98,13 +97,6 @@ func TestPodsAreRejected(t *testing.T) {
 	}
 }
 
-func TestUnknownResourcesAreIgnoredByTheDialect(t *testing.T) {
-	n := newNode(t, withFault(dialect.Dialect{IgnoresUnknownResources: true}))
-	if p := n.admit(pod("a", wants("main", "example.com/license", 1))); len(p.Allocations) > 0 {
-		t.Error("the pod has", p.Allocations)
-	}
-}
-
 func TestNothingOfAnUnknownResourceIsAccepted(t *testing.T) {
 	n := newNode(t)
 	if p := n.admit(pod("a", wants("main", "example.com/license", 0))); len(p.Allocations) > 0 {
@@ -183,76 +175,54 @@ func TestSidecarsKeepTheirDevices(t *testing.T) {
 	}
 }
 
-// B12: devices of init containers stay charged to the pod.
 func TestEndedInitContainersGiveDevicesBack(t *testing.T) {
-	for name, test := range map[string]struct {
-		dialect dialect.Dialect
-		free    int
-	}{
-		"all that no other container has":  {free: 6},
-		"none in the dialect of a kubelet": {dialect: dialect.Dialect{ChargesInitDevices: true}, free: 4},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := newNode(t, withFault(test.dialect))
-			plugin := n.plugin(gpu, plugintest.Devices(8)...)
-			p := pod("a", wants("main", gpu, 2))
-			p.InitContainers = []model.Container{wants("init", gpu, 4)}
-			n.admit(p)
-			if free := n.free(gpu); len(free) != 4 {
-				t.Fatal("while the init container runs, free are", free)
-			}
-			for range 2 {
-				if err := n.m.Ended(t.Context(), "a", "init"); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if free := n.free(gpu); len(free) != test.free {
-				t.Error("free are", free)
-			}
-			n.restart()
-			n.back(plugin, 8)
-			if free := n.free(gpu); len(free) != test.free {
-				t.Error("after a restart free are", free)
-			}
-			if _, err := n.m.Start(t.Context(), "a", "init"); !errors.Is(err, manager.ErrConflict) {
-				t.Error("the ended container starts again:", err)
-			}
-			if err := n.m.Ended(t.Context(), "a", "nothing"); !errors.Is(err, manager.ErrNotFound) {
-				t.Error("an unknown container ends:", err)
-			}
-			n.release("a")
-			if free := n.free(gpu); len(free) != 8 {
-				t.Error("after the release free are", free)
-			}
-		})
+	n := newNode(t)
+	plugin := n.plugin(gpu, plugintest.Devices(8)...)
+	p := pod("a", wants("main", gpu, 2))
+	p.InitContainers = []model.Container{wants("init", gpu, 4)}
+	n.admit(p)
+	if free := n.free(gpu); len(free) != 4 {
+		t.Fatal("while the init container runs, free are", free)
+	}
+	for range 2 {
+		if err := n.m.Ended(t.Context(), "a", "init"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if free := n.free(gpu); len(free) != 6 {
+		t.Error("free are", free)
+	}
+	n.restart()
+	n.back(plugin, 8)
+	if free := n.free(gpu); len(free) != 6 {
+		t.Error("after a restart free are", free)
+	}
+	if _, err := n.m.Start(t.Context(), "a", "init"); !errors.Is(err, manager.ErrConflict) {
+		t.Error("the ended container starts again:", err)
+	}
+	if err := n.m.Ended(t.Context(), "a", "nothing"); !errors.Is(err, manager.ErrNotFound) {
+		t.Error("an unknown container ends:", err)
+	}
+	n.release("a")
+	if free := n.free(gpu); len(free) != 8 {
+		t.Error("after the release free are", free)
 	}
 }
 
-// B12: the plugin's preference is not asked for if devices of init containers suffice.
 func TestPreferenceIsAskedForReusedDevices(t *testing.T) {
-	for name, test := range map[string]struct {
-		dialect dialect.Dialect
-		want    []string
-	}{
-		"without faults":                  {want: []string{"gpu-0002"}},
-		"not in the dialect of a kubelet": {dialect: dialect.Dialect{ChargesInitDevices: true}, want: []string{"gpu-0000"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := newNode(t, withFault(test.dialect))
-			p := n.pluginWith(gpu, plugintest.Behaviour{
-				Options: &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true},
-				Preferred: func(_ context.Context, r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
-					last := slices.Sorted(slices.Values(r.AvailableDeviceIDs))
-					return last[len(last)-int(r.AllocationSize):], nil
-				},
-			}, plugintest.Devices(3)...)
-			request := pod("a", wants("main", gpu, 1))
-			request.InitContainers = []model.Container{wants("init", gpu, 3)}
-			placement := n.admit(request)
-			if got := ids(placement, "main", gpu); !slices.Equal(got, test.want) {
-				t.Errorf("the container has %v, want %v (calls: %+v)", got, test.want, p.Calls())
-			}
-		})
+	n := newNode(t)
+	p := n.pluginWith(gpu, plugintest.Behaviour{
+		Options: &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true},
+		Preferred: func(_ context.Context, r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
+			last := slices.Sorted(slices.Values(r.AvailableDeviceIDs))
+			return last[len(last)-int(r.AllocationSize):], nil
+		},
+	}, plugintest.Devices(3)...)
+	request := pod("a", wants("main", gpu, 1))
+	request.InitContainers = []model.Container{wants("init", gpu, 3)}
+	placement := n.admit(request)
+	if got := ids(placement, "main", gpu); !slices.Equal(got, []string{"gpu-0002"}) {
+		t.Errorf("the container has %v (calls: %+v)", got, p.Calls())
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/manager/admission"
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/manager/model"
 )
@@ -30,8 +29,7 @@ type attempt struct {
 	resources   map[string]bool // the names of those that it takes devices of
 	reuse       admission.Reuse
 	allocations []model.Allocation
-	choices     []choice           // of each allocation
-	leaked      []model.Allocation // what stays held if the attempt fails: dialect.Dialect.LeaksDevices
+	choices     []choice // of each allocation
 }
 
 // choice is what a plugin is to allocate.
@@ -44,17 +42,20 @@ type choice struct {
 // run gives all containers of the pod their devices, or none. All are chosen and held before a plugin allocates one:
 // while Allocate is called, other pods get devices of the same resources.
 func (a *attempt) run(ctx context.Context) error {
-	err := a.resolve()
-	if err == nil {
-		err = a.choose(ctx)
+	if err := a.resolve(); err != nil {
+		return err
 	}
-	for i := 0; i < len(a.choices) && err == nil; i++ {
-		err = a.allocate(ctx, a.choices[i], &a.allocations[i])
-	}
-	if err != nil {
+	if err := a.choose(ctx); err != nil {
 		a.giveBack()
+		return err
 	}
-	return err
+	for i, c := range a.choices {
+		if err := a.allocate(ctx, c, &a.allocations[i]); err != nil {
+			a.giveBack()
+			return err
+		}
+	}
+	return nil
 }
 
 // resolve finds the resources that the pod asks for.
@@ -66,7 +67,7 @@ func (a *attempt) resolve() error {
 		for _, name := range slices.Sorted(maps.Keys(c.Limits)) {
 			if pool, ok := a.m.pools[name]; ok && pool.known() {
 				a.resources[name] = true
-			} else if c.Limits[name] > 0 && !a.m.o.Dialect.IgnoresUnknownResources {
+			} else if c.Limits[name] > 0 {
 				return admission.UnregisteredError(name)
 			}
 		}
@@ -107,7 +108,7 @@ func (a *attempt) choose(ctx context.Context) error {
 	return nil
 }
 
-// known returns the names of a container's resources, sorted, without those that a dialect ignores.
+// known returns the names of a container's resources, sorted, without unknown ones with a limit of 0.
 func (a *attempt) known(limits map[string]int) []string {
 	names := slices.Sorted(maps.Keys(limits))
 	return slices.DeleteFunc(names, func(name string) bool { return !a.resources[name] })
@@ -129,9 +130,7 @@ func (a *attempt) align(container string, limits map[string]int) (admission.Node
 }
 
 func (a *attempt) request(resource, container string, count int) admission.Request {
-	r := admission.Request{
-		Pod: a.pod.UID, Container: container, Count: count, Dialect: a.m.o.Dialect, Random: a.m.random,
-	}
+	r := admission.Request{Count: count, Random: a.m.random}
 	if container != "" {
 		r.Reusable = a.reuse.Devices(resource)
 	}
@@ -157,7 +156,6 @@ func (a *attempt) take(
 	if ask := plan.Ask; ask != nil {
 		preferred, err = plugin.Preferred(ctx, ask.Available, ask.MustInclude, ask.Size)
 		if err != nil {
-			a.leak(model.Allocation{Resource: name, IDs: ask.MustInclude})
 			return nil, fmt.Errorf("device plugin GetPreferredAllocation rpc failed with err: %w", err)
 		}
 	}
@@ -193,7 +191,6 @@ func (a *attempt) allocate(ctx context.Context, c choice, allocation *model.Allo
 		return err
 	}
 	if response == nil {
-		a.leak(*allocation)
 		return errNoContainers
 	}
 	if err := a.stillListed(c.pool, allocation); err != nil {
@@ -223,20 +220,10 @@ func (a *attempt) stillListed(pool *pool, allocation *model.Allocation) error {
 		if pool.Lists(id) {
 			continue
 		}
-		what := fmt.Sprintf("device %s of %s left the list of its plugin during Allocate", id, allocation.Resource)
-		if a.m.o.Dialect.CrashesOnLeavingDevice {
-			return &dialect.CrashError{Fault: "B3", What: what}
-		}
-		return fmt.Errorf("%s: %w", what, ErrRetry)
+		return fmt.Errorf("device %s of %s left the list of its plugin during Allocate: %w",
+			id, allocation.Resource, ErrRetry)
 	}
 	return nil
-}
-
-// leak keeps devices held if the attempt fails.
-func (a *attempt) leak(allocation model.Allocation) {
-	if a.m.o.Dialect.LeaksDevices {
-		a.leaked = append(a.leaked, allocation)
-	}
 }
 
 // giveBack gives all devices back that the attempt holds.
@@ -244,9 +231,4 @@ func (a *attempt) giveBack() {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
 	a.m.releaseAll(a.pod.UID, a.allocations)
-	for _, leaked := range a.leaked {
-		pool := a.m.pools[leaked.Resource]
-		pool.Hold("", "", leaked.IDs)
-		pool.leaked = append(pool.leaked, leaked.IDs...)
-	}
 }

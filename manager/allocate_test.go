@@ -13,7 +13,6 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/manager"
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/plugintest"
@@ -70,68 +69,48 @@ func TestFailedAdmissionsLeakNoDevices(t *testing.T) {
 		b       plugintest.Behaviour
 		pod     model.Pod
 		message string
-		leaked  int
 	}{
 		"of a response without containers": {
-			b: empty, pod: pod("a", wants("main", gpu, 2)), leaked: 2,
+			b: empty, pod: pod("a", wants("main", gpu, 2)),
 			message: "no containers return in allocation response ",
 		},
 		"of a preference that fails after some were picked": {
-			b: preferred, pod: after, leaked: 1,
+			b: preferred, pod: after,
 			message: "device plugin GetPreferredAllocation rpc failed with err: " +
 				"rpc error: code = Internal desc = no idea",
 		},
 	} {
-		for _, leaks := range []bool{false, true} {
-			t.Run(name, func(t *testing.T) {
-				n := newNode(t, withFault(dialect.Dialect{LeaksDevices: leaks}))
-				p := n.plugin(gpu, plugintest.Devices(4)...)
-				n.admit(pod("other", wants("main", gpu, 1)))
-				p.Behave(test.b)
-				n.back(p, 4) // its options have changed
-				n.refuses(test.pod, test.message)
-				p.Behave(plugintest.Behaviour{})
-				if !leaks {
-					n.admit(pod("b", wants("main", gpu, 3)))
-					return
-				}
-				n.refuses(pod("b", wants("main", gpu, 3)), "requested number of devices unavailable for "+
-					"example.com/gpu. Requested: 3, Available: "+string(rune('0'+3-test.leaked)))
-				n.release("other") // heals
-				n.admit(pod("c", wants("main", gpu, 4)))
-			})
-		}
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			p := n.plugin(gpu, plugintest.Devices(4)...)
+			n.admit(pod("other", wants("main", gpu, 1)))
+			p.Behave(test.b)
+			n.back(p, 4) // its options have changed
+			n.refuses(test.pod, test.message)
+			p.Behave(plugintest.Behaviour{})
+			n.admit(pod("b", wants("main", gpu, 3)))
+		})
 	}
 }
 
-// B3: the kubelet panics when a device leaves the list during Allocate.
 func TestDevicesThatLeaveDuringAllocate(t *testing.T) {
-	for _, crashes := range []bool{false, true} {
-		n := newNode(t, withFault(dialect.Dialect{CrashesOnLeavingDevice: crashes}))
-		p := n.plugin(gpu, plugintest.Devices(2)...)
-		p.Behave(plugintest.Behaviour{
-			Allocate: func(context.Context, []string) (*v1beta1.ContainerAllocateResponse, error) {
-				p.SetDevices(plugintest.Device("gpu-0001", true))
-				n.counts(gpu, 1, 1)
-				return &v1beta1.ContainerAllocateResponse{}, nil
-			},
-		})
-		request := pod("a", wants("main", gpu, 1))
-		if crashes {
-			if _, err := n.m.Admit(t.Context(), request, model.Caller{}); err == nil {
-				t.Error("the pod is admitted")
-			}
-			n.crashes("B3")
-			continue
-		}
-		n.refuses(
-			request,
-			"device gpu-0000 of example.com/gpu left the list of its plugin during Allocate: try again",
-			manager.ErrRetry,
-		)
-		if got := ids(n.admit(request), "main", gpu); len(got) != 1 || got[0] != "gpu-0001" {
-			t.Error("the second attempt gets", got)
-		}
+	n := newNode(t)
+	p := n.plugin(gpu, plugintest.Devices(2)...)
+	p.Behave(plugintest.Behaviour{
+		Allocate: func(context.Context, []string) (*v1beta1.ContainerAllocateResponse, error) {
+			p.SetDevices(plugintest.Device("gpu-0001", true))
+			n.counts(gpu, 1, 1)
+			return &v1beta1.ContainerAllocateResponse{}, nil
+		},
+	})
+	request := pod("a", wants("main", gpu, 1))
+	n.refuses(
+		request,
+		"device gpu-0000 of example.com/gpu left the list of its plugin during Allocate: try again",
+		manager.ErrRetry,
+	)
+	if got := ids(n.admit(request), "main", gpu); len(got) != 1 || got[0] != "gpu-0001" {
+		t.Error("the second attempt gets", got)
 	}
 }
 
@@ -160,55 +139,30 @@ func hangs() (b plugintest.Behaviour, begun chan struct{}) {
 	}, begun
 }
 
-// B9: a plugin that hangs stops all admissions.
-// B9: a pod that waits for Allocate holds its own devices, and nothing else of its resources.
+// A pod that waits for Allocate holds its own devices, and nothing else of its resources.
 func TestStuckPluginsCostTheirOwnPodsOnly(t *testing.T) {
-	for _, blocks := range []bool{false, true} {
-		var d dialect.Dialect
-		if blocks {
-			d, _ = dialect.New("kubelet-1.36")
-		}
-		n := newNode(t, withFault(d))
-		b, begun := hangs()
-		p := n.pluginWith(gpu, b, plugintest.Devices(2)...)
-		n.plugin(nic, plugintest.Devices(2)...)
-		stuck, giveUp := context.WithCancel(t.Context())
-		answer := make(chan error, 1)
-		go func() {
-			both := model.Container{Name: "main", Limits: map[string]int{gpu: 1, nic: 1}}
-			_, err := n.m.Admit(stuck, pod("stuck", both), model.Caller{})
-			answer <- err
-		}()
-		<-begun
-		wait := time.Minute
-		if blocks {
-			wait = 50 * time.Millisecond
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), wait)
-		_, err := n.m.Admit(ctx, pod("a", wants("main", nic, 1)), model.Caller{})
-		cancel()
-		if blocked := errors.Is(err, context.DeadlineExceeded); blocked != blocks {
-			t.Errorf("with no timeouts %t: the pod that shares the other resource got %v", blocks, err)
-		}
-		b.Allocate = nil
-		p.Behave(b)
-		ctx, cancel = context.WithTimeout(t.Context(), wait)
-		_, err = n.m.Admit(ctx, pod("b", wants("main", gpu, 1)), model.Caller{})
-		cancel()
-		if blocked := errors.Is(err, context.DeadlineExceeded); blocked != blocks {
-			t.Errorf("with no timeouts %t: the pod of the same resource got %v", blocks, err)
-		}
-		giveUp()
-		if err := <-answer; !errors.Is(err, context.Canceled) {
-			t.Error("the stuck pod got", err)
-		}
-		want := 1 // pod b has the other one
-		if blocks {
-			want = 2
-		}
-		if free := n.free(gpu); len(free) != want {
-			t.Error("afterwards free are", free)
-		}
+	n := newNode(t)
+	b, begun := hangs()
+	p := n.pluginWith(gpu, b, plugintest.Devices(2)...)
+	n.plugin(nic, plugintest.Devices(2)...)
+	stuck, giveUp := context.WithCancel(t.Context())
+	answer := make(chan error, 1)
+	go func() {
+		both := model.Container{Name: "main", Limits: map[string]int{gpu: 1, nic: 1}}
+		_, err := n.m.Admit(stuck, pod("stuck", both), model.Caller{})
+		answer <- err
+	}()
+	<-begun
+	n.admit(pod("shares-the-other-resource", wants("main", nic, 1)))
+	b.Allocate = nil
+	p.Behave(b)
+	n.admit(pod("same-resource", wants("main", gpu, 1)))
+	giveUp()
+	if err := <-answer; !errors.Is(err, context.Canceled) {
+		t.Error("the stuck pod got", err)
+	}
+	if free := n.free(gpu); len(free) != 1 {
+		t.Error("afterwards free are", free)
 	}
 }
 
@@ -222,32 +176,5 @@ func TestAllocateHasADeadline(t *testing.T) {
 	}
 	if free := n.free(gpu); len(free) != 1 {
 		t.Error("afterwards free are", free)
-	}
-}
-
-// B10: two admissions at the same time make the kubelet panic.
-func TestConcurrentAdmissionsCrashTheDialect(t *testing.T) {
-	n := newNode(t, withFault(dialect.Dialect{CrashesOnConcurrency: true}))
-	b, begun := hangs()
-	n.pluginWith(gpu, b, plugintest.Devices(2)...)
-	answer := make(chan error, 1)
-	go func() {
-		_, err := n.m.Admit(context.Background(), pod("a", wants("main", gpu, 1)), model.Caller{})
-		answer <- err
-	}()
-	<-begun
-	_, err := n.m.Admit(t.Context(), pod("b", wants("main", gpu, 1)), model.Caller{})
-	if _, ok := errors.AsType[*dialect.CrashError](err); !ok {
-		t.Error("the second admission got", err)
-	}
-	n.crashes("B10")
-	if err := <-answer; err == nil {
-		t.Error("the first admission succeeded in a manager that has crashed")
-	}
-	if err := n.m.Release(t.Context(), "a"); err == nil {
-		t.Error("a manager that has crashed releases pods")
-	}
-	if _, ok := errors.AsType[*dialect.CrashError](n.m.Check()); !ok {
-		t.Error("the check of a manager that has crashed:", n.m.Check())
 	}
 }

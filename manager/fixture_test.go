@@ -13,7 +13,6 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/manager"
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/plugintest"
 )
@@ -49,11 +48,6 @@ func newNode(t *testing.T, change ...func(*manager.Options)) *node {
 		_ = n.end()
 	})
 	return n
-}
-
-// withFault has a manager show faults.
-func withFault(fault dialect.Dialect) func(*manager.Options) {
-	return func(o *manager.Options) { o.Dialect = fault }
 }
 
 func (n *node) start() {
@@ -218,15 +212,6 @@ func (n *node) release(uid string) {
 	n.Helper()
 	if err := n.m.Release(n.Context(), uid); err != nil {
 		n.Fatal(err)
-	}
-}
-
-// crashes checks that the manager ends with a fault.
-func (n *node) crashes(fault string) {
-	n.Helper()
-	crash, ok := errors.AsType[*dialect.CrashError](n.end())
-	if !ok || crash.Fault != fault {
-		n.Fatalf("the manager ended with %v, want the crash %s", crash, fault)
 	}
 }
 

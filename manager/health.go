@@ -1,8 +1,6 @@
 package manager
 
 import (
-	"context"
-	"maps"
 	"slices"
 
 	"gpu-cdi-plugin/manager/model"
@@ -50,20 +48,20 @@ func (m *Manager) removed(name string) {
 func (m *Manager) publishResource(t EventType, pool *pool, before model.Resource) {
 	count := pool.count()
 	m.publish(Event{Type: t, Resource: before.Name, Count: count})
-	if devices := m.flipped(pool, before); len(devices) > 0 {
+	if devices := flipped(pool, before); len(devices) > 0 {
 		m.publish(Event{Type: HealthChanged, Resource: before.Name, Count: count, Devices: devices})
 	}
 }
 
 // flipped returns the devices of a resource that pods hold and whose health has changed, sorted by ID. It walks through
 // the lists before and after the change at the same time.
-func (m *Manager) flipped(pool *pool, before model.Resource) []PodDevice {
+func flipped(pool *pool, before model.Resource) []PodDevice {
 	var flipped []PodDevice
 	compare := func(id string, old, now Health) {
 		if old == now {
 			return
 		}
-		if pod := m.holder(pool, id); pod != "" {
+		if pod, _ := pool.Holder(id); pod != "" {
 			flipped = append(flipped, PodDevice{ID: id, Pod: pod, Health: now})
 		}
 	}
@@ -72,13 +70,13 @@ func (m *Manager) flipped(pool *pool, before model.Resource) []PodDevice {
 	for len(old) > 0 || len(now) > 0 {
 		switch {
 		case len(now) == 0 || len(old) > 0 && old[0].ID < now[0].ID:
-			compare(old[0].ID, m.health(before, &old[0]), m.health(after, nil))
+			compare(old[0].ID, health(before, &old[0]), health(after, nil))
 			old = old[1:]
 		case len(old) == 0 || now[0].ID < old[0].ID:
-			compare(now[0].ID, m.health(before, nil), m.health(after, &now[0]))
+			compare(now[0].ID, health(before, nil), health(after, &now[0]))
 			now = now[1:]
 		default:
-			compare(now[0].ID, m.health(before, &old[0]), m.health(after, &now[0]))
+			compare(now[0].ID, health(before, &old[0]), health(after, &now[0]))
 			old, now = old[1:], now[1:]
 		}
 	}
@@ -86,12 +84,9 @@ func (m *Manager) flipped(pool *pool, before model.Resource) []PodDevice {
 }
 
 // health returns the health of a device of a resource, nil for one that is not listed.
-func (m *Manager) health(r model.Resource, d *model.Device) Health {
+func health(r model.Resource, d *model.Device) Health {
 	switch {
 	case d == nil || !r.Connected:
-		if m.o.Dialect.HealthyWhenGone {
-			return Healthy
-		}
 		return Unknown
 	case d.Healthy:
 		return Healthy
@@ -106,27 +101,14 @@ func (m *Manager) DeviceHealth(resource string, ids []string) []Health {
 	defer m.mu.Unlock()
 	pool := m.pools[resource]
 	if pool == nil {
-		return slices.Repeat([]Health{m.health(model.Resource{}, nil)}, len(ids))
+		return slices.Repeat([]Health{health(model.Resource{}, nil)}, len(ids))
 	}
 	listed := pool.Listed()
 	all := make([]Health, len(ids))
 	for i, id := range ids {
-		all[i] = m.health(listed, pool.Device(id))
+		all[i] = health(listed, pool.Device(id))
 	}
 	return all
-}
-
-// holder returns the UID of the pod that holds a device, or empty. m.mu is held.
-func (m *Manager) holder(pool *pool, id string) string {
-	if m.o.Dialect.HealthByID {
-		for _, name := range slices.Sorted(maps.Keys(m.pools)) {
-			if pod, _ := m.pools[name].Holder(id); pod != "" {
-				return pod
-			}
-		}
-	}
-	pod, _ := pool.Holder(id)
-	return pod
 }
 
 // recordResources records which resources have a plugin: after a restart they have no devices until it registers again,
@@ -143,7 +125,7 @@ func (m *Manager) recordResources() {
 	}
 	m.mu.Unlock()
 	slices.Sort(names)
-	if err := m.store.SetResources(context.Background(), names); err != nil {
+	if err := m.store.SetResources(names); err != nil {
 		m.o.Log.Error("a restart will not know the resources whose plugins are away: their names cannot be written",
 			"error", err)
 	}

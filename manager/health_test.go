@@ -2,7 +2,6 @@ package manager_test
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,7 +12,6 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/manager"
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/test/lib/plugintest"
 )
@@ -37,71 +35,56 @@ func healthEvent(t *testing.T, events <-chan manager.Event) []manager.PodDevice 
 	}
 }
 
-// B7: a device that is gone, or whose plugin is, reads Healthy.
 func TestHealthOfDevicesOfPods(t *testing.T) {
-	for _, fault := range []bool{false, true} {
-		t.Run(fmt.Sprintf("healthy when gone %t", fault), func(t *testing.T) {
-			n := newNode(t, withFault(dialect.Dialect{HealthyWhenGone: fault}))
-			p := n.plugin(gpu, plugintest.Devices(2)...)
-			n.admit(pod("a", wants("main", gpu, 1)))
-			n.admit(pod("b", wants("main", gpu, 1)))
-			events := n.m.Watch(t.Context())
-			expect := func(what string, want ...manager.PodDevice) {
-				t.Helper()
-				if diff := cmp.Diff(want, healthEvent(t, events)); diff != "" {
-					t.Errorf("%s (-want +got):\n%s", what, diff)
-				}
-				for _, d := range want {
-					if got := n.m.DeviceHealth(gpu, []string{d.ID}); !slices.Equal(got, []manager.Health{d.Health}) {
-						t.Errorf("%s: device %s is %v later, want %s", what, d.ID, got, d.Health)
-					}
-				}
+	n := newNode(t)
+	p := n.plugin(gpu, plugintest.Devices(2)...)
+	n.admit(pod("a", wants("main", gpu, 1)))
+	n.admit(pod("b", wants("main", gpu, 1)))
+	events := n.m.Watch(t.Context())
+	expect := func(what string, want ...manager.PodDevice) {
+		t.Helper()
+		if diff := cmp.Diff(want, healthEvent(t, events)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+		for _, d := range want {
+			if got := n.m.DeviceHealth(gpu, []string{d.ID}); !slices.Equal(got, []manager.Health{d.Health}) {
+				t.Errorf("%s: device %s is %v later, want %s", what, d.ID, got, d.Health)
 			}
-			gone := manager.Unknown
-			if fault {
-				gone = manager.Healthy
-			}
-			p.SetDevices(plugintest.Device("gpu-0000", false), plugintest.Device("gpu-0001", true))
-			expect("one turns unhealthy", manager.PodDevice{ID: "gpu-0000", Pod: "a", Health: manager.Unhealthy})
-			p.SetDevices(plugintest.Device("gpu-0001", true), plugintest.Device("gpu-0002", true))
-			expect("it leaves the list", manager.PodDevice{ID: "gpu-0000", Pod: "a", Health: gone})
-			if devices := n.resource(gpu).Devices; len(devices) != 3 || devices[0].Health != gone ||
-				devices[0].Pod != "a" {
-				t.Errorf("the devices are %+v", devices)
-			}
-			n.counts(gpu, 2, 2)
-			p.SetDevices(plugintest.Device("gpu-0000", false), plugintest.Device("gpu-0001", false))
-			expect("it is back, and unhealthy, as is the other",
-				manager.PodDevice{ID: "gpu-0000", Pod: "a", Health: manager.Unhealthy},
-				manager.PodDevice{ID: "gpu-0001", Pod: "b", Health: manager.Unhealthy})
-			p.Stop()
-			expect("the plugin ends",
-				manager.PodDevice{ID: "gpu-0000", Pod: "a", Health: gone},
-				manager.PodDevice{ID: "gpu-0001", Pod: "b", Health: gone})
-			if pods := n.m.Pods(); len(pods) != 2 {
-				t.Error("placed are", pods)
-			}
-		})
+		}
+	}
+	p.SetDevices(plugintest.Device("gpu-0000", false), plugintest.Device("gpu-0001", true))
+	expect("one turns unhealthy", manager.PodDevice{ID: "gpu-0000", Pod: "a", Health: manager.Unhealthy})
+	p.SetDevices(plugintest.Device("gpu-0001", true), plugintest.Device("gpu-0002", true))
+	expect("it leaves the list", manager.PodDevice{ID: "gpu-0000", Pod: "a", Health: manager.Unknown})
+	if devices := n.resource(gpu).Devices; len(devices) != 3 || devices[0].Health != manager.Unknown ||
+		devices[0].Pod != "a" {
+		t.Errorf("the devices are %+v", devices)
+	}
+	n.counts(gpu, 2, 2)
+	p.SetDevices(plugintest.Device("gpu-0000", false), plugintest.Device("gpu-0001", false))
+	expect("it is back, and unhealthy like the other",
+		manager.PodDevice{ID: "gpu-0000", Pod: "a", Health: manager.Unhealthy},
+		manager.PodDevice{ID: "gpu-0001", Pod: "b", Health: manager.Unhealthy})
+	p.Stop()
+	expect("the plugin ends",
+		manager.PodDevice{ID: "gpu-0000", Pod: "a", Health: manager.Unknown},
+		manager.PodDevice{ID: "gpu-0001", Pod: "b", Health: manager.Unknown})
+	if pods := n.m.Pods(); len(pods) != 2 {
+		t.Error("placed are", pods)
 	}
 }
 
-// B8: with the same ID in two resources, the wrong pod is notified of the health.
+// Two resources have a device with the same ID.
 func TestHealthGoesToThePodOfTheResource(t *testing.T) {
-	for _, fault := range []bool{false, true} {
-		n := newNode(t, withFault(dialect.Dialect{HealthByID: fault}))
-		n.plugin(gpu, plugintest.Device("0", true))
-		p := n.plugin(nic, plugintest.Device("0", true))
-		n.admit(pod("gpu-pod", wants("main", gpu, 1)))
-		n.admit(pod("nic-pod", wants("main", nic, 1)))
-		events := n.m.Watch(t.Context())
-		p.SetDevices(plugintest.Device("0", false))
-		want := "nic-pod"
-		if fault {
-			want = "gpu-pod"
-		}
-		if got := healthEvent(t, events); len(got) != 1 || got[0].Pod != want {
-			t.Errorf("with the fault %t: got %+v, want %s", fault, got, want)
-		}
+	n := newNode(t)
+	n.plugin(gpu, plugintest.Device("0", true))
+	p := n.plugin(nic, plugintest.Device("0", true))
+	n.admit(pod("gpu-pod", wants("main", gpu, 1)))
+	n.admit(pod("nic-pod", wants("main", nic, 1)))
+	events := n.m.Watch(t.Context())
+	p.SetDevices(plugintest.Device("0", false))
+	if got := healthEvent(t, events); len(got) != 1 || got[0].Pod != "nic-pod" {
+		t.Errorf("got %+v, want nic-pod", got)
 	}
 }
 

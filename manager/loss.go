@@ -38,7 +38,7 @@ func (m *Manager) Free(ctx context.Context, resource string, ids []string) error
 		m.mu.Unlock()
 		return nil
 	}
-	freed, err := m.freeable(resource, ids)
+	err = m.checkListed(resource, ids)
 	m.mu.Unlock()
 	if err != nil {
 		return err
@@ -46,35 +46,28 @@ func (m *Manager) Free(ctx context.Context, resource string, ids []string) error
 	next := *loss
 	next.Cleared = map[string][]string{}
 	maps.Copy(next.Cleared, loss.Cleared)
-	cleared := slices.Concat(loss.Cleared[resource], freed)
+	cleared := slices.Concat(loss.Cleared[resource], ids)
 	slices.Sort(cleared)
 	next.Cleared[resource] = slices.Compact(cleared)
-	return m.setLoss(ctx, &next, func() {
+	return m.setLoss(&next, func() {
 		if pool := m.pools[resource]; pool != nil {
-			pool.Clear(freed)
+			pool.Clear(ids)
 		}
 	})
 }
 
-// freeable returns those of the IDs that no known pod holds: one that a pod holds is withheld only when that is
-// released, for its record may be an old one. m.mu is held.
-func (m *Manager) freeable(resource string, ids []string) ([]string, error) {
+// checkListed returns an error for an ID that the connected plugin does not list. m.mu is held.
+func (m *Manager) checkListed(resource string, ids []string) error {
 	pool := m.pools[resource]
-	if pool == nil {
-		return ids, nil
+	if pool == nil || !pool.Listed().Connected {
+		return nil
 	}
-	var freed []string
 	for _, id := range ids {
-		pod, _ := pool.Holder(id)
-		switch {
-		case pod != "":
-		case pool.Listed().Connected && !pool.Lists(id):
-			return nil, fmt.Errorf("device %s of %s, which its plugin does not list: %w", id, resource, ErrNotFound)
-		default:
-			freed = append(freed, id)
+		if !pool.Lists(id) {
+			return fmt.Errorf("device %s of %s, which its plugin does not list: %w", id, resource, ErrNotFound)
 		}
 	}
-	return freed, nil
+	return nil
 }
 
 // FreeAll says that no container uses any withheld device.
@@ -89,7 +82,7 @@ func (m *Manager) FreeAll(ctx context.Context) error {
 	if m.Withheld() == nil {
 		return nil
 	}
-	return m.setLoss(ctx, nil, func() {
+	return m.setLoss(nil, func() {
 		for _, pool := range m.pools {
 			pool.ClearAll()
 		}
@@ -97,11 +90,11 @@ func (m *Manager) FreeAll(ctx context.Context) error {
 }
 
 // setLoss records a loss, and applies it when that is durable.
-func (m *Manager) setLoss(ctx context.Context, loss *state.Loss, apply func()) error {
+func (m *Manager) setLoss(loss *state.Loss, apply func()) error {
 	if err := m.open(); err != nil {
 		return err
 	}
-	if err := m.store.SetLoss(ctx, loss); err != nil {
+	if err := m.store.SetLoss(loss); err != nil {
 		return m.unwritten(err)
 	}
 	m.mu.Lock()

@@ -16,7 +16,6 @@ import (
 	"sync"
 
 	"gpu-cdi-plugin/manager/admission"
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/state"
@@ -30,8 +29,6 @@ type Options struct {
 	RegistryDir string
 	// StateFile is the file of the placements. Its directory must exist.
 	StateFile string
-	// Dialect has the kubelet's faults to show. The zero value has none.
-	Dialect dialect.Dialect
 	// Topology is the policy of the Topology Manager, and the machine's NUMA nodes. The default policy is none.
 	Topology admission.Topology
 	// Seed makes the choice of devices random, and repeatable. Without it, devices are taken in the order of their IDs.
@@ -49,21 +46,19 @@ type Manager struct {
 	o         Options
 	store     *state.Store
 	registry  *endpoint.Registry
-	node      chan struct{}   // the lock of all admissions: dialect.Dialect.NoTimeouts
 	clearing  chan struct{}   // the lock of changes of loss
 	recording sync.Mutex      // of the names of the resources
 	running   context.Context // until nothing can be changed any more, with the cause
 	stop      context.CancelCauseFunc
 
-	mu         sync.Mutex       // is held for short: never during a call to a plugin, and never while the state is written
-	pools      map[string]*pool // by resource
-	pods       map[string]placed
-	admitted   uint64                   // the number of pods that were placed so far
-	busy       map[string]chan struct{} // the pods that a call changes; closed when it returns
-	admissions int                      // the calls of Admit that have not returned
-	loss       *state.Loss
-	random     *rand.Rand
-	watchers   map[chan Event]func() bool
+	mu       sync.Mutex       // is held for short: never during a call to a plugin, and never while the state is written
+	pools    map[string]*pool // by resource
+	pods     map[string]placed
+	admitted uint64                   // the number of pods that were placed so far
+	busy     map[string]chan struct{} // the pods that a call changes; closed when it returns
+	loss     *state.Loss
+	random   *rand.Rand
+	watchers map[chan Event]func() bool
 }
 
 // pool is the devices of a resource, with who holds them.
@@ -71,7 +66,6 @@ type pool struct {
 	*admission.Pool
 
 	admitting chan struct{} // the lock of the admissions that choose devices of it
-	leaked    []string      // held by no pod: dialect.Dialect.LeaksDevices
 }
 
 // known is whether a plugin has registered the resource, and was not away for too long, or a pod holds a device of it.
@@ -86,8 +80,6 @@ func (p *pool) count() Count {
 type placed struct {
 	model.Placement
 	number uint64
-	// unchecked is whether the pod comes from the state and was not admitted since, in a dialect that checks it then.
-	unchecked bool
 }
 
 // errEnded is the answer of a manager that no longer runs.
@@ -107,16 +99,14 @@ func New(o Options) (*Manager, error) {
 	if err := o.Topology.Validate(); err != nil {
 		return nil, fmt.Errorf("the Topology Manager: %w", err)
 	}
-	forget := o.Dialect.ForgetsDamagedState
-	store, loaded, err := state.Open(o.StateFile, state.Options{Log: o.Log, ForgetDamaged: forget})
+	store, loaded, err := state.Open(o.StateFile, o.Log)
 	if err != nil {
 		return nil, fmt.Errorf("open the state of the device manager: %w", err)
 	}
 	m := &Manager{
 		o: o, store: store, loss: loaded.Loss,
-		node: make(chan struct{}, 1), clearing: make(chan struct{}, 1),
-		pools: map[string]*pool{}, pods: map[string]placed{}, busy: map[string]chan struct{}{},
-		watchers: map[chan Event]func() bool{},
+		clearing: make(chan struct{}, 1), pools: map[string]*pool{}, pods: map[string]placed{},
+		busy: map[string]chan struct{}{}, watchers: map[chan Event]func() bool{},
 	}
 	m.running, m.stop = context.WithCancelCause(context.Background())
 	if o.Seed != nil {
@@ -125,7 +115,7 @@ func New(o Options) (*Manager, error) {
 	m.restore(loaded)
 	m.registry, err = endpoint.Start(endpoint.Options{
 		SocketDir: o.Dir, RegistryDir: o.RegistryDir, Known: loaded.Resources,
-		Deadlines: o.Deadlines, Dialect: o.Dialect, Log: o.Log,
+		Deadlines: o.Deadlines, Log: o.Log,
 		OnRegister: o.Observer.Registered, OnChange: m.changed, OnGone: m.removed,
 	})
 	if err != nil {
@@ -137,8 +127,7 @@ func New(o Options) (*Manager, error) {
 // Run waits until ctx ends, and closes the manager: the connections to the plugins and the state. Nothing can be
 // changed any more then. It is called once.
 //
-// Errors: *dialect.CrashError as soon as the kubelet of the dialect would crash, and state.ErrBroken as soon as it is
-// unknown what the disk has.
+// The error wraps state.ErrBroken as soon as it is unknown what the disk has.
 func (m *Manager) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():

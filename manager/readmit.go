@@ -1,8 +1,6 @@
 package manager
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,21 +10,14 @@ import (
 )
 
 // readmit answers a pod that is placed.
-func (m *Manager) readmit(ctx context.Context, have model.Placement, p model.Pod) (model.Placement, error) {
+func (m *Manager) readmit(have model.Placement, p model.Pod) (model.Placement, error) {
 	if err := sameRequest(have.Pod, p); err != nil {
 		rejected := unexpected(err)
 		rejected.Err = fmt.Errorf("%w: %w", ErrConflict, err)
 		return model.Placement{}, rejected
 	}
-	if err := m.recheck(have); err != nil {
-		rejected := m.rejected(ctx, p.UID, err)
-		if _, ok := errors.AsType[*RejectedError](rejected); ok { // the kubelet gives up a pod that it has rejected
-			return model.Placement{}, errors.Join(rejected, m.release(ctx, have))
-		}
-		return model.Placement{}, rejected
-	}
 	if imported(have.Pod) {
-		return m.adopt(ctx, have, p)
+		return m.adopt(have, p)
 	}
 	return have, nil
 }
@@ -36,9 +27,9 @@ func (m *Manager) readmit(ctx context.Context, have model.Placement, p model.Pod
 func imported(p model.Pod) bool { return p.Namespace == "" && p.Name == "" }
 
 // adopt completes an imported pod.
-func (m *Manager) adopt(ctx context.Context, have model.Placement, p model.Pod) (model.Placement, error) {
+func (m *Manager) adopt(have model.Placement, p model.Pod) (model.Placement, error) {
 	have.Pod = p
-	if err := m.store.Put(ctx, have); err != nil {
+	if err := m.store.Put(have); err != nil {
 		return model.Placement{}, m.unwritten(err)
 	}
 	m.mu.Lock()
@@ -48,37 +39,6 @@ func (m *Manager) adopt(ctx context.Context, have model.Placement, p model.Pod) 
 	m.pods[p.UID] = pod
 	m.publish(Event{Type: PodAdmitted, Placement: &have})
 	return have, nil
-}
-
-// recheck lets the faults of a dialect reject a pod that has its devices, once after a restart: a kubelet admits its
-// pods again only then.
-func (m *Manager) recheck(have model.Placement) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	pod := m.pods[have.Pod.UID]
-	if !pod.unchecked {
-		return nil
-	}
-	d := m.o.Dialect
-	for _, a := range have.Allocations {
-		init := slices.ContainsFunc(have.Pod.InitContainers, func(c model.Container) bool {
-			return c.Name == a.Container && !c.Sidecar
-		})
-		r := admission.Request{
-			Pod: have.Pod.UID, Container: a.Container, Count: len(a.IDs), Has: a.IDs, Dialect: d,
-			Running: init && !d.RejectsAfterInit || !init && !d.RejectsWithoutPlugin,
-		}
-		pool := m.pools[a.Resource]
-		if _, err := pool.Hints(m.o.Topology, r); err != nil {
-			return err
-		}
-		if _, err := pool.Plan(r); err != nil {
-			return err
-		}
-	}
-	pod.unchecked = false
-	m.pods[have.Pod.UID] = pod
-	return nil
 }
 
 // sameRequest returns how a request differs from that of the placed pod, in the kubelet's words where it has any.

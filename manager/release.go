@@ -22,7 +22,7 @@ func (m *Manager) Ended(ctx context.Context, podUID, container string) error {
 		return nil
 	}
 	p.Ended = append(slices.Clip(p.Ended), container)
-	if err := m.store.Put(ctx, p); err != nil {
+	if err := m.store.Put(p); err != nil {
 		return m.unwritten(err)
 	}
 	m.mu.Lock()
@@ -30,11 +30,9 @@ func (m *Manager) Ended(ctx context.Context, podUID, container string) error {
 	pod := m.pods[podUID]
 	pod.Placement = p
 	m.pods[podUID] = pod
-	if !m.o.Dialect.ChargesInitDevices {
-		m.releaseAll(podUID, slices.DeleteFunc(slices.Clone(p.Allocations), func(a model.Allocation) bool {
-			return a.Container != container
-		}))
-	}
+	m.releaseAll(podUID, slices.DeleteFunc(slices.Clone(p.Allocations), func(a model.Allocation) bool {
+		return a.Container != container
+	}))
 	m.publish(Event{Type: ContainerEnded, Placement: &p})
 	return nil
 }
@@ -48,20 +46,15 @@ func (m *Manager) Release(ctx context.Context, podUID string) error {
 		return err
 	}
 	defer unlock()
-	return m.release(ctx, p)
-}
 
-// release releases a pod that is locked. The record goes first: after a crash, no device has two pods.
-func (m *Manager) release(ctx context.Context, p model.Placement) error {
-	uid := p.Pod.UID
-	if err := m.store.Delete(ctx, uid); err != nil {
+	// The record goes first: after a crash, no device has two pods.
+	if err := m.store.Delete(podUID); err != nil {
 		return m.unwritten(err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.pods, uid)
-	m.releaseAll(uid, p.Allocations)
-	m.reclaim()
+	delete(m.pods, podUID)
+	m.releaseAll(podUID, p.Allocations)
 	m.publish(Event{Type: PodReleased, Placement: &p})
 	return nil
 }
@@ -70,17 +63,6 @@ func (m *Manager) release(ctx context.Context, p model.Placement) error {
 func (m *Manager) releaseAll(uid string, allocations []model.Allocation) {
 	for _, a := range allocations {
 		m.pools[a.Resource].Release(uid, a.Container, a.IDs)
-	}
-}
-
-// reclaim gives leaked devices back, as the kubelet does when it forgets another pod. m.mu is held.
-func (m *Manager) reclaim() {
-	if !m.o.Dialect.LeaksDevices {
-		return
-	}
-	for _, pool := range m.pools {
-		pool.Release("", "", pool.leaked)
-		pool.leaked = nil
 	}
 }
 

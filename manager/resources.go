@@ -55,7 +55,7 @@ func (m *Manager) Resources() []Resource {
 		}
 		for _, s := range pool.States() {
 			status.Devices = append(status.Devices, Device{
-				ID: s.ID, Health: m.health(listed, pool.Device(s.ID)), NUMA: s.NUMA,
+				ID: s.ID, Health: health(listed, pool.Device(s.ID)), NUMA: s.NUMA,
 				Pod: s.Pod, Containers: s.Containers, Withheld: s.Withheld,
 			})
 		}

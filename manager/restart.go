@@ -15,22 +15,14 @@ func (m *Manager) restore(loaded state.Loaded) {
 	for _, name := range loaded.Resources {
 		m.pool(name).Set(model.Resource{Name: name})
 	}
-	d := m.o.Dialect
-	unchecked := d.CrashesOnMissingDevice || d.RejectsAfterInit || d.RejectsWithoutPlugin
 	for _, p := range loaded.Placements {
 		m.holdAll(p)
 		m.admitted++
-		m.pods[p.Pod.UID] = placed{Placement: p, number: m.admitted, unchecked: unchecked}
-	}
-	if d.ChargesInitDevices {
-		for _, p := range loaded.Placements {
-			m.charge(p)
-		}
+		m.pods[p.Pod.UID] = placed{Placement: p, number: m.admitted}
 	}
 	if m.loss != nil {
-		m.o.Log.Error("devices are withheld from new pods: the state of the device manager was damaged, and they may "+
-			"belong to pods that it has lost; say which are free when you have looked what runs",
-			"reason", m.loss.Reason, "damaged file", m.loss.File)
+		m.o.Log.Error("devices are withheld from new pods: they may belong to pods of lost placements; check which pods "+
+			"run, then free devices with: release --withheld", "reason", m.loss.Reason, "file", m.loss.File)
 	}
 }
 
@@ -41,27 +33,6 @@ func (m *Manager) holdAll(p model.Placement) {
 		if slices.Contains(p.Ended, a.Container) {
 			continue
 		}
-		for _, id := range a.IDs {
-			if other, _ := pool.Holder(id); other != "" && other != p.Pod.UID {
-				m.o.Log.Error("the state gives a device to two pods: it is held until both are released",
-					"resource", a.Resource, "device", id, "pods", []string{other, p.Pod.UID})
-			}
-		}
 		pool.Hold(p.Pod.UID, a.Container, a.IDs)
-	}
-}
-
-// charge has a pod hold the devices of its containers that have ended: dialect.Dialect.ChargesInitDevices. Another pod
-// may have got some of them before, without the dialect. m.mu is held.
-func (m *Manager) charge(p model.Placement) {
-	for _, a := range p.Allocations {
-		if !slices.Contains(p.Ended, a.Container) {
-			continue
-		}
-		pool := m.pools[a.Resource]
-		pool.Hold(p.Pod.UID, a.Container, slices.DeleteFunc(slices.Clone(a.IDs), func(id string) bool {
-			other, _ := pool.Holder(id)
-			return other != "" && other != p.Pod.UID
-		}))
 	}
 }

@@ -1,9 +1,7 @@
 package manager_test
 
 import (
-	"bytes"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"slices"
@@ -14,10 +12,9 @@ import (
 	"google.golang.org/protobuf/proto"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpu-cdi-plugin/internal/checkpoint"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/admission"
-	"gpu-cdi-plugin/manager/checkpoint"
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/state"
@@ -154,114 +151,33 @@ func TestNewPodsNeedThePlugin(t *testing.T) {
 	n.refuses(pod("a", wants("main", gpu, 1)), "cannot allocate unregistered device example.com/gpu")
 }
 
-// B11 and B5: pods that run are rejected after a restart.
 func TestRunningPodsAreAdmittedWithoutThePlugin(t *testing.T) {
-	plain := pod("a", wants("main", gpu, 1))
-	withInit := pod("a", wants("main", gpu, 1))
-	withInit.InitContainers = []model.Container{wants("init", gpu, 1)}
-	noHealthy := "no healthy devices present; cannot allocate unhealthy devices example.com/gpu"
-	for name, test := range map[string]struct {
-		dialect dialect.Dialect
-		pod     model.Pod
-		want    string
-	}{
-		"without faults":            {pod: withInit},
-		"not in the dialect of B11": {dialect: dialect.Dialect{RejectsWithoutPlugin: true}, pod: plain, want: noHealthy},
-		"in the dialect of B5":      {dialect: dialect.Dialect{RejectsAfterInit: true}, pod: plain},
-		"not with an init container, as B5 has": {
-			dialect: dialect.Dialect{RejectsAfterInit: true}, pod: withInit, want: noHealthy,
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := newNode(t, withFault(test.dialect))
-			n.plugin(gpu, plugintest.Devices(1)...)
-			n.admit(test.pod)
-			if test.pod.InitContainers != nil {
-				if err := n.m.Ended(t.Context(), "a", "init"); err != nil {
-					t.Fatal(err)
-				}
-			}
-			n.restart()
-			if test.want == "" {
-				n.admit(test.pod)
-				return
-			}
-			n.refuses(test.pod, test.want)
-			if pods := n.m.Pods(); len(pods) > 0 {
-				t.Error("after the rejection placed are", pods)
-			}
-		})
+	n := newNode(t)
+	n.plugin(gpu, plugintest.Devices(1)...)
+	p := pod("a", wants("main", gpu, 1))
+	p.InitContainers = []model.Container{wants("init", gpu, 1)}
+	n.admit(p)
+	if err := n.m.Ended(t.Context(), "a", "init"); err != nil {
+		t.Fatal(err)
 	}
+	n.restart()
+	n.admit(p)
 }
 
-// A kubelet admits each of its pods again when it has restarted, and then no more.
-func TestADialectChecksPlacedPodsOnceAfterARestart(t *testing.T) {
-	faults, err := dialect.New("kubelet-1.36")
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := newNode(t, withFault(faults))
-	p := n.plugin(gpu, plugintest.Devices(2)...)
-	a := pod("a", wants("main", gpu, 2))
-	a.InitContainers = []model.Container{wants("init", gpu, 1)}
-	lose := func() {
-		p.SetDevices(plugintest.Devices(1)...)
-		n.counts(gpu, 1, 1)
-	}
-	n.admit(a)
-	lose()
-	n.admit(a)
-	p.SetDevices(plugintest.Devices(2)...)
-	n.restart()
-	n.back(p, 2)
-	if err := n.m.Ended(t.Context(), "a", "init"); err != nil { // a change of the pod is no admission
-		t.Fatal(err)
-	}
-	n.admit(a)
-	lose()
-	n.admit(a)
-	n.restart()
-	n.back(p, 1)
-	if err := n.m.Ended(t.Context(), "a", "main"); err != nil {
-		t.Fatal(err)
-	}
-	n.refuses(a, "previously allocated devices are no longer healthy; cannot allocate unhealthy devices example.com/gpu")
-	if pods := n.m.Pods(); len(pods) > 0 {
-		t.Error("after the rejection placed are", pods)
-	}
-	n.back(p, 1)
-	p.SetDevices(plugintest.Devices(2)...)
-	n.counts(gpu, 2, 2)
-	n.admit(a) // as a new pod
-}
-
-// B4: topology hints for a pod whose device has left the list crash the kubelet.
 func TestPodsWhoseDeviceIsGoneAreAdmittedAgain(t *testing.T) {
-	for _, fault := range []bool{false, true} {
-		t.Run(fmt.Sprintf("crashes %t", fault), func(t *testing.T) {
-			n := newNode(t, withFault(dialect.Dialect{CrashesOnMissingDevice: fault}), func(o *manager.Options) {
-				o.Topology = admission.Topology{Policy: admission.PolicyBestEffort, Machine: admission.NodesOf(0, 1)}
-			})
-			p := n.plugin(gpu, plugintest.Device("0", true, 0), plugintest.Device("1", true, 1))
-			n.admit(pod("a", wants("main", gpu, 1)))
-			p.SetDevices(plugintest.Device("1", true, 1))
-			n.counts(gpu, 1, 1)
-			n.admit(pod("a", wants("main", gpu, 1))) // before a restart
-			n.restart()
-			n.back(p, 1)
-			if !fault {
-				n.admit(pod("a", wants("main", gpu, 1)))
-				return
-			}
-			if _, err := n.m.Admit(t.Context(), pod("a", wants("main", gpu, 1)), model.Caller{}); err == nil {
-				t.Error("the pod was admitted again")
-			}
-			n.crashes("B4")
-		})
-	}
+	n := newNode(t, func(o *manager.Options) {
+		o.Topology = admission.Topology{Policy: admission.PolicyBestEffort, Machine: admission.NodesOf(0, 1)}
+	})
+	p := n.plugin(gpu, plugintest.Device("0", true, 0), plugintest.Device("1", true, 1))
+	n.admit(pod("a", wants("main", gpu, 1)))
+	p.SetDevices(plugintest.Device("1", true, 1))
+	n.counts(gpu, 1, 1)
+	n.admit(pod("a", wants("main", gpu, 1))) // before a restart
+	n.restart()
+	n.back(p, 1)
+	n.admit(pod("a", wants("main", gpu, 1)))
 }
 
-// B6: a damaged state is dropped, and devices of running pods are given to others.
 func TestDamagedStateGivesNoDeviceTwice(t *testing.T) {
 	n := newNode(t)
 	p := n.plugin(gpu, plugintest.Devices(4)...)
@@ -310,58 +226,6 @@ func TestDamagedStateGivesNoDeviceTwice(t *testing.T) {
 	}
 }
 
-// Without the dialect an init container has left its device, and another pod has it.
-func TestTheDialectStartsWithAnOlderState(t *testing.T) {
-	n := newNode(t)
-	p := n.plugin(gpu, plugintest.Devices(1)...)
-	a := pod("a", model.Container{Name: "main"})
-	a.InitContainers = []model.Container{wants("init", gpu, 1)}
-	n.admit(a)
-	if err := n.m.Ended(t.Context(), "a", "init"); err != nil {
-		t.Fatal(err)
-	}
-	n.admit(pod("b", wants("main", gpu, 1)))
-	n.o.Dialect = dialect.Dialect{ChargesInitDevices: true}
-	n.restart()
-	n.back(p, 1)
-	n.release("a")
-	if free := n.free(gpu); len(free) != 0 {
-		t.Error("the other pod has its device, and free are", free)
-	}
-	n.release("b")
-	n.admit(pod("c", wants("main", gpu, 1)))
-}
-
-// No state that the manager writes says so, but a damaged one may.
-func TestDevicesOfTwoPodsAreHeldUntilBothAreGone(t *testing.T) {
-	n := newNode(t)
-	n.stop()
-	if err := n.end(); err != nil {
-		t.Fatal(err)
-	}
-	store, _, err := state.Open(n.o.StateFile, state.Options{Log: slog.Default()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, uid := range []string{"a", "b"} {
-		p := model.Placement{Pod: pod(uid, wants("main", gpu, 1)), Allocations: []model.Allocation{
-			{Container: "main", Resource: gpu, IDs: []string{"gpu-0000"}},
-		}}
-		err = errors.Join(err, store.Put(t.Context(), p))
-	}
-	if err := errors.Join(err, store.Close()); err != nil {
-		t.Fatal(err)
-	}
-	n.start()
-	n.plugin(gpu, plugintest.Devices(1)...)
-	for _, uid := range []string{"a", "b"} {
-		n.refuses(pod("c", wants("main", gpu, 1)),
-			"requested number of devices unavailable for example.com/gpu. Requested: 1, Available: 0")
-		n.release(uid)
-	}
-	n.admit(pod("c", wants("main", gpu, 1)))
-}
-
 // An administrator says what is free before the plugin has registered again.
 func TestDevicesAreFreedWhileThePluginIsAway(t *testing.T) {
 	n := newNode(t)
@@ -379,60 +243,6 @@ func TestDevicesAreFreedWhileThePluginIsAway(t *testing.T) {
 		n.release("a")
 		n.restart()
 	}
-}
-
-// A record that is read from a damaged file may be an old one, of a pod that was released, while that of the pod that
-// has the device now is lost.
-func TestDevicesOfKnownPodsAreWithheldAfterTheirRelease(t *testing.T) {
-	n := newNode(t)
-	p := n.plugin(gpu, plugintest.Devices(2)...)
-	n.admit(pod("known", wants("main", gpu, 1)))
-	n.admit(pod("damaged", wants("main", gpu, 1)))
-	n.change("damaged", "DAMAGED")
-	n.start()
-	if _, ok := n.m.Pod("known"); !ok || len(n.m.Pods()) != 1 {
-		t.Fatalf("placed are %+v, want the pod whose record is intact", n.m.Pods())
-	}
-	n.back(p, 1)
-	n.release("known")
-	b := pod("b", wants("main", gpu, 1))
-	none := "requested number of devices unavailable for example.com/gpu. Requested: 1, Available: 0"
-	n.refuses(b, none)
-	n.restart()
-	n.back(p, 0)
-	n.refuses(b, none)
-	if err := n.m.Free(t.Context(), gpu, []string{"gpu-0000"}); err != nil {
-		t.Fatal(err)
-	}
-	n.admit(b)
-}
-
-// change ends the manager and replaces bytes of its state.
-func (n *node) change(old, by string) {
-	n.Helper()
-	n.stop()
-	if err := n.end(); err != nil {
-		n.Fatal(err)
-	}
-	data, err := os.ReadFile(n.o.StateFile)
-	if err == nil {
-		err = os.WriteFile(n.o.StateFile, bytes.ReplaceAll(data, []byte(old), []byte(by)), 0o600)
-	}
-	if err != nil {
-		n.Fatal(err)
-	}
-}
-
-func TestDamagedStateIsForgottenByTheDialect(t *testing.T) {
-	n := newNode(t, withFault(dialect.Dialect{ForgetsDamagedState: true}))
-	p := n.plugin(gpu, plugintest.Devices(1)...)
-	n.admit(pod("a", wants("main", gpu, 1)))
-	n.damage()
-	n.start()
-	p.Stop()
-	n.serve(p, "gpu.sock")
-	n.register(p)
-	n.admit(pod("b", wants("main", gpu, 1)))
 }
 
 // damage ends the manager and makes its state unreadable.
@@ -484,12 +294,12 @@ func TestImportedPodsAreCompleted(t *testing.T) {
 	if err := n.end(); err != nil {
 		t.Fatal(err)
 	}
-	store, _, err := state.Open(n.o.StateFile, state.Options{Log: slog.Default()})
+	store, _, err := state.Open(n.o.StateFile, slog.Default())
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range file.Placements() {
-		if err := store.Put(t.Context(), p); err != nil {
+	for _, p := range manager.PlacementsOf(&file) {
+		if err := store.Put(p); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -519,30 +329,4 @@ func TestImportedPodsAreCompleted(t *testing.T) {
 	}
 	n.refuses(pod("b", wants("main", gpu, 2)),
 		"requested number of devices unavailable for example.com/gpu. Requested: 2, Available: 1")
-}
-
-// It is unknown whether the last change is on the disk: the manager ends, and another start shows it.
-func TestBrokenStateEndsTheManager(t *testing.T) {
-	n := newNode(t)
-	n.plugin(gpu, plugintest.Devices(2)...)
-	n.admit(pod("a", wants("main", gpu, 1)))
-	if err := os.Truncate(n.o.StateFile, 8192); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := n.m.Admit(t.Context(), pod("b", wants("main", gpu, 1)), model.Caller{}); !errors.Is(
-		err,
-		manager.ErrRetry,
-	) {
-		t.Error("the admission got", err)
-	}
-	if err := n.end(); !errors.Is(err, state.ErrBroken) {
-		t.Error("the manager ended with", err)
-	}
-	if free := n.free(gpu); len(free) != 1 || len(n.m.Pods()) != 1 {
-		t.Error("free are", free, "and placed are", n.m.Pods())
-	}
-	n.start()
-	if n.m.Withheld() == nil {
-		t.Error("nothing is withheld")
-	}
 }

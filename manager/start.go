@@ -44,9 +44,6 @@ func (m *Manager) Start(ctx context.Context, podUID, container string) (model.Ru
 func (m *Manager) preStart(ctx context.Context, a model.Allocation) error {
 	plugin, err := m.registry.Endpoint(a.Resource)
 	if err != nil || plugin.Socket() == "" {
-		if m.o.Dialect.SkipsUnknownPreStart {
-			return nil
-		}
 		return fmt.Errorf("%w: no plugin is registered for %s, "+
 			"and it may have to prepare the devices", ErrRetry, a.Resource)
 	}

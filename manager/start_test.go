@@ -12,7 +12,6 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/manager"
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/plugintest"
 )
@@ -185,18 +184,6 @@ func TestContainersStartWithoutPluginsThatPrepareNothing(t *testing.T) {
 	n.admit(pod("a", wants("main", gpu, 1)))
 	p.Stop()
 	n.counts(gpu, 1, 0)
-	if got, err := n.m.Start(t.Context(), "a", "main"); err != nil || got.Envs["DEVICES"] != "1" {
-		t.Errorf("got %+v and %v", got, err)
-	}
-}
-
-func TestPreparationIsSkippedAfterRestartByTheDialect(t *testing.T) {
-	n := newNode(t, withFault(dialect.Dialect{SkipsUnknownPreStart: true}))
-	n.pluginWith(gpu, plugintest.Behaviour{
-		Options: &v1beta1.DevicePluginOptions{PreStartRequired: true},
-	}, plugintest.Devices(1)...)
-	n.admit(pod("a", wants("main", gpu, 1)))
-	n.restart()
 	if got, err := n.m.Start(t.Context(), "a", "main"); err != nil || got.Envs["DEVICES"] != "1" {
 		t.Errorf("got %+v and %v", got, err)
 	}

@@ -98,8 +98,6 @@ type Manager struct {
 	// means that only root may.
 	APISocket string `yaml:"api-socket" json:"api-socket"`
 	APIGroup  string `yaml:"api-group" json:"api-group"`
-	// Dialect is the release of the kubelet whose faults are shown, or none.
-	Dialect string `yaml:"dialect" json:"dialect"`
 	// TopologyPolicy and TopologyScope are those of the Topology Manager.
 	TopologyPolicy string `yaml:"topology-policy" json:"topology-policy"`
 	TopologyScope  string `yaml:"topology-scope" json:"topology-scope"`
@@ -111,9 +109,6 @@ type Manager struct {
 	KubeReserved   []string `yaml:"kube-reserved" json:"kube-reserved"`
 	EvictionHard   []string `yaml:"eviction-hard" json:"eviction-hard"`
 }
-
-// NoDialect is the dialect without the kubelet's faults.
-const NoDialect = "none"
 
 // Registration is a method of registration with the kubelet.
 type Registration string
@@ -311,7 +306,6 @@ func Default() Config {
 			SocketDir:          "/var/lib/kubelet/device-plugins",
 			PodResourcesSocket: "/var/lib/kubelet/pod-resources/kubelet.sock",
 			APISocket:          "/run/gpu-cdi-plugin/manager.sock",
-			Dialect:            NoDialect,
 			TopologyPolicy:     "none",
 			TopologyScope:      "container",
 			SystemReserved:     []string{},

@@ -96,7 +96,6 @@ socket-dir: /manager/sockets
 pod-resources-socket: /manager/pod-resources.sock
 api-socket: /manager/api.sock
 api-group: gpus
-dialect: kubelet-1.36
 topology-policy: restricted
 topology-scope: pod
 seed: "7"
@@ -164,7 +163,7 @@ func fullConfig() Config {
 		},
 		Manager: Manager{
 			SocketDir: "/manager/sockets", PodResourcesSocket: "/manager/pod-resources.sock",
-			APISocket: "/manager/api.sock", APIGroup: "gpus", Dialect: "kubelet-1.36", TopologyPolicy: "restricted",
+			APISocket: "/manager/api.sock", APIGroup: "gpus", TopologyPolicy: "restricted",
 			TopologyScope: "pod", Seed: "7", SystemReserved: []string{"cpu=500m", "memory=1Gi"},
 			KubeReserved: []string{"cpu=100m"}, EvictionHard: []string{"memory.available<5%"},
 		},
@@ -235,7 +234,6 @@ func TestOptionsRefuseWrongValues(t *testing.T) {
 		"fail-on-init-error": `want true or false, got "wrong"`,
 		"mig-strategy":       `unknown value "wrong"; known are none, single, mixed`,
 		"mps":                `want true or false, got "wrong"`,
-		"dialect":            `unknown value "wrong"; known are none, kubelet-1.36, kubelet-1.37`,
 		"topology-policy":    `unknown value "wrong"; known are none, best-effort, restricted, single-numa-node`,
 		"topology-scope":     `unknown value "wrong"; known are container, pod`,
 	}
@@ -341,7 +339,7 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		Allocation: Allocation{Policy: "best", Weights: allocator.Weights{Node: -1, NVLink: allocator.MaxWeight + 1}},
 		Config:     resource.Config{Resource: "gpu"},
 	}, Manager: Manager{
-		SocketDir: "sockets", PodResourcesSocket: "sockets/pods.sock", Dialect: "kubelet-1.35", Seed: "-1",
+		SocketDir: "sockets", PodResourcesSocket: "sockets/pods.sock", Seed: "-1",
 	}}
 	want := []string{
 		"root is empty",
@@ -382,7 +380,6 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		`socket-dir "sockets": want an absolute path, the same as on the host`,
 		"api-socket is empty",
 		`pod-resources-socket "sockets/pods.sock": want another directory than socket-dir, whose sockets are removed`,
-		`dialect: unknown value "kubelet-1.35"; known are none, kubelet-1.36, kubelet-1.37`,
 		`topology-policy: unknown value ""; known are none, best-effort, restricted, single-numa-node`,
 		`topology-scope: unknown value ""; known are container, pod`,
 		`seed "-1": want a whole number`,

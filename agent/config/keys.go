@@ -11,7 +11,6 @@ import (
 	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/health"
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -209,7 +208,6 @@ var keys = []key{
 	{"pod-resources-socket", "manager: `path` of the PodResources service's socket; empty for none"},
 	{"api-socket", "manager: `path` of its API's socket, where admit, pods, node and release ask it"},
 	{"api-group", "manager: `group` that may use its API besides root, by name or number (default: none)"},
-	{"dialect", "manager: `release` of the kubelet whose faults it shows: none, kubelet-1.36, kubelet-1.37"},
 	{"topology-policy", "manager: `policy` for the alignment of devices to NUMA nodes: none, best-effort, restricted, " +
 		"single-numa-node"},
 	{"topology-scope", "manager: `scope` of that alignment: container, pod"},
@@ -235,7 +233,6 @@ var values = map[string][]string{
 	"health.xids[].action":        health.Actions(),
 	"prestart.policy":             texts(prepare.Policies()...),
 	"prestart.resources[].policy": texts(prepare.Policies()...),
-	"dialect":                     append([]string{NoDialect}, dialect.Names()...),
 	"topology-policy":             {"none", "best-effort", "restricted", "single-numa-node"},
 	"topology-scope":              {"container", "pod"},
 }

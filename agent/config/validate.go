@@ -61,7 +61,6 @@ func checkManager(m *Manager) error {
 		socketPath("pod-resources-socket", m.PodResourcesSocket, ""),
 		notInSocketDir("api-socket", m.APISocket, m.SocketDir),
 		notInSocketDir("pod-resources-socket", m.PodResourcesSocket, m.SocketDir),
-		known("dialect", m.Dialect),
 		known("topology-policy", m.TopologyPolicy),
 		known("topology-scope", m.TopologyScope),
 	}

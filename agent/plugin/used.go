@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,18 +11,16 @@ import (
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpu-cdi-plugin/internal/checkpoint"
 	"gpu-cdi-plugin/internal/regular"
 	"gpu-cdi-plugin/resource"
 )
-
-// checkpointName is the kubelet's file of the devices that pods have, in the device plugin directory.
-const checkpointName = "kubelet_internal_checkpoint"
 
 // usedSlices returns the compute slices of each GPU, by its UUID, that pods have as MIG devices of other resources than
 // the named one. The kubelet's request has no devices of other resources, so they are read from its checkpoint. A pod
 // that has ended may be in it until the kubelet's next allocation. Without a checkpoint the result is empty.
 func (p *Plugin) usedSlices(except string) (map[string]int, error) {
-	allocated, err := allocatedDevices(filepath.Join(cmp.Or(p.opts.Dir, v1beta1.DevicePluginPath), checkpointName))
+	allocated, err := allocatedDevices(filepath.Join(cmp.Or(p.opts.Dir, v1beta1.DevicePluginPath), checkpoint.Name))
 	if err != nil {
 		return nil, fmt.Errorf("read which devices pods have: %w", err)
 	}
@@ -67,31 +64,9 @@ func allocatedDevices(path string) (map[string]bool, error) {
 	if err != nil {
 		return nil, err
 	}
-	allocated, err := parseCheckpoint(content)
+	allocated, err := checkpoint.DeviceIDs(content)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", path, err)
-	}
-	return allocated, nil
-}
-
-func parseCheckpoint(content []byte) (map[string]bool, error) {
-	var c struct {
-		Data struct {
-			PodDeviceEntries []struct {
-				DeviceIDs map[string][]string // by NUMA node
-			}
-		}
-	}
-	if err := json.Unmarshal(content, &c); err != nil {
-		return nil, err
-	}
-	allocated := map[string]bool{}
-	for _, e := range c.Data.PodDeviceEntries {
-		for _, ids := range e.DeviceIDs {
-			for _, id := range ids {
-				allocated[id] = true
-			}
-		}
 	}
 	return allocated, nil
 }

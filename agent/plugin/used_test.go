@@ -6,9 +6,10 @@ import (
 	"path/filepath"
 	"testing"
 
-	"gpu-cdi-plugin/resource"
-
 	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/internal/checkpoint"
+	"gpu-cdi-plugin/resource"
 )
 
 // The request has the devices of its own resource already, so they must not be counted twice.
@@ -31,8 +32,8 @@ func TestUsedSlicesAreThoseOfOtherResources(t *testing.T) {
 	}
 	content := fmt.Sprintf(`{"Data":{"PodDeviceEntries":[%s,%s,%s]}}`, entry(own.Name, own.Devices[0].ID),
 		entry(other.Name, other.Devices[1].ID), entry("example.com/thing", own.Devices[2].ID))
-	must(t, os.WriteFile(filepath.Join(dir, checkpointName), []byte(content), 0o600))
-	if _, err := (&Plugin{opts: Options{Dir: filepath.Join(dir, checkpointName)}}).usedSlices(own.Name); err == nil {
+	must(t, os.WriteFile(filepath.Join(dir, checkpoint.Name), []byte(content), 0o600))
+	if _, err := (&Plugin{opts: Options{Dir: filepath.Join(dir, checkpoint.Name)}}).usedSlices(own.Name); err == nil {
 		t.Error("a checkpoint that cannot be read is no error")
 	}
 	got, err := p.usedSlices(own.Name)
@@ -40,19 +41,4 @@ func TestUsedSlicesAreThoseOfOtherResources(t *testing.T) {
 	if diff := cmp.Diff(map[string]int{uuid(0): 2}, got); diff != "" {
 		t.Errorf("slices by GPU (-want +got):\n%s", diff)
 	}
-}
-
-// Every checkpoint is either parsed or an error.
-func FuzzCheckpoint(f *testing.F) {
-	f.Add(
-		[]byte(
-			`{"Data":{"PodDeviceEntries":[{"ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":["GPU-1"],"-1":["GPU-2"]}}]}}`,
-		),
-	)
-	f.Add([]byte(`{"Data":null}`))
-	f.Add([]byte(`{`))
-	f.Fuzz(func(t *testing.T, content []byte) {
-		given, err := parseCheckpoint(content)
-		oneOf(t, given != nil, err)
-	})
 }

@@ -22,9 +22,8 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/api"
-	"gpu-cdi-plugin/manager/checkpoint"
+	"gpu-cdi-plugin/internal/checkpoint"
 	"gpu-cdi-plugin/manager/conformance"
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/manager/nodestatus"
 	"gpu-cdi-plugin/manager/state"
@@ -98,9 +97,6 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(checkpoint.ErrChecksum, cli.Failure, "the file is damaged, or was changed by hand"),
 	cli.Sentinel(manager.ErrPlaced, cli.Failure, "start the manager and release the pod that has it"),
 	cli.Sentinel(errNoPod, cli.Failure, "gpu-cdi-plugin pods lists the pods"),
-	cli.Typed(func(*dialect.CrashError) (cli.Code, string) {
-		return cli.Failure, "without --dialect the manager does not have this fault"
-	}),
 	cli.Sentinel(api.ErrNotAllowed, cli.Failure, "run as root, or as a member of the manager's --api-group"),
 	cli.Typed(func(e *api.Error) (cli.Code, string) {
 		switch e.Code {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/lock"
@@ -21,7 +20,6 @@ import (
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/api"
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/metrics"
 	"gpu-cdi-plugin/manager/nodestatus"
 	"gpu-cdi-plugin/manager/pod"
@@ -38,9 +36,9 @@ gives the pod of a manifest its devices and prints what its containers get, as a
 node and release are its other verbs. They ask at --api-socket, which only root and --api-group may use; its requests
 are documented in specs/manager.openapi.yaml.
 
-It runs until SIGTERM or SIGINT. Pods keep their devices meanwhile: the placements are in manager.db in --state-dir, and
-each is on the disk when admit returns. If that file is damaged, it is set aside, and devices are withheld that a
-forgotten pod may hold: see release --withheld.
+It runs until SIGTERM or SIGINT. Pods keep their devices meanwhile: the placements are in placements.json in
+--state-dir, and each is on the disk when admit returns. If that file is damaged, it is set aside, and all devices are
+withheld: see release --withheld.
 
 Only root, or the user that runs the manager, may be able to write to the directories of plugins, of the state and of
 the sockets. With --insecure-paths other users may be able to write to the directories of --api-socket and
@@ -49,13 +47,12 @@ the sockets. With --insecure-paths other users may be able to write to the direc
 A kubelet and this manager cannot serve the same --socket-dir. manager checkpoint takes a kubelet's placements over, and
 gives them back.
 
---dialect shows the faults of a kubelet's release to the author of a plugin; where that kubelet would crash, the manager
-ends with an error. The other behaviour is the kubelet's, without these faults.
+It behaves like a kubelet, without the kubelet's known faults.
 
 Under systemd it reports readiness and the watchdog (Type=notify).`,
 		Example: `  gpu-cdi-plugin manager
   gpu-cdi-plugin manager --topology-policy restricted --api-group gpu
-  gpu-cdi-plugin manager --socket-dir /run/bench --dialect kubelet-1.36 --pod-resources-socket= --seed 7`,
+  gpu-cdi-plugin manager --socket-dir /run/bench --pod-resources-socket= --seed 7`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Locked, cli.Interrupted),
 		RunE:        func(cmd *cobra.Command, _ []string) error { return a.manage(cmd.Context()) },
 	}
@@ -68,7 +65,7 @@ Under systemd it reports readiness and the watchdog (Type=notify).`,
 }
 
 // placementsFile is the file with the placements of the device manager.
-func (a *app) placementsFile() string { return filepath.Join(a.plugin.StateDir, "manager.db") }
+func (a *app) placementsFile() string { return filepath.Join(a.plugin.StateDir, "placements.json") }
 
 func (a *app) manage(ctx context.Context) error {
 	reserved, err := nodestatus.ParseReserved(a.manager.SystemReserved, a.manager.KubeReserved, a.manager.EvictionHard)
@@ -121,7 +118,7 @@ func (a *app) manage(ctx context.Context) error {
 	a.log.Info("device plugins can register in "+options.Dir, "api", a.manager.APISocket)
 	actors := []actor{m.Run, func(ctx context.Context) error { return server.Run(ctx, l) }, a.notify(m.Check)}
 	if podResources != nil {
-		reads := &podresources.Server{Manager: m, Dialect: options.Dialect, OnCall: observed.Called}
+		reads := &podresources.Server{Manager: m, OnCall: observed.Called}
 		actors = append(actors, func(ctx context.Context) error { return reads.Run(ctx, podResources) })
 	}
 	return runAll(ctx, actors...)
@@ -169,11 +166,6 @@ func (a *app) managerOptions(machine nodestatus.Machine) (o manager.Options, err
 	}
 	if o.RegistryDir, err = filepath.Abs(a.plugin.PluginsRegistryDir); err != nil {
 		return o, fmt.Errorf("plugins-registry-dir: %w", err)
-	}
-	if a.manager.Dialect != config.NoDialect {
-		if o.Dialect, err = dialect.New(a.manager.Dialect); err != nil {
-			return o, err
-		}
 	}
 	if a.manager.Seed != "" {
 		seed, err := strconv.ParseUint(a.manager.Seed, 10, 64)

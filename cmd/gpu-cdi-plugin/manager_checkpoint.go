@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -17,7 +16,7 @@ import (
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/regular"
 	"gpu-cdi-plugin/manager"
-	"gpu-cdi-plugin/manager/checkpoint"
+	"gpu-cdi-plugin/internal/checkpoint"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/state"
 )
@@ -51,14 +50,13 @@ func (a *app) importCommand() *cobra.Command {
 		Short: "Take the placements of a kubelet over",
 		Long: `Adds the placements of a kubelet's file to those of the manager, all of them or none. The file has the UIDs of
 pods but no names. None is added if a pod or a device is placed already, but a pod that has the same devices is left as
-it is, so the same file can be imported again. - is standard input.`,
+it is, so the same file can be imported again. Devices that were withheld since the manager's own file was damaged are
+free afterwards, unless an imported pod has them. - is standard input.`,
 		Example:           `  gpu-cdi-plugin manager checkpoint import /var/lib/kubelet/device-plugins/` + checkpoint.Name,
 		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Locked, cli.Interrupted),
 		Args:              checkpointFile,
 		ValidArgsFunction: completeFile(),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.importCheckpoint(cmd.Context(), args[0])
-		},
+		RunE:              func(_ *cobra.Command, args []string) error { return a.importCheckpoint(args[0]) },
 	}
 }
 
@@ -80,7 +78,7 @@ the same UIDs.`,
 // maxCheckpoint is more than the bytes of a checkpoint with 10,000 devices.
 const maxCheckpoint = 64 << 20
 
-func (a *app) importCheckpoint(ctx context.Context, path string) error {
+func (a *app) importCheckpoint(path string) error {
 	data, err := a.readNamed(path, maxCheckpoint, fmt.Errorf("it is larger than %d MiB", maxCheckpoint>>20))
 	if err != nil {
 		return fmt.Errorf("import the checkpoint: %w", err)
@@ -96,17 +94,20 @@ func (a *app) importCheckpoint(ctx context.Context, path string) error {
 	names := slices.AppendSeq(slices.Clone(loaded.Resources), maps.Keys(c.RegisteredDevices))
 	slices.Sort(names)
 	names = slices.Compact(names)
-	imported, err := manager.Importable(loaded.Placements, c.Placements(), names)
+	imported, err := manager.Importable(loaded.Placements, manager.PlacementsOf(c), names)
 	if err == nil {
 		caller, now := model.Caller{UID: os.Getuid(), GID: os.Getgid(), PID: os.Getpid()}, time.Now().UTC()
 		for i := range imported {
 			imported[i].Admitted, imported[i].Caller = now, caller
 		}
 		// Pods that ask for the named resources are rejected until the plugins register, not started without devices.
-		err = store.Import(ctx, imported, names)
+		err = store.Import(imported, names)
 	}
 	if err := errors.Join(err, store.Close()); err != nil {
 		return fmt.Errorf("import the checkpoint %s: %w", path, err)
+	}
+	if loaded.Loss != nil {
+		a.log.Warn("no device is withheld any more: the import says which pods have devices", "lost", loaded.Loss.File)
 	}
 	_, err = fmt.Fprintf(a.stdout, "%s imported into %s\n", plural(len(imported), "pod"), a.placementsFile())
 	return err
@@ -127,7 +128,7 @@ func (a *app) exportCheckpoint(path string) error {
 	for _, name := range loaded.Resources {
 		registered[name] = []string{}
 	}
-	data, err := checkpoint.New(loaded.Placements, registered).Marshal()
+	data, err := manager.NewCheckpoint(loaded.Placements, registered).Marshal()
 	if err != nil {
 		return fmt.Errorf("export the checkpoint: %w", err)
 	}
@@ -147,7 +148,7 @@ func (a *app) openPlacements() (*state.Store, state.Loaded, error) {
 	if err := atomicfile.MakeDirs(a.plugin.StateDir); err != nil {
 		return nil, state.Loaded{}, fmt.Errorf("state-dir: %w", err)
 	}
-	store, loaded, err := state.Open(a.placementsFile(), state.Options{Log: a.log})
+	store, loaded, err := state.Open(a.placementsFile(), a.log)
 	if err != nil {
 		return nil, state.Loaded{}, fmt.Errorf("open the placements of the device manager: %w", err)
 	}

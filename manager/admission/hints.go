@@ -3,9 +3,6 @@ package admission
 import (
 	"fmt"
 	"math/bits"
-	"slices"
-
-	"gpu-cdi-plugin/manager/dialect"
 )
 
 // maxNodes is the largest number of NUMA nodes with devices of one resource for which there are hints: there are up to
@@ -23,24 +20,14 @@ type Hint struct {
 // policy is none, no device of the resource has a NUMA node, or nothing is requested. It is empty, and not nil, if
 // there is no such set.
 //
-// A request for a container that has its devices gets the hints of these devices. A request for a whole pod has the
-// pod's Limits as its Count, the devices of all containers in Has, and nothing Reusable.
+// A request for a whole pod has the pod's Limits as its Count, and nothing Reusable.
 //
-// It is an error if the devices are on too many NUMA nodes, and *dialect.CrashError where the kubelet crashes.
+// It is an error if the devices are on too many NUMA nodes.
 func (p *Pool) Hints(t Topology, r Request) ([]Hint, error) {
 	if t.none() || r.Count <= 0 || p.hasNUMA.count() == 0 {
 		return nil, nil
 	}
-	if len(r.Has) > 0 && len(r.Has) != r.Count {
-		return []Hint{}, nil
-	}
-	if err := p.crash(r); err != nil {
-		return nil, err
-	}
 	free, reusable := p.healthy.without(p.busy), p.reusable(r)
-	if len(r.Has) > 0 {
-		free, reusable = p.indices(r.Has), newBitset(len(p.devices))
-	}
 	if free.count()+reusable.count() < r.Count {
 		return []Hint{}, nil
 	}
@@ -50,21 +37,6 @@ func (p *Pool) Hints(t Topology, r Request) ([]Hint, error) {
 			p.resource, nodes.Count(), maxNodes)
 	}
 	return p.count(nodes, free, reusable).hints(nodes, int32(min(r.Count, 1<<30))), nil
-}
-
-// crash is where the kubelet dereferences nil: a device of the pod has left the list.
-func (p *Pool) crash(r Request) error {
-	if !r.Dialect.CrashesOnMissingDevice {
-		return nil
-	}
-	for _, id := range slices.Concat(r.Has, r.Reusable) {
-		if !p.Lists(id) {
-			what := fmt.Sprintf("topology hints of pod %s for device %s of %s, which its plugin no longer lists",
-				r.Pod, id, p.resource)
-			return &dialect.CrashError{Fault: "B4", What: what}
-		}
-	}
-	return nil
 }
 
 // tally is a number of devices: all that are listed, those that are free, and those that are reusable.

@@ -1,7 +1,6 @@
 package admission
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/model"
 )
 
@@ -48,16 +46,6 @@ func TestHints(t *testing.T) {
 		},
 		"more than there are": {onNodes(2, 0, 1), two, Request{Count: 6}, []Hint{}},
 		"more than are free":  {holding(onNodes(2, 0, 1), "a0", "b0"), two, Request{Count: 3}, []Hint{}},
-		"the container has them": {
-			holding(onNodes(2, 0, 1), "a0", "a1"), two,
-			Request{Count: 2, Has: []string{"a0", "a1"}},
-			[]Hint{preferred(0), possible(0, 1)},
-		},
-		"the container has too few":  {onNodes(2, 0, 1), two, Request{Count: 4, Has: []string{"a0", "a1"}}, []Hint{}},
-		"the container has too many": {onNodes(2, 0, 1), two, Request{Count: 1, Has: []string{"a0", "a1"}}, []Hint{}},
-		"a device of the container is gone": {
-			onNodes(2, 0, 1), two, Request{Count: 2, Has: []string{"a0", "gone"}}, []Hint{},
-		},
 		"an unknown reusable device says nothing": {
 			onNodes(1, 0, 1), two,
 			Request{Count: 1, Reusable: []string{"gone"}},
@@ -89,26 +77,6 @@ func TestHints(t *testing.T) {
 			got, err := test.pool.Hints(onMachine(test.machine), test.request)
 			if diff := cmp.Diff(test.want, got); diff != "" || err != nil {
 				t.Errorf("error %v, hints (-want +got):\n%s", err, diff)
-			}
-		})
-	}
-}
-
-// This is bug B4 of the kubelet.
-func TestADeviceThatHasLeftCrashesTheKubeletAlone(t *testing.T) {
-	for name, r := range map[string]Request{
-		"of the container":  {Count: 1, Has: []string{"gone"}},
-		"of init container": {Count: 1, Reusable: []string{"gone"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			p := onNodes(1, 0)
-			if _, err := p.Hints(onMachine(1), r); err != nil {
-				t.Error(err)
-			}
-			var crash *dialect.CrashError
-			r.Dialect = kubelet
-			if _, err := p.Hints(onMachine(1), r); !errors.As(err, &crash) || crash.Fault != "B4" {
-				t.Errorf("error %v of the dialect, want a crash", err)
 			}
 		})
 	}

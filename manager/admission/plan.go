@@ -23,22 +23,18 @@ type Plan struct {
 	sorted bool
 }
 
-// Plan chooses devices for a request, or says why there are none, in the kubelet's words. A request for no devices, and
-// one for devices that the container has already, gives a plan without devices.
+// Plan chooses devices for a request, or says why there are none, in the kubelet's words. A request for no devices gives
+// a plan without devices.
 func (p *Pool) Plan(r Request) (*Plan, error) {
-	if err := p.checkRequest(r); err != nil {
+	if err := p.checkRequest(); err != nil {
 		return nil, err
 	}
-	plan := &Plan{need: r.Count - len(r.Has), sorted: r.Random == nil}
+	plan := &Plan{need: r.Count, sorted: r.Random == nil}
 	if plan.need <= 0 {
 		return plan, nil
 	}
 	reusable := p.reusable(r)
-	switch enough := reusable.count() >= plan.need; {
-	case enough && r.Dialect.ChargesInitDevices:
-		plan.take(p.order(r, plan.need, reusable))
-		return plan, nil
-	case enough:
+	if reusable.count() >= plan.need {
 		p.choose(plan, r, reusable)
 		return plan, nil
 	}
@@ -96,8 +92,7 @@ func (p *Pool) choose(plan *Plan, r Request, candidates bitset) {
 	for _, group := range groups {
 		left += group.count()
 	}
-	choice := plan.need < left || r.Dialect.ChargesInitDevices // the kubelet asks about the only answer too
-	if !r.Prefers || plan.need == 0 || !choice {
+	if !r.Prefers || plan.need == 0 || plan.need == left { // the plugin has nothing to choose
 		plan.take(p.order(r, plan.need, groups...))
 		return
 	}

@@ -12,11 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/model"
 )
-
-var kubelet = dialect.Dialect{ChargesInitDevices: true, CrashesOnMissingDevice: true}
 
 func TestARequestIsRefusedInTheKubeletsWords(t *testing.T) {
 	pool := func(unhealthy int, ids ...string) *Pool {
@@ -44,37 +41,17 @@ func TestARequestIsRefusedInTheKubeletsWords(t *testing.T) {
 			NewPool(resource), Request{Count: 1}, "cannot allocate unregistered device example.com/dev",
 		},
 		"the plugin was away for too long": {
-			expired, Request{Count: 1, Has: []string{"a"}}, "cannot allocate unregistered device example.com/dev",
+			expired, Request{Count: 1}, "cannot allocate unregistered device example.com/dev",
 		},
 		"the plugin is not back": {
 			away,
 			Request{Count: 1},
 			"no healthy devices present; cannot allocate unhealthy devices example.com/dev",
 		},
-		"a container is to get its devices again, and no device is healthy": {
-			pool(2, "a", "b"),
-			Request{Count: 1, Has: []string{"a"}},
-			"no healthy devices present; cannot allocate unhealthy devices example.com/dev",
-		},
 		"nothing is requested while no device is healthy": {
 			pool(1, "a"),
 			Request{},
 			"no healthy devices present; cannot allocate unhealthy devices example.com/dev",
-		},
-		"a device of the container is unhealthy": {
-			pool(1, "a", "b"),
-			Request{Count: 2, Has: []string{"a", "b"}},
-			"previously allocated devices are no longer healthy; cannot allocate unhealthy devices example.com/dev",
-		},
-		"a device of the container is gone": {
-			pool(0, "b"),
-			Request{Count: 1, Has: []string{"a"}},
-			"previously allocated devices are no longer healthy; cannot allocate unhealthy devices example.com/dev",
-		},
-		"a container that has devices requests another number, before all other checks": {
-			NewPool(resource),
-			Request{Pod: "uid", Container: "main", Count: 3, Has: []string{"a"}, Running: true},
-			`pod "uid" container "main" changed request for resource "example.com/dev" from 1 to 3`,
 		},
 		"too few are free": {
 			full,
@@ -95,29 +72,15 @@ func TestARequestIsRefusedInTheKubeletsWords(t *testing.T) {
 	}
 }
 
-func TestNothingIsChosenForWhatIsThere(t *testing.T) {
+func TestNothingIsChosenIfNothingIsRequested(t *testing.T) {
 	p := NewPool(resource)
 	p.Set(listed("a", "b"))
-	p.Hold("pod", "main", []string{"a"})
-	gone := NewPool(resource)
-	for name, plan := range map[string]func() (*Plan, error){
-		"nothing is requested": func() (*Plan, error) { return p.Plan(Request{Prefers: true}) },
-		"the container has its devices": func() (*Plan, error) {
-			return p.Plan(Request{Count: 1, Has: []string{"a"}, Prefers: true})
-		},
-		"the container runs without its plugin": func() (*Plan, error) {
-			return gone.Plan(Request{Count: 1, Has: []string{"a"}, Running: true})
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, err := plan()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if ids := got.Pick([]string{"b"}); got.Ask != nil || len(ids) > 0 {
-				t.Errorf("asks %v, picks %q", got.Ask, ids)
-			}
-		})
+	plan, err := p.Plan(Request{Prefers: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ids := plan.Pick([]string{"b"}); plan.Ask != nil || len(ids) > 0 {
+		t.Errorf("asks %v, picks %q", plan.Ask, ids)
 	}
 }
 
@@ -223,67 +186,53 @@ func TestWhatIsAsked(t *testing.T) {
 			pool: onNodes(4, 0, 1), held: "a1 b2", request: Request{Count: 6, Affinity: 1, Reusable: []string{"a1", "b2"}},
 			want: "a0 a1 a2 a3 b0 b1 b2 b3|a0 a1 a2 a3 b2|6",
 		},
-		"the kubelet asks about the only answer too": {
+		"all that are free and reusable are the only answer": {
 			pool: onNodes(4, 0, 1), held: "a0 a1 b2 b3",
-			request: Request{Count: 6, Affinity: 1, Reusable: []string{"a1", "b2"}},
-			want:    "", wantKubelet: "a1 a2 a3 b0 b1 b2|a1 a2 a3 b2|6",
+			request: Request{Count: 6, Affinity: 1, Reusable: []string{"a1", "b2"}}, want: "",
 		},
 		"all aligned ones are the only good answer": {
 			pool: onNodes(2, 0, 1), request: Request{Count: 2, Affinity: 1}, want: "",
 		},
-		"the kubelet does not ask which of the reusable ones": {
+		"some of the reusable ones suffice": {
 			pool: onNodes(4, 0), held: "a0 a1 a2", request: Request{Count: 2, Reusable: []string{"a0", "a1", "a2"}},
-			want: "a0 a1 a2||2", wantKubelet: "-",
+			want: "a0 a1 a2||2",
 		},
 		"all reusable ones are the only answer": {
 			pool: onNodes(4, 0), held: "a0 a1", request: Request{Count: 2, Reusable: []string{"a0", "a1"}}, want: "",
 		},
 	} {
-		for _, d := range []dialect.Dialect{{}, kubelet} {
-			t.Run(fmt.Sprintf("%s, kubelet %t", name, d.ChargesInitDevices), func(t *testing.T) {
-				p := test.pool
-				p.Hold("pod", "init", strings.Fields(test.held))
-				test.request.Prefers, test.request.Dialect = true, d
-				plan, err := p.Plan(test.request)
-				if err != nil {
-					t.Fatal(err)
-				}
-				want := test.want
-				if d.ChargesInitDevices && test.wantKubelet != "" {
-					want = strings.Trim(test.wantKubelet, "-")
-				}
-				got := ""
-				if a := plan.Ask; a != nil {
-					got = fmt.Sprintf(
-						"%s|%s|%d",
-						strings.Join(a.Available, " "),
-						strings.Join(a.MustInclude, " "),
-						a.Size,
-					)
-				}
-				if got != want {
-					t.Errorf("asked %q, want %q", got, want)
-				}
-				if ids := plan.Pick(nil); len(ids) != test.request.Count {
-					t.Errorf("picked %q, want %d", ids, test.request.Count)
-				}
-				test.request.Prefers = false
-				if plan, err = p.Plan(test.request); err != nil || plan.Ask != nil {
-					t.Errorf("asks a plugin without preferences: %v, %v", plan.Ask, err)
-				}
-			})
-		}
+		t.Run(name, func(t *testing.T) {
+			p := test.pool
+			p.Hold("pod", "init", strings.Fields(test.held))
+			test.request.Prefers = true
+			plan, err := p.Plan(test.request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			if a := plan.Ask; a != nil {
+				got = fmt.Sprintf("%s|%s|%d", strings.Join(a.Available, " "), strings.Join(a.MustInclude, " "), a.Size)
+			}
+			if got != test.want {
+				t.Errorf("asked %q, want %q", got, test.want)
+			}
+			if ids := plan.Pick(nil); len(ids) != test.request.Count {
+				t.Errorf("picked %q, want %d", ids, test.request.Count)
+			}
+			test.request.Prefers = false
+			if plan, err = p.Plan(test.request); err != nil || plan.Ask != nil {
+				t.Errorf("asks a plugin without preferences: %v, %v", plan.Ask, err)
+			}
+		})
 	}
 }
 
 // admit gives the containers of a pod their devices, as the service does.
-func admit(t *testing.T, p *Pool, pod model.Pod, d dialect.Dialect) map[string][]string {
+func admit(t *testing.T, p *Pool, pod model.Pod) map[string][]string {
 	t.Helper()
 	reuse, given := Reuse{}, map[string][]string{}
 	for i, c := range slices.Concat(pod.InitContainers, pod.Containers) {
-		plan, err := p.Plan(Request{
-			Pod: pod.UID, Container: c.Name, Count: c.Limits[resource], Reusable: reuse.Devices(resource), Dialect: d,
-		})
+		plan, err := p.Plan(Request{Count: c.Limits[resource], Reusable: reuse.Devices(resource)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -331,15 +280,13 @@ func TestInitContainersLeaveTheirDevices(t *testing.T) {
 			map[string][]string{"sidecar": {"a"}, "init": {"b", "c"}, "app": {"b", "c", "d"}},
 		},
 	} {
-		for _, d := range []dialect.Dialect{{}, kubelet} {
-			t.Run(fmt.Sprintf("%s, kubelet %t", name, d.ChargesInitDevices), func(t *testing.T) {
-				p := NewPool(resource)
-				p.Set(listed("a", "b", "c", "d"))
-				if diff := cmp.Diff(test.want, admit(t, p, test.pod, d), cmpopts.EquateEmpty()); diff != "" {
-					t.Errorf("devices (-want +got):\n%s", diff)
-				}
-			})
-		}
+		t.Run(name, func(t *testing.T) {
+			p := NewPool(resource)
+			p.Set(listed("a", "b", "c", "d"))
+			if diff := cmp.Diff(test.want, admit(t, p, test.pod), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("devices (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 
@@ -349,7 +296,7 @@ func TestAReusableDeviceThatIsUnhealthyIsNotReused(t *testing.T) {
 	r := listed("a", "b")
 	r.Devices[0].Healthy = false
 	p.Set(r)
-	plan, err := p.Plan(Request{Pod: "pod", Count: 1, Reusable: []string{"a", "gone"}})
+	plan, err := p.Plan(Request{Count: 1, Reusable: []string{"a", "gone"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,8 +8,7 @@ import (
 )
 
 // Pool is the devices of one resource, with the containers that have them. Containers of a pod can share a device.
-// Where a record says that two pods have one, as after bug B6 of the kubelet, it is held until both are gone. Holds are
-// kept by ID: a device that leaves the list stays held.
+// Holds are kept by ID: a device that leaves the list stays held.
 //
 // A Pool is not safe for concurrent use.
 type Pool struct {
@@ -31,7 +30,7 @@ type holder struct{ pod, container string }
 
 // State is a device of a pool.
 type State struct {
-	// Device is as the plugin listed it, or has the ID alone if a pod holds the device and the plugin does not list it.
+	// Device is as the plugin listed it, or has only the ID if a pod holds the device and the plugin does not list it.
 	// It is not healthy without a connected plugin.
 	model.Device
 	// Pod is the UID of the pod that holds the device, or empty. Containers are those that share it.
@@ -152,8 +151,7 @@ func (p *Pool) Release(pod, container string, ids []string) {
 }
 
 // Withhold gives no device to pods until it is cleared, neither those that are listed now nor those that will be,
-// except for those that are cleared already. Devices that pods hold stay with them, and are withheld afterwards: the
-// record of such a pod may be an old one, and its device another pod's.
+// except for those that are cleared already. Devices that pods hold are withheld after their release.
 func (p *Pool) Withhold(cleared []string) {
 	p.cleared = map[string]bool{}
 	for _, id := range cleared {

@@ -13,19 +13,12 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/model"
 )
 
 // Request is what a container asks for of one resource.
 type Request struct {
-	Pod       string // UID
-	Container string
-	Count     int
-	// Has are the devices that the container has already, as it was admitted before.
-	Has []string
-	// Running means that the container keeps what it has, whatever the state of the plugin and the devices.
-	Running bool
+	Count int
 	// Reusable are the devices that the pod's init containers leave to this container. See Reuse.
 	Reusable []string
 	// Affinity is the NUMA nodes that the devices should be close to, from Topology.Merge. It is empty if any will do.
@@ -34,29 +27,16 @@ type Request struct {
 	Prefers bool
 	// Random is the source of a random choice. The default is the order of the devices' IDs.
 	Random *rand.Rand
-	// Dialect has the kubelet's faults to show: ChargesInitDevices and CrashesOnMissingDevice matter here.
-	Dialect dialect.Dialect
 }
 
 // checkRequest returns why a request cannot be met before any device is chosen, in the kubelet's order and words. A
 // limit of 0 is refused as well while no device is healthy.
-func (p *Pool) checkRequest(r Request) error {
-	if len(r.Has) > 0 && len(r.Has) != r.Count {
-		return ChangedError(r.Pod, r.Container, p.resource, len(r.Has), r.Count)
-	}
+func (p *Pool) checkRequest() error {
 	switch {
-	case len(r.Has) > 0 && r.Running:
-		return nil
 	case !p.registered:
 		return UnregisteredError(p.resource)
 	case p.healthy.count() == 0:
 		return fmt.Errorf("no healthy devices present; cannot allocate unhealthy devices %s", p.resource)
-	}
-	for _, id := range r.Has {
-		if i, listed := p.index(id); !listed || !p.healthy.has(i) {
-			return fmt.Errorf("previously allocated devices are no longer healthy; "+
-				"cannot allocate unhealthy devices %s", p.resource)
-		}
 	}
 	return nil
 }

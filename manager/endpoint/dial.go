@@ -111,16 +111,10 @@ func (r *Registry) connect(ctx context.Context, resource string, s socket) (*End
 	e := &Endpoint{
 		resource: resource, socket: s.path(), conn: conn, client: v1beta1.NewDevicePluginClient(conn),
 		log:    r.opts.Log.With("resource", resource, "socket", s.path()),
-		limits: r.opts.Deadlines, maxList: maxList,
+		limits: r.opts.Deadlines,
 	}
 	e.ctx, e.cancel = context.WithCancel(r.ctx)
-	if r.opts.Dialect.NoTimeouts {
-		e.limits.Options, e.limits.Allocate, e.limits.Preferred = 0, 0, 0
-	}
-	if r.opts.Dialect.SmallLists {
-		e.maxList = maxSmallList
-	}
-	ctx, cancel := bound(ctx, e.limits.Options)
+	ctx, cancel := context.WithTimeout(ctx, e.limits.Options)
 	defer cancel()
 	if e.options, err = e.client.GetDevicePluginOptions(ctx, &v1beta1.Empty{}); err != nil {
 		e.close()
@@ -133,7 +127,6 @@ func (r *Registry) connect(ctx context.Context, resource string, s socket) (*End
 func (r *Registry) register(ctx context.Context, resource string, s socket) (*Endpoint, error) {
 	e, err := r.connect(ctx, resource, s)
 	if err != nil {
-		r.orphan(resource)
 		return nil, err
 	}
 	if err := r.adopt(e); err != nil {

@@ -16,10 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpu-cdi-plugin/internal/checkpoint"
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/internal/unixsocket"
-	"gpu-cdi-plugin/manager/checkpoint"
 )
 
 const (

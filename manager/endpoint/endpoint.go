@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"time"
 
 	"google.golang.org/grpc"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -12,10 +11,7 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-const (
-	maxList      = 64 << 20 // bytes of a ListAndWatch message
-	maxSmallList = 4 << 20  // in a dialect with small lists: the default of gRPC
-)
+const maxList = 64 << 20 // bytes of a ListAndWatch message
 
 // Endpoint is an instance of a resource's plugin. Its methods may be called concurrently, also after it has stopped:
 // those that call the plugin then return an error that wraps ErrStopped.
@@ -24,8 +20,7 @@ type Endpoint struct {
 	socket   string
 	log      *slog.Logger
 	options  *v1beta1.DevicePluginOptions
-	limits   Deadlines // 0 is none
-	maxList  int
+	limits   Deadlines
 
 	conn   *grpc.ClientConn
 	client v1beta1.DevicePluginClient
@@ -66,21 +61,13 @@ func (e *Endpoint) checkStream() error {
 	return nil
 }
 
-// bound returns a context that ends at a deadline; 0 is none.
-func bound(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
-	if limit == 0 {
-		return context.WithCancel(ctx)
-	}
-	return context.WithTimeout(ctx, limit)
-}
-
 // Allocate calls Allocate for one container. The response is nil if the plugin's has none for the container. The errors
 // are those of gRPC.
 func (e *Endpoint) Allocate(ctx context.Context, ids []string) (*v1beta1.ContainerAllocateResponse, error) {
 	if err := e.checkStream(); err != nil {
 		return nil, err
 	}
-	ctx, cancel := bound(ctx, e.limits.Allocate)
+	ctx, cancel := context.WithTimeout(ctx, e.limits.Allocate)
 	defer cancel()
 	response, err := e.client.Allocate(ctx, &v1beta1.AllocateRequest{
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}},
@@ -97,7 +84,7 @@ func (e *Endpoint) Preferred(ctx context.Context, available, mustInclude []strin
 	if err := e.checkStream(); err != nil {
 		return nil, err
 	}
-	ctx, cancel := bound(ctx, e.limits.Preferred)
+	ctx, cancel := context.WithTimeout(ctx, e.limits.Preferred)
 	defer cancel()
 	response, err := e.client.GetPreferredAllocation(ctx, &v1beta1.PreferredAllocationRequest{
 		ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{{
@@ -115,7 +102,7 @@ func (e *Endpoint) PreStart(ctx context.Context, ids []string) error {
 	if err := e.checkStream(); err != nil {
 		return err
 	}
-	ctx, cancel := bound(ctx, e.limits.PreStart)
+	ctx, cancel := context.WithTimeout(ctx, e.limits.PreStart)
 	defer cancel()
 	_, err := e.client.PreStartContainer(ctx, &v1beta1.PreStartContainerRequest{DevicesIds: ids})
 	return err
@@ -124,7 +111,7 @@ func (e *Endpoint) PreStart(ctx context.Context, ids []string) error {
 // watch calls receive with each list until the stream ends. Further lists stay with the plugin while it runs.
 func (e *Endpoint) watch(receive func([]model.Device)) error {
 	stream, err := e.client.ListAndWatch(e.ctx, &v1beta1.Empty{},
-		grpc.MaxCallRecvMsgSize(e.maxList), grpc.ForceCodecV2(newListCodec()))
+		grpc.MaxCallRecvMsgSize(maxList), grpc.ForceCodecV2(newListCodec()))
 	reported := ""
 	for err == nil {
 		var list *v1beta1.ListAndWatchResponse

@@ -24,7 +24,7 @@ func (r *Registry) introduce(ctx context.Context, s socket) (*Endpoint, error) {
 	}
 	defer conn.Close()
 	client := registerapi.NewRegistrationClient(conn)
-	infoCtx, cancel := bound(ctx, r.opts.Deadlines.Info)
+	infoCtx, cancel := context.WithTimeout(ctx, r.opts.Deadlines.Info)
 	defer cancel()
 	info, err := client.GetInfo(infoCtx, &registerapi.InfoRequest{})
 	if err != nil {
@@ -36,7 +36,7 @@ func (r *Registry) introduce(ctx context.Context, s socket) (*Endpoint, error) {
 	if err != nil {
 		status.Error = "RegisterPlugin error -- " + err.Error()
 	}
-	notifyCtx, cancel := bound(ctx, r.opts.Deadlines.Notify)
+	notifyCtx, cancel := context.WithTimeout(ctx, r.opts.Deadlines.Notify)
 	defer cancel()
 	if _, failure := client.NotifyRegistrationStatus(notifyCtx, status); failure != nil {
 		if e != nil {

@@ -39,7 +39,6 @@ import (
 	"google.golang.org/grpc"
 
 	"gpu-cdi-plugin/internal/lock"
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/model"
 )
 
@@ -72,7 +71,6 @@ type Options struct {
 	// back, and are gone if that takes longer than the grace period.
 	Known     []string
 	Deadlines Deadlines
-	Dialect   dialect.Dialect
 	// Log gets what administrators must know of plugins; nil is slog.Default.
 	Log *slog.Logger
 	// OnRegister gets the name of a resource after each registration that succeeds, before the plugin gets the answer.

@@ -33,9 +33,6 @@ type resource struct {
 	advertised bool
 	lost       time.Time // when the last instance ended
 	expiry     *time.Timer
-	// orphaned is whether a registration has failed since the last that succeeded, in a dialect that then does not
-	// notice the end of the plugin.
-	orphaned bool
 }
 
 // knownResource returns a resource whose plugin has yet to come back.
@@ -143,8 +140,6 @@ func (r *Registry) find(name string) (*resource, error) {
 func (r *Registry) add(res *resource, e *Endpoint) error {
 	twin := slices.IndexFunc(res.instances, func(i *Endpoint) bool { return i.socket == e.socket })
 	switch {
-	case twin >= 0 && r.opts.Dialect.RefusesConnectedSocket:
-		return fmt.Errorf("device plugin already connected: %s", e.socket)
 	case twin >= 0:
 		// The plugin was restarted, or it registers twice. Its new stream replaces the old one.
 		res.instances[twin].close()
@@ -156,7 +151,6 @@ func (r *Registry) add(res *resource, e *Endpoint) error {
 		res.expiry.Stop()
 	}
 	res.instances = append(res.instances, e)
-	res.orphaned = false
 	r.running.Go(func() { r.watch(res, e) })
 	return nil
 }
@@ -175,26 +169,14 @@ func (r *Registry) watch(res *resource, e *Endpoint) {
 // end removes an instance whose stream has ended.
 func (r *Registry) end(res *resource, e *Endpoint) {
 	i := slices.Index(res.instances, e)
-	if i < 0 || res.orphaned {
+	if i < 0 {
 		return
 	}
 	e.close()
 	res.instances = slices.Delete(res.instances, i, i+1)
-	if r.opts.Dialect.OldInstanceDisconnectsNew {
-		res.close()
-	}
 	if len(res.instances) == 0 {
 		res.last = e
 		r.startGrace(res)
-	}
-}
-
-// orphan makes the end of the plugin go unnoticed, after a failed registration in a dialect with that fault.
-func (r *Registry) orphan(name string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if res := r.resources[name]; res != nil && r.opts.Dialect.FailedRegistrationOrphans {
-		res.orphaned = true
 	}
 }
 

@@ -3,12 +3,14 @@ package endpoint_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/manager/model"
@@ -315,4 +317,32 @@ func TestACallbackMayAskTheRegistry(t *testing.T) {
 	b.onChange = func() { b.endpoint(gpu) }
 	b.connect("a.sock", 2).Stop()
 	b.waitFor(gpu, "0/2")
+}
+
+// perMiB is how many devices with IDs of the greatest length are a MiB.
+const perMiB = 1024
+
+// largeList returns devices whose message has a bit more than some MiB.
+func largeList(mib int) []*v1beta1.Device {
+	devices := plugintest.Devices(perMiB * mib)
+	for i, d := range devices {
+		d.ID = fmt.Sprintf("%0*d", 1<<20/perMiB, i)
+	}
+	return devices
+}
+
+func TestListsOfManyMegabytes(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	p := b.serve("a.sock", plugintest.New(gpu, largeList(60)...))
+	b.register(p)
+	b.wait(gpu, "large", func(r report) bool { return len(r.Devices) == 60*perMiB })
+	p.SetDevices(plugintest.Devices(2)...)
+	b.waitFor(gpu, "2/2")
+}
+
+func TestALargerListEndsTheStream(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	b.register(b.serve("a.sock", plugintest.New(gpu, largeList(65)...)))
+	b.waitFor(gpu, "0/0")
+	b.waitLog("received message larger than max", 1)
 }

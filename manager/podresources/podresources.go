@@ -22,7 +22,6 @@ import (
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/unixhttp"
 	"gpu-cdi-plugin/manager"
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/model"
 )
 
@@ -53,7 +52,6 @@ var _ Manager = (*manager.Manager)(nil)
 // Server answers the calls of the service.
 type Server struct {
 	Manager Manager
-	Dialect dialect.Dialect
 	// OnCall gets each call, but those that the limit rejects: its full name in gRPC, and its error. Nil gets none.
 	OnCall func(method string, err error)
 }
@@ -155,8 +153,7 @@ func (s service) GetAllocatableResources(
 	response := &v1.AllocatableResourcesResponse{}
 	for _, r := range s.server.Manager.Resources() {
 		for _, d := range r.Devices {
-			missing := s.server.Dialect.SmallLists && d.NUMA != nil && len(d.NUMA) == 0
-			if r.Connected && d.Health == manager.Healthy && !d.Withheld && !missing {
+			if r.Connected && d.Health == manager.Healthy && !d.Withheld {
 				response.Devices = append(response.Devices, devicesOf(r.Name, d.ID, d.NUMA)...)
 			}
 		}

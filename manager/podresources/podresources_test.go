@@ -25,7 +25,6 @@ import (
 	"gpu-cdi-plugin/internal/topology"
 	"gpu-cdi-plugin/internal/unixhttp"
 	"gpu-cdi-plugin/manager"
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/podresources"
 )
@@ -182,21 +181,19 @@ func TestGet(t *testing.T) {
 }
 
 func TestGetAllocatableResources(t *testing.T) {
-	withoutEmpty := []*v1.ContainerDevices{
-		device("a.b/gpu", "g0", 0), device("a.b/gpu", "g0", 1), device("a.b/gpu", "g1"), device("a.b/nic", "n0", 1),
+	all := []*v1.ContainerDevices{
+		device("a.b/gpu", "g0", 0), device("a.b/gpu", "g0", 1), device("a.b/gpu", "g1"),
+		device("a.b/gpu", "g2"), device("a.b/nic", "n0", 1),
 	}
-	all := append(withoutEmpty[:3:3], device("a.b/gpu", "g2"), withoutEmpty[3])
 	for name, c := range map[string]struct {
 		resources []manager.Resource
-		dialect   dialect.Dialect
 		want      []*v1.ContainerDevices
 	}{
-		"no devices": {nil, dialect.Dialect{}, nil},
-		"healthy devices, also those that pods have": {node.resources, dialect.Dialect{}, all},
-		"without those with an empty topology (B13)": {node.resources, dialect.Dialect{SmallLists: true}, withoutEmpty},
+		"no devices": {nil, nil},
+		"healthy devices, also those that pods have": {node.resources, all},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, conn := serve(t, podresources.Server{Manager: fake{resources: c.resources}, Dialect: c.dialect})
+			_, conn := serve(t, podresources.Server{Manager: fake{resources: c.resources}})
 			got, err := v1.NewPodResourcesListerClient(conn).
 				GetAllocatableResources(t.Context(), &v1.AllocatableResourcesRequest{})
 			if err != nil {

@@ -1,15 +1,22 @@
-// Package state keeps the placements of the device manager in a file, so that a restart finds again which devices are
-// held. A change is durable when its method returns. The file is a bbolt database that its owner alone can read.
+// Package state keeps the placements of the device manager in a JSON file with a checksum, so that a restart knows which
+// devices are held. A change is durable when its method returns. Beside the file is the one before it, for a person: it
+// is never loaded.
 //
-// A damaged file never loses a placement silently: it is set aside under another name, what is readable is kept, and
-// the new file says until an administrator clears it (SetLoss) that placements may be missing.
+// A file that does not verify is set aside whole. The new file has no placements, and says until an administrator clears
+// that (SetLoss, Import) that devices may belong to lost placements.
 package state
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
+	"path/filepath"
+	"sync"
 	"time"
 
+	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/manager/model"
 )
 
@@ -21,17 +28,9 @@ var (
 	// ErrClosed means that the store was closed before the change was written.
 	ErrClosed = errors.New("the state is closed")
 	// ErrBroken means that it is unknown whether an earlier change is on the disk. No change is written any more;
-	// opening the file anew shows which ones are there.
+	// opening the file again shows which ones are there.
 	ErrBroken = errors.New("the state cannot be written until the device manager is restarted")
 )
-
-// Options are how a file is opened.
-type Options struct {
-	// Log gets damage as errors.
-	Log *slog.Logger
-	// ForgetDamaged drops a damaged file and starts empty, as the kubelet does: dialect.Dialect.ForgetsDamagedState.
-	ForgetDamaged bool
-}
 
 // Loaded is what a file had when it was opened.
 type Loaded struct {
@@ -43,15 +42,214 @@ type Loaded struct {
 	Loss *Loss
 }
 
-// Loss means that the file was damaged: placements may be missing, and some may be there that had ended. A device that
-// no placement holds may belong to a pod that is missing: unless it is in Cleared, it must not be given to another.
+// Loss means that placements were lost with a file. A device may belong to a lost pod: unless it is in Cleared, it must
+// not be given to another.
 type Loss struct {
-	// Time is when the damage was found.
+	// Time is when the loss was found.
 	Time time.Time `json:"time"`
-	// Reason says what was damaged.
+	// Reason says why the placements could not be read.
 	Reason string `json:"reason"`
-	// File is the path of the damaged file.
+	// File is the path of the file that has them.
 	File string `json:"file"`
 	// Cleared are the IDs of devices by resource of which an administrator has said that no container uses them.
-	Cleared map[string][]string `json:"known,omitempty"` // as the field was called at first
+	Cleared map[string][]string `json:"cleared,omitempty"`
+}
+
+// lockWait is how long an earlier process may take to end.
+const lockWait = 5 * time.Second
+
+// Store is an open file. Its methods are safe for concurrent use.
+//
+// Each change is made completely or not at all. On an error it was not made, and the next one can succeed, for example
+// when the disk has space again; only after an error that wraps ErrBroken it is unknown whether it was made.
+type Store struct {
+	lock    *lock.Lock
+	replace func(data []byte) error // replaces the file
+
+	mu   sync.Mutex
+	next *batch // the changes that wait for the write that runs, or nil
+
+	writing sync.Mutex // is held during a write; guards the fields below
+	content content    // of the file
+	stopped error      // why nothing is written any more
+}
+
+// batch are changes that are written together.
+type batch struct {
+	changes []func(*content)
+	written chan struct{}
+	err     error // once written is closed
+}
+
+// Open opens the file at path, and creates it if it is missing. Its directory must exist; the lock is a file beside it.
+// A file that does not verify is set aside, which log gets as an error; so does OldName, the file of earlier versions,
+// if there is no other.
+//
+// If another process has it open for some seconds more, the error wraps ErrLocked. It wraps ErrNewer for a file of a
+// newer version, and trust.ErrUnsafe for one that other users can change.
+func Open(path string, log *slog.Logger) (*Store, Loaded, error) {
+	s, loaded, err := open(path, log)
+	if err != nil {
+		return nil, Loaded{}, fmt.Errorf("open the state %s: %w", path, err)
+	}
+	return s, loaded, nil
+}
+
+func open(path string, log *slog.Logger) (*Store, Loaded, error) {
+	if err := trust.Dir(filepath.Dir(path)); err != nil {
+		return nil, Loaded{}, err
+	}
+	held, err := acquire(path + ".lock")
+	if err != nil {
+		return nil, Loaded{}, err
+	}
+	c, loaded, err := load(path, log)
+	if err != nil {
+		return nil, Loaded{}, errors.Join(err, held.Release())
+	}
+	s := &Store{lock: held, content: c, replace: func(data []byte) error {
+		keepPrevious(path)
+		return atomicfile.WriteDurably(path, data, fileMode)
+	}}
+	return s, loaded, nil
+}
+
+func acquire(path string) (*lock.Lock, error) {
+	for end := time.Now().Add(lockWait); ; {
+		held, err := lock.Acquire(path)
+		if !errors.Is(err, lock.ErrHeld) {
+			return held, err
+		}
+		if time.Now().After(end) {
+			return nil, fmt.Errorf("%w: %w", ErrLocked, err)
+		}
+		time.Sleep(20 * time.Millisecond) // the kernel has no event for the end of a lock
+	}
+}
+
+// Put adds a placement, or replaces that of the same pod UID and keeps its place in the order.
+func (s *Store) Put(p model.Placement) error {
+	r, err := newRecord(p)
+	if err == nil {
+		err = s.change(func(c *content) { c.put(r) })
+	}
+	if err != nil {
+		return fmt.Errorf("record the devices of the pod %s: %w", p.Pod.UID, err)
+	}
+	return nil
+}
+
+// Import adds placements, replaces the names of the resources and ends a Loss, all of it or nothing.
+func (s *Store) Import(placements []model.Placement, resources []string) error {
+	var records []record
+	for _, p := range placements {
+		r, err := newRecord(p)
+		if err != nil {
+			return fmt.Errorf("record the devices of the pod %s: %w", p.Pod.UID, err)
+		}
+		records = append(records, r)
+	}
+	err := s.change(func(c *content) {
+		for _, r := range records {
+			c.put(r)
+		}
+		c.resources, c.loss = resources, nil
+	})
+	if err != nil {
+		return fmt.Errorf("record the devices of %d pods: %w", len(placements), err)
+	}
+	return nil
+}
+
+// Delete removes the placement of a pod. It is no error if there is none.
+func (s *Store) Delete(uid string) error {
+	if err := s.change(func(c *content) { c.remove(uid) }); err != nil {
+		return fmt.Errorf("remove the record of the pod %s: %w", uid, err)
+	}
+	return nil
+}
+
+// SetResources replaces the names of the resources that plugins have registered.
+func (s *Store) SetResources(names []string) error {
+	if err := s.change(func(c *content) { c.resources = names }); err != nil {
+		return fmt.Errorf("record the registered resources: %w", err)
+	}
+	return nil
+}
+
+// SetLoss replaces what is said of lost placements; nil means that none are lost any more.
+func (s *Store) SetLoss(l *Loss) error {
+	if err := s.change(func(c *content) { c.loss = l }); err != nil {
+		return fmt.Errorf("record that placements are lost: %w", err)
+	}
+	return nil
+}
+
+// Close waits for the changes that are being written, and gives the file up. Later changes return ErrClosed.
+func (s *Store) Close() error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if errors.Is(s.stopped, ErrClosed) {
+		return nil
+	}
+	s.stopped = ErrClosed
+	if err := s.lock.Release(); err != nil {
+		return fmt.Errorf("close the state: %w", err)
+	}
+	return nil
+}
+
+// change makes a change and returns when it is on the disk. The first change of a batch waits until the write that runs
+// has ended, then writes its own batch; the others only wait for it.
+func (s *Store) change(f func(*content)) error {
+	s.mu.Lock()
+	b := s.next
+	first := b == nil
+	if first {
+		b = &batch{written: make(chan struct{})}
+		s.next = b
+	}
+	b.changes = append(b.changes, f)
+	s.mu.Unlock()
+	if first {
+		s.write(b)
+	}
+	<-b.written
+	return b.err
+}
+
+// write writes the next batch, which gathers changes until the write before it has ended.
+func (s *Store) write(b *batch) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	s.mu.Lock()
+	s.next = nil
+	s.mu.Unlock()
+	b.err = s.commit(b.changes)
+	close(b.written)
+}
+
+// commit writes the file with these changes.
+func (s *Store) commit(changes []func(*content)) error {
+	if s.stopped != nil {
+		return s.stopped
+	}
+	next := s.content.clone()
+	for _, f := range changes {
+		f(&next)
+	}
+	data, err := next.format()
+	if err != nil {
+		return err
+	}
+	err = s.replace(data)
+	if errors.Is(err, atomicfile.ErrNotDurable) {
+		s.stopped = fmt.Errorf("%w: %w", ErrBroken, err)
+		return s.stopped
+	}
+	if err != nil {
+		return err
+	}
+	s.content = next
+	return nil
 }

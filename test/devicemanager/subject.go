@@ -50,9 +50,8 @@ type Kubelet struct {
 	changes  chan string
 	end      func()
 
-	mu      sync.Mutex
-	pods    []*v1.Pod // the active ones
-	crashed bool
+	mu   sync.Mutex
+	pods []*v1.Pod // the active ones
 }
 
 var _ behaviour.Manager = (*Kubelet)(nil)
@@ -79,9 +78,6 @@ func (k *Kubelet) Boot(b behaviour.Boot) error {
 		return fmt.Errorf("make a device manager: %w", err)
 	}
 	k.ManagerImpl, k.topology = m, topology
-	k.mu.Lock()
-	k.crashed = false
-	k.mu.Unlock()
 	topology.AddHintProvider(klog.Background(), m)
 	containers, running := containermap.NewContainerMap(), sets.New[string]()
 	for i, c := range b.Running {
@@ -142,15 +138,8 @@ func (k *Kubelet) serve(m *devicemanager.ManagerImpl, sources config.SourcesRead
 	return nil
 }
 
-// Stop stops all parts. After a crash the device manager holds its lock for ever: it is left to itself.
+// Stop stops all parts.
 func (k *Kubelet) Stop() error {
-	k.mu.Lock()
-	crashed := k.crashed
-	k.mu.Unlock()
-	if crashed {
-		go k.end()
-		return nil
-	}
 	k.end()
 	return k.ManagerImpl.Stop(klog.Background())
 }
@@ -161,22 +150,14 @@ func (k *Kubelet) active() []*v1.Pod {
 	return slices.Clone(k.pods)
 }
 
-// Admit admits a pod, which is active from then on. What a crash of the kubelet would be is an error.
-func (k *Kubelet) Admit(_ context.Context, p model.Pod) (err error) {
+// Admit admits a pod, which is active from then on.
+func (k *Kubelet) Admit(_ context.Context, p model.Pod) error {
 	pod := convert(p)
 	k.mu.Lock()
 	if !slices.ContainsFunc(k.pods, sameUID(p.UID)) {
 		k.pods = append(k.pods, pod)
 	}
 	k.mu.Unlock()
-	defer func() {
-		if r := recover(); r != nil {
-			k.mu.Lock()
-			k.crashed = true
-			k.mu.Unlock()
-			err = fmt.Errorf("%w: %v", behaviour.ErrCrash, r)
-		}
-	}()
 	if res := k.topology.Admit(&lifecycle.PodAdmitAttributes{Pod: pod}); !res.Admit {
 		k.mu.Lock()
 		k.pods = slices.DeleteFunc(k.pods, sameUID(p.UID))

@@ -9,42 +9,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/test/manager/behaviour"
 )
 
 func TestTheManagerBehavesAsTheCasesSay(t *testing.T) {
 	t.Parallel()
-	behaviour.Test(t, behaviour.Subject{Name: "ours", New: New(dialect.Dialect{})})
+	behaviour.Test(t, behaviour.Subject{Name: "ours", New: New})
 }
-
-func TestTheDialectsBehaveAsTheKubelet(t *testing.T) {
-	t.Parallel()
-	for _, name := range dialect.Names() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			behaviour.Test(t, behaviour.Subject{
-				Name: "ours as the kubelet", New: New(named(t, name)), Release: release(name), Dialect: true,
-				Lacks: map[string]string{
-					"a running pod is admitted again after a restart, before its plugin is back": "the manager knows its " +
-						"pods: it is as a kubelet that has heard of them all",
-				},
-			})
-		})
-	}
-}
-
-func named(t *testing.T, name string) dialect.Dialect {
-	t.Helper()
-	d, err := dialect.New(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
-}
-
-// release is the kubelet's release that a dialect is named after, as 1.36.
-func release(dialect string) string { return strings.TrimPrefix(dialect, "kubelet-") }
 
 var update = flag.Bool("update", false, "write docs/manager-differences.md")
 
@@ -70,24 +41,17 @@ func differences() string {
 	var b strings.Builder
 	b.WriteString(`# Where the device manager differs from the kubelet
 
-Each line is a test that runs with the device manager of Kubernetes 1.36.3, with this project's, and with this project's
-in the dialects kubelet-1.36 and kubelet-1.37. In all other cases of that suite (` + "`test/manager/behaviour`" +
-		`) all do the
-same. Where one release is named, the other one does as this manager. Kubernetes 1.37 itself was read, and not run.
+Each line is a case of the suite ` + "`test/manager/behaviour`" + `, which runs with this manager and with the device
+manager of Kubernetes 1.36.3. Cases in which that one crashes or waits for ever run only with this one. In all other
+cases of the suite both do the same. Where one release is named, the other one does what this manager does. Kubernetes
+1.37 itself was read, and not run. B and a number name a known fault of the kubelet.
 
-| | the kubelet | this manager | with the dialects |
-|---|---|---|---|
+| | the kubelet | this manager |
+|---|---|---|
 `)
 	for _, c := range behaviour.Cases() {
 		if c.Kubelet == "" {
 			continue
-		}
-		dialect := "as the kubelet"
-		switch {
-		case c.Dialect != "":
-			dialect = c.Dialect
-		case c.NoDialect != "":
-			dialect = "as without: " + c.NoDialect
 		}
 		kubelet := c.Kubelet
 		if c.Releases != nil {
@@ -97,7 +61,7 @@ same. Where one release is named, the other one does as this manager. Kubernetes
 		if strings.HasPrefix(fault, "B") {
 			name += " (" + fault + ")"
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", name, kubelet, c.Here, dialect)
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", name, kubelet, c.Here)
 	}
 	return b.String()
 }

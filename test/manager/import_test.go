@@ -10,7 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/manager/checkpoint"
+	"gpu-cdi-plugin/internal/checkpoint"
+	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/proc"
 )
@@ -31,7 +32,7 @@ func TestAnImportThatFailsChangesNothing(t *testing.T) {
 				}},
 			})
 		}
-		data, err := checkpoint.New(placements, map[string][]string{"example.com/gpu": {}}).Marshal()
+		data, err := manager.NewCheckpoint(placements, map[string][]string{"example.com/gpu": {}}).Marshal()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -5,7 +5,6 @@ package manager
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -17,7 +16,6 @@ import (
 	"gpu-cdi-plugin/internal/unixhttp"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/admission"
-	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/podresources"
@@ -29,7 +27,6 @@ type Node struct {
 	*manager.Manager
 
 	config  behaviour.Config
-	faults  dialect.Dialect
 	changes chan string
 	stop    context.CancelFunc
 	done    chan error
@@ -37,18 +34,15 @@ type Node struct {
 
 var _ behaviour.Manager = (*Node)(nil)
 
-// New returns a constructor of managers with a dialect.
-func New(faults dialect.Dialect) func(testing.TB, behaviour.Config) behaviour.Manager {
-	return func(_ testing.TB, c behaviour.Config) behaviour.Manager {
-		return &Node{config: c, faults: faults, changes: make(chan string, 10_000)}
-	}
+// New returns a manager that was not booted.
+func New(_ testing.TB, c behaviour.Config) behaviour.Manager {
+	return &Node{config: c, changes: make(chan string, 10_000)}
 }
 
 // Boot starts the manager. It knows its pods by itself.
 func (n *Node) Boot(behaviour.Boot) error {
 	m, err := manager.New(manager.Options{
 		Dir: n.config.Dir, RegistryDir: n.config.Registry, StateFile: n.StateFile(),
-		Dialect: n.faults,
 		Topology: admission.Topology{
 			Policy: admission.Policy(n.config.Policy), Scope: admission.Scope(n.config.Scope),
 			Machine: admission.NodesOf(n.config.NUMANodes...),
@@ -84,32 +78,26 @@ func (n *Node) Boot(behaviour.Boot) error {
 		}
 	}()
 	var reading errgroup.Group
-	reading.Go(func() error { return (&podresources.Server{Manager: m, Dialect: n.faults}).Run(ctx, l) })
+	reading.Go(func() error { return (&podresources.Server{Manager: m}).Run(ctx, l) })
 	go func() {
 		err := m.Run(ctx)
-		cancel() // after a crash
+		cancel()
 		n.done <- errors.Join(err, reading.Wait())
 	}()
 	return nil
 }
 
-// Stop stops the manager. One that has crashed has stopped.
+// Stop stops the manager.
 func (n *Node) Stop() error {
 	n.stop()
 	err := <-n.done
 	n.done <- nil // for a second call
-	if _, crashed := errors.AsType[*dialect.CrashError](err); crashed {
-		return nil
-	}
 	return err
 }
 
 // Admit admits a pod.
 func (n *Node) Admit(ctx context.Context, p model.Pod) error {
 	_, err := n.Manager.Admit(ctx, p, model.Caller{})
-	if _, crashed := errors.AsType[*dialect.CrashError](err); crashed {
-		return fmt.Errorf("%w: %w", behaviour.ErrCrash, err)
-	}
 	return err
 }
 
@@ -170,7 +158,7 @@ func (n *Node) PodResources() string {
 }
 
 // StateFile is the file of the placements.
-func (n *Node) StateFile() string { return filepath.Join(n.config.Dir, "state.db") }
+func (n *Node) StateFile() string { return filepath.Join(n.config.Dir, "placements.json") }
 
 // Expire does nothing: the cases that need it give the manager a short grace period.
 func (n *Node) Expire() {}

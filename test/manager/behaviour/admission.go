@@ -31,7 +31,6 @@ var admission = []Case{
 	{
 		Name:    "a pod with a limit of a resource that no plugin offers",
 		Mirrors: "facts 1c: Unknown resources; TestUpdateCapacityAllocatable: expiry",
-		Fault:   "IgnoresUnknownResources",
 		Kubelet: "is admitted without it: the scheduler and the node's predicates are to prevent that",
 		Here:    "is refused",
 		Run: func(n *Node) {
@@ -191,11 +190,10 @@ var admission = []Case{
 		},
 	},
 	{
-		Name:      "a plugin that gives only some resources of a pod",
-		Mirrors:   "facts 1c: Partial multi-resource success",
-		Kubelet:   "leaves them with the refused pod until another pod is admitted",
-		Here:      "gives all back at once: nothing is held by a pod that was refused",
-		NoDialect: "an admission is one change of the state",
+		Name:    "a plugin that gives only some resources of a pod",
+		Mirrors: "facts 1c: Partial multi-resource success",
+		Kubelet: "leaves them with the refused pod until another pod is admitted",
+		Here:    "gives all back at once: nothing is held by a pod that was refused",
 		Run: func(n *Node) {
 			n.plug(gpu, numbered(1)...)
 			p := n.plug(nic, device("n0"))
@@ -314,7 +312,6 @@ var initContainers = []Case{
 	{
 		Name:    "devices of an init container that has ended",
 		Mirrors: "B12",
-		Fault:   "ChargesInitDevices",
 		Kubelet: "stay with the pod until it is gone",
 		Here:    "are free when the container has ended, unless another container of the pod has them",
 		Run: func(n *Node) {

@@ -1,6 +1,6 @@
 // Package behaviour is what a device manager does, as the plugins and the pods of a node see it: cases that drive any
-// implementation through its sockets. The kubelet's own device manager answers what a case calls the kubelet's way; the
-// one of this project has the same answers with the kubelet's dialect, and better ones by default.
+// implementation through its sockets. They run with this project's device manager and with the kubelet's own. Where the
+// two differ, the case says how.
 //
 // The cases mirror the tests of the kubelet's device manager, of its plugin watcher and of its PodResources service,
 // and those end-to-end tests of a node that are about devices. Each case names what it mirrors.
@@ -10,19 +10,13 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"gpu-cdi-plugin/manager/model"
 )
-
-// ErrCrash is wrapped by the errors of a manager that crashed, or that returned what stands for a crash. It is to be
-// stopped and booted then.
-var ErrCrash = errors.New("the device manager crashed")
 
 // Manager is a device manager as a case drives it. It has a directory with kubelet.sock and the sockets of the plugins.
 type Manager interface {
@@ -87,14 +81,8 @@ type Subject struct {
 	Name string
 	// New returns a manager that was not booted.
 	New func(testing.TB, Config) Manager
-	// Release is that of the kubelet whose faults the manager has, as 1.36, or empty if it has none.
+	// Release is the kubelet's release, such as 1.36, or empty for this project's manager.
 	Release string
-	// Dialect is whether it has them by a dialect, as the manager of this project.
-	Dialect bool
-	// Dies is whether a crash ends the process. Cases that crash it at many places run in a process of their own.
-	Dies bool
-	// Lacks names cases that the manager's interface does not allow, with the reason.
-	Lacks map[string]string
 }
 
 // Case is a behaviour.
@@ -103,21 +91,15 @@ type Case struct {
 	Name string
 	// Mirrors is the test of Kubernetes or the fault that the case is about.
 	Mirrors string
-	// Fault is the field of dialect.Dialect that makes the manager do what Kubelet says, or empty.
-	Fault string
-	// Kubelet and Here say what the kubelet does and what this project's manager does by default, where that differs.
+	// Kubelet and Here say what the kubelet and this project's manager do, where that differs.
 	Kubelet, Here string
 	// Releases are those of the kubelet that do what Kubelet says; others do what Here says. Empty means all.
 	Releases []string
-	// NoDialect is why this project's manager does not do with its dialect what Kubelet says.
-	NoDialect string
-	// Dialect is what it does with its dialect if that is neither.
-	Dialect string
+	// OursOnly is whether the case does not run with a kubelet, which would crash or wait for ever.
+	OursOnly bool
 	// Config is the node, without its directories.
 	Config Config
-	// Kills is whether the kubelet's device manager crashes where nothing can recover it.
-	Kills bool
-	Run   func(*Node)
+	Run    func(*Node)
 }
 
 // In is whether a release of the kubelet does what Kubelet says.
@@ -129,7 +111,7 @@ func (c Case) In(release string) bool {
 func Cases() []Case {
 	var all []Case
 	for _, group := range [][]Case{
-		registration, devices, admission, initContainers, preferred, topology, placements, containers, restarts, health,
+		registration, devices, admission, initContainers, preferred, topology, containers, restarts, health,
 		podResources, watcher, faults, hostile,
 	} {
 		all = append(all, group...)
@@ -139,42 +121,20 @@ func Cases() []Case {
 
 // Test runs all cases with a subject.
 func Test(t *testing.T, s Subject) {
-	all := Cases()
-	for name := range s.Lacks {
-		if !has(all, name) {
-			t.Errorf("no case is called %q", name)
-		}
-	}
-	for _, c := range all {
-		if why, lacks := s.Lacks[c.Name]; lacks {
-			t.Logf("not run: %s: %s", c.Name, why)
+	for _, c := range Cases() {
+		if c.OursOnly && s.Release != "" {
 			continue
 		}
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
-			if c.Kills && s.Dies && os.Getenv(child) == "" {
-				expectDeath(t)
-				return
-			}
 			test(t, s, c)
 		})
 	}
 }
 
-func has(all []Case, name string) bool {
-	for _, c := range all {
-		if c.Name == name {
-			return true
-		}
-	}
-	return false
-}
-
 func test(t *testing.T, s Subject, c Case) {
-	n := &Node{T: t, config: c.Config, differs: c.Kubelet != ""}
-	differs := s.Release != "" && c.In(s.Release)
-	n.kubelet = differs && (!s.Dialect || c.NoDialect == "" && c.Dialect == "")
-	n.own = differs && s.Dialect && c.Dialect != ""
+	n := &Node{T: t, config: c.Config, differs: c.Kubelet != "" && !c.OursOnly}
+	n.kubelet = s.Release != "" && c.In(s.Release)
 	n.config.Dir = makeDirectory(t)
 	n.config.Registry = filepath.Join(n.config.Dir, "registry")
 	if err := os.Mkdir(n.config.Registry, 0o750); err != nil {
@@ -192,7 +152,7 @@ func test(t *testing.T, s Subject, c Case) {
 	n.Manager = s.New(t, n.config)
 	n.boot(Boot{})
 	t.Cleanup(func() {
-		if err := n.Stop(); err != nil && !n.crashed {
+		if err := n.Stop(); err != nil {
 			t.Errorf("stop the manager: %v", err)
 		}
 	})
@@ -221,26 +181,4 @@ func makeDirectory(t testing.TB) string {
 		t.Errorf("%s cannot be removed", dir)
 	})
 	return dir
-}
-
-// child is set in the environment of processes that expectDeath starts.
-const child = "TEST_DEVICE_MANAGER_DIES"
-
-// expectDeath runs the running test in a process of its own. Either the crash is noticed there, or the process dies.
-func expectDeath(t *testing.T) {
-	t.Helper()
-	program, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var pattern []string
-	for name := range strings.SplitSeq(t.Name(), "/") {
-		pattern = append(pattern, "^"+name+"$")
-	}
-	cmd := exec.CommandContext(t.Context(), program, "-test.run", strings.Join(pattern, "/"))
-	cmd.Env = append(os.Environ(), child+"=1", "TMPDIR="+makeDirectory(t))
-	out, err := cmd.CombinedOutput()
-	if err != nil && !strings.Contains(string(out), "panic: ") && !strings.Contains(string(out), "fatal error: ") {
-		t.Errorf("the process failed without a crash: %v\n%s", err, out)
-	}
 }

@@ -95,11 +95,10 @@ var containers = []Case{
 		},
 	},
 	{
-		Name:      "two resources that set one variable, mount and device node differently",
-		Mirrors:   "facts 1d: Merge over resources",
-		Kubelet:   "set it as either one wants, at random, and only the log says so",
-		Here:      "set it as the resource whose name comes first wants, and the answer has the conflict",
-		NoDialect: "the first resource is one of the kubelet's two",
+		Name:    "two resources that set one variable, mount and device node differently",
+		Mirrors: "facts 1d: Merge over resources",
+		Kubelet: "set it as either one wants, at random, and only the log says so",
+		Here:    "set it as the resource whose name comes first wants, and the answer has the conflict",
 		Run: func(n *Node) {
 			answer := func(value string) func(context.Context, []string) (*response, error) {
 				return func(context.Context, []string) (*response, error) {
@@ -127,11 +126,10 @@ var containers = []Case{
 		},
 	},
 	{
-		Name:      "the start of a container whose pod was released",
-		Mirrors:   "TestGetDeviceRunContainerOptions",
-		Kubelet:   "gets no options, and no error: it starts without devices",
-		Here:      "is refused: no such pod is placed",
-		NoDialect: "the manager knows its pods",
+		Name:    "the start of a container whose pod was released",
+		Mirrors: "TestGetDeviceRunContainerOptions",
+		Kubelet: "gets no options, and no error: it starts without devices",
+		Here:    "is refused: no such pod is placed",
 		Run: func(n *Node) {
 			n.plug(gpu, numbered(2)...)
 			n.admit(single("a", 1))
@@ -151,7 +149,6 @@ var containers = []Case{
 	{
 		Name:    "a start after a restart, before the plugin that wants PreStartContainer is back",
 		Mirrors: "facts 1b: Restart, opts nil",
-		Fault:   "SkipsUnknownPreStart",
 		Kubelet: "is done without PreStartContainer",
 		Here:    "is refused until the plugin is back",
 		Run: func(n *Node) {
@@ -191,21 +188,8 @@ var health = []Case{
 		},
 	},
 	{
-		Name:    "a pod keeps running on an unhealthy device",
-		Mirrors: "e2e device_plugin_failures_test.go: pod keeps running",
-		Run: func(n *Node) {
-			p := n.plug(gpu, device("a"))
-			n.admit(single("a", 1))
-			p.SetDevices(unhealthy("a"))
-			n.counts(gpu, 1, 0)
-			n.equal("devices", []string{"a"}, n.has(single("a", 1), "main"))
-			n.start(single("a", 1), "main")
-		},
-	},
-	{
 		Name:    "the health of a device that is gone, or whose plugin is",
 		Mirrors: "B7",
-		Fault:   "HealthyWhenGone",
 		Kubelet: "is Healthy, and nothing is announced",
 		Here:    "is Unknown, and that is announced",
 		Run: func(n *Node) {
@@ -233,7 +217,6 @@ var health = []Case{
 	{
 		Name:     "a change of health of a device whose ID another resource has too",
 		Mirrors:  "B8",
-		Fault:    "HealthByID",
 		Releases: only136,
 		Kubelet:  "is announced for either pod, at random",
 		Here:     "is announced for the pod that has the device",

@@ -45,11 +45,10 @@ var devices = []Case{
 		},
 	},
 	{
-		Name:      "a device listed twice with different health",
-		Mirrors:   "not covered upstream: duplicate IDs",
-		Kubelet:   "counts as two devices, one of them healthy",
-		Here:      "is one device, healthy if it is listed so each time",
-		NoDialect: "the manager keeps a device once",
+		Name:    "a device listed twice with different health",
+		Mirrors: "not covered upstream: duplicate IDs",
+		Kubelet: "counts as two devices, one of them healthy",
+		Here:    "is one device, healthy if it is listed so each time",
 		Run: func(n *Node) {
 			p := n.plug(gpu, device("x"))
 			p.SetDevices(unhealthy("a"), device("a"), unhealthy("b"))
@@ -113,39 +112,6 @@ var devices = []Case{
 			n.plug("example.com/other", numbered(1)...) // while the manager could ask again
 			n.equal("counts", Counts{}, n.Counts(gpu))
 			n.equal("calls of ListAndWatch", 1, p.Calls().Watch)
-		},
-	},
-	{
-		Name:    "a list that fails later leaves the devices unhealthy, and is not asked for again",
-		Mirrors: "e2e device_plugin_failures_test.go: ListAndWatch fails later",
-		Config:  Config{Grace: 2 * time.Second},
-		Run: func(n *Node) {
-			p := n.plug(gpu, numbered(2)...)
-			p.EndStreams(errors.New("no more lists"))
-			n.counts(gpu, 2, 0)
-			n.Expire()
-			n.counts(gpu, 0, 0)
-			n.equal("calls of ListAndWatch", 1, p.Calls().Watch)
-		},
-	},
-	{
-		Name:    "four devices become unhealthy one after the other, and healthy again",
-		Mirrors: "e2e device_plugin_failures_test.go: partial flips",
-		Run: func(n *Node) {
-			ids := []string{"a", "b", "c", "d"}
-			p := n.plug(gpu, device("a"), device("b"), device("c"), device("d"))
-			for sick := 1; sick <= 8; sick++ {
-				var list []*v1beta1.Device
-				for i, id := range ids {
-					if i < min(sick, 8-sick) {
-						list = append(list, unhealthy(id))
-					} else {
-						list = append(list, device(id))
-					}
-				}
-				p.SetDevices(list...)
-				n.counts(gpu, 4, 4-min(sick, 8-sick))
-			}
 		},
 	},
 	{

@@ -2,7 +2,6 @@ package behaviour
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -28,10 +27,8 @@ type Node struct {
 	Manager
 	config  Config
 	kubelet bool // see faulty
-	own     bool // whether it is to do what the case says of the dialect alone
 	differs bool
 	asked   bool
-	crashed bool
 	plugins int
 }
 
@@ -47,7 +44,6 @@ func (n *Node) faulty() bool {
 
 func (n *Node) boot(b Boot) {
 	n.Helper()
-	n.crashed = false
 	if err := n.Boot(b); err != nil {
 		n.Fatalf("start the manager: %v", err)
 	}
@@ -56,7 +52,7 @@ func (n *Node) boot(b Boot) {
 // restart stops and starts the manager.
 func (n *Node) restart(b Boot) {
 	n.Helper()
-	if err := n.Stop(); err != nil && !n.crashed {
+	if err := n.Stop(); err != nil {
 		n.Fatalf("stop the manager: %v", err)
 	}
 	n.boot(b)
@@ -177,11 +173,7 @@ func (n *Node) admit(p model.Pod) {
 func (n *Node) try(p model.Pod) error {
 	ctx, cancel := context.WithTimeout(n.Context(), time.Minute)
 	defer cancel()
-	err := n.Admit(ctx, p)
-	if errors.Is(err, ErrCrash) {
-		n.crashed = true
-	}
-	return err
+	return n.Admit(ctx, p)
 }
 
 // refuse has a pod that must be refused with a text.
@@ -190,15 +182,6 @@ func (n *Node) refuse(p model.Pod, text string) {
 	if err := n.try(p); err == nil || !strings.Contains(err.Error(), text) {
 		n.Errorf("admit %s: %v, want the error %q", p.Name, err, text)
 	}
-}
-
-// crash has a pod whose admission must crash the manager, and boots it.
-func (n *Node) crash(p model.Pod) {
-	n.Helper()
-	if err := n.try(p); !errors.Is(err, ErrCrash) {
-		n.Fatalf("admit %s: %v, want a crash", p.Name, err)
-	}
-	n.restart(Boot{})
 }
 
 func (n *Node) release(p model.Pod) {

@@ -102,7 +102,6 @@ var podResources = []Case{
 	{
 		Name:    "a device with a topology without nodes",
 		Mirrors: "B13",
-		Fault:   "SmallLists",
 		Kubelet: "is missing in GetAllocatableResources",
 		Here:    "is in GetAllocatableResources, without a NUMA node",
 		Run: func(n *Node) {

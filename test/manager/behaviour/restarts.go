@@ -1,16 +1,15 @@
 package behaviour
 
 import (
-	"bytes"
 	"os"
-	"slices"
+	"strings"
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
 const noHealthy = "no healthy devices present; cannot allocate unhealthy devices " + gpu
 
-var restarts = slices.Concat([]Case{
+var restarts = []Case{
 	{
 		Name:    "a pod keeps its devices and options over restarts of its container, the plugin and the manager",
 		Mirrors: "e2e device_plugin_test.go: assignment kept; TestCheckpoint",
@@ -104,7 +103,6 @@ var restarts = slices.Concat([]Case{
 	{
 		Name:    "a running pod whose init container had a device, after a restart",
 		Mirrors: "B5",
-		Fault:   "RejectsAfterInit",
 		Kubelet: "is refused, although it runs: its init container does not",
 		Here:    "keeps its devices",
 		Run: func(n *Node) {
@@ -123,7 +121,6 @@ var restarts = slices.Concat([]Case{
 	{
 		Name:    "a running pod whose plugin comes back late",
 		Mirrors: "B11",
-		Fault:   "RejectsWithoutPlugin",
 		Kubelet: "is refused, which is final",
 		Here:    "keeps its devices",
 		Run: func(n *Node) {
@@ -138,55 +135,32 @@ var restarts = slices.Concat([]Case{
 			n.equal("number of devices", 1, len(n.has(single("a", 1), "main")))
 		},
 	},
-}, damages())
-
-// damages are cases of a state file that was damaged while a pod has the only device.
-func damages() (cases []Case) {
-	for _, c := range []struct {
-		name   string
-		damage func([]byte) []byte
-	}{
-		{"has flipped bits", func(b []byte) []byte {
-			return bytes.ReplaceAll(b, []byte("uid-a"), []byte("uid-q"))
-		}},
-		{"is cut short", func(b []byte) []byte {
-			return b[:bytes.LastIndex(b, []byte("uid-a"))+3]
-		}},
-		{"is empty", func([]byte) []byte { return nil }},
-		{"is zeroed", func(b []byte) []byte { clear(b); return b }},
-	} {
-		cases = append(cases, Case{
-			Name:    "a manager whose state file " + c.name,
-			Mirrors: "B6; not covered upstream: checkpoint damage",
-			Fault:   "ForgetsDamagedState",
-			Kubelet: "forgets the pod, and gives its device to another one",
-			Here:    "never gives the device to another pod",
-			Run:     func(n *Node) { n.damage(c.damage) },
-		})
-	}
-	return cases
-}
-
-func (n *Node) damage(damage func([]byte) []byte) {
-	p := n.plug(gpu, numbered(1)...)
-	n.admit(single("a", 1))
-	if err := n.Stop(); err != nil {
-		n.Fatal(err)
-	}
-	data, err := os.ReadFile(n.StateFile())
-	if err != nil {
-		n.Fatal(err)
-	}
-	n.write(n.StateFile(), string(damage(data)))
-	n.boot(Boot{})
-	p.Stop()
-	n.add(p)
-	n.await("the device is counted", func() bool { return n.Counts(gpu).Capacity == 1 })
-	err = n.try(single("b", 1))
-	if n.faulty() != (err == nil) {
-		n.Errorf("admit the second pod: %v", err)
-	}
-	if n.faulty() {
-		n.equal("devices of the first pod", 0, len(n.has(single("a", 1), "main")))
-	}
+	{
+		Name:    "a manager whose state file is damaged",
+		Mirrors: "B6; not covered upstream: checkpoint damage",
+		Kubelet: "forgets the pod, and gives its device to another one",
+		Here:    "never gives the device to another pod",
+		Run: func(n *Node) {
+			p := n.plug(gpu, numbered(1)...)
+			n.admit(single("a", 1))
+			if err := n.Stop(); err != nil {
+				n.Fatal(err)
+			}
+			data, err := os.ReadFile(n.StateFile())
+			if err != nil {
+				n.Fatal(err)
+			}
+			n.write(n.StateFile(), strings.ReplaceAll(string(data), "uid-a", "uid-q"))
+			n.boot(Boot{})
+			p.Stop()
+			n.add(p)
+			n.await("the device is counted", func() bool { return n.Counts(gpu).Capacity == 1 })
+			if n.faulty() {
+				n.admit(single("b", 1))
+				n.equal("devices of the first pod", 0, len(n.has(single("a", 1), "main")))
+				return
+			}
+			n.refuse(single("b", 1), "Available: 0")
+		},
+	},
 }

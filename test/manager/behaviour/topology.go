@@ -69,7 +69,6 @@ var preferred = []Case{
 	{
 		Name:    "an error of the preference after some devices were picked",
 		Mirrors: "B2",
-		Fault:   "LeaksDevices",
 		Kubelet: "leaves these devices with nobody until another pod is released",
 		Here:    "gives them back",
 		Config:  Config{Policy: "best-effort"},
@@ -89,7 +88,6 @@ var preferred = []Case{
 	{
 		Name:    "a plugin whose devices of init containers suffice",
 		Mirrors: "B12",
-		Fault:   "ChargesInitDevices",
 		Kubelet: "is not asked what it prefers",
 		Here:    "is asked which of them it prefers",
 		Run: func(n *Node) {
@@ -182,12 +180,11 @@ var topology = []Case{
 		},
 	},
 	{
-		Name:      "with a Topology Manager, a pod that is admitted again with another limit",
-		Mirrors:   "TestGetTopologyHints: already allocated less, more",
-		Kubelet:   "is refused for its locality",
-		Here:      "is refused with the text for a changed request",
-		NoDialect: "the request is compared before the Topology Manager is asked",
-		Config:    Config{Policy: one},
+		Name:    "with a Topology Manager, a pod that is admitted again with another limit",
+		Mirrors: "TestGetTopologyHints: already allocated less, more",
+		Kubelet: "is refused for its locality",
+		Here:    "is refused with the text for a changed request",
+		Config:  Config{Policy: one},
 		Run: func(n *Node) {
 			n.plug(gpu, device("a", 0), device("b", 0), device("c", 0))
 			n.admit(single("a", 2))
@@ -199,32 +196,4 @@ var topology = []Case{
 			n.refuse(single("a", 3), text)
 		},
 	},
-	{
-		Name:    "devices on NUMA nodes that the machine does not have are not aligned to",
-		Mirrors: "TestGenerateDeviceTopologyHintsFiltersNUMANodes",
-		Config:  Config{Policy: one},
-		Run: func(n *Node) {
-			n.plug(gpu, device("a", 0), device("z", 33))
-			n.admit(single("a", 1))
-			n.equal("devices", []string{"a"}, n.has(single("a", 1), "main"))
-			n.refuse(single("b", 1), locality)
-		},
-	},
-	{
-		Name:    "a machine may have 34 NUMA nodes if few have devices",
-		Mirrors: "TestGenerateDeviceTopologyHintsFiltersNUMANodes",
-		Config:  Config{Policy: "best-effort", NUMANodes: upTo(34)},
-		Run: func(n *Node) {
-			n.plug(gpu, device("a", 0), device("b", 17), device("c", 17))
-			n.admit(single("a", 2))
-			n.equal("devices", []string{"b", "c"}, n.has(single("a", 2), "main"))
-		},
-	},
-}
-
-func upTo(count int) (ids []int) {
-	for i := range count {
-		ids = append(ids, i)
-	}
-	return ids
 }

@@ -25,7 +25,7 @@ var ErrChecksum = errors.New("the checksum does not match")
 // checksum are made of them.
 type Checkpoint struct {
 	PodDeviceEntries []Entry
-	// RegisteredDevices are the IDs of the healthy devices by resource. The kubelet uses the names alone.
+	// RegisteredDevices are the IDs of the healthy devices by resource. The kubelet uses only the names.
 	RegisteredDevices map[string][]string
 }
 
@@ -52,10 +52,9 @@ func Parse(data []byte) (*Checkpoint, error) {
 	f := file{Data: Checkpoint{PodDeviceEntries: []Entry{}, RegisteredDevices: map[string][]string{}}}
 	err := json.Unmarshal(data, &f)
 	if err == nil {
-		err = verify(f.Checksum, f.Data.dump())
-	}
-	if err == nil {
-		return &f.Data, nil
+		if err = verify(f.Checksum, f.Data.dump()); err == nil {
+			return &f.Data, nil
+		}
 	}
 	old, oldErr := parseV1(data)
 	if oldErr == nil {
@@ -65,6 +64,24 @@ func Parse(data []byte) (*Checkpoint, error) {
 		err = oldErr
 	}
 	return nil, fmt.Errorf("parse the kubelet's checkpoint: %w", err)
+}
+
+// DeviceIDs returns the IDs of the devices that pods have, from a file of kubelets since 1.20. It does not verify the
+// checksum: a later kubelet may compute another one.
+func DeviceIDs(data []byte) (map[string]bool, error) {
+	var f file
+	if err := json.Unmarshal(data, &f); err != nil {
+		return nil, fmt.Errorf("parse the kubelet's checkpoint: %w", err)
+	}
+	allocated := map[string]bool{}
+	for _, e := range f.Data.PodDeviceEntries {
+		for _, ids := range e.DeviceIDs {
+			for _, id := range ids {
+				allocated[id] = true
+			}
+		}
+	}
+	return allocated, nil
 }
 
 func verify(want uint64, dump []byte) error {

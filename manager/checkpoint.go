@@ -1,20 +1,21 @@
-package checkpoint
+package manager
 
 import (
 	"slices"
 
+	"gpu-cdi-plugin/internal/checkpoint"
 	"gpu-cdi-plugin/manager/model"
 )
 
-// New returns the checkpoint of placements and of the healthy device IDs by resource.
-func New(placements []model.Placement, registered map[string][]string) *Checkpoint {
-	c := &Checkpoint{RegisteredDevices: make(map[string][]string, len(registered))}
+// NewCheckpoint returns the kubelet's checkpoint of placements and of the healthy device IDs by resource.
+func NewCheckpoint(placements []model.Placement, registered map[string][]string) *checkpoint.Checkpoint {
+	c := &checkpoint.Checkpoint{RegisteredDevices: make(map[string][]string, len(registered))}
 	for name, ids := range registered {
 		c.RegisteredDevices[name] = append([]string{}, ids...) // the kubelet writes [], never null
 	}
 	for _, p := range placements {
 		for _, a := range p.Allocations {
-			c.PodDeviceEntries = append(c.PodDeviceEntries, Entry{
+			c.PodDeviceEntries = append(c.PodDeviceEntries, checkpoint.Entry{
 				PodUID: p.Pod.UID, ContainerName: a.Container, ResourceName: a.Resource,
 				DeviceIDs: byNode(a), AllocResp: append([]byte{}, a.Response...),
 			})
@@ -27,7 +28,7 @@ func byNode(a model.Allocation) map[int64][]string {
 	nodes := map[int64][]string{}
 	for _, id := range a.IDs {
 		if len(a.NUMA[id]) == 0 {
-			nodes[NoNode] = append(nodes[NoNode], id)
+			nodes[checkpoint.NoNode] = append(nodes[checkpoint.NoNode], id)
 		}
 		for _, node := range a.NUMA[id] {
 			nodes[int64(node)] = append(nodes[int64(node)], id)
@@ -36,10 +37,10 @@ func byNode(a model.Allocation) map[int64][]string {
 	return nodes
 }
 
-// Placements returns the entries by pod, in the order of the first entry of each. Of a pod only the UID and the
+// PlacementsOf returns the entries of a kubelet's checkpoint by pod, in the order of the first entry of each. Of a pod only the UID and the
 // containers that have devices are known, with the numbers of their devices as limits. Of two entries for the same
 // container and resource the last one counts, as for the kubelet.
-func (c *Checkpoint) Placements() []model.Placement {
+func PlacementsOf(c *checkpoint.Checkpoint) []model.Placement {
 	var placements []model.Placement
 	pods := map[string]int{} // indices of placements by UID
 	for _, e := range c.PodDeviceEntries {
@@ -49,17 +50,17 @@ func (c *Checkpoint) Placements() []model.Placement {
 			pods[e.PodUID] = i
 			placements = append(placements, model.Placement{Pod: model.Pod{UID: e.PodUID}})
 		}
-		add(&placements[i], e.allocation())
+		addAllocation(&placements[i], allocationOf(e))
 	}
 	return placements
 }
 
-func (e *Entry) allocation() model.Allocation {
+func allocationOf(e checkpoint.Entry) model.Allocation {
 	a := model.Allocation{Container: e.ContainerName, Resource: e.ResourceName, Response: e.AllocResp}
 	for node, ids := range e.DeviceIDs {
 		a.IDs = append(a.IDs, ids...)
 		for _, id := range ids {
-			if node == NoNode {
+			if node == checkpoint.NoNode {
 				continue
 			}
 			if a.NUMA == nil {
@@ -77,8 +78,8 @@ func (e *Entry) allocation() model.Allocation {
 	return a
 }
 
-// add adds an allocation to a placement, with its container.
-func add(p *model.Placement, a model.Allocation) {
+// addAllocation adds an allocation to a placement, with its container.
+func addAllocation(p *model.Placement, a model.Allocation) {
 	i := slices.IndexFunc(p.Allocations, func(other model.Allocation) bool {
 		return other.Container == a.Container && other.Resource == a.Resource
 	})

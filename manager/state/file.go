@@ -1,0 +1,230 @@
+package state
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/manager/model"
+)
+
+// OldName is the name of the file of earlier versions. It is not read.
+const OldName = "manager.db"
+
+const (
+	version  = 1
+	fileMode = 0o600
+	// maxSize is in bytes. A placement has about one kilobyte.
+	maxSize = 64 << 20
+)
+
+// content is what a file has.
+type content struct {
+	placements []record // in the order of admission
+	resources  []string
+	loss       *Loss
+}
+
+// record is the placement of a pod.
+type record struct {
+	uid  string
+	data json.RawMessage
+}
+
+func newRecord(p model.Placement) (record, error) {
+	data, err := json.Marshal(p)
+	return record{p.Pod.UID, data}, err
+}
+
+func (c *content) clone() content {
+	clone := *c
+	clone.placements = slices.Clone(c.placements)
+	return clone
+}
+
+func (c *content) index(uid string) int {
+	return slices.IndexFunc(c.placements, func(r record) bool { return r.uid == uid })
+}
+
+func (c *content) put(r record) {
+	if i := c.index(r.uid); i >= 0 {
+		c.placements[i] = r
+	} else {
+		c.placements = append(c.placements, r)
+	}
+}
+
+func (c *content) remove(uid string) {
+	if i := c.index(uid); i >= 0 {
+		c.placements = slices.Delete(c.placements, i, i+1)
+	}
+}
+
+// format returns the text of a file: a checksum, and the state that it is made of. Each placement has a line.
+func (c *content) format() ([]byte, error) {
+	resources, err := json.Marshal(c.resources)
+	if err != nil {
+		return nil, err
+	}
+	loss, err := json.Marshal(c.loss)
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "{\n\"version\": %d,\n\"resources\": %s,\n\"loss\": %s,\n\"placements\": [", version, resources, loss)
+	for i, r := range c.placements {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteByte('\n')
+		b.Write(r.data)
+	}
+	b.WriteString("\n]}")
+	return fmt.Appendf(nil, "{\"checksum\": %q, \"state\": %s}\n", checksum(b.Bytes()), b.Bytes()), nil
+}
+
+func checksum(state []byte) string {
+	sum := sha256.Sum256(state)
+	return hex.EncodeToString(sum[:])
+}
+
+// parse reads the text of a file. The error wraps ErrNewer for a file that verifies, but of a newer version.
+func parse(data []byte) (content, Loaded, error) {
+	var f struct {
+		Checksum string
+		State    json.RawMessage
+	}
+	if err := json.Unmarshal(data, &f); err != nil {
+		return content{}, Loaded{}, err
+	}
+	if checksum(f.State) != f.Checksum {
+		return content{}, Loaded{}, errors.New("its checksum does not match")
+	}
+	var v struct{ Version int }
+	if err := json.Unmarshal(f.State, &v); err != nil {
+		return content{}, Loaded{}, err
+	}
+	if v.Version > version {
+		return content{}, Loaded{}, fmt.Errorf("%w: its format is %d, the newest known one is %d",
+			ErrNewer, v.Version, version)
+	}
+	var s struct {
+		Resources  []string
+		Loss       *Loss
+		Placements []json.RawMessage
+	}
+	if err := json.Unmarshal(f.State, &s); err != nil {
+		return content{}, Loaded{}, err
+	}
+	c := content{resources: s.Resources, loss: s.Loss}
+	loaded := Loaded{Resources: s.Resources, Loss: s.Loss}
+	seen := map[string]bool{}
+	for _, raw := range s.Placements {
+		var p model.Placement
+		if err := json.Unmarshal(raw, &p); err != nil {
+			return content{}, Loaded{}, err
+		}
+		uid := p.Pod.UID
+		if uid == "" || seen[uid] {
+			return content{}, Loaded{}, fmt.Errorf("a pod has no UID of its own: %q", uid)
+		}
+		seen[uid] = true
+		c.placements = append(c.placements, record{uid, raw})
+		loaded.Placements = append(loaded.Placements, p)
+	}
+	return c, loaded, nil
+}
+
+// load reads the file. One that is missing is made, and one that does not verify is set aside and made anew.
+func load(path string, log *slog.Logger) (content, Loaded, error) {
+	data, err := read(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return begin(path, findOld(path, log))
+	}
+	if err != nil {
+		return content{}, Loaded{}, err
+	}
+	c, loaded, err := parse(data)
+	if err == nil || errors.Is(err, ErrNewer) {
+		return c, loaded, err
+	}
+	loss, err := setAside(path, err, log)
+	if err != nil {
+		return content{}, Loaded{}, err
+	}
+	return begin(path, loss)
+}
+
+// read returns the bytes of a file that no other user can change.
+func read(path string) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, _, err := regular.Read(f, maxSize)
+	if err != nil {
+		return nil, err
+	}
+	return data, trust.File(path)
+}
+
+// begin makes a file without placements.
+func begin(path string, loss *Loss) (content, Loaded, error) {
+	c := content{loss: loss}
+	data, err := c.format()
+	if err != nil {
+		return content{}, Loaded{}, err
+	}
+	if err := atomicfile.WriteDurably(path, data, fileMode); err != nil {
+		return content{}, Loaded{}, err
+	}
+	return c, Loaded{Loss: loss}, nil
+}
+
+const previousSuffix = ".previous"
+
+// keepPrevious keeps the file that is about to be replaced. It is for a person, so nothing depends on it.
+func keepPrevious(path string) {
+	_ = os.Remove(path + previousSuffix)
+	_ = os.Link(path, path+previousSuffix)
+}
+
+const lost = "the placements are lost: pods may run that are not known any more, so all devices are withheld until an " +
+	"administrator says that they are free"
+
+// setAside gives the file another name too, which no earlier one has. The file before it stays beside it.
+func setAside(path string, damage error, log *slog.Logger) (*Loss, error) {
+	now := time.Now().UTC().Round(0)
+	aside := path + ".damaged-" + now.Format("20060102T150405.000000000Z")
+	if err := os.Link(path, aside); err != nil {
+		return nil, fmt.Errorf("set the damaged file aside: %w", err)
+	}
+	_ = os.Rename(path+previousSuffix, aside+previousSuffix) // for a person, if there is one
+	log.Error(lost, "damaged file", path, "set aside as", aside, "error", damage)
+	return &Loss{Time: now, Reason: damage.Error(), File: aside}, nil
+}
+
+// findOld returns the loss of the placements of an earlier version, or nil if there was none.
+func findOld(path string, log *slog.Logger) *Loss {
+	old := filepath.Join(filepath.Dir(path), OldName)
+	if _, err := os.Lstat(old); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	log.Error(lost, "file of an earlier version", old)
+	return &Loss{Time: time.Now().UTC().Round(0), Reason: "this version does not read the file of an earlier one", File: old}
+}
