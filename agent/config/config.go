@@ -199,8 +199,6 @@ type PreStart struct {
 	Policy prepare.Policy `yaml:"policy" json:"policy"`
 	// Strict refuses a device that policy reset cannot reset.
 	Strict bool `yaml:"strict" json:"strict"`
-	// KillOrphans ends processes on the device whose container is gone.
-	KillOrphans bool `yaml:"kill-orphans" json:"kill-orphans"`
 	// Programs may use a device that is to be unused.
 	Programs []string `yaml:"programs" json:"programs"`
 	// MemoryToleranceMiB is the memory that may be in use on an unused device.
@@ -229,7 +227,7 @@ func (p *PreStart) RefusesParts(resourceName string) bool {
 // RulesOf returns the rules for a resource.
 func (p *PreStart) RulesOf(resourceName string) prepare.Rules {
 	r := prepare.Rules{
-		Policy: p.Policy, Strict: p.Strict, KillOrphans: p.KillOrphans, Programs: p.Programs,
+		Policy: p.Policy, Strict: p.Strict, Programs: p.Programs,
 		MemoryTolerance: uint64(p.MemoryToleranceMiB) << 20,
 		Exec:            prepare.Program{Path: p.Exec, Timeout: time.Duration(p.ExecTimeout)},
 	}

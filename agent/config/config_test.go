@@ -56,7 +56,6 @@ service-account-dir: /run/account
 prestart:
   policy: clean
   strict: true
-  kill-orphans: true
   programs: [dcgm]
   memory-tolerance-mib: 100
   exec: /opt/check
@@ -118,7 +117,7 @@ func fullConfig() Config {
 			CDIAnnotationPrefix: "nvidia.cdi.k8s.io/", GPUTimeout: Duration(90 * time.Second), FailOnInitError: true,
 			ReportHealth: []HealthReport{ReportEvents, ReportCondition}, ServiceAccountDir: "/run/account",
 			PreStart: PreStart{
-				Policy: prepare.Clean, Strict: true, KillOrphans: true, Programs: []string{"dcgm"},
+				Policy: prepare.Clean, Strict: true, Programs: []string{"dcgm"},
 				MemoryToleranceMiB: 100, Exec: "/opt/check", ExecTimeout: Duration(3 * time.Second),
 				Resources: []PreStartRule{{Name: "nvidia.com/gpu", Policy: prepare.Reset}},
 			},

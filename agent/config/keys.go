@@ -128,7 +128,6 @@ var keys = []key{
 	{"prestart.policy", "Policy: none, check (the device is healthy and nothing uses it), clean (also its settings are " +
 		"put back to their defaults), reset (also the GPU is reset, if the container has it alone)."},
 	{"prestart.strict", "Whether a device is refused that policy reset cannot reset; otherwise it is cleaned."},
-	{"prestart.kill-orphans", "Whether processes on the device are ended whose container is gone."},
 	{"prestart.programs", "Names of programs of the host that may use a device."},
 	{"prestart.memory-tolerance-mib", "MiB that may be in use on a device without processes."},
 	{"prestart.exec", "Program that runs last, with the device in its environment (GPU_DEVICE_UUID, GPU_UUID, " +

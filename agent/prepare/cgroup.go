@@ -40,26 +40,6 @@ func isContainer(name string) bool {
 		len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
 }
 
-// container is the cgroup of the container that the process is in, the outermost if containers are nested. It is the
-// same text for all processes of the container.
-func (c cgroups) container() (string, bool) {
-	for _, one := range c {
-		segments := strings.Split(one.path, "/")
-		if i := slices.IndexFunc(segments, isContainer); i >= 0 {
-			return one.hierarchy + ":" + strings.Join(segments[:i+1], "/"), true
-		}
-	}
-	return "", false
-}
-
-// within reports whether the process is in a container, as container returns it, of any process.
-func (c cgroups) within(container string) bool {
-	return slices.ContainsFunc(c, func(one cgroup) bool {
-		at := one.hierarchy + ":" + one.path
-		return at == container || strings.HasPrefix(at, container+"/")
-	})
-}
-
 // inContainer reports whether a cgroup on the path has the name of a container or a pod. Some runtimes use other names.
 func (c cgroups) inContainer() bool { return slices.ContainsFunc(c, cgroup.inContainer) }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 )
 
@@ -42,38 +41,6 @@ func (x *run) whyNotSeen() string {
 	return ""
 }
 
-// endOrphans ends the processes on the device whose container is gone.
-func (x *run) endOrphans(ctx context.Context) (string, error) {
-	if !x.rules.KillOrphans {
-		return "", errNotDue
-	}
-	if why := x.whyNotSeen(); why != "" {
-		return "", skippedError(why)
-	}
-	left, _, err := x.leftovers(ctx)
-	if err != nil {
-		return "", err
-	}
-	defer func() {
-		for _, p := range left {
-			p.close()
-		}
-	}()
-	var ended []string
-	for _, p := range left {
-		name := p.String()
-		orphan, err := p.orphaned(x.opts.Host)
-		if err == nil && orphan {
-			err = p.end(ctx)
-			ended = append(ended, "ended "+name+", whose container is gone")
-		}
-		if err != nil && !errors.Is(err, errEnded) {
-			return "", fmt.Errorf("end %s, if its container is gone: %w", name, err)
-		}
-	}
-	return strings.Join(ended, "; "), nil
-}
-
 // checkProcesses passes if no process uses the device but known programs and a desktop's. Processes that have just been
 // ended are waited for.
 func (x *run) checkProcesses(ctx context.Context) (string, error) {
@@ -107,7 +74,7 @@ func (x *run) leftovers(ctx context.Context) (left []*process, others []string, 
 		case err != nil: // the driver has not noticed its end yet, or reports a wrong PID
 			others = append(others, fmt.Sprintf("process %d (not in %s)", one.PID, x.opts.Host.Proc()))
 		case one.Graphics && !one.Compute && !one.MPS && p.ofHost(), // a desktop's, which may be any program
-			p.known(x.rules.Programs), x.checkOnly && x.willEnd(p):
+			p.known(x.rules.Programs):
 			x.excused[one.PID] = true
 			p.close()
 		default:

@@ -1,7 +1,6 @@
 package prepare
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -227,54 +226,6 @@ func start(t testing.TB, cgroup string, attr *syscall.SysProcAttr, args ...strin
 	return cmd
 }
 
-// leaveBehind runs a shell script as the first process of a container, which ends, and returns the PID that the script
-// prints: a process that it leaves behind, and that is sleep, or a parent of it.
-func leaveBehind(t testing.TB, cgroup, script string) int {
-	t.Helper()
-	dir, err := os.Open(cgroup)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dir.Close()
-	cmd := exec.Command("sh", "-c", script)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, UseCgroupFD: true, CgroupFD: int(dir.Fd())}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Wait(); err != nil {
-		t.Fatal(err)
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(line))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
-	awaitSleep(t, pid)
-	return pid
-}
-
-// awaitSleep waits until a process, which a shell has just started, or a child of it runs sleep.
-func awaitSleep(t testing.TB, pid int) {
-	t.Helper()
-	testenv.Eventually(t, "the process runs sleep", func() bool {
-		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", pid))
-		for _, one := range append(strings.Fields(string(children)), strconv.Itoa(pid)) {
-			if name, _ := os.ReadFile("/proc/" + one + "/comm"); string(name) == "sleep\n" {
-				return true
-			}
-		}
-		return false
-	})
-}
-
 // copyProgram copies sleep to a program of another name.
 func copyProgram(t testing.TB, name string) string {
 	t.Helper()
@@ -291,11 +242,6 @@ func copyProgram(t testing.TB, name string) string {
 	path := filepath.Join(dir, name)
 	testenv.WriteProgram(t, path, data)
 	return path
-}
-
-func runs(pid int) bool {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err == nil && !strings.Contains(string(data), ") Z ")
 }
 
 // results are the steps of a record, such as "health ok".

@@ -51,8 +51,6 @@ type Rules struct {
 	Policy Policy
 	// Strict refuses a device that policy Reset cannot reset. Without it, such a device is cleaned.
 	Strict bool
-	// KillOrphans ends processes on the device whose container is gone.
-	KillOrphans bool
 	// Programs may use the device by the names of their executables; see [DefaultPrograms]. Only processes of the host
 	// and privileged ones are excused by their name.
 	Programs []string
@@ -301,7 +299,6 @@ func (x *run) steps(ctx context.Context) error {
 	err := x.withDriver(ctx,
 		step{"sharing", x.checkSharing},
 		step{"health", x.checkHealth},
-		step{"orphans", x.endOrphans},
 		step{"processes", x.checkProcesses},
 		step{"memory", x.checkMemory},
 		step{"settings", x.restoreSettings},

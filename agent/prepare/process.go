@@ -58,15 +58,10 @@ func (p *process) read(name string) (string, error) {
 
 // status is what /proc/PID/status (proc_pid_status(5)) has of a process.
 type status struct {
-	state byte
 	// uids are the real, effective, saved and file system user ID.
 	uids []string
 	// capabilities are the effective ones, in the process's user namespace.
 	capabilities uint64
-	// session is the PID of the session's leader, 0 if the PID namespace of /proc does not have it.
-	session int
-	// first is whether it is process 1 of a PID namespace.
-	first bool
 }
 
 func parseStatus(text string) (status, error) {
@@ -80,16 +75,10 @@ func parseStatus(text string) (status, error) {
 		}
 		var err error
 		switch key {
-		case "State":
-			s.state = fields[0][0]
 		case "Uid":
 			s.uids = fields
 		case "CapEff":
 			s.capabilities, err = strconv.ParseUint(fields[0], 16, 64)
-		case "NSpid":
-			s.first = fields[len(fields)-1] == "1"
-		case "NSsid":
-			s.session, err = strconv.Atoi(fields[0])
 		default:
 			continue
 		}
@@ -98,7 +87,7 @@ func parseStatus(text string) (status, error) {
 		}
 		seen[key] = true
 	}
-	if len(seen) != 5 {
+	if len(seen) != 2 {
 		return status{}, errors.New("the status of a process is not complete")
 	}
 	return s, nil
@@ -110,12 +99,6 @@ func (p *process) status() (status, error) {
 		return status{}, err
 	}
 	return parseStatus(text)
-}
-
-// ended reports whether the process has ended, also if its parent has not collected it yet.
-func (p *process) ended() bool {
-	s, err := p.status()
-	return errors.Is(err, errEnded) || err == nil && (s.state == 'Z' || s.state == 'X')
 }
 
 func (p *process) cgroups() (cgroups, error) {

@@ -24,8 +24,8 @@ type Record struct {
 	Error string `json:"error,omitempty"`
 }
 
-// Step is one of the steps of a preparation: sharing, health, orphans, processes, memory, settings, persistence, reset
-// and exec, or wait if an earlier preparation of the device or the resets of others did not end in time.
+// Step is one of the steps of a preparation: sharing, health, processes, memory, settings, persistence, reset and
+// exec, or wait if an earlier preparation of the device or the resets of others did not end in time.
 type Step struct {
 	Name   string `json:"name"`
 	Result Result `json:"result"`

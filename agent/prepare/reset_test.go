@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -976,20 +975,19 @@ func FuzzParseReset(f *testing.F) {
 
 func FuzzParseCgroups(f *testing.F) {
 	id := strings.Repeat("0a", 32)
-	for text, want := range map[string]string{
-		"0::/\n":                  "",
-		"0::/../" + id + "\n":     "/../" + id,
-		"5:devices:/docker/" + id: "/docker/" + id,
-		"0::/kubepods.slice/docker-" + id + ".scope/x (deleted)\n":          "/kubepods.slice/docker-" + id + ".scope",
-		"0::/kubepods/pod1/" + id + "/docker/" + id:                         "/kubepods/pod1/" + id,
-		"0::/x-0-" + id + ".scope\n0::/-" + id:                              "",
-		"0::/system.slice/sshd.service\n":                                   "",
-		"0::/" + id + "0\n0::/x" + id + "\n0::/" + strings.ToUpper("0a"+id): "",
+	for text, inContainer := range map[string]bool{
+		"0::/\n":                  false,
+		"0::/../" + id + "\n":     true,
+		"5:devices:/docker/" + id: true,
+		"0::/kubepods.slice/docker-" + id + ".scope/x (deleted)\n":          true,
+		"0::/kubepods/pod1/" + id + "/docker/" + id:                         true,
+		"0::/x-0-" + id + ".scope\n0::/-" + id:                              false,
+		"0::/system.slice/sshd.service\n":                                   false,
+		"0::/" + id + "0\n0::/x" + id + "\n0::/" + strings.ToUpper("0a"+id): false,
 	} {
 		f.Add(text)
-		container, ok := parseCgroups(text).container()
-		if _, path, _ := strings.Cut(container, ":/"); ok != (want != "") || ok && "/"+path != want {
-			f.Errorf("%q: container %q, want %q", text, container, want)
+		if got := parseCgroups(text).inContainer(); got != inContainer {
+			f.Errorf("%q: in a container %t, want %t", text, got, inContainer)
 		}
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -998,10 +996,6 @@ func FuzzParseCgroups(f *testing.F) {
 			if !strings.HasPrefix(one.path, "/") {
 				t.Errorf("path %q", one.path)
 			}
-		}
-		container, ok := groups.container()
-		if ok && (!groups.within(container) || !groups.inContainer()) || !ok && container != "" {
-			t.Errorf("container %q, %t", container, ok)
 		}
 		if groups.String() == "" {
 			t.Error("no name")
@@ -1015,15 +1009,11 @@ func FuzzParseStatus(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(string(own))
-	session, err := unix.Getsid(0) // 0 too, where the session's leader is outside this PID namespace
-	if err != nil {
-		f.Fatal(err)
-	}
 	s, err := parseStatus(string(own))
-	if err != nil || s.first != (os.Getpid() == 1) || len(s.uids) != 4 || s.session != session {
-		f.Errorf("own status %+v, error %v, want session %d", s, err, session)
+	if err != nil || len(s.uids) != 4 {
+		f.Errorf("own status %+v, error %v", s, err)
 	}
-	f.Add("Name:\tX\nState:\tS\nUid:\t0\nCapEff:\t0\nNSpid:\t7\t1\nNSsid:\t" + strconv.Itoa(1<<40) + "\n")
+	f.Add("Name:\tX\nUid:\t0\nCapEff:\t0\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := parseStatus(text)
 		if (err == nil) == (len(s.uids) == 0) {

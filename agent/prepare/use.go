@@ -8,9 +8,9 @@ import (
 )
 
 // FindUse checks a device that no container has. It returns what uses the device, if Run would refuse it for that, or
-// "". It changes nothing and does not wait for processes to end. It ignores what Run would remove by the rules: orphans
-// and memory. It does not check the device's health. No preparation of the device runs at the same time. It returns an
-// error if it cannot find out what uses the device. FindUse returns when ctx ends, which should have a deadline.
+// "". It changes nothing and does not wait for processes to end. It does not report memory that a reset by the rules would
+// free, and does not check the device's health. No preparation of the device runs at the same time. It returns an error
+// if it cannot find out what uses the device. FindUse returns when ctx ends, which should have a deadline.
 func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found string, err error) {
 	x := &run{Runner: r, d: d, rules: rules, checkOnly: true, excused: map[int]bool{}}
 	_, err = r.perform(ctx, x, func(ctx context.Context) error {
@@ -21,15 +21,6 @@ func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found stri
 		return plain(use.Error()), nil
 	}
 	return "", err
-}
-
-// willEnd reports whether Run would end the process.
-func (x *run) willEnd(p *process) bool {
-	if !x.rules.KillOrphans {
-		return false
-	}
-	orphan, err := p.orphaned(x.opts.Host)
-	return err == nil && orphan
 }
 
 // Users returns the processes on a device, a text for each: those that are or may be of containers, and those of the
