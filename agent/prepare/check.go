@@ -5,10 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 )
 
-func (x *run) checkSharing(ctx context.Context) (string, error) {
+func (x *target) checkSharing(ctx context.Context) (string, error) {
 	var err error
 	x.shared, err = x.opts.State.Shared(ctx, x.d.UUID)
 	if err == nil && x.shared == "" && x.d.whole() && x.d.Others != nil && x.rules.Policy.includes(Clean) {
@@ -21,9 +20,9 @@ func (x *run) checkSharing(ctx context.Context) (string, error) {
 }
 
 // checkHealth passes if the device is healthy, or if a reset that is due may heal it: after that it is probed again.
-func (x *run) checkHealth(ctx context.Context) (string, error) {
+func (x *target) checkHealth(ctx context.Context) (string, error) {
 	err := x.opts.State.Healthy(ctx, x.d.UUID)
-	if _, ok := errors.AsType[*NeedsResetError](err); ok && x.resetDue() {
+	if _, ok := errors.AsType[*NeedsResetError](err); ok && x.willReset() {
 		x.needsReset = err
 		return err.Error(), nil
 	}
@@ -31,7 +30,7 @@ func (x *run) checkHealth(ctx context.Context) (string, error) {
 }
 
 // whyNotSeen returns why the processes on the device are not checked, or "".
-func (x *run) whyNotSeen() string {
+func (x *target) whyNotSeen() string {
 	if x.shared != "" {
 		return "the device is shared: " + x.shared
 	}
@@ -41,29 +40,26 @@ func (x *run) whyNotSeen() string {
 	return ""
 }
 
-// checkProcesses passes if no process uses the device but known programs and a desktop's. Processes that have just been
-// ended are waited for.
-func (x *run) checkProcesses(ctx context.Context) (string, error) {
+// checkProcesses passes if no process uses the device but known programs and a desktop's.
+func (x *target) checkProcesses(ctx context.Context) (string, error) {
 	if why := x.whyNotSeen(); why != "" {
 		return "", skippedError(why)
 	}
-	return "", x.awaitUnused(ctx, func(ctx context.Context) error {
-		left, names, err := x.leftovers(ctx)
-		for _, p := range left {
-			names = append(names, p.String())
-			p.close()
-		}
-		if err == nil && len(names) > 0 {
-			err = inUseError{errors.New(list(names) + " still uses it: end it, or wait until it has ended; " +
-				"if it may stay, add its program to those that may use the device")}
-		}
-		return err
-	})
+	left, names, err := x.leftovers(ctx)
+	for _, p := range left {
+		names = append(names, p.String())
+		p.close()
+	}
+	if err == nil && len(names) > 0 {
+		err = inUseError{errors.New(list(names) + " still uses it: end it, or wait until it has ended; " +
+			"if it may stay, add its program to those that may use the device")}
+	}
+	return "", err
 }
 
 // leftovers are the processes on the device that must not be there: those that can be opened, and the names of others.
 // The caller closes them.
-func (x *run) leftovers(ctx context.Context) (left []*process, others []string, err error) {
+func (x *target) leftovers(ctx context.Context) (left []*process, others []string, err error) {
 	use, err := x.opts.Driver.Use(ctx, x.d.UUID)
 	if err != nil {
 		return nil, nil, err
@@ -89,7 +85,7 @@ func (x *run) leftovers(ctx context.Context) (left []*process, others []string, 
 
 // checkMemory passes if the memory in use is that of known programs and at most the tolerance, or will be reset. Where
 // the processes cannot be seen, it may be that of a desktop or a monitoring agent: then the policy Check passes.
-func (x *run) checkMemory(ctx context.Context) (string, error) {
+func (x *target) checkMemory(ctx context.Context) (string, error) {
 	switch {
 	case x.shared != "":
 		return "", skippedError("the device is shared: " + x.shared)
@@ -98,32 +94,24 @@ func (x *run) checkMemory(ctx context.Context) (string, error) {
 	case x.rules.Policy == Check && x.whyNotSeen() != "":
 		return "", skippedError(x.whyNotSeen())
 	}
-	var used uint64
-	err := x.awaitUnused(ctx, func(ctx context.Context) error {
-		var unknown int
-		var err error
-		used, unknown, err = x.memoryInUse(ctx)
-		switch {
-		case err != nil || used <= x.rules.MemoryTolerance:
-			return err
-		case unknown != 0:
-			return skippedError(fmt.Sprintf("the driver does not report the memory of process %d", unknown))
-		case x.resetDue() && !x.wasReset:
-			x.needsReset = cmp.Or(x.needsReset, fmt.Errorf("%d MiB are in use without a process", used>>20))
-			return nil
-		default:
-			return x.memoryError(used)
-		}
-	})
-	if err != nil || used == 0 {
+	used, unknown, err := x.memoryInUse(ctx)
+	switch {
+	case err != nil || used == 0:
 		return "", err
+	case used <= x.rules.MemoryTolerance:
+	case unknown != 0:
+		return "", skippedError(fmt.Sprintf("the driver does not report the memory of process %d", unknown))
+	case x.willReset() && !x.wasReset:
+		x.needsReset = cmp.Or(x.needsReset, fmt.Errorf("%d MiB are in use without a process", used>>20))
+	default:
+		return "", x.memoryError(used)
 	}
 	return fmt.Sprintf("%d MiB in use", used>>20), nil
 }
 
 // memoryInUse is the memory in bytes that is in use on the device without that of the excused processes, and the PID of
 // one of these whose memory the driver does not report, or 0.
-func (x *run) memoryInUse(ctx context.Context) (used uint64, unknown int, err error) {
+func (x *target) memoryInUse(ctx context.Context) (used uint64, unknown int, err error) {
 	use, err := x.opts.Driver.Use(ctx, x.d.UUID)
 	if err == nil && use.MemoryUnknown {
 		err = skippedError("the driver does not report the memory in use")
@@ -141,7 +129,7 @@ func (x *run) memoryInUse(ctx context.Context) (used uint64, unknown int, err er
 }
 
 // memoryError reports memory in bytes that must not be in use, and what to do about it.
-func (x *run) memoryError(used uint64) error {
+func (x *target) memoryError(used uint64) error {
 	if x.wasReset {
 		return inUseError{fmt.Errorf(
 			"%d MiB are in use although the GPU was reset: find by nvidia-smi what uses them", used>>20)}
@@ -161,29 +149,4 @@ type inUseError struct{ error }
 func InUse(err error) bool {
 	_, is := errors.AsType[inUseError](err)
 	return is
-}
-
-// awaitUnused repeats a check while it returns inUseError, for as long as Options.AwaitUnused. It must be called in
-// gate.use: between the checks, GPUs can be reset.
-func (x *run) awaitUnused(ctx context.Context, check func(context.Context) error) error {
-	if x.checkOnly {
-		return check(ctx)
-	}
-	end := time.Now().Add(x.opts.AwaitUnused)
-	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
-		err := check(ctx)
-		if !InUse(err) || time.Now().Add(pause).After(end) || !x.gate.pause(ctx, pause) {
-			return err
-		}
-	}
-}
-
-// sleep reports whether the time has passed before ctx ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -91,7 +91,7 @@ func TestKnownPrograms(t *testing.T) {
 			c.context.PID, c.context.MemoryBytes = pid, 1<<30
 			c.context.Compute = c.context.Compute || !c.context.Graphics
 			f := &fakeNode{use: gpu.Use{Processes: []gpu.Process{c.context}, MemoryUsed: 1<<30 + 5<<20}}
-			rec, err := newRunner(t, f).Run(t.Context(), device, DefaultRules())
+			rec, err := runOne(newRunner(t, f), t.Context(), device, DefaultRules())
 			want := ""
 			if !c.want {
 				want = "(processes): process " + strconv.Itoa(pid) + " (" + c.program
@@ -110,7 +110,7 @@ func TestKnownPrograms(t *testing.T) {
 func TestMemoryOfKnownProgramsThatIsNotReported(t *testing.T) {
 	pid := start(t, "", nil, copyProgram(t, "Xorg"), "1000").Process.Pid
 	f := &fakeNode{use: gpu.Use{Processes: []gpu.Process{{PID: pid}}, MemoryUsed: 1 << 30}}
-	rec, err := newRunner(t, f).Run(t.Context(), device, DefaultRules())
+	rec, err := runOne(newRunner(t, f), t.Context(), device, DefaultRules())
 	checkError(t, err, "")
 	if last := rec.Steps[len(rec.Steps)-1]; last.Result != Skipped {
 		t.Errorf("the last step is %+v", last)
@@ -128,7 +128,7 @@ func TestProcessesThatEndNow(t *testing.T) {
 		f.set(gpu.Use{MemoryUsed: 1 << 30})
 	})
 	time.AfterFunc(100*time.Millisecond, func() { f.set(gpu.Use{}) })
-	_, err := r.Run(t.Context(), device, DefaultRules())
+	_, err := runOne(r, t.Context(), device, DefaultRules())
 	checkError(t, err, "")
 }
 
@@ -140,7 +140,7 @@ func TestProcessThatDoesNotExist(t *testing.T) {
 		func() bool { return !exists(fmt.Sprintf("/proc/%d", cmd.Process.Pid)) },
 	)
 	f := &fakeNode{use: gpu.Use{Processes: []gpu.Process{{PID: cmd.Process.Pid}, {PID: 0}}}}
-	_, err := newRunner(t, f).Run(t.Context(), device, DefaultRules())
+	_, err := runOne(newRunner(t, f), t.Context(), device, DefaultRules())
 	checkError(
 		t,
 		err,

@@ -45,7 +45,7 @@ const (
 )
 
 // exec runs the administrator's program.
-func (x *run) exec(ctx context.Context) (string, error) {
+func (x *target) exec(ctx context.Context) (string, error) {
 	p := x.rules.Exec
 	p.Env = append([]string{
 		"GPU_DEVICE_UUID=" + x.d.UUID,

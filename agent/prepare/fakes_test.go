@@ -1,6 +1,7 @@
 package prepare
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -35,8 +37,11 @@ type fakeNode struct {
 	changed    []string
 	changeErr  error
 	persistent bool
-	persistErr error         // of switching it on
-	hang       chan struct{} // calls of Use wait for it, if it is not nil
+	persistErr error            // of switching it on
+	unhealthy  map[string]error // by UUID
+	hang       chan struct{}    // calls of Use for the GPU uuid wait for it, if it is not nil
+	releases   int              // how often the driver can be closed, if not 0
+	closed     int              // how often it was
 	released   bool
 	cannot     string // be reset, and why
 	log        []string
@@ -56,9 +61,9 @@ func (f *fakeNode) called() {
 	}
 }
 
-func (f *fakeNode) Use(context.Context, string) (gpu.Use, error) {
+func (f *fakeNode) Use(_ context.Context, of string) (gpu.Use, error) {
 	f.called()
-	if f.hang != nil {
+	if f.hang != nil && of == uuid {
 		<-f.hang
 	}
 	f.mu.Lock()
@@ -94,8 +99,16 @@ func (f *fakeNode) SetPersistence(_ context.Context, _ string, on bool) (bool, e
 	return changed, nil
 }
 
-func (f *fakeNode) Release(context.Context) error { return f.release(true) }
-func (f *fakeNode) Reopen(context.Context) error  { return f.release(false) }
+func (f *fakeNode) Release(ctx context.Context) error {
+	if f.releases > 0 && f.closed >= f.releases {
+		<-ctx.Done()
+		return fmt.Errorf("close the driver: %w", context.Cause(ctx))
+	}
+	f.closed++
+	return f.release(true)
+}
+
+func (f *fakeNode) Reopen(context.Context) error { return f.release(false) }
 
 func (f *fakeNode) release(released bool) error {
 	f.mu.Lock()
@@ -105,9 +118,9 @@ func (f *fakeNode) release(released bool) error {
 	return nil
 }
 
-func (f *fakeNode) Healthy(context.Context, string) error {
+func (f *fakeNode) Healthy(_ context.Context, uuid string) error {
 	f.called()
-	return f.healthErr
+	return cmp.Or(f.unhealthy[uuid], f.healthErr)
 }
 
 func (f *fakeNode) Shared(context.Context, string) (string, error) { return f.shared, f.sharedErr }
@@ -120,7 +133,7 @@ var (
 	_ State  = (*fakeNode)(nil)
 )
 
-// fakeReset returns its outcomes one after the other, and the last again and again.
+// fakeReset returns its outcomes one after the other, and the last again and again, each for all GPUs.
 type fakeReset struct {
 	node     *fakeNode
 	outcomes []Outcome
@@ -130,19 +143,18 @@ type fakeReset struct {
 
 func (f *fakeReset) Ready() error { return nil }
 
-func (f *fakeReset) Reset(ctx context.Context, _ Device) (Outcome, error) {
+func (f *fakeReset) Reset(_ context.Context, gpus []Device) []ResetResult {
 	f.node.do("reset")
-	if !sleep(ctx, f.takes) {
-		return ResetFailed, context.Cause(ctx)
-	}
+	time.Sleep(f.takes)
 	f.node.mu.Lock()
 	defer f.node.mu.Unlock()
-	outcome := f.outcomes[min(f.calls, len(f.outcomes)-1)]
+	r := ResetResult{Outcome: f.outcomes[min(f.calls, len(f.outcomes)-1)]}
 	f.calls++
-	if outcome == ResetDone {
-		return outcome, nil
+	if r.Outcome != ResetDone {
+		texts := []string{"it broke", "", "in use by another client", "Not Supported", "NVLink"}
+		r.Err = errors.New(texts[r.Outcome])
 	}
-	return outcome, errors.New([]string{"it broke", "", "in use by another client", "Not Supported", "NVLink"}[outcome])
+	return slices.Repeat([]ResetResult{r}, len(gpus))
 }
 
 func realHost(t testing.TB) host.Host {
@@ -163,6 +175,12 @@ func newRunner(t testing.TB, f *fakeNode) *Runner {
 	return New(Options{
 		Host: realHost(t), Driver: f, State: f, AwaitUnused: 300 * time.Millisecond, Log: slog.New(slog.DiscardHandler),
 	})
+}
+
+// runOne prepares one device.
+func runOne(r *Runner, ctx context.Context, d Device, rules Rules) (Record, error) { //nolint:revive // as Run
+	records, err := r.Run(ctx, []Device{d}, rules)
+	return records[0], err
 }
 
 func containerName(c string) string { return "cri-containerd-" + strings.Repeat(c, 64) + ".scope" }

@@ -57,7 +57,7 @@ func TestAnAdministratorTriesAgain(t *testing.T) {
 	f := &fakeNode{}
 	r := newRunner(t, f)
 	r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetRefused, ResetDone}}
-	if _, err := r.Run(within(t, plenty), device, Rules{Policy: Reset}); err != nil {
+	if _, err := runOne(r, within(t, plenty), device, Rules{Policy: Reset}); err != nil {
 		t.Fatal(err)
 	}
 	err := r.Reset(within(t, plenty), device, func(context.Context) error { return nil })
@@ -97,12 +97,12 @@ func TestWithoutDriver(t *testing.T) {
 		f := &fakeNode{}
 		r := newRunner(t, f)
 		err := r.WithoutDriver(t.Context(), func() bool {
-			_, err := r.Run(within(t, time.Second), device, Rules{Policy: Check})
+			_, err := runOne(r, within(t, time.Second), device, Rules{Policy: Check})
 			checkError(t, err, "wait until the driver is free")
 			return true
 		})
 		checkError(t, err, "")
-		if _, err := r.Run(within(t, time.Second), device, Rules{Policy: Check}); err != nil {
+		if _, err := runOne(r, within(t, time.Second), device, Rules{Policy: Check}); err != nil {
 			t.Error(err)
 		}
 		checkError(t, r.WithoutDriver(t.Context(), func() bool { return false }), "")

@@ -13,7 +13,7 @@ import (
 
 // byPCI resets a GPU by the file reset of its PCI device. The kernel does not ask who uses the device, so the GPU must
 // not be open in any process, nor be the machine's display. The kernel waits for the device, up to a minute.
-func (r *DriverReset) byPCI(ctx context.Context, d *Device) (Outcome, error) {
+func (r *DriverReset) byPCI(d *Device) (Outcome, error) {
 	dir := r.Host.Sys("bus/pci/devices", d.PCIBusID)
 	display, err := os.ReadFile(filepath.Join(dir, "boot_vga"))
 	if err == nil && strings.TrimSpace(string(display)) == "1" {
@@ -22,7 +22,7 @@ func (r *DriverReset) byPCI(ctx context.Context, d *Device) (Outcome, error) {
 	if len(d.Nodes) == 0 {
 		return ResetFailed, errors.New("the device nodes of the GPU are unknown, so it may be in use: reload the driver")
 	}
-	switch users, err := openers(ctx, r.Host, d.Nodes); {
+	switch users, err := openers(context.Background(), r.Host, d.Nodes); {
 	case err != nil:
 		return ResetFailed, fmt.Errorf("find who uses the GPU: %w", err)
 	case len(users) > 0:

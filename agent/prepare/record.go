@@ -1,7 +1,6 @@
 package prepare
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -85,6 +84,20 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
+// refusal names the devices that failed, in one line.
+type refusal []error
+
+func (r refusal) Error() string {
+	var texts []string
+	for _, err := range r {
+		texts = append(texts, err.Error())
+	}
+	return strings.Join(texts, "; ")
+}
+
+// Unwrap returns an *[Error] for each device.
+func (r refusal) Unwrap() []error { return r }
+
 // recorder makes a Record. Steps may still be running when end is called.
 type recorder struct {
 	mu     sync.Mutex
@@ -94,36 +107,38 @@ type recorder struct {
 	began  time.Time
 }
 
+func newRecorder(uuid string, policy Policy) *recorder {
+	now := time.Now()
+	return &recorder{
+		record: Record{UUID: uuid, Policy: policy, Time: now, Steps: []Step{}}, name: "wait", began: now,
+	}
+}
+
 func (r *recorder) begin(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.name, r.began = name, time.Now()
 }
 
-// step runs a step and records it, unless ctx has ended.
-func (r *recorder) step(ctx context.Context, name string, do stepFunc) error {
-	r.begin(name)
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	note, err := do(ctx)
+// add records the result of the current step. It returns the error of a step that failed, which end records.
+func (r *recorder) add(note string, err error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	why, isSkipped := errors.AsType[skippedError](err)
 	switch {
 	case errors.Is(err, errNotDue):
 	case isSkipped:
-		r.add(Skipped, string(why))
+		r.addStep(Skipped, string(why))
 	case err != nil:
-		return err // end records it
+		return err
 	default:
-		r.add(OK, note)
+		r.addStep(OK, note)
 	}
 	return nil
 }
 
-// add adds the result of the current step, unless the record was returned already.
-func (r *recorder) add(result Result, note string) {
+// addStep adds the current step, unless the record was returned already.
+func (r *recorder) addStep(result Result, note string) {
 	if r.ended {
 		return
 	}
@@ -139,7 +154,7 @@ func (r *recorder) end(err error) (Record, error) {
 	if err == nil {
 		return r.record, nil
 	}
-	r.add(Failed, err.Error())
+	r.addStep(Failed, err.Error())
 	err = &Error{UUID: r.record.UUID, Step: r.name, Err: err}
 	r.record.Error = err.Error()
 	return r.record, err

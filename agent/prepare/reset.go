@@ -13,16 +13,35 @@ import (
 type Resetter interface {
 	// Ready returns why no reset would be tried now, or nil. It is asked before the driver is released.
 	Ready() error
-	// Reset resets a whole GPU that no process of this node is known to use. At the deadline of ctx a reset that began
-	// is abandoned, with an *[AbandonedError]; if ctx is canceled, it is still waited for.
-	Reset(ctx context.Context, d Device) (Outcome, error)
+	// Reset resets whole GPUs that no process of this node is known to use, and returns a result for each. It is not
+	// called again before it has returned. At the deadline of ctx resets that began are abandoned: their errors are
+	// *[AbandonedError]. If ctx is canceled, they are still waited for.
+	Reset(ctx context.Context, gpus []Device) []ResetResult
 }
+
+// ResetResult is how the reset of a GPU ended. Unless that is ResetDone, Err says why.
+type ResetResult struct {
+	Outcome Outcome
+	Err     error
+}
+
+// Outcome is how a reset ended.
+type Outcome int
+
+// The outcomes.
+const (
+	ResetFailed       Outcome = iota
+	ResetDone                 // the GPU was reset
+	ResetBusy                 // a process has the GPU open, or the GPU is still busy: a later try may succeed
+	ResetNotSupported         // the GPU or the machine has no reset, like most virtual machines
+	ResetRefused              // the GPU cannot be reset alone or as it is used: by NVSwitches, or as the primary GPU
+)
 
 // AbandonedError reports that a reset has not ended in time. It goes on, also if this process ends before it: the GPU
 // must not be used until then.
 type AbandonedError struct {
-	Wait func() (Outcome, error) // waits until it has ended
-	Err  error                   // why it was not waited for any longer
+	Wait func() ResetResult // waits until it has ended
+	Err  error              // why it was not waited for any longer
 }
 
 // Error says that the reset goes on.
@@ -32,18 +51,6 @@ func (e *AbandonedError) Error() string {
 
 // Unwrap returns the cause.
 func (e *AbandonedError) Unwrap() error { return e.Err }
-
-// Outcome is how a reset ended.
-type Outcome int
-
-// The outcomes. All but ResetDone come with an error that says why.
-const (
-	ResetFailed       Outcome = iota
-	ResetDone                 // the GPU was reset
-	ResetBusy                 // a process has the GPU open, or the GPU is still busy: a later try may succeed
-	ResetNotSupported         // the GPU or the machine has no reset, as virtual machines
-	ResetRefused              // the GPU cannot be reset alone or as it is used: by NVSwitches, or as the primary GPU
-)
 
 // Times around a reset.
 const (
@@ -56,7 +63,7 @@ const (
 )
 
 // whyNotReset returns why the GPU cannot be reset, as far as that is known without trying, or "".
-func (x *run) whyNotReset() string {
+func (x *target) whyNotReset() string {
 	if why := x.whyNotAlone(); why != "" {
 		return why
 	}
@@ -69,12 +76,12 @@ func (x *run) whyNotReset() string {
 	return ""
 }
 
-// resetDue reports whether the GPU is to be reset.
-func (x *run) resetDue() bool { return x.rules.Policy == Reset && x.whyNotReset() == "" }
+// willReset reports whether the GPU is to be reset, or was.
+func (x *target) willReset() bool { return x.rules.Policy == Reset && x.whyNotReset() == "" }
 
 // endPersistence switches persistence mode off before a reset: the mode keeps the GPU in use.
-func (x *run) endPersistence(ctx context.Context) (string, error) {
-	if !x.resetDue() || x.resetBefore() {
+func (x *target) endPersistence(ctx context.Context) (string, error) {
+	if !x.willReset() || x.resetBefore() {
 		return "", errNotDue
 	}
 	changed, err := x.opts.Driver.SetPersistence(ctx, x.d.GPU, false)
@@ -85,16 +92,15 @@ func (x *run) endPersistence(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// restorePersistence switches persistence mode on if endPersistence has switched it off, also after the deadline. While
-// an abandoned reset goes on it does nothing.
-func (x *run) restorePersistence(ctx context.Context) {
-	if !x.persistent || x.resetting != nil {
+// restorePersistence switches persistence mode on if endPersistence has switched it off, also after the deadline.
+func (x *target) restorePersistence(ctx context.Context) {
+	if !x.persistent {
 		return
 	}
 	x.persistent = false
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), persistenceLimit)
 	defer cancel()
-	err := x.gate.use(ctx, func() error {
+	err := x.withDriver(ctx, func() error {
 		_, err := x.opts.Driver.SetPersistence(ctx, x.d.GPU, true)
 		return err
 	})
@@ -104,8 +110,9 @@ func (x *run) restorePersistence(ctx context.Context) {
 	}
 }
 
-// reset resets the GPU and probes it again.
-func (x *run) reset(ctx context.Context) (string, error) {
+// checkBeforeReset decides whether the GPU is to be reset, and checks what would keep it from that before the driver is
+// closed for all GPUs. The step is recorded here only if there is no reset.
+func (x *target) checkBeforeReset(ctx context.Context) (string, error) {
 	if x.rules.Policy != Reset {
 		return "", errNotDue
 	}
@@ -113,46 +120,160 @@ func (x *run) reset(ctx context.Context) (string, error) {
 		return "", x.withoutReset(why)
 	}
 	if x.resetBefore() {
-		x.wasReset = true
+		x.wasReset, x.resetNote = true, "it was reset before, and no container has had it since"
 		x.setUnusedReset(time.Time{}) // what is found wrong from now on is a reason to reset it again
-		return "it was reset before, and no container has had it since", x.awaitHealthy(ctx)
+		return "", errNotDue
 	}
-	outcome, err := x.tryUntilReset(ctx)
-	if abandoned, ok := errors.AsType[*AbandonedError](err); ok {
+	if err := x.opts.Resetter.Ready(); err != nil {
+		return "", err
+	}
+	x.resetDue = true
+	return "", cmp.Or(x.checkNotOpen(ctx), errNotDue)
+}
+
+// checkNotOpen passes if no process but this one has the GPU open.
+func (x *target) checkNotOpen(ctx context.Context) error {
+	users, _ := openers(ctx, x.opts.Host, x.d.Nodes, os.Getpid()) // where they are unknown, the reset shows it
+	if len(users) == 0 {
+		return nil
+	}
+	return inUseError{fmt.Errorf("%s has the GPU open, so it cannot be reset: end it", list(users))}
+}
+
+// reset resets the GPUs that are due, and reports whether all are reset or can be used without a reset.
+func (p *preparation) reset(ctx context.Context) bool {
+	var due []*target
+	for _, x := range p.targets {
+		if x.resetDue {
+			x.begin("reset")
+			due = append(due, x)
+		}
+	}
+	if len(due) == 0 {
+		return true
+	}
+	ended := inBackground(func() { p.tryUntilReset(ctx, due) })
+	for _, x := range due {
+		x.await(ctx, ended)
+	}
+	return p.passed()
+}
+
+// tryUntilReset resets GPUs together, and those that are busy again and again. Between the tries the driver is open, and
+// other containers are prepared.
+func (p *preparation) tryUntilReset(ctx context.Context, due []*target) {
+	if deadline, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-min(resetReserve, time.Until(deadline)/4)))
+		defer cancel()
+	}
+	for pause := 200 * time.Millisecond; len(due) > 0; pause = min(2*pause, 2*time.Second) {
+		due = p.try(ctx, due)
+		if len(due) == 0 || !sleep(ctx, pause) {
+			return
+		}
+		var free []*target
+		for _, x := range due {
+			open := x.awaitUnused(ctx, func() error { return x.checkNotOpen(ctx) })
+			switch {
+			case ctx.Err() != nil:
+				return
+			case open != nil:
+				x.result = open
+			default:
+				free = append(free, x)
+			}
+		}
+		due = free
+	}
+}
+
+// try resets GPUs once, sets their results, and returns those that were busy.
+func (p *preparation) try(ctx context.Context, due []*target) (busy []*target) {
+	var gpus []Device
+	for _, x := range due {
+		gpus = append(gpus, x.d)
+	}
+	var results []ResetResult
+	err := p.WithoutDriver(ctx, func() bool {
+		results = p.opts.Resetter.Reset(ctx, gpus)
+		return true
+	})
+	for i, x := range due {
+		switch {
+		case results != nil:
+			x.wasTried(ctx, results[i], err)
+		case x.result == nil || !errors.Is(err, context.Cause(ctx)): // that it was busy says more than that time is over
+			x.result = err
+		}
+		if err == nil && results[i].Outcome == ResetBusy {
+			busy = append(busy, x)
+		}
+	}
+	return busy
+}
+
+// wasTried sets the result of a try to reset the GPU. After the try the driver was opened again, or could not be.
+func (x *target) wasTried(ctx context.Context, r ResetResult, reopen error) {
+	if abandoned, ok := errors.AsType[*AbandonedError](r.Err); ok {
 		x.resetting = abandoned.Wait
 	}
-	switch outcome {
-	case ResetDone: // an error is that the driver could not be reopened, which is tried again
+	switch r.Outcome {
+	case ResetDone: // opening the driver is tried again by the next call
 		x.resetDone()
-		return "", x.awaitHealthy(ctx)
+		x.result = nil
 	case ResetNotSupported, ResetRefused:
-		x.opts.State.SetCannotReset(x.d.GPU, plain(err.Error()))
-		return "", x.withoutReset(err.Error())
+		x.opts.State.SetCannotReset(x.d.GPU, plain(r.Err.Error()))
+		x.result = x.add("", x.withoutReset(r.Err.Error()))
 	case ResetBusy:
 		users, unknown := openers(ctx, x.opts.Host, x.d.Nodes)
 		switch {
 		case unknown != nil:
-			err = fmt.Errorf("%w; the processes that have it open are unknown: %w", err, unknown)
+			x.result = fmt.Errorf("%w; the processes that have it open are unknown: %w", r.Err, unknown)
 		case len(users) > 0:
-			err = inUseError{fmt.Errorf("%w: %s has the GPU open: end it", err, list(users))}
+			x.result = inUseError{fmt.Errorf("%w: %s has the GPU open: end it", r.Err, list(users))}
+		default:
+			x.result = r.Err
 		}
+	default:
+		x.result = errors.Join(r.Err, reopen)
 	}
-	return "", err
 }
 
 // resetDone notes that the GPU was reset, in time or later.
-func (x *run) resetDone() {
+func (x *target) resetDone() {
 	x.wasReset = true
 	x.setUnusedReset(time.Now())
 	x.opts.State.WasReset(x.d.GPU)
 }
 
-// awaitAbandoned waits until the reset that was abandoned has ended.
-func (x *run) awaitAbandoned() {
-	outcome, err := x.resetting()
+// afterReset checks a GPU that was reset.
+func (x *target) afterReset(ctx context.Context) error {
+	if !x.wasReset {
+		return nil
+	}
+	if !x.resetDue { // it was reset before
+		x.begin("reset")
+	}
+	if err := x.add(x.resetNote, x.awaitHealthy(ctx)); err != nil {
+		return err
+	}
+	x.restorePersistence(ctx)
+	if x.manual {
+		return nil
+	}
+	return x.step(ctx, step{"memory", x.checkMemory})
+}
+
+// awaitReset waits until the reset that was abandoned has ended.
+func (x *target) awaitReset() {
+	if x.resetting == nil {
+		return
+	}
+	r := x.resetting()
 	x.resetting = nil
-	if outcome != ResetDone {
-		x.opts.Log.Warn("the reset of " + x.d.GPU + " that took too long has failed: " + plain(err.Error()))
+	if r.Outcome != ResetDone {
+		x.opts.Log.Warn("the reset of " + x.d.GPU + " that took too long has failed: " + plain(r.Err.Error()))
 		return
 	}
 	x.resetDone()
@@ -165,7 +286,7 @@ const unusedResetLimit = 6 * time.Minute
 
 // resetBefore reports whether the GPU was reset for a try that failed, so that it need not be reset again. Otherwise a
 // GPU whose reset takes longer than the kubelet waits would be reset again and again.
-func (x *run) resetBefore() bool {
+func (x *target) resetBefore() bool {
 	if x.manual || x.needsReset != nil {
 		return false
 	}
@@ -175,7 +296,7 @@ func (x *run) resetBefore() bool {
 }
 
 // setUnusedReset sets when the GPU was reset without a container since; zero means that it has to be reset again.
-func (x *run) setUnusedReset(at time.Time) {
+func (x *target) setUnusedReset(at time.Time) {
 	x.Runner.mu.Lock()
 	defer x.Runner.mu.Unlock()
 	if at.IsZero() {
@@ -187,7 +308,7 @@ func (x *run) setUnusedReset(at time.Time) {
 
 // withoutReset is the result of a reset that cannot be made: the step is skipped or, with Rules.Strict or if only a
 // reset can mend the device, failed.
-func (x *run) withoutReset(why string) error {
+func (x *target) withoutReset(why string) error {
 	if x.needsReset != nil {
 		return fmt.Errorf("%w, and the GPU cannot be reset: %s", x.needsReset, why)
 	}
@@ -197,87 +318,10 @@ func (x *run) withoutReset(why string) error {
 	return skippedError("not reset: " + why)
 }
 
-// checkNotOpen passes if a reset can be tried and no process but this one has the GPU open. It is a part of the reset
-// that is done before the driver is released. Processes that are about to close the GPU are waited for.
-func (x *run) checkNotOpen(ctx context.Context) error {
-	if !x.resetDue() || x.resetBefore() {
-		return nil
-	}
-	if err := x.opts.Resetter.Ready(); err != nil {
-		return err
-	}
-	return x.awaitUnused(ctx, func(ctx context.Context) error {
-		users, _ := openers(ctx, x.opts.Host, x.d.Nodes, os.Getpid()) // where they are unknown, the reset shows it
-		if len(users) == 0 {
-			return nil
-		}
-		return inUseError{fmt.Errorf("%s has the GPU open, so it cannot be reset: end it", list(users))}
-	})
-}
-
-// checkBeforeReset does the checks of step reset that come before the driver is released. If they pass it records
-// nothing: reset, which runs after it, records the step.
-func (x *run) checkBeforeReset(ctx context.Context) (string, error) {
-	return "", cmp.Or(x.checkNotOpen(ctx), errNotDue)
-}
-
-// tryUntilReset resets the GPU, again and again while it is busy. Between the tries the driver is open, and other GPUs
-// are prepared. If the deadline is the only reason why a try failed, the result is that of the try before, which knows
-// more.
-func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
-	reserved := ctx
-	if deadline, ok := ctx.Deadline(); ok {
-		var cancel context.CancelFunc
-		reserved, cancel = context.WithDeadline(ctx, deadline.Add(-min(resetReserve, time.Until(deadline)/4)))
-		defer cancel()
-	}
-	var busy error // of the try before
-	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
-		outcome := ResetFailed
-		reopened := true
-		err := x.gate.reset(reserved,
-			func() error { return x.opts.Driver.Release(reserved) },
-			func() error {
-				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reopenLimit)
-				defer cancel()
-				err := x.opts.Driver.Reopen(ctx)
-				reopened = err == nil
-				return err
-			},
-			func() error {
-				var err error
-				outcome, err = x.opts.Resetter.Reset(reserved, x.d)
-				if err == nil && outcome != ResetDone {
-					err = errors.New("no reason is known")
-				}
-				return err
-			})
-		if busy != nil && reopened && isOnlyEndOf(reserved, err) {
-			return ResetBusy, busy
-		}
-		if outcome != ResetBusy || !reopened || !sleep(reserved, pause) {
-			return outcome, err
-		}
-		busy = err
-		open := x.gate.use(reserved, func() error { return x.checkNotOpen(reserved) })
-		switch {
-		case reserved.Err() != nil:
-			return outcome, err
-		case open != nil:
-			return ResetFailed, open
-		}
-	}
-}
-
-// isOnlyEndOf reports whether an error says no more than that ctx has ended: not what hangs, for example.
-func isOnlyEndOf(ctx context.Context, err error) bool {
-	return err != nil && ctx.Err() != nil && err.Error() == context.Cause(ctx).Error()
-}
-
 // awaitHealthy waits until the GPU is healthy after its reset.
-func (x *run) awaitHealthy(ctx context.Context) error {
+func (x *target) awaitHealthy(ctx context.Context) error {
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		err := x.gate.use(ctx, func() error { return x.healthy(ctx) })
+		err := x.withDriver(ctx, func() error { return x.healthy(ctx) })
 		if err == nil {
 			return nil
 		}
@@ -285,4 +329,20 @@ func (x *run) awaitHealthy(ctx context.Context) error {
 			return fmt.Errorf("after the reset: %w; if this stays, reboot the node", err)
 		}
 	}
+}
+
+// Reset resets a whole GPU for an administrator, whatever its health and what was tried before, and waits until
+// healthy, which probes it, returns nil. The caller has made sure that no container uses the GPU or gets it meanwhile.
+// Like Run it returns when ctx ends, which should have a deadline.
+func (r *Runner) Reset(ctx context.Context, d Device, healthy func(context.Context) error) error {
+	p := r.newPreparation(ctx, []Device{d}, Rules{Policy: Reset, Strict: true})
+	p.manual, p.targets[0].healthy = true, healthy
+	passed := p.lock(ctx) && p.each(ctx, func(x *target, ctx context.Context) error {
+		return x.steps(ctx, step{"persistence", x.endPersistence}, step{"reset", x.checkBeforeReset})
+	}) && p.reset(ctx) && p.each(ctx, (*target).afterReset)
+	_, err := p.finish(ctx, passed)
+	if failed, ok := errors.AsType[*Error](err); ok {
+		return fmt.Errorf("reset %s: %w", d.UUID, failed.Err) // its text is about a container
+	}
+	return err
 }

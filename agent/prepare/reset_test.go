@@ -33,7 +33,7 @@ func TestReset(t *testing.T) {
 		persistent bool
 		strict     bool
 		limit      time.Duration
-		takes      time.Duration
+		releases   int // how often the driver can be closed, if that is limited
 		result     Result
 		err        string
 		calls      []string
@@ -62,12 +62,12 @@ func TestReset(t *testing.T) {
 		"the GPU stays busy until the deadline": {
 			outcomes: []Outcome{ResetBusy}, limit: 500 * time.Millisecond, result: Failed,
 			err:   "(reset): in use by another client",
-			calls: slices.Concat(cleaned, try), // the next one would begin after the deadline
+			calls: slices.Concat(cleaned, try, try), // the next one would begin after the deadline
 		},
-		"the GPU is busy, and the next try takes until the deadline": {
-			outcomes: []Outcome{ResetBusy}, limit: 700 * time.Millisecond, takes: 100 * time.Millisecond, result: Failed,
+		"the GPU is busy, and the driver cannot be closed for the next try": {
+			outcomes: []Outcome{ResetBusy}, limit: time.Second, releases: 1, result: Failed,
 			err:   "(reset): in use by another client",
-			calls: slices.Concat(cleaned, try, try),
+			calls: slices.Concat(cleaned, try, []string{"released false"}),
 		},
 		"not supported": {
 			outcomes: []Outcome{ResetNotSupported}, result: Skipped,
@@ -85,14 +85,15 @@ func TestReset(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := &fakeNode{persistent: c.persistent}
+				f := &fakeNode{persistent: c.persistent, releases: c.releases}
 				r := newRunner(t, f)
-				r.opts.Resetter = &fakeReset{node: f, outcomes: c.outcomes, takes: c.takes}
+				r.opts.Resetter = &fakeReset{node: f, outcomes: c.outcomes}
 				if c.limit == 0 {
 					c.limit = 20 * time.Second
 				}
-				rec, err := r.Run(within(t, c.limit), device, Rules{Policy: Reset, Strict: c.strict})
+				rec, err := runOne(r, within(t, c.limit), device, Rules{Policy: Reset, Strict: c.strict})
 				checkError(t, err, c.err)
+				r.Wait(t.Context())
 				if last := resetStep(rec); last.Result != c.result {
 					t.Errorf("the last step is %+v", last)
 				}
@@ -130,7 +131,7 @@ func TestResetThatIsNotSupportedIsRemembered(t *testing.T) {
 		{false, 1, "not reset: Not Supported (tried before)"},
 		{true, 1, "the GPU must be reset and cannot be: Not Supported (tried before)"},
 	} {
-		rec, err := r.Run(t.Context(), device, Rules{Policy: Reset, Strict: c.strict})
+		rec, err := runOne(r, t.Context(), device, Rules{Policy: Reset, Strict: c.strict})
 		last := rec.Steps[len(rec.Steps)-1]
 		if (err != nil) != c.strict || reset.calls != c.calls || last.Note != c.note {
 			t.Errorf("%+v: error %v, %d resets, step %+v", c, err, reset.calls, last)
@@ -145,7 +146,7 @@ func TestAfterReset(t *testing.T) {
 		r := newRunner(t, f)
 		r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetDone}}
 		r.opts.State = &unhealthyAfterReset{fakeNode: f}
-		_, err := r.Run(within(t, time.Second), device, Rules{Policy: Reset})
+		_, err := runOne(r, within(t, time.Second), device, Rules{Policy: Reset})
 		checkError(t, err, "(reset): after the reset: lost")
 	})
 }
@@ -177,7 +178,7 @@ func TestUnhealthyGPU(t *testing.T) {
 			r := newRunner(t, f)
 			r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{c.outcome}}
 			r.opts.State = &healthyAfterReset{fakeNode: f}
-			rec, err := r.Run(within(t, plenty), c.device, Rules{Policy: c.policy})
+			rec, err := runOne(r, within(t, plenty), c.device, Rules{Policy: c.policy})
 			checkError(t, err, c.want)
 			if c.want == "" && c.policy == Reset && rec.Steps[1].Note != why {
 				t.Errorf("steps %+v", rec.Steps)
@@ -206,7 +207,7 @@ func TestResetThatTheDriverRequires(t *testing.T) {
 			if c.want == "" {
 				r.opts.State = &readableAfterReset{f}
 			}
-			_, err := r.Run(within(t, plenty), device, Rules{Policy: c.policy})
+			_, err := runOne(r, within(t, plenty), device, Rules{Policy: c.policy})
 			checkError(t, err, c.want)
 		})
 	}
@@ -243,7 +244,7 @@ func TestBusyGPUNamesWhoHasItOpen(t *testing.T) {
 		!strings.HasPrefix(users[0], other) {
 		t.Errorf("open in %v, error %v", users, err)
 	}
-	_, err := r.Run(within(t, plenty), d, Rules{Policy: Reset})
+	_, err := runOne(r, within(t, plenty), d, Rules{Policy: Reset})
 	checkError(t, err, "(reset): "+other)
 	checkError(t, err, "has the GPU open, so it cannot be reset: end it")
 	if diff := cmp.Diff([]string{"restore exclusive=false"}, f.log); diff != "" {
@@ -252,7 +253,7 @@ func TestBusyGPUNamesWhoHasItOpen(t *testing.T) {
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	synctest.Test(t, func(t *testing.T) {
-		_, err := r.Run(within(t, time.Second), d, Rules{Policy: Reset})
+		_, err := runOne(r, within(t, time.Second), d, Rules{Policy: Reset})
 		const want = "in use by another client: process %d (this program) has the GPU open: end it"
 		checkError(t, err, fmt.Sprintf(want, os.Getpid()))
 	})
@@ -376,13 +377,19 @@ func TestSMI(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := smiReset(t, c.script)
-			got, err := r.Reset(within(t, plenty), device)
+			got, err := resetOne(r, within(t, plenty), device)
 			if got != c.want {
 				t.Errorf("outcome %d, want %d", got, c.want)
 			}
 			checkError(t, err, c.err)
 		})
 	}
+}
+
+// resetOne resets one GPU.
+func resetOne(r *DriverReset, ctx context.Context, d Device) (Outcome, error) { //nolint:revive // as Reset
+	result := r.Reset(ctx, []Device{d})[0]
+	return result.Outcome, result.Err
 }
 
 // writeScript writes a shell script.
@@ -404,7 +411,7 @@ func smiReset(t testing.TB, script string) *DriverReset {
 	}
 }
 
-// GPUs that are reset at the same time are reset by one nvidia-smi, and each gets its own answer.
+// The GPUs of a container are reset by one nvidia-smi, and each gets its own answer.
 func TestSMIOfSeveralGPUs(t *testing.T) {
 	r := smiReset(t, `echo "$3" >>$0.log
 echo 'GPU 00000000:17:00.0 was successfully reset.'
@@ -415,24 +422,17 @@ echo '  GPU 00000000:1A:00.0: Unknown Error'
 echo
 echo '1 device is currently being used by one or more other processes (e.g., Fabric Manager).'
 exit 255`)
-	type result struct {
-		address string
-		outcome Outcome
-	}
-	results := make(chan result)
 	want := map[string]Outcome{
 		"0000:17:00.0": ResetDone, "0000:18:00.0": ResetBusy, "00000000:19:00.0": ResetNotSupported,
 		"0000:1a:00.0": ResetFailed, "0001:17:00.0": ResetBusy, // which has no line of its own
 	}
+	var gpus []Device
 	for address := range want {
-		go func() {
-			outcome, _ := r.Reset(t.Context(), Device{GPU: "GPU-" + address, PCIBusID: address})
-			results <- result{address, outcome}
-		}()
+		gpus = append(gpus, Device{GPU: "GPU-" + address, PCIBusID: address})
 	}
-	for range want {
-		if got := <-results; got.outcome != want[got.address] {
-			t.Errorf("%s: outcome %d, want %d", got.address, got.outcome, want[got.address])
+	for i, got := range r.Reset(t.Context(), gpus) {
+		if address := gpus[i].PCIBusID; got.Outcome != want[address] {
+			t.Errorf("%s: outcome %d, want %d", address, got.Outcome, want[address])
 		}
 	}
 	path, _ := r.Find()
@@ -440,7 +440,7 @@ exit 255`)
 	if err != nil || strings.Count(string(log), "\n") != 1 || strings.Count(string(log), ",") != len(want)-1 {
 		t.Errorf("runs: %q, error %v", log, err)
 	}
-	got, err := r.Reset(t.Context(), Device{GPU: "GPU", PCIBusID: "0000:17:00"})
+	got, err := resetOne(r, t.Context(), Device{GPU: "GPU", PCIBusID: "0000:17:00"})
 	if got != ResetFailed {
 		t.Errorf("an address that is none: outcome %d", got)
 	}
@@ -455,7 +455,7 @@ func TestSMIOfOthersIsNotRun(t *testing.T) {
 	if err := os.Chmod(path.Path, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	got, err := r.Reset(t.Context(), device)
+	got, err := resetOne(r, t.Context(), device)
 	if got != ResetFailed {
 		t.Errorf("outcome %d", got)
 	}
@@ -474,7 +474,7 @@ func TestAbandonedReset(t *testing.T) {
 	reset := smiReset(t, "touch $0.began; "+waits+"; touch $0.ended")
 	r.opts.Resetter = reset
 	script, _ := reset.Find()
-	_, err := r.Run(within(t, tooShort), device, Rules{Policy: Reset})
+	_, err := runOne(r, within(t, tooShort), device, Rules{Policy: Reset})
 	checkError(
 		t,
 		err,
@@ -487,13 +487,13 @@ func TestAbandonedReset(t *testing.T) {
 	part, other := device, device
 	part.UUID = "MIG-1"
 	for _, d := range []Device{device, part} {
-		_, err := r.Run(within(t, 50*time.Millisecond), d, Rules{Policy: None})
+		_, err := runOne(r, within(t, 50*time.Millisecond), d, Rules{Policy: None})
 		checkError(t, err, "(wait): an earlier preparation or reset of it has not ended")
 	}
 	other.UUID, other.GPU, other.PCIBusID = "GPU-2", "GPU-2", "0000:18:00.0"
-	_, err = r.Run(within(t, plenty), other, Rules{Policy: Check})
+	_, err = runOne(r, within(t, plenty), other, Rules{Policy: Check})
 	checkError(t, err, "")
-	_, err = r.Run(within(t, plenty), other, Rules{Policy: Reset})
+	_, err = runOne(r, within(t, plenty), other, Rules{Policy: Reset})
 	checkError(t, err, "(reset): nvidia-smi still resets 0000:17:00.0")
 	if f.persistent {
 		t.Error("the GPU's persistence mode is set while it is reset")
@@ -503,7 +503,7 @@ func TestAbandonedReset(t *testing.T) {
 	if _, err := os.Stat(script.Path + ".ended"); err != nil || !f.persistent || f.released {
 		t.Errorf("nvidia-smi: %v; persistence mode %t, released %t", err, f.persistent, f.released)
 	}
-	_, err = r.Run(within(t, plenty), device, Rules{Policy: Reset})
+	_, err = runOne(r, within(t, plenty), device, Rules{Policy: Reset})
 	checkError(t, err, "")
 }
 
@@ -538,7 +538,7 @@ func TestAResetThatIsTooLateCounts(t *testing.T) {
 	}{
 		"it takes too long for a container": {
 			func(r *Runner, _ *fakeNode) error {
-				_, err := r.Run(within(t, tooShort), device, Rules{Policy: Reset})
+				_, err := runOne(r, within(t, tooShort), device, Rules{Policy: Reset})
 				return err
 			},
 			true, "(reset): the reset has not ended",
@@ -553,7 +553,7 @@ func TestAResetThatIsTooLateCounts(t *testing.T) {
 			func(r *Runner, f *fakeNode) error {
 				defer func() { r.opts.Driver, f.healthErr = f, nil }()
 				r.opts.Driver, f.healthErr = notReopened{f}, &NeedsResetError{errors.New("the library is closed")}
-				_, err := r.Run(within(t, tooShort), device, Rules{Policy: Reset})
+				_, err := runOne(r, within(t, tooShort), device, Rules{Policy: Reset})
 				return err
 			},
 			false, "(reset): after the reset: the library is closed",
@@ -572,7 +572,7 @@ func TestAResetThatIsTooLateCounts(t *testing.T) {
 			}
 			run := func(policy Policy, want string) {
 				t.Helper()
-				rec, err := r.Run(within(t, plenty), device, Rules{Policy: policy})
+				rec, err := runOne(r, within(t, plenty), device, Rules{Policy: policy})
 				checkError(t, err, "")
 				if note := resetStep(rec).Note; note != want {
 					t.Errorf("the note on the reset is %q, want %q", note, want)
@@ -609,14 +609,14 @@ func TestAnotherResetAfterOneThatWasTooLate(t *testing.T) {
 	for name, between := range map[string]func(*testing.T, *Runner, *fakeNode){
 		"after another container": func(t *testing.T, r *Runner, _ *fakeNode) {
 			t.Helper()
-			_, err := r.Run(within(t, time.Second), device, Rules{Policy: None})
+			_, err := runOne(r, within(t, time.Second), device, Rules{Policy: None})
 			checkError(t, err, "")
 		},
 		"after a container with a part of it": func(t *testing.T, r *Runner, _ *fakeNode) {
 			t.Helper()
 			part := device
 			part.UUID = "MIG-1"
-			_, err := r.Run(within(t, time.Second), part, Rules{Policy: Check})
+			_, err := runOne(r, within(t, time.Second), part, Rules{Policy: Check})
 			checkError(t, err, "")
 		},
 		"after long": func(_ *testing.T, r *Runner, _ *fakeNode) {
@@ -634,11 +634,11 @@ func TestAnotherResetAfterOneThatWasTooLate(t *testing.T) {
 				r.opts.Resetter = reset
 				f.healthErr = &NeedsResetError{errors.New("lost")}
 				rules := Rules{Policy: Reset, MemoryTolerance: DefaultMemoryTolerance}
-				_, err := r.Run(within(t, time.Second), device, rules)
+				_, err := runOne(r, within(t, time.Second), device, rules)
 				checkError(t, err, "(reset): after the reset: lost")
 				f.healthErr = nil
 				between(t, r, f)
-				_, _ = r.Run(within(t, time.Second), device, rules)
+				_, _ = runOne(r, within(t, time.Second), device, rules)
 				if reset.calls != 2 {
 					t.Errorf("%d resets, want 2", reset.calls)
 				}
@@ -662,7 +662,7 @@ func TestPersistenceModeThatStaysOffIsLogged(t *testing.T) {
 			}
 			reset := smiReset(t, script)
 			r.opts.Resetter = reset
-			_, err := r.Run(within(t, limit), device, Rules{Policy: Reset})
+			_, err := runOne(r, within(t, limit), device, Rules{Policy: Reset})
 			if abandoned != (err != nil) {
 				t.Errorf("error %v", err)
 			}
@@ -680,36 +680,35 @@ func TestPersistenceModeThatStaysOffIsLogged(t *testing.T) {
 // An nvidia-smi that hangs is killed at last.
 func TestHangingSMI(t *testing.T) {
 	r := smiReset(t, "sleep 1000 & sleep 1000")
-	r.longest = 200 * time.Millisecond
-	_, err := r.Reset(within(t, plenty), device)
+	program, _ := r.Find()
+	program.Timeout = 200 * time.Millisecond
+	r.Find = func() (Program, bool) { return program, true }
+	_, err := resetOne(r, within(t, plenty), device)
 	checkError(t, err, "killed, since it took too long")
 }
 
-// An nvidia-smi that hangs does not make other GPUs look stuck.
-func TestStuckSMI(t *testing.T) {
+// While a reset goes on that was abandoned, no other begins, and the driver is not closed for it.
+func TestNoResetBesideAnAbandonedOne(t *testing.T) {
 	r := smiReset(t, "true")
-	r.smi.Lock()
-	r.setRunning("0000:18:00.0", time.Now().Add(time.Minute))
+	r.setRunning("0000:18:00.0")
 	if err := r.Ready(); err != nil {
-		t.Errorf("while nvidia-smi runs: %v", err)
+		t.Errorf("while it is waited for: %v", err)
 	}
+	r.setAbandoned()
 	const hangs = "nvidia-smi still resets 0000:18:00.0"
-	_, err := r.Reset(within(t, 50*time.Millisecond), device)
-	checkError(t, err, hangs)
-	r.setRunning("0000:18:00.0", time.Now())
-	began := time.Now()
 	checkError(t, r.Ready(), hangs)
+	_, err := resetOne(r, within(t, plenty), device)
+	checkError(t, err, hangs)
 	f := &fakeNode{}
 	runner := newRunner(t, f)
 	runner.opts.Resetter = r
-	_, err = runner.Run(within(t, plenty), device, Rules{Policy: Reset})
+	_, err = runOne(runner, within(t, plenty), device, Rules{Policy: Reset})
 	checkError(t, err, "(reset): "+hangs)
-	if slices.Contains(f.log, "released true") || time.Since(began) > plenty/2 {
-		t.Errorf("after %s, calls %v", time.Since(began), f.log)
+	if slices.Contains(f.log, "released true") {
+		t.Errorf("calls %v", f.log)
 	}
-	r.setRunning("", time.Time{})
-	r.smi.Unlock()
-	if got, err := r.Reset(within(t, plenty), device); got != ResetDone {
+	r.setRunning("")
+	if got, err := resetOne(r, within(t, plenty), device); got != ResetDone {
 		t.Errorf("after its end: outcome %d, error %v", got, err)
 	}
 }
@@ -723,7 +722,7 @@ echo 'GPU 00000000:17:00.0 was successfully reset.'
 exit 9`)
 	program, _ := r.Find()
 	r.LockDir = filepath.Join(filepath.Dir(program.Path), "locks")
-	if got, err := r.Reset(within(t, plenty), device); got != ResetDone { // without a directory
+	if got, err := resetOne(r, within(t, plenty), device); got != ResetDone { // without a directory
 		t.Fatalf("outcome %d, error %v", got, err)
 	}
 	l, err := lock.Acquire(filepath.Join(r.LockDir, other))
@@ -734,7 +733,7 @@ exit 9`)
 		t.Errorf("%v, %v, want %s", uuids, err, other)
 	}
 	checkError(t, r.Ready(), "nvidia-smi still resets "+other)
-	_, err = r.Reset(within(t, plenty), device)
+	_, err = resetOne(r, within(t, plenty), device)
 	checkError(t, err, "nvidia-smi still resets "+other)
 	if err := l.Release(); err != nil {
 		t.Fatal(err)
@@ -742,10 +741,10 @@ exit 9`)
 	if uuids, err := r.StillResetting(); err != nil || len(uuids) > 0 {
 		t.Errorf("after its end: %v, %v", uuids, err)
 	}
-	if got, err := r.Reset(within(t, plenty), device); got != ResetDone {
+	if got, err := resetOne(r, within(t, plenty), device); got != ResetDone {
 		t.Errorf("after its end: outcome %d, error %v", got, err)
 	}
-	r.setRunning("0000:17:00.0", time.Now().Add(time.Minute)) // its own locks
+	r.setRunning("0000:17:00.0") // its own locks
 	if err := r.Ready(); err != nil {
 		t.Errorf("while its own nvidia-smi runs: %v", err)
 	}
@@ -767,7 +766,7 @@ func TestWait(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 	}()
-	_, err := r.Run(ctx, device, Rules{Policy: Reset})
+	_, err := runOne(r, ctx, device, Rules{Policy: Reset})
 	checkError(t, err, "context canceled")
 	short := within(t, 10*time.Millisecond)
 	if r.Wait(short); short.Err() == nil {
@@ -831,7 +830,7 @@ func TestPCIReset(t *testing.T) {
 				d.Nodes = []string{h.Dev(c.node)}
 			}
 			r := &DriverReset{Host: h, Find: func() (Program, bool) { return Program{}, false }}
-			got, err := r.Reset(t.Context(), d)
+			got, err := resetOne(r, t.Context(), d)
 			checkError(t, err, c.err)
 			written, _ := os.ReadFile(filepath.Join(dir, "reset"))
 			if got != c.want || (string(written) == "1") != (c.want == ResetDone) {
@@ -842,7 +841,7 @@ func TestPCIReset(t *testing.T) {
 	d := device
 	d.Nodes = []string{"/dev/nvidia0"}
 	r := &DriverReset{Host: fakeProc(t), Find: func() (Program, bool) { return Program{}, false }}
-	if got, err := r.Reset(t.Context(), d); got != ResetFailed || !errors.Is(err, errNotHost) {
+	if got, err := resetOne(r, t.Context(), d); got != ResetFailed || !errors.Is(err, errNotHost) {
 		t.Errorf("where other processes cannot be seen: outcome %d, error %v", got, err)
 	}
 }
@@ -888,7 +887,7 @@ func TestExec(t *testing.T) {
 			if strings.Contains(c.err, "too long") {
 				limit = 500 * time.Millisecond
 			}
-			rec, err := r.Run(within(t, plenty), device, Rules{
+			rec, err := runOne(r, within(t, plenty), device, Rules{
 				Policy: c.policy, Exec: Program{Path: path, Timeout: limit},
 			})
 			checkError(t, err, strings.ReplaceAll(c.err, "PROGRAM", path))
@@ -902,7 +901,7 @@ func TestExec(t *testing.T) {
 		})
 	}
 	f := &fakeNode{}
-	_, err := newRunner(t, f).Run(t.Context(), device, Rules{Policy: None, Exec: Program{Path: "bin/sh"}})
+	_, err := runOne(newRunner(t, f), t.Context(), device, Rules{Policy: None, Exec: Program{Path: "bin/sh"}})
 	checkError(t, err, `"bin/sh" is not the absolute path of a program`)
 }
 
@@ -914,13 +913,13 @@ func TestExecWithEachPolicy(t *testing.T) {
 	r.opts.Check = accept
 	for _, p := range []Policy{None, Check, Clean} {
 		rules := Rules{Policy: p, Exec: Program{Path: writeScript(t, `echo "$GPU_SHARED"`)}}
-		rec, err := r.Run(t.Context(), device, rules)
+		rec, err := runOne(r, t.Context(), device, rules)
 		checkError(t, err, "")
 		if last := rec.Steps[len(rec.Steps)-1]; last.Name != "exec" || last.Note != f.shared {
 			t.Errorf("%s: the last step is %+v", p, last)
 		}
 		err = r.WithoutDriver(t.Context(), func() bool {
-			_, err := r.Run(within(t, 200*time.Millisecond), device, rules)
+			_, err := runOne(r, within(t, 200*time.Millisecond), device, rules)
 			checkError(t, err, "(wait): wait")
 			return true
 		})
@@ -928,7 +927,7 @@ func TestExecWithEachPolicy(t *testing.T) {
 	}
 	rules := Rules{Policy: Reset, Exec: Program{Path: writeScript(t, "touch $0.runs; sleep 0.5; touch $0.ended")}}
 	ran := make(chan error)
-	go func() { _, err := r.Run(t.Context(), device, rules); ran <- err }()
+	go func() { _, err := runOne(r, t.Context(), device, rules); ran <- err }()
 	testenv.Eventually(t, "the program runs", func() bool { return exists(rules.Exec.Path + ".runs") })
 	err := r.WithoutDriver(t.Context(), func() bool { return exists(rules.Exec.Path + ".ended") })
 	checkError(t, err, "")

@@ -19,10 +19,6 @@ import (
 func (r *DriverReset) StillResetting() ([]string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.stillResetting()
-}
-
-func (r *DriverReset) stillResetting() ([]string, error) {
 	if r.LockDir == "" || r.running != "" {
 		// The held locks are our own: no reset is started here while one of an earlier run goes on.
 		return nil, nil
@@ -44,16 +40,16 @@ func (r *DriverReset) stillResetting() ([]string, error) {
 	return uuids, nil
 }
 
-// lock locks the GPUs of requests, after setRunning. Unlock those that it returns, also after an error.
-func (r *DriverReset) lock(requests []*request) (locks []*lock.Lock, err error) {
+// lock locks GPUs, after setRunning. Unlock the locks that it returns, also after an error.
+func (r *DriverReset) lock(gpus []Device) (locks []*lock.Lock, err error) {
 	if r.LockDir == "" {
 		return nil, nil
 	}
 	if err := os.MkdirAll(r.LockDir, 0o700); err != nil {
 		return nil, err
 	}
-	for _, one := range requests {
-		l, err := lock.Acquire(filepath.Join(r.LockDir, one.d.GPU))
+	for _, d := range gpus {
+		l, err := lock.Acquire(filepath.Join(r.LockDir, d.GPU))
 		if err != nil {
 			return locks, err
 		}

@@ -127,11 +127,11 @@ func TestSimulatedDriver(t *testing.T) {
 		defer cancel()
 		rules := prepare.DefaultRules()
 		rules.Policy, rules.Strict = policy, strings.HasPrefix(t.Name(), "TestSimulatedDriver/strict")
-		rec, err := runner.Run(ctx, s.device(i), rules)
-		for _, step := range rec.Steps {
+		records, err := runner.Run(ctx, []prepare.Device{s.device(i)}, rules)
+		for _, step := range records[0].Steps {
 			t.Logf("%-11s %-7s %8s %s", step.Name, step.Result, step.Duration.Round(time.Microsecond), step.Note)
 		}
-		return rec, err
+		return records[0], err
 	}
 	wantError := func(t *testing.T, err error, text string) {
 		t.Helper()
@@ -218,19 +218,15 @@ func TestSimulatedDriver(t *testing.T) {
 	})
 	t.Run("resets of several GPUs at once", func(t *testing.T) {
 		s.reset = nil
-		errs := make(chan error)
+		var devices []prepare.Device
 		for i := range 4 {
 			must(t, node.SetReset(i, sim.ResetFault{Result: sim.ResetWorks, Delay: 300 * time.Millisecond}))
+			devices = append(devices, s.device(i))
 		}
-		for i := range 4 {
-			go func() {
-				_, err := run(t, i, prepare.Reset, long)
-				errs <- err
-			}()
-		}
-		for range 4 {
-			must(t, <-errs)
-		}
+		rules := prepare.DefaultRules()
+		rules.Policy = prepare.Reset
+		_, err := runner.Run(t.Context(), devices, rules)
+		must(t, err)
 		if len(s.reset) != 4 {
 			t.Errorf("GPUs that were reset: %v", s.reset)
 		}

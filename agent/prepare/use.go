@@ -12,11 +12,13 @@ import (
 // free, and does not check the device's health. No preparation of the device runs at the same time. It returns an error
 // if it cannot find out what uses the device. FindUse returns when ctx ends, which should have a deadline.
 func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found string, err error) {
-	x := &run{Runner: r, d: d, rules: rules, checkOnly: true, excused: map[int]bool{}}
-	_, err = r.perform(ctx, x, func(ctx context.Context) error {
-		return x.withDriver(ctx,
+	p := r.newPreparation(ctx, []Device{d}, rules)
+	p.checkOnly = true
+	passed := p.lock(ctx) && p.each(ctx, func(x *target, ctx context.Context) error {
+		return x.steps(ctx,
 			step{"sharing", x.checkSharing}, step{"processes", x.checkProcesses}, step{"memory", x.checkMemory})
 	})
+	_, err = p.finish(ctx, passed)
 	if use, ok := errors.AsType[inUseError](err); ok {
 		return plain(use.Error()), nil
 	}
@@ -26,9 +28,9 @@ func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found stri
 // Users returns the processes on a device, a text for each: those that are or may be of containers, and those of the
 // host. Programs that may use the device are left out.
 func (r *Runner) Users(ctx context.Context, uuid string, programs []string) (containers, others []string, err error) {
-	x := &run{Runner: r, d: Device{UUID: uuid}, rules: Rules{Programs: programs}, excused: map[int]bool{}}
+	x := r.newPreparation(ctx, []Device{{UUID: uuid}}, Rules{Programs: programs}).targets[0]
 	var left []*process
-	err = r.gate.use(ctx, func() error {
+	err = r.withDriver(ctx, func() error {
 		left, containers, err = x.leftovers(ctx)
 		_, unknown := errors.AsType[skippedError](err)
 		if unknown || errors.Is(err, gpu.ErrResetRequired) { // the reset fails if a process has the GPU open

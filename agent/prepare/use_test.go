@@ -77,7 +77,7 @@ func TestFindUseWaitsForAPreparation(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_, err := r.Run(t.Context(), device, DefaultRules())
+		_, err := runOne(r, t.Context(), device, DefaultRules())
 		checkError(t, err, "")
 	}()
 	testenv.Eventually(t, "the device is prepared", func() bool {

@@ -99,7 +99,7 @@ func (s *service) driverProgram(version, name string) (*driver.Driver, *driver.F
 	return d, &d.Files[at], nil
 }
 
-// prepare prepares the devices of a container of a resource, all at once.
+// prepare prepares the devices of a container of a resource.
 func (p *preparer) prepare(ctx context.Context, resourceName string, devices []*resource.Device) error {
 	if err := p.releaser.checkOpen(); err != nil {
 		return err
@@ -113,24 +113,22 @@ func (p *preparer) prepare(ctx context.Context, resourceName string, devices []*
 	}
 	rules := p.app.plugin.PreStart.RulesOf(resourceName)
 	others := p.othersOf(ctx, resourceName, devices)
-	var all errgroup.Group
-	prepared := map[string]bool{}
+	var list []prepare.Device
 	for _, d := range devices {
-		if prepared[d.UUID] { // another replica of it
-			continue
+		if slices.ContainsFunc(list, func(other prepare.Device) bool { return other.UUID == d.UUID }) {
+			continue // another replica of it
 		}
-		prepared[d.UUID] = true
 		device := p.deviceOf(d)
 		device.Others = func() (string, error) { return others(d) }
-		all.Go(func() error {
-			record, err := p.runner.Run(ctx, device, rules)
-			p.metrics.Prepared(&record)
-			p.log(resourceName, &record)
-			p.prepared.Add(record)
-			return err
-		})
+		list = append(list, device)
 	}
-	return all.Wait()
+	records, err := p.runner.Run(ctx, list, rules)
+	for i := range records {
+		p.metrics.Prepared(&records[i])
+		p.log(resourceName, &records[i])
+		p.prepared.Add(records[i])
+	}
+	return err
 }
 
 // holdersLimit is how long a container waits for the kubelet to say which containers have which devices.

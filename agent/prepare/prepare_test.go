@@ -1,12 +1,12 @@
 package prepare
 
 import (
-	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
+
 	"testing"
 	"testing/synctest"
 	"time"
@@ -142,9 +142,6 @@ func TestPolicies(t *testing.T) {
 			want: append(checked[:4:4], "settings skipped", "reset failed"),
 			err:  "(reset): the GPU must be reset and cannot be: the device is shared: container c of pod p has it",
 		},
-		"an unknown policy refuses": {
-			rules: Rules{Policy: "?"}, want: []string{"wait failed"}, err: `there is no policy "?"`,
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := c.device
@@ -154,7 +151,7 @@ func TestPolicies(t *testing.T) {
 			if c.node == nil {
 				c.node = &fakeNode{}
 			}
-			rec, err := newRunner(t, c.node).Run(t.Context(), d, c.rules)
+			rec, err := runOne(newRunner(t, c.node), t.Context(), d, c.rules)
 			checkError(t, err, c.err)
 			if diff := cmp.Diff(c.want, results(rec)); diff != "" {
 				t.Errorf("steps (-want +got):\n%s", diff)
@@ -174,37 +171,37 @@ func TestRunTwice(t *testing.T) {
 	f := &fakeNode{}
 	r := newRunner(t, f)
 	for range 2 {
-		rec, err := r.Run(t.Context(), device, DefaultRules())
+		rec, err := runOne(r, t.Context(), device, DefaultRules())
 		if err != nil || len(rec.Steps) != 4 {
 			t.Errorf("steps %v, error %v", results(rec), err)
 		}
 	}
 }
 
-// A driver that hangs costs the device its container, and others nothing.
+// A driver that hangs for a device costs its container, and others nothing.
 func TestDriverHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeNode{hang: make(chan struct{})}
 		r := newRunner(t, f)
 		began := time.Now()
-		rec, err := r.Run(within(t, time.Second), device, Rules{Policy: Reset})
+		other := devices(1)[0]
+		records, err := r.Run(within(t, time.Second), []Device{other, device}, Rules{Policy: Reset})
 		const late = " is not ready for a container (processes): it has not returned in time: context deadline exceeded"
-		checkError(t, err, uuid+late)
+		if want := uuid + late; err == nil || err.Error() != want {
+			t.Errorf("error %v, want %s", err, want)
+		}
 		if took := time.Since(began); took != time.Second+abandonAfter {
 			t.Errorf("it took %s", took)
 		}
-		if diff := cmp.Diff([]string{"sharing ok", "health ok", "processes failed"}, results(rec)); diff != "" {
+		if diff := cmp.Diff([]string{"sharing ok", "health ok", "processes failed"}, results(records[0])); diff != "" {
 			t.Errorf("steps (-want +got):\n%s", diff)
 		}
-		_, err = r.Run(within(t, time.Second), device, Rules{Policy: Check})
+		_, err = runOne(r, within(t, time.Second), device, Rules{Policy: Check})
 		checkError(t, err, "(wait): an earlier preparation or reset of it has not ended")
-		other := device
-		other.UUID, other.GPU = "GPU-other", "GPU-other"
-		if _, err := r.Run(t.Context(), other, Rules{Policy: None}); err != nil {
-			t.Errorf("another device: %v", err)
-		}
+		_, err = runOne(r, within(t, time.Second), other, Rules{Policy: Check})
+		checkError(t, err, "")
 		close(f.hang)
-		_, err = r.Run(within(t, time.Second), device, Rules{Policy: Check})
+		_, err = runOne(r, within(t, time.Second), device, Rules{Policy: Check})
 		checkError(t, err, "")
 		if len(f.log) > 0 {
 			t.Errorf("after the deadline the abandoned run went on: %v", f.log)
@@ -218,7 +215,7 @@ func TestCheckIsQuick(t *testing.T) {
 	var times []time.Duration
 	for range 101 {
 		began := time.Now()
-		if _, err := r.Run(t.Context(), device, DefaultRules()); err != nil {
+		if _, err := runOne(r, t.Context(), device, DefaultRules()); err != nil {
 			t.Fatal(err)
 		}
 		times = append(times, time.Since(began))
@@ -237,7 +234,7 @@ func TestOnlyTheHostsNamespaceShowsProcesses(t *testing.T) {
 		Check: {"memory skipped", ""}, // it may be a desktop's
 		Clean: {"memory failed", "(memory): 1024 MiB are in use without a process"},
 	} {
-		rec, err := r.Run(t.Context(), device, Rules{Policy: policy})
+		rec, err := runOne(r, t.Context(), device, Rules{Policy: policy})
 		checkError(t, err, c.err)
 		want := []string{"sharing ok", "health ok", "processes skipped", c.memory}
 		if diff := cmp.Diff(want, results(rec)); diff != "" {
@@ -258,92 +255,61 @@ func TestPlain(t *testing.T) {
 	}
 }
 
-// Resets of several GPUs go on at the same time, and no call of the driver is made meanwhile.
-func TestGate(t *testing.T) {
+// devices are several whole GPUs.
+func devices(n int) []Device {
+	var list []Device
+	for i := range n {
+		name := fmt.Sprintf("GPU-%d", i)
+		list = append(list, Device{UUID: name, GPU: name})
+	}
+	return list
+}
+
+// The GPUs of a container are reset together, and the driver is closed once for them. Another container waits.
+func TestResetOfSeveralGPUs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeNode{}
 		r := newRunner(t, f)
-		r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetDone}, takes: 100 * time.Millisecond}
-		began := time.Now()
-		errs := make(chan error)
-		const gpus = 8
-		for i := range gpus {
-			d := device
-			d.UUID = "GPU-" + string(rune('a'+i))
-			d.GPU = d.UUID
-			go func() {
-				time.Sleep(time.Duration(i) * 5 * time.Millisecond)
-				_, err := r.Run(t.Context(), d, Rules{Policy: Reset})
-				errs <- err
-			}()
+		r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetDone}, takes: time.Second}
+		all := devices(4)
+		var containers sync.WaitGroup
+		for _, gpus := range [][]Device{all[:3], all[3:]} {
+			containers.Go(func() {
+				records, err := r.Run(t.Context(), gpus, Rules{Policy: Reset})
+				checkError(t, err, "")
+				if len(records) != len(gpus) {
+					t.Errorf("%d records of %d devices", len(records), len(gpus))
+				}
+			})
 		}
-		for range gpus {
-			if err := <-errs; err != nil {
-				t.Error(err)
-			}
+		containers.Wait()
+		calls := strings.Join(f.log, ", ")
+		if n := strings.Count(calls, "released true, reset, released false"); n != 2 {
+			t.Errorf("the driver was closed %d times for resets: %s", n, calls)
 		}
-		if took := time.Since(began); took > gpus*100*time.Millisecond/2 {
-			t.Errorf("%d resets of 100 ms took %s", gpus, took)
-		}
-		if f.released || r.gate.calls != 0 || r.gate.resets != 0 {
-			t.Errorf("released %t, gate %+v", f.released, &r.gate)
+		if n := strings.Count(calls, "was reset"); n != len(all) {
+			t.Errorf("%d GPUs were reset", n)
 		}
 	})
 }
 
-func TestGateGivesUpWithItsContext(t *testing.T) {
-	var g gate
-	entered, leave := make(chan struct{}), make(chan struct{})
-	go func() { _ = g.use(t.Context(), func() error { close(entered); <-leave; return nil }) }()
-	<-entered
-	never := func() error { t.Error("called"); return nil }
-	err := g.reset(within(t, 20*time.Millisecond), never, never, never)
-	if !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("error %v", err)
+// One device that fails refuses the container, and nothing is changed. All devices that fail are named.
+func TestADeviceOfSeveralFails(t *testing.T) {
+	f := &fakeNode{unhealthy: map[string]error{"GPU-1": errors.New("XID 79"), "GPU-3": errors.New("lost")}}
+	r := newRunner(t, f)
+	r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetDone}}
+	records, err := r.Run(t.Context(), devices(4), Rules{Policy: Reset})
+	const why = " is not ready for a container (health): "
+	checkError(t, err, "GPU-1"+why+"XID 79; GPU-3"+why+"lost")
+	if len(records) != 2 || records[0].UUID != "GPU-1" || records[1].UUID != "GPU-3" {
+		t.Errorf("records %+v, want those of the devices that failed", records)
 	}
-	close(leave)
-	var order []string
-	step := func(name string, err error) func() error {
-		return func() error { order = append(order, name); return err }
+	if len(f.log) > 0 {
+		t.Errorf("the devices were changed: %v", f.log)
 	}
-	err = g.reset(t.Context(), step("release", errors.New("busy")), step("reopen", nil), step("work", nil))
-	if err == nil || strings.Join(order, " ") != "release reopen" {
-		t.Errorf("error %v, order %v", err, order)
-	}
-}
-
-// Calls that begin one after the other do not keep a reset from beginning.
-func TestAWaitingResetGoesBeforeNewCalls(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var g gate
-		var mu sync.Mutex
-		var order []string
-		step := func(name string, takes time.Duration) func() error {
-			return func() error {
-				time.Sleep(takes)
-				mu.Lock()
-				defer mu.Unlock()
-				order = append(order, name)
-				return nil
-			}
-		}
-		nothing := step("", 0)
-		var all sync.WaitGroup
-		all.Go(func() { _ = g.use(t.Context(), step("call", time.Second)) })
-		synctest.Wait()
-		all.Go(func() { _ = g.reset(t.Context(), nothing, nothing, step("reset", 0)) })
-		time.Sleep(500 * time.Millisecond)
-		gaveUp, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		all.Go(func() { _ = g.use(t.Context(), step("later call", 0)) })
-		if err := g.reset(gaveUp, nothing, nothing, nothing); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("error %v", err)
-		}
-		all.Wait()
-		if got := strings.Join(order, ", "); got != "call, , reset, , later call" {
-			t.Errorf("order %q", got)
-		}
-	})
+	f.unhealthy = nil
+	_, err = r.Run(within(t, plenty), devices(4), Rules{Policy: Reset})
+	checkError(t, err, "")
 }
 
 // While a device is waited for, others can be reset. The driver is not called meanwhile.
@@ -354,7 +320,7 @@ func TestWaitingForADeviceLetsOthersBeReset(t *testing.T) {
 		r.opts.AwaitUnused = 5 * time.Second
 		refused := make(chan time.Time)
 		go func() {
-			_, err := r.Run(t.Context(), device, Rules{Policy: Clean})
+			_, err := runOne(r, t.Context(), device, Rules{Policy: Clean})
 			checkError(t, err, "(memory): 1024 MiB are in use")
 			refused <- time.Now()
 		}()
@@ -369,53 +335,12 @@ func TestWaitingForADeviceLetsOthersBeReset(t *testing.T) {
 			t.Errorf("refused after %s", took)
 		}
 		go func() {
-			_, err := r.Run(within(t, time.Second), device, Rules{Policy: Clean})
+			_, err := runOne(r, within(t, time.Second), device, Rules{Policy: Clean})
 			checkError(t, err, "(memory): 1024 MiB are in use")
 			refused <- time.Now()
 		}()
 		synctest.Wait()
 		err = r.WithoutDriver(t.Context(), func() bool { <-refused; return true })
 		checkError(t, err, "")
-		if r.gate.calls != 0 {
-			t.Errorf("%d calls after a deadline in a pause", r.gate.calls)
-		}
 	})
-}
-
-// A reset never runs while the driver is open, also if it could not be released for the reset before.
-func TestEachResetReleasesTheDriver(t *testing.T) {
-	synctest.Test(t, testEachResetReleasesTheDriver) // gathering takes no time
-}
-
-func testEachResetReleasesTheDriver(t *testing.T) {
-	var g gate
-	var released atomic.Bool
-	var releases, resets atomic.Int64
-	release := func() error {
-		if releases.Add(1)%2 == 0 {
-			return errors.New("busy")
-		}
-		released.Store(true)
-		return nil
-	}
-	reopen := func() error { released.Store(false); return nil }
-	work := func() error {
-		resets.Add(1)
-		if !released.Load() {
-			t.Error("a GPU is reset while the driver is open")
-		}
-		return nil
-	}
-	var all sync.WaitGroup
-	for range 4 {
-		all.Go(func() {
-			for range 5_000 {
-				_ = g.reset(t.Context(), release, reopen, work)
-			}
-		})
-	}
-	all.Wait()
-	if resets.Load() == 0 {
-		t.Error("no reset began")
-	}
 }

@@ -1,0 +1,453 @@
+package prepare
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"gpu-cdi-plugin/gpu"
+)
+
+// Runner prepares devices. Its methods may be called by several goroutines at once.
+type Runner struct {
+	opts Options
+	// driver keeps calls of the driver and resets apart: a call holds 1, and a reset all of it. Resets queue for it.
+	driver *semaphore.Weighted
+
+	mu sync.Mutex
+	// running has the devices that are being prepared, by UUID. A channel is closed at the end.
+	running map[string]chan struct{}
+	// unusedResets has when GPUs were reset that no container has had since, by UUID.
+	unusedResets map[string]time.Time
+}
+
+const (
+	defaultAwaitUnused = 5 * time.Second
+	// wholeDriver is more than there are calls of the driver at one time.
+	wholeDriver = 1 << 30
+	// abandonAfter is how long a step may take to return after ctx has ended.
+	abandonAfter = 200 * time.Millisecond
+)
+
+// New returns a Runner.
+func New(opts Options) *Runner {
+	opts.AwaitUnused = cmp.Or(opts.AwaitUnused, defaultAwaitUnused)
+	return &Runner{
+		opts: opts, driver: semaphore.NewWeighted(wholeDriver),
+		running: map[string]chan struct{}{}, unusedResets: map[string]time.Time{},
+	}
+}
+
+// Run prepares the devices of a container. It may be repeated. First all devices are checked, then their settings are
+// restored, then their GPUs are reset together. The container must get its devices only if all pass: a phase begins only
+// if all devices have passed the one before.
+//
+// Run returns when ctx ends, which should have a deadline. A step or reset that has not returned by then is abandoned:
+// its device is refused until it returns.
+//
+// The records are those of the devices that failed and of those that passed all phases. The error names each device that
+// failed, with its step.
+func (r *Runner) Run(ctx context.Context, devices []Device, rules Rules) ([]Record, error) {
+	p := r.newPreparation(ctx, devices, rules)
+	passed := p.run(ctx)
+	if passed { // a container gets the devices
+		for _, x := range p.targets {
+			x.setUnusedReset(time.Time{})
+		}
+	}
+	return p.finish(ctx, passed)
+}
+
+// WithoutDriver closes the driver while work runs. It waits for calls of the driver and for resets, and they wait for
+// it. Ctx limits the wait and the closing of the driver. Work reports whether to open the driver again; without that no
+// device can be prepared any more. If the driver cannot be closed, work is not run.
+func (r *Runner) WithoutDriver(ctx context.Context, work func() (reopen bool)) error {
+	if err := r.hold(ctx, wholeDriver); err != nil {
+		return err
+	}
+	defer r.driver.Release(wholeDriver)
+	err := r.opts.Driver.Release(ctx)
+	if err == nil && !work() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reopenLimit)
+	defer cancel()
+	return errors.Join(err, r.opts.Driver.Reopen(ctx))
+}
+
+// withDriver calls the driver. It waits while the driver is closed.
+func (r *Runner) withDriver(ctx context.Context, call func() error) error {
+	if err := r.hold(ctx, 1); err != nil {
+		return err
+	}
+	defer r.driver.Release(1)
+	return call()
+}
+
+func (r *Runner) hold(ctx context.Context, weight int64) error {
+	if r.driver.Acquire(ctx, weight) != nil {
+		return fmt.Errorf("wait until the driver is free (it is released, or a GPU is prepared or reset): %w",
+			context.Cause(ctx))
+	}
+	return nil
+}
+
+// Wait waits until no device is being prepared, also for steps that go on after Run has returned, or until ctx ends. A
+// program that ends during a reset would leave the persistence mode of the GPU off.
+func (r *Runner) Wait(ctx context.Context) {
+	for {
+		var one chan struct{}
+		r.mu.Lock()
+		for _, one = range r.running {
+			break
+		}
+		r.mu.Unlock()
+		if one == nil {
+			return
+		}
+		select {
+		case <-one:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// preparation prepares the devices of one container, or is another use of their steps.
+type preparation struct {
+	*Runner
+	rules   Rules
+	targets []*target
+	// late is closed a moment after ctx has ended: steps that heed ctx have returned by then.
+	late <-chan struct{}
+	// manual is whether an administrator asked for the reset: what was tried before does not keep it from being tried.
+	manual bool
+	// checkOnly is whether no container waits for the device: what uses it is returned at once, and nothing is changed.
+	checkOnly bool
+}
+
+// target is a device that is being prepared.
+type target struct {
+	*preparation
+	*recorder
+	d Device
+	// healthy probes the device after a reset.
+	healthy func(context.Context) error
+	// shared is why other containers may use the device, and others are those that have its GPU already, or empty.
+	shared, others string
+	// excused has the PIDs of the processes that may be on the device.
+	excused map[int]bool
+	// needsReset is what only a reset can mend, or nil.
+	needsReset error
+	// resetDue is whether the GPU is to be reset, and wasReset whether it was.
+	resetDue, wasReset bool
+	resetNote          string
+	// persistent is whether persistence mode was switched off and is to be on again.
+	persistent bool
+	// resetting waits for the reset that was abandoned. It is nil if none was.
+	resetting func() ResetResult
+
+	locked bool
+	// result is set by the work on the device, and err by preparation.await: why the device failed, or nil.
+	result, err error
+	// abandoned is closed when the work that was abandoned returns. It is nil if none was. Until then only the work may
+	// use the fields above.
+	abandoned <-chan struct{}
+}
+
+func (r *Runner) newPreparation(ctx context.Context, devices []Device, rules Rules) *preparation {
+	late := make(chan struct{})
+	context.AfterFunc(ctx, func() { time.AfterFunc(abandonAfter, func() { close(late) }) })
+	p := &preparation{Runner: r, rules: rules, late: late}
+	for _, d := range devices {
+		p.targets = append(p.targets, &target{
+			preparation: p, d: d, excused: map[int]bool{},
+			healthy:  func(ctx context.Context) error { return r.opts.State.Healthy(ctx, d.UUID) },
+			recorder: newRecorder(d.UUID, rules.Policy),
+		})
+	}
+	return p
+}
+
+// run runs all phases, and reports whether all devices have passed.
+func (p *preparation) run(ctx context.Context) bool {
+	policy, exec := p.rules.Policy, p.rules.Exec.Path != ""
+	if !p.lock(ctx) {
+		return false
+	}
+	if policy.includes(Check) && !p.each(ctx, (*target).check) {
+		return false
+	}
+	if policy.includes(Clean) && !p.each(ctx, (*target).clean) {
+		return false
+	}
+	if policy.includes(Reset) && !(p.reset(ctx) && p.each(ctx, (*target).afterReset)) {
+		return false
+	}
+	return !exec || p.each(ctx, (*target).runProgram)
+}
+
+// lock marks the devices as being prepared. It waits until no other preparation has one of them or, for a MIG device,
+// its GPU. (The lock files of resets are in resetlock.go.)
+func (p *preparation) lock(ctx context.Context) bool {
+	for {
+		other := p.tryLock()
+		if other == nil {
+			return true
+		}
+		select {
+		case <-other:
+			continue
+		case <-ctx.Done():
+		}
+		p.mu.Lock()
+		for _, x := range p.targets {
+			if x.otherRun() != nil {
+				x.err = fmt.Errorf("an earlier preparation or reset of it has not ended: %w", context.Cause(ctx))
+			}
+		}
+		p.mu.Unlock()
+		if !p.passed() {
+			return false
+		}
+	}
+}
+
+// tryLock locks all devices, or none: then it returns what is closed when one of the others ends.
+func (p *preparation) tryLock() chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, x := range p.targets {
+		if other := x.otherRun(); other != nil {
+			return other
+		}
+	}
+	for _, x := range p.targets {
+		p.running[x.d.UUID] = make(chan struct{})
+		x.locked = true
+	}
+	return nil
+}
+
+func (x *target) otherRun() chan struct{} { return cmp.Or(x.running[x.d.UUID], x.running[x.d.GPU]) }
+
+// unlock ends the preparation of the device when the work on it has returned, and its reset has ended.
+func (x *target) unlock(ctx context.Context) {
+	if x.abandoned == nil && x.resetting == nil && !x.persistent {
+		x.endRun()
+		return
+	}
+	go func() {
+		if x.abandoned != nil {
+			<-x.abandoned
+		}
+		x.awaitReset()
+		x.restorePersistence(ctx)
+		x.endRun()
+	}()
+}
+
+func (x *target) endRun() {
+	x.Runner.mu.Lock()
+	defer x.Runner.mu.Unlock()
+	close(x.running[x.d.UUID])
+	delete(x.running, x.d.UUID)
+}
+
+// each runs steps on all devices at once, and reports whether all have passed.
+func (p *preparation) each(ctx context.Context, steps func(*target, context.Context) error) bool {
+	var ended []<-chan struct{}
+	for _, x := range p.targets {
+		ended = append(ended, inBackground(func() { x.result = steps(x, ctx) }))
+	}
+	for i, x := range p.targets {
+		x.await(ctx, ended[i])
+	}
+	return p.passed()
+}
+
+func inBackground(work func()) <-chan struct{} {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		work()
+	}()
+	return ended
+}
+
+// await waits for work on the device and takes its result. Work that takes too long is abandoned.
+func (x *target) await(ctx context.Context, ended <-chan struct{}) {
+	select {
+	case <-ended:
+		x.err = x.result
+	case <-x.late:
+		x.err = fmt.Errorf("it has not returned in time: %w", context.Cause(ctx))
+		x.abandoned = ended
+	}
+}
+
+func (p *preparation) passed() bool {
+	for _, x := range p.targets {
+		if x.err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// finish unlocks the devices and returns the records.
+func (p *preparation) finish(ctx context.Context, passed bool) ([]Record, error) {
+	var records []Record
+	var failed refusal
+	for _, x := range p.targets {
+		if x.err != nil || passed {
+			record, err := x.end(x.err)
+			records = append(records, record)
+			if err != nil {
+				failed = append(failed, err)
+			}
+		}
+		if x.locked {
+			x.unlock(ctx)
+		}
+	}
+	if len(failed) > 0 {
+		return records, failed
+	}
+	return records, nil
+}
+
+// check does the steps that change nothing.
+func (x *target) check(ctx context.Context) error {
+	return x.steps(ctx,
+		step{"sharing", x.checkSharing},
+		step{"health", x.checkHealth},
+		step{"processes", x.checkProcesses},
+		step{"memory", x.checkMemory},
+	)
+}
+
+// clean restores the settings of the GPU and makes its reset possible.
+func (x *target) clean(ctx context.Context) error {
+	return x.steps(ctx,
+		step{"settings", x.restoreSettings},
+		step{"persistence", x.endPersistence},
+		step{"reset", x.checkBeforeReset},
+	)
+}
+
+// runProgram runs the administrator's program. The driver is in use meanwhile, since the program may run nvidia-smi, for
+// example.
+func (x *target) runProgram(ctx context.Context) error {
+	if x.rules.Policy == None {
+		return x.steps(ctx, step{"sharing", x.checkSharing}, step{"exec", x.exec})
+	}
+	return x.steps(ctx, step{"exec", x.exec})
+}
+
+// step is a step by its name in the record.
+type step struct {
+	name string
+	do   stepFunc
+}
+
+// stepFunc does a step and returns what it found or did.
+type stepFunc = func(context.Context) (note string, err error)
+
+// errNotDue is returned by a step that the policy does not have; nothing is recorded.
+var errNotDue = errors.New("not a step of the policy")
+
+// skippedError is the result of a step that cannot be done for a device.
+type skippedError string
+
+// Error is why.
+func (s skippedError) Error() string { return string(s) }
+
+// steps runs steps and records them, and stops at the first that fails.
+func (x *target) steps(ctx context.Context, steps ...step) error {
+	for _, s := range steps {
+		if err := x.step(ctx, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// step runs a step and records it, unless ctx has ended. It waits while the driver is closed, and repeats the step for a
+// while if the device is in use: a container that has just ended may still be on it.
+func (x *target) step(ctx context.Context, s step) error {
+	x.begin("wait")
+	note, begun := "", false
+	err := x.awaitUnused(ctx, func() error {
+		return x.withDriver(ctx, func() (err error) {
+			if !begun {
+				x.begin(s.name)
+				begun = true
+			}
+			note, err = s.do(ctx)
+			return err
+		})
+	})
+	return x.add(note, x.unlessReset(err))
+}
+
+// unlessReset skips a step that the driver refuses until the GPU is reset, if this preparation resets it. That is safe:
+// a process that the step would have found makes the reset fail.
+func (x *target) unlessReset(err error) error {
+	if !errors.Is(err, gpu.ErrResetRequired) || !x.willReset() || x.wasReset || x.checkOnly {
+		return err
+	}
+	x.needsReset = cmp.Or(x.needsReset, err)
+	return skippedError(err.Error())
+}
+
+// awaitUnused repeats a check while it returns inUseError, for as long as Options.AwaitUnused.
+func (x *target) awaitUnused(ctx context.Context, check func() error) error {
+	end := time.Now().Add(x.opts.AwaitUnused)
+	var inUse error
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
+		err := check()
+		if inUse != nil && ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
+			return inUse // it says more than that the time is over
+		}
+		if !InUse(err) || x.checkOnly || time.Now().Add(pause).After(end) || !sleep(ctx, pause) {
+			return err
+		}
+		inUse = err
+	}
+}
+
+// sleep reports whether the time has passed before ctx ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (x *target) restoreSettings(ctx context.Context) (string, error) {
+	if why := x.whyNotAlone(); why != "" {
+		return "", skippedError(why)
+	}
+	changed, err := x.opts.Driver.RestoreDefaults(ctx, x.d.GPU, x.d.Exclusive)
+	return strings.Join(changed, "; "), err
+}
+
+// whyNotAlone returns why the whole GPU is not this container's alone, or "".
+func (x *target) whyNotAlone() string {
+	switch {
+	case !x.d.whole():
+		return "the device is a part of a GPU"
+	case x.shared != "" || x.others != "":
+		return "the device is shared: " + cmp.Or(x.shared, x.others)
+	}
+	return ""
+}
