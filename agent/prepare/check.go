@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"gpu-cdi-plugin/internal/proc"
 )
 
 func (x *target) checkSharing(ctx context.Context) (string, error) {
@@ -34,7 +36,7 @@ func (x *target) whyNotSeen() string {
 	if x.shared != "" {
 		return "the device is shared: " + x.shared
 	}
-	if err := seesAll(x.opts.Host); err != nil {
+	if err := proc.SeesAll(x.opts.Host); err != nil {
 		return "other processes cannot be seen: " + err.Error()
 	}
 	return ""
@@ -47,8 +49,8 @@ func (x *target) checkProcesses(ctx context.Context) (string, error) {
 	}
 	left, names, err := x.leftovers(ctx)
 	for _, p := range left {
-		names = append(names, p.String())
-		p.close()
+		names = append(names, describe(p))
+		p.Close()
 	}
 	if err == nil && len(names) > 0 {
 		err = inUseError{errors.New(list(names) + " still uses it: end it, or wait until it has ended; " +
@@ -59,20 +61,20 @@ func (x *target) checkProcesses(ctx context.Context) (string, error) {
 
 // leftovers are the processes on the device that must not be there: those that can be opened, and the names of others.
 // The caller closes them.
-func (x *target) leftovers(ctx context.Context) (left []*process, others []string, err error) {
+func (x *target) leftovers(ctx context.Context) (left []*proc.Process, others []string, err error) {
 	use, err := x.opts.Driver.Use(ctx, x.d.UUID)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, one := range use.Processes {
-		p, err := openProcess(x.opts.Host, one.PID)
+		p, err := proc.Open(x.opts.Host, one.PID)
 		switch {
 		case err != nil: // the driver has not noticed its end yet, or reports a wrong PID
 			others = append(others, fmt.Sprintf("process %d (not in %s)", one.PID, x.opts.Host.Proc()))
-		case one.Graphics && !one.Compute && !one.MPS && p.ofHost(), // a desktop's, which may be any program
-			p.known(x.rules.Programs):
+		case one.Graphics && !one.Compute && !one.MPS && ofHost(p), // a desktop's, which may be any program
+			known(p, x.rules.Programs):
 			x.excused[one.PID] = true
-			p.close()
+			p.Close()
 		default:
 			left = append(left, p)
 		}

@@ -19,6 +19,7 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/proc"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -163,7 +164,7 @@ func realHost(t testing.TB) host.Host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := seesAll(h); err != nil {
+	if err := proc.SeesAll(h); err != nil {
 		testenv.Skip(t, err.Error())
 	}
 	return h

@@ -1,7 +1,6 @@
 package prepare
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,16 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/proc"
 )
 
 // openers lists the processes that have one of the device nodes open, such as "process 4711 (nv-hostengine, cgroup
 // /system.slice/nvidia-dcgm.service)", sorted by PID, without those that are excepted. It returns an error if a path is
 // no device node, if processes could not be inspected, or if ctx has ended.
 func openers(ctx context.Context, h host.Host, nodes []string, except ...int) ([]string, error) {
-	if err := seesAll(h); err != nil {
+	if err := proc.SeesAll(h); err != nil {
 		return nil, err
 	}
-	entries, err := os.ReadDir(h.Proc())
+	pids, err := proc.PIDs(h)
 	if err != nil {
 		return nil, err
 	}
@@ -38,35 +38,36 @@ func openers(ctx context.Context, h host.Host, nodes []string, except ...int) ([
 		}
 		numbers[st.Rdev] = true
 	}
-	var pids []int
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || slices.Contains(except, pid) {
+	var list []string
+	for _, pid := range pids {
+		if slices.Contains(except, pid) {
 			continue
 		}
 		open, err := hasNodeOpen(h, pid, nodes, numbers)
-		if err = cmp.Or(err, context.Cause(ctx)); err != nil {
+		if err != nil {
 			return nil, err
 		}
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
 		if open {
-			pids = append(pids, pid)
+			list = append(list, opener(h, pid)...)
 		}
-	}
-	slices.Sort(pids)
-	var list []string
-	for _, pid := range pids {
-		p, err := openProcess(h, pid)
-		if err != nil {
-			continue
-		}
-		name := p.String()
-		p.close()
-		if pid == os.Getpid() {
-			name = fmt.Sprintf("process %d (this program)", pid)
-		}
-		list = append(list, name)
 	}
 	return list, nil
+}
+
+// opener describes a process, unless it has ended.
+func opener(h host.Host, pid int) []string {
+	if pid == os.Getpid() {
+		return []string{fmt.Sprintf("process %d (this program)", pid)}
+	}
+	p, err := proc.Open(h, pid)
+	if err != nil {
+		return nil
+	}
+	defer p.Close()
+	return []string{describe(p)}
 }
 
 // hasNodeOpen reports whether a process has one of the nodes open, by its device numbers: a path alone proves nothing,
@@ -75,7 +76,7 @@ func hasNodeOpen(h host.Host, pid int, nodes []string, numbers map[uint64]bool) 
 	dir := h.Proc(strconv.Itoa(pid), "fd")
 	fds, err := os.ReadDir(dir)
 	if err != nil {
-		if errors.Is(procError(err), errEnded) {
+		if errors.Is(proc.Error(err), proc.ErrEnded) {
 			return false, nil
 		}
 		return false, err

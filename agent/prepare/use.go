@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/proc"
 )
 
 // FindUse checks a device that no container has. It returns what uses the device, if Run would refuse it for that, or
@@ -29,7 +30,7 @@ func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found stri
 // host. Programs that may use the device are left out.
 func (r *Runner) Users(ctx context.Context, uuid string, programs []string) (containers, others []string, err error) {
 	x := r.newPreparation(ctx, []Device{{UUID: uuid}}, Rules{Programs: programs}).targets[0]
-	var left []*process
+	var left []*proc.Process
 	err = r.withDriver(ctx, func() error {
 		left, containers, err = x.leftovers(ctx)
 		_, unknown := errors.AsType[skippedError](err)
@@ -38,15 +39,15 @@ func (r *Runner) Users(ctx context.Context, uuid string, programs []string) (con
 		}
 		return err
 	})
-	blind := seesAll(r.opts.Host) != nil // a PID of the driver is then another process here
+	blind := proc.SeesAll(r.opts.Host) != nil // a PID of the driver is then another process here
 	for _, p := range left {
-		groups, err := p.cgroups()
-		if blind || err != nil || len(groups) == 0 || groups.inContainer() {
-			containers = append(containers, p.String())
+		groups, err := p.Cgroups()
+		if blind || err != nil || len(groups) == 0 || groups.InContainer() {
+			containers = append(containers, describe(p))
 		} else {
-			others = append(others, p.String())
+			others = append(others, describe(p))
 		}
-		p.close()
+		p.Close()
 	}
 	return containers, others, err
 }

@@ -1,12 +1,12 @@
-package prepare
+package proc
 
 import (
 	"slices"
 	"strings"
 )
 
-// cgroups are where a process is in the hierarchies of cgroups, in the order of /proc/PID/cgroup.
-type cgroups []cgroup
+// Cgroups are where a process is in the hierarchies of cgroups, in the order of /proc/PID/cgroup.
+type Cgroups []cgroup
 
 // cgroup is where a process is in one hierarchy.
 type cgroup struct {
@@ -17,8 +17,8 @@ type cgroup struct {
 }
 
 // parseCgroups parses /proc/PID/cgroup (cgroups(7)). Lines that are none are left out.
-func parseCgroups(text string) cgroups {
-	var list cgroups
+func parseCgroups(text string) Cgroups {
+	var list Cgroups
 	for line := range strings.Lines(text) {
 		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
 		if len(parts) != 3 || !strings.HasPrefix(parts[2], "/") {
@@ -40,8 +40,8 @@ func isContainer(name string) bool {
 		len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
 }
 
-// inContainer reports whether a cgroup on the path has the name of a container or a pod. Some runtimes use other names.
-func (c cgroups) inContainer() bool { return slices.ContainsFunc(c, cgroup.inContainer) }
+// InContainer reports whether a cgroup on the path has the name of a container or a pod. Some runtimes use other names.
+func (c Cgroups) InContainer() bool { return slices.ContainsFunc(c, cgroup.inContainer) }
 
 func (c cgroup) inContainer() bool {
 	return slices.ContainsFunc(strings.Split(c.path, "/"), func(name string) bool {
@@ -52,7 +52,7 @@ func (c cgroup) inContainer() bool {
 }
 
 // String is the path that identifies the process best: that of a container or else the longest.
-func (c cgroups) String() string {
+func (c Cgroups) String() string {
 	best := cgroup{path: "/"}
 	for _, one := range c {
 		if a, b := one.inContainer(), best.inContainer(); a && !b || a == b && len(one.path) > len(best.path) {

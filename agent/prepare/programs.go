@@ -1,0 +1,53 @@
+package prepare
+
+import (
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/proc"
+)
+
+// describe names a process for people: its PID, command and cgroup.
+func describe(p *proc.Process) string {
+	groups, err := p.Cgroups()
+	if err != nil {
+		return fmt.Sprintf("process %d (%s)", p.PID, plain(p.Command()))
+	}
+	return fmt.Sprintf("process %d (%s, cgroup %s)", p.PID, plain(p.Command()), plain(groups.String()))
+}
+
+// DefaultPrograms are the programs that may use a GPU that is about to be given to a container: display servers,
+// NVIDIA's daemons and its tools.
+func DefaultPrograms() []string {
+	return []string{
+		"Xorg", "Xorg.bin", "Xwayland", "gnome-shell", "kwin_wayland", "kwin_x11", "plasmashell", "gdm-x-session",
+		"nvidia-persistenced", "nv-hostengine", "dcgm-exporter", "dcgmi", "nv-fabricmanager", "nvidia-imex",
+		"nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-powerd", "nvsm_core",
+	}
+}
+
+// known reports whether the process is one of the programs, by the name of its executable, and may be trusted to be: a
+// container can have a program of any name, and run it as root. So a known process is one of
+//   - a process of the host: in no container's cgroup, and in the PID and user namespaces of the host;
+//   - root with CAP_SYS_ADMIN in the host's user namespace, as monitoring agents have in their containers. Such a
+//     container can do whatever it likes on the node, so the name gives it nothing that it does not have.
+func known(p *proc.Process, programs []string) bool {
+	name, err := p.Executable()
+	if err != nil || !slices.Contains(programs, name) || !p.In(proc.InitialUser) {
+		return false
+	}
+	if ofHost(p) && p.In(proc.InitialPID) {
+		return true
+	}
+	s, err := p.Status()
+	root := err == nil && !slices.ContainsFunc(s.UIDs, func(uid string) bool { return uid != "0" })
+	return root && s.Capabilities&(1<<unix.CAP_SYS_ADMIN) != 0
+}
+
+// ofHost reports whether the process is in no container's cgroup.
+func ofHost(p *proc.Process) bool {
+	groups, err := p.Cgroups()
+	return err == nil && len(groups) > 0 && !groups.InContainer()
+}
