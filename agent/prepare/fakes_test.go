@@ -139,14 +139,27 @@ type fakeReset struct {
 	node     *fakeNode
 	outcomes []Outcome
 	takes    time.Duration
+	ends     chan struct{} // if not nil, resets are abandoned at their deadline, and end when it is closed
 	calls    int
 }
 
 func (f *fakeReset) Ready() error { return nil }
 
-func (f *fakeReset) Reset(_ context.Context, gpus []Device) []ResetResult {
+func (f *fakeReset) Reset(ctx context.Context, gpus []Device) []ResetResult {
 	f.node.do("reset")
 	time.Sleep(f.takes)
+	r := f.result()
+	if f.ends != nil && f.calls == 1 {
+		deadline, _ := ctx.Deadline()
+		time.Sleep(time.Until(deadline))
+		done := r
+		wait := func() ResetResult { <-f.ends; return done }
+		r = ResetResult{Err: &AbandonedError{Wait: wait, Err: context.DeadlineExceeded}}
+	}
+	return slices.Repeat([]ResetResult{r}, len(gpus))
+}
+
+func (f *fakeReset) result() ResetResult {
 	f.node.mu.Lock()
 	defer f.node.mu.Unlock()
 	r := ResetResult{Outcome: f.outcomes[min(f.calls, len(f.outcomes)-1)]}
@@ -155,7 +168,7 @@ func (f *fakeReset) Reset(_ context.Context, gpus []Device) []ResetResult {
 		texts := []string{"it broke", "", "in use by another client", "Not Supported", "NVLink"}
 		r.Err = errors.New(texts[r.Outcome])
 	}
-	return slices.Repeat([]ResetResult{r}, len(gpus))
+	return r
 }
 
 func realHost(t testing.TB) host.Host {

@@ -469,56 +469,86 @@ func TestSMIOfOthersIsNotRun(t *testing.T) {
 // A reset that takes longer than its request is not interrupted, and no container gets the GPU or a part of it before
 // it has ended, whatever the policy is.
 func TestAbandonedReset(t *testing.T) {
-	t.Parallel()
-	f := &fakeNode{persistent: true}
-	r := newRunner(t, f)
-	reset := smiReset(t, "touch $0.began; "+waits+"; touch $0.ended")
-	r.opts.Resetter = reset
-	script, _ := reset.Find()
-	_, err := runOne(r, within(t, tooShort), device, Rules{Policy: Reset})
-	checkError(
-		t,
-		err,
-		"(reset): the reset has not ended: context deadline exceeded; "+
-			"until it has, this program gives the GPU to no container",
-	)
-	if _, err := os.Stat(script.Path + ".began"); err != nil {
-		t.Fatal(err)
-	}
-	part, other := device, device
-	part.UUID = "MIG-1"
-	for _, d := range []Device{device, part} {
-		_, err := runOne(r, within(t, 50*time.Millisecond), d, Rules{Policy: None})
-		checkError(t, err, "(wait): an earlier preparation or reset of it has not ended")
-	}
-	other.UUID, other.GPU, other.PCIBusID = "GPU-2", "GPU-2", "0000:18:00.0"
-	_, err = runOne(r, within(t, plenty), other, Rules{Policy: Check})
-	checkError(t, err, "")
-	_, err = runOne(r, within(t, plenty), other, Rules{Policy: Reset})
-	checkError(t, err, "(reset): nvidia-smi still resets 0000:17:00.0")
-	if f.persistent {
-		t.Error("the GPU's persistence mode is set while it is reset")
-	}
-	proceed(t, script)
-	r.Wait(within(t, plenty))
-	if _, err := os.Stat(script.Path + ".ended"); err != nil || !f.persistent || f.released {
-		t.Errorf("nvidia-smi: %v; persistence mode %t, released %t", err, f.persistent, f.released)
-	}
-	_, err = runOne(r, within(t, plenty), device, Rules{Policy: Reset})
-	checkError(t, err, "")
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeNode{persistent: true}
+		r := newRunner(t, f)
+		reset := &fakeReset{node: f, outcomes: []Outcome{ResetDone}, ends: make(chan struct{})}
+		r.opts.Resetter = reset
+		other := devices(1)[0]
+		_, err := r.Run(within(t, 10*time.Second), []Device{device, other}, Rules{Policy: Reset})
+		const late = " is not ready for a container (reset): the reset has not ended: context deadline exceeded"
+		checkError(t, err, uuid+late)
+		checkError(t, err, other.UUID+late)
+		part := device
+		part.UUID = "MIG-1"
+		for _, d := range []Device{device, part, other} {
+			_, err := runOne(r, within(t, time.Second), d, Rules{Policy: None})
+			checkError(t, err, "(wait): an earlier preparation or reset of it has not ended")
+		}
+		_, err = runOne(r, within(t, time.Second), Device{UUID: "GPU-9", GPU: "GPU-9"}, Rules{Policy: Check})
+		checkError(t, err, "")
+		if f.persistent {
+			t.Error("the GPU's persistence mode is set while it is reset")
+		}
+		short := within(t, time.Second)
+		if r.Wait(short); short.Err() == nil {
+			t.Error("the reset is not waited for")
+		}
+		close(reset.ends)
+		r.Wait(t.Context())
+		if !f.persistent || f.released {
+			t.Errorf("after the reset: persistence mode %t, released %t", f.persistent, f.released)
+		}
+		_, err = runOne(r, within(t, time.Second), device, Rules{Policy: Reset})
+		checkError(t, err, "")
+	})
 }
 
-const (
-	// waits is the part of a script that waits for proceed.
-	waits = "while [ ! -e $0.go ]; do sleep 0.05; done"
-	// tooShort is the limit of a reset that does not end in time. Also on a busy machine, its script begins before.
-	tooShort = 4 * time.Second
-)
+// A request that is canceled, as when the program ends, does not interrupt the reset either.
+func TestCanceledReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeNode{persistent: true}
+		r := newRunner(t, f)
+		r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetDone}, takes: 5 * time.Second}
+		ctx, cancel := context.WithCancel(within(t, 20*time.Second))
+		time.AfterFunc(time.Second, cancel)
+		_, err := runOne(r, ctx, device, Rules{Policy: Reset})
+		checkError(t, err, "(reset): it has not returned in time: context canceled")
+		r.Wait(t.Context())
+		want := []string{
+			"restore exclusive=false", "persistence false", "released true", "reset", "released false", "was reset",
+			"persistence true",
+		}
+		if diff := cmp.Diff(want, f.log); diff != "" {
+			t.Errorf("calls (-want +got):\n%s", diff)
+		}
+	})
+}
 
-func proceed(t testing.TB, script Program) {
-	t.Helper()
-	if err := os.WriteFile(script.Path+".go", nil, 0o600); err != nil {
+// The deadline of a reset does not end nvidia-smi.
+func TestAbandonedSMI(t *testing.T) {
+	r := smiReset(t, "while [ ! -e $0.go ]; do sleep 0.05; done; echo 'GPU 00000000:17:00.0 was successfully reset.'")
+	ctx, cancel := context.WithCancel(within(t, 50*time.Millisecond))
+	cancel()
+	_, err := resetOne(r, ctx, device)
+	checkError(t, err, "context canceled")
+	_, err = resetOne(r, within(t, 50*time.Millisecond), device)
+	checkError(t, err, "the reset has not ended: context deadline exceeded; until it has, this program gives the GPU to no "+
+		"container")
+	const still = "nvidia-smi still resets 0000:17:00.0"
+	checkError(t, r.Ready(), still)
+	_, again := resetOne(r, within(t, plenty), device)
+	checkError(t, again, still)
+	program, _ := r.Find()
+	if err := os.WriteFile(program.Path+".go", nil, 0o600); err != nil {
 		t.Fatal(err)
+	}
+	abandoned, ok := errors.AsType[*AbandonedError](err)
+	if !ok {
+		t.Fatal(err)
+	}
+	if result := abandoned.Wait(); result.Outcome != ResetDone || r.Ready() != nil {
+		t.Errorf("after its end: %+v, error %v", result, r.Ready())
 	}
 }
 
@@ -532,74 +562,56 @@ func (n notReopened) Reopen(ctx context.Context) error {
 // A reset counts also if it ended too late for its container or command, or if the driver could not be reopened in
 // time: the GPU is not reset again for the next try.
 func TestAResetThatIsTooLateCounts(t *testing.T) {
+	container := func(t *testing.T, r *Runner) error {
+		t.Helper()
+		_, err := runOne(r, within(t, 10*time.Second), device, Rules{Policy: Reset})
+		return err
+	}
 	for name, c := range map[string]struct {
-		begin func(*Runner, *fakeNode) error
-		late  bool // nvidia-smi ends after it
+		begin func(*testing.T, *Runner) error
+		late  bool
 		err   string
 	}{
-		"it takes too long for a container": {
-			func(r *Runner, _ *fakeNode) error {
-				_, err := runOne(r, within(t, tooShort), device, Rules{Policy: Reset})
-				return err
-			},
-			true, "(reset): the reset has not ended",
-		},
+		"it takes too long for a container": {container, true, "(reset): the reset has not ended"},
 		"it takes too long for an administrator": {
-			func(r *Runner, _ *fakeNode) error {
-				return r.Reset(within(t, tooShort), device, func(context.Context) error { return nil })
-			},
-			true, "the reset has not ended",
+			func(t *testing.T, r *Runner) error {
+				t.Helper()
+				return r.Reset(within(t, 10*time.Second), device, func(context.Context) error { return nil })
+			}, true, "the reset has not ended",
 		},
-		"the driver is not reopened in time": {
-			func(r *Runner, f *fakeNode) error {
-				defer func() { r.opts.Driver, f.healthErr = f, nil }()
-				r.opts.Driver, f.healthErr = notReopened{f}, &NeedsResetError{errors.New("the library is closed")}
-				_, err := runOne(r, within(t, tooShort), device, Rules{Policy: Reset})
-				return err
-			},
-			false, "(reset): after the reset: the library is closed",
-		},
+		"the driver is not reopened in time": {container, false, "(reset): after the reset: the library is closed"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := &fakeNode{}
-			r := newRunner(t, f)
-			reset := smiReset(t, "echo x >>$0.log; "+waits+"; echo 'GPU 00000000:17:00.0 was successfully reset.'")
-			r.opts.Resetter = reset
-			program, _ := reset.Find()
-			resets := func() int {
-				log, _ := os.ReadFile(program.Path + ".log")
-				return strings.Count(string(log), "x")
-			}
-			run := func(policy Policy, want string) {
-				t.Helper()
-				rec, err := runOne(r, within(t, plenty), device, Rules{Policy: policy})
-				checkError(t, err, "")
-				if note := resetStep(rec).Note; note != want {
-					t.Errorf("the note on the reset is %q, want %q", note, want)
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeNode{}
+				r := newRunner(t, f)
+				reset := &fakeReset{node: f, outcomes: []Outcome{ResetDone}}
+				r.opts.Resetter = reset
+				if c.late {
+					reset.ends = make(chan struct{})
+				} else {
+					r.opts.Driver, f.healthErr = notReopened{f}, &NeedsResetError{errors.New("the library is closed")}
 				}
-			}
-			if !c.late {
-				proceed(t, program)
-			}
-			checkError(t, c.begin(r, f), c.err)
-			if c.late {
-				proceed(t, program)
-			}
-			if _, err := r.FindUse(within(t, plenty), device, Rules{Policy: Reset}); err != nil {
-				t.Error(err)
-			}
-			if n := strings.Count(strings.Join(f.log, "; "), "was reset"); n != 1 {
-				t.Errorf("it was reset %d times for the node: %v", n, f.log)
-			}
-			run(Reset, "it was reset before, and no container has had it since")
-			if n := resets(); n != 1 {
-				t.Errorf("after the second try: %d resets", n)
-			}
-			run(Reset, "") // now a container has had it
-			if n := resets(); n != 2 {
-				t.Errorf("after a container: %d resets", n)
-			}
+				checkError(t, c.begin(t, r), c.err)
+				if c.late {
+					close(reset.ends)
+				}
+				r.Wait(t.Context())
+				r.opts.Driver, f.healthErr = f, nil
+				if _, err := r.FindUse(within(t, time.Second), device, Rules{Policy: Reset}); err != nil {
+					t.Error(err)
+				}
+				if n := strings.Count(strings.Join(f.log, "; "), "was reset"); n != 1 {
+					t.Errorf("it was reset %d times for the node: %v", n, f.log)
+				}
+				for i, want := range []string{"it was reset before, and no container has had it since", ""} {
+					rec, err := runOne(r, within(t, time.Second), device, Rules{Policy: Reset})
+					checkError(t, err, "")
+					if note := resetStep(rec).Note; note != want || reset.calls != i+1 {
+						t.Errorf("the note on the reset is %q, want %q; %d resets", note, want, reset.calls)
+					}
+				}
+			})
 		})
 	}
 }
@@ -650,25 +662,18 @@ func TestAnotherResetAfterOneThatWasTooLate(t *testing.T) {
 
 // That persistence mode stays off is logged, also when the record of the reset was returned long ago.
 func TestPersistenceModeThatStaysOffIsLogged(t *testing.T) {
-	for name, abandoned := range map[string]bool{"at once": false, "after an abandoned reset": true} {
+	for name, ends := range map[string]chan struct{}{"at once": nil, "after an abandoned reset": make(chan struct{})} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			f := &fakeNode{persistent: true, persistErr: errors.New("Unknown\nError")}
 			r := newRunner(t, f)
 			var log testenv.Log
 			r.opts.Log = slog.New(slog.NewTextHandler(&log, nil))
-			script, limit := "true", plenty
-			if abandoned {
-				script, limit = waits, tooShort
+			r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetDone}, ends: ends}
+			_, err := runOne(r, within(t, 500*time.Millisecond), device, Rules{Policy: Reset})
+			if ends != nil {
+				checkError(t, err, "the reset has not ended")
+				close(ends)
 			}
-			reset := smiReset(t, script)
-			r.opts.Resetter = reset
-			_, err := runOne(r, within(t, limit), device, Rules{Policy: Reset})
-			if abandoned != (err != nil) {
-				t.Errorf("error %v", err)
-			}
-			program, _ := reset.Find()
-			proceed(t, program)
 			r.Wait(within(t, plenty))
 			if want := "persistence mode of " + uuid + " was switched off"; !strings.Contains(log.String(), want) ||
 				!strings.Contains(log.String(), ": Unknown Error") {
@@ -688,29 +693,21 @@ func TestHangingSMI(t *testing.T) {
 	checkError(t, err, "killed, since it took too long")
 }
 
-// While a reset goes on that was abandoned, no other begins, and the driver is not closed for it.
+// The driver is not closed for a reset that cannot begin.
 func TestNoResetBesideAnAbandonedOne(t *testing.T) {
-	r := smiReset(t, "true")
-	r.setRunning("0000:18:00.0")
-	if err := r.Ready(); err != nil {
+	f := &fakeNode{}
+	r := newRunner(t, f)
+	reset := smiReset(t, "true")
+	r.opts.Resetter = reset
+	reset.setRunning("0000:18:00.0")
+	if err := reset.Ready(); err != nil {
 		t.Errorf("while it is waited for: %v", err)
 	}
-	r.setAbandoned()
-	const hangs = "nvidia-smi still resets 0000:18:00.0"
-	checkError(t, r.Ready(), hangs)
-	_, err := resetOne(r, within(t, plenty), device)
-	checkError(t, err, hangs)
-	f := &fakeNode{}
-	runner := newRunner(t, f)
-	runner.opts.Resetter = r
-	_, err = runOne(runner, within(t, plenty), device, Rules{Policy: Reset})
-	checkError(t, err, "(reset): "+hangs)
+	reset.setAbandoned()
+	_, err := runOne(r, within(t, plenty), device, Rules{Policy: Reset})
+	checkError(t, err, "(reset): nvidia-smi still resets 0000:18:00.0")
 	if slices.Contains(f.log, "released true") {
 		t.Errorf("calls %v", f.log)
-	}
-	r.setRunning("")
-	if got, err := resetOne(r, within(t, plenty), device); got != ResetDone {
-		t.Errorf("after its end: outcome %d, error %v", got, err)
 	}
 }
 
@@ -748,35 +745,6 @@ exit 9`)
 	r.setRunning("0000:17:00.0") // its own locks
 	if err := r.Ready(); err != nil {
 		t.Errorf("while its own nvidia-smi runs: %v", err)
-	}
-}
-
-// A program that ends waits for a reset that began, and leaves persistence mode on.
-func TestWait(t *testing.T) {
-	f := &fakeNode{persistent: true}
-	r := newRunner(t, f)
-	reset := smiReset(t, "touch $0.began; "+waits+"; touch $0.ended")
-	r.opts.Resetter = reset
-	script, _ := reset.Find()
-	ctx, cancel := context.WithCancel(within(t, plenty))
-	go func() {
-		for ctx.Err() == nil {
-			if _, err := os.Stat(script.Path + ".began"); err == nil {
-				cancel()
-			}
-			time.Sleep(time.Millisecond)
-		}
-	}()
-	_, err := runOne(r, ctx, device, Rules{Policy: Reset})
-	checkError(t, err, "context canceled")
-	short := within(t, 10*time.Millisecond)
-	if r.Wait(short); short.Err() == nil {
-		t.Error("a reset is not waited for")
-	}
-	proceed(t, script)
-	r.Wait(t.Context())
-	if _, err := os.Stat(script.Path + ".ended"); err != nil || !f.persistent || f.released {
-		t.Errorf("nvidia-smi: %v; persistence mode %t, released %t", err, f.persistent, f.released)
 	}
 }
 
