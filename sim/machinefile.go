@@ -74,7 +74,7 @@ func parseMachine(name string, data []byte) (*Machine, error) {
 		return nil, fmt.Errorf("larger than %d bytes", maxMachineFile)
 	}
 	var f machineFile
-	document, err := yamlfile.Decode(data, &f)
+	document, err := yamlfile.Decode(data, &f, nil)
 	switch {
 	case err != nil:
 		return nil, err

@@ -284,6 +284,10 @@ func TestParseReportsAllProblems(t *testing.T) {
 				"sharing.time-slicing.resources[0].replicas: want 2 or more, got 0",
 			},
 		},
+		"keys of earlier versions": {
+			"prestart: {kill-orphans: true}\n",
+			[]string{"line 1: prestart.kill-orphans: " + gone["prestart.kill-orphans"]},
+		},
 		"values of the wrong kind, and wrong values beside them": {
 			"gpu-timeout: 0\nstrategy: {cdi-cri: 1}\ngpus: [0]\nroot: [a]\nmig-strategy: some\n" +
 				"sharing: {time-slicing: {rename-by-default: often}}\n",

@@ -256,3 +256,9 @@ resources:
 resources:
   - {name: nvidia.com/gpu, devices: [2, 3], replicas: 4}`,
 }
+
+// gone are keys of earlier versions, with what to do instead.
+var gone = map[string]string{
+	"prestart.kill-orphans": "this key is gone: use prestart.exec with a program that ends such processes, and policy " +
+		"none, since the other policies refuse a device in use before the program runs",
+}

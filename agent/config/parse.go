@@ -33,7 +33,7 @@ func Parse(data []byte) (*File, error) {
 		return nil, fmt.Errorf("larger than %d bytes", MaxFile)
 	}
 	f := &File{Config: Default()}
-	document, err := yamlfile.Decode(data, &f.Config)
+	document, err := yamlfile.Decode(data, &f.Config, gone)
 	switch {
 	case document == nil:
 		return nil, err

@@ -48,7 +48,7 @@ type limits struct {
 // YAML; with other errors it has what could be read.
 func parsePolicy(data []byte) (*policy, error) {
 	p := &policy{}
-	document, err := yamlfile.Decode(data, p)
+	document, err := yamlfile.Decode(data, p, nil)
 	if document == nil {
 		return nil, fmt.Errorf("not YAML: %w", err)
 	}

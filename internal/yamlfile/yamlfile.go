@@ -25,8 +25,9 @@ import (
 )
 
 // Decode decodes a YAML document into the struct that into points to, and returns the document too; its Kind is 0 if
-// the data is empty. The error has all problems; unless the document is nil, into has the other values.
-func Decode(data []byte, into any) (*yaml.Node, error) {
+// the data is empty. The error has all problems; unless the document is nil, into has the other values. gone may be nil:
+// the problem of an unknown key with a text in it has that text.
+func Decode(data []byte, into any, gone map[string]string) (*yaml.Node, error) {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	document := &yaml.Node{}
 	if err := d.Decode(document); errors.Is(err, io.EOF) {
@@ -37,7 +38,7 @@ func Decode(data []byte, into any) (*yaml.Node, error) {
 	if err := d.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
 		return nil, errors.New("more than one YAML document")
 	}
-	c := checker{}
+	c := checker{gone: gone}
 	c.value("", document.Content[0], reflect.TypeOf(into).Elem())
 	err := document.Decode(into)
 	typeErr, isType := errors.AsType[*yaml.TypeError](err)
@@ -64,6 +65,7 @@ func Plain(err *yaml.TypeError) error {
 
 // checker compares a document with the type that it is decoded into.
 type checker struct {
+	gone     map[string]string
 	problems []error
 }
 
@@ -113,6 +115,8 @@ func (c *checker) object(path string, n *yaml.Node, t reflect.Type) {
 		switch field, ok := known[key.Value]; {
 		case seen[key.Value]:
 			c.problem(key, "", "duplicate key %s", join(path, key.Value))
+		case !ok && c.gone[join(path, key.Value)] != "":
+			c.problem(key, join(path, key.Value), "%s", c.gone[join(path, key.Value)])
 		case !ok:
 			c.problem(key, "", "unknown key %s%s", join(path, key.Value),
 				near.Question(key.Value, slices.Sorted(maps.Keys(known))))

@@ -62,7 +62,7 @@ func TestDecode(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got file
-			if _, err := Decode([]byte(c.text), &got); err != nil {
+			if _, err := Decode([]byte(c.text), &got, nil); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {
@@ -134,7 +134,7 @@ func TestDecodeReportsAllProblems(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got file
-			_, err := Decode([]byte(c.text), &got)
+			_, err := Decode([]byte(c.text), &got, nil)
 			if err == nil {
 				t.Fatalf("no error, and %+v", got)
 			}
@@ -147,7 +147,7 @@ func TestDecodeReportsAllProblems(t *testing.T) {
 
 func TestDecodeReturnsTheRestBesideProblems(t *testing.T) {
 	var got file
-	if _, err := Decode([]byte("name: a\nnames: x,y\ncount: no\nother: 1\n"), &got); err == nil {
+	if _, err := Decode([]byte("name: a\nnames: x,y\ncount: no\nother: 1\n"), &got, nil); err == nil {
 		t.Fatal("no error")
 	}
 	if diff := cmp.Diff(file{Name: "a", Names: []string{"x", "y"}}, got); diff != "" {
@@ -164,7 +164,7 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var got file
-		document, err := Decode(data, &got)
+		document, err := Decode(data, &got, nil)
 		if err == nil && document == nil {
 			t.Error("neither a document nor an error")
 		}

@@ -67,7 +67,7 @@ func parse(data []byte) (model.Pod, error) {
 		return model.Pod{}, err
 	}
 	var m manifest
-	if _, err := yamlfile.Decode(data, &m); err != nil {
+	if _, err := yamlfile.Decode(data, &m, nil); err != nil {
 		return model.Pod{}, err
 	}
 	c := converter{}
