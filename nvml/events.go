@@ -14,10 +14,12 @@ import (
 // eventWait is how long a call waits for an event. The library cannot be closed meanwhile.
 const eventWait = 500 * time.Millisecond
 
-// The pause after an error, before events are waited for again: a wait for the events of a lost GPU fails at once.
 const (
-	minEventPause = time.Second
-	maxEventPause = 30 * time.Second
+	// eventPause is the pause after an error, before events are waited for again: a wait for the events of a lost GPU
+	// fails at once.
+	eventPause = 2 * time.Second
+	// eventSetLimit is how long making an event set may take.
+	eventSetLimit = 30 * time.Second
 )
 
 // eventKinds are the events that are received, as far as the GPU has them.
@@ -136,27 +138,30 @@ func isClosed(c <-chan struct{}) bool {
 func (w *watchers) watch(uuid string) {
 	reported := "nothing reported yet" // then why events are not received; empty if they are
 	report := func(err error) {
-		text := ""
-		if err != nil {
-			text = err.Error()
-		}
-		if text != reported && !w.stopped() {
+		if text := errorText(err); text != reported && !w.stopped() {
 			reported = text
 			w.receive(w.sourceEvent(uuid, err))
 		}
 	}
-	for pause := minEventPause; !w.stopped(); pause = min(2*pause, maxEventPause) {
-		began := time.Now()
+	for !w.stopped() {
 		report(w.receiveUntilError(uuid, report))
-		if time.Since(began) > maxEventPause {
-			pause = minEventPause
-		}
-		select {
-		case <-w.stop:
-			return
-		case <-time.After(pause):
-		}
+		w.pause()
 	}
+}
+
+// pause waits before events are waited for again after an error.
+func (w *watchers) pause() {
+	select {
+	case <-w.stop:
+	case <-time.After(eventPause):
+	}
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }
 
 func (w *watchers) sourceEvent(uuid string, err error) gpu.Event {
@@ -166,8 +171,8 @@ func (w *watchers) sourceEvent(uuid string, err error) gpu.Event {
 	}
 }
 
-// receiveUntilError makes an event set of the GPU and receives its events. It reports when they are received and, while
-// the driver does not answer, why they are not. It returns nil only if it was stopped.
+// receiveUntilError makes an event set of the GPU and receives its events. It reports that they are received when a
+// wait for them has succeeded and, while the driver does not answer, why they are not. It returns nil only if it was stopped.
 func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 	set, dev, err := w.newSet(uuid)
 	if err != nil {
@@ -179,14 +184,11 @@ func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 			return nvml.EventData{}, err
 		})
 	}()
-	report(nil)
 	for !w.stopped() {
 		c, returned := w.wait(eventsSubject(uuid), "nvmlEventSetWait", func() (nvml.EventData, nvml.Return) {
 			return set.Wait(uint32(eventWait.Milliseconds()))
 		})
-		if returned {
-			report(nil)
-		} else {
+		if !returned {
 			report(&timeoutError{"nvmlEventSetWait"})
 			select {
 			case <-c.done: // perhaps with the XID at which the driver stalled
@@ -198,9 +200,11 @@ func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 		got, _ := c.answer.(nvml.EventData)
 		switch {
 		case hasCode(c.err, nvml.ERROR_TIMEOUT):
+			report(nil)
 		case c.err != nil:
 			return c.err
 		default:
+			report(nil)
 			w.receiveOne(uuid, dev, &got)
 		}
 	}
@@ -233,7 +237,7 @@ func (w *watchers) newSet(uuid string) (nvml.EventSet, nvml.Device, error) {
 		dev nvml.Device
 	}
 	l := w.library
-	r, err := askWithin(w, eventsSubject(uuid), maxEventPause, func(c *call) (r result, err error) {
+	r, err := askWithin(w, eventsSubject(uuid), eventSetLimit, func(c *call) (r result, err error) {
 		if r.dev, err = l.deviceByUUID(c, uuid); err != nil {
 			return r, err
 		}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -124,50 +125,27 @@ func TestALostGPUNeitherHidesEventsNorSpins(t *testing.T) {
 	}
 }
 
-// A lost GPU is no reason to close the library soon, nor often.
+// While the library is closed, the events of all GPUs are lost.
 func TestALostGPUHidesNoEventsOfTheOthers(t *testing.T) {
 	if !runAlone(t) {
 		return
 	}
 	session, node, events := newEventSession(t, "pcie-quad")
 	must(t, node.Lose(1))
-	expect := func(wantClosed bool) {
-		t.Helper()
-		xids, closed := 0, false
-		for xid := range uint64(20) {
-			must(t, node.XID(0, 100+xid, nil))
-			takeSnapshot(t, session)
-		}
-		for end := time.After(time.Second); ; {
-			select {
-			case e := <-events:
-				if e.Kind == gpu.EventXID {
-					xids++
-				}
-				closed = closed || e.GPU == uuidOf(node, 0) && errors.Is(e.Err, gpu.ErrLibraryClosed)
-				continue
-			case <-end:
-			}
-			break
-		}
-		if closed != wantClosed || !closed && xids < 20 {
-			t.Errorf("%d of 20 XIDs, reported that the library is closed: %t, want %t", xids, closed, wantClosed)
-		}
+	opened := session.watchers
+	for code := range uint64(20) {
+		must(t, node.XID(0, 100+code, nil))
+		takeSnapshot(t, session)
 	}
-	expect(false)
-	for want := range 10 {
-		pause := min(minReopenPause<<want, maxReopenPause)
-		if got := session.unreadable.gpus[node.Machine().GPUs[1].Bus].pause; got != pause {
-			t.Errorf("the pause is %v, want %v", got, pause)
-		}
-		makeDue(&session.unreadable)
-		if want > 1 { // each takes a second
-			session.mayBecomeReadable(session.last)
-			session.unreadable.done()
-			continue
-		}
-		expect(true)
-		expect(false)
+	for code := range uint64(20) {
+		expectXID(t, events, 100+code)
+	}
+	if session.watchers != opened {
+		t.Error("the library was closed within a minute after it was opened")
+	}
+	session.opened = session.opened.Add(-reopenPause)
+	if takeSnapshot(t, session); session.watchers == opened {
+		t.Error("the library was not opened again after a minute")
 	}
 }
 
@@ -217,18 +195,13 @@ func TestAGPUWhoseUnbindingHasBegun(t *testing.T) {
 	if session.watchers == opened {
 		t.Error("the library was not closed")
 	}
-	again := 0
-	for opened = session.watchers; again < 8; again++ {
-		takeSnapshot(t, session)
-		time.Sleep(eventWait / 2)
+	expectSources(t, node, events, true)
+	opened = session.watchers
+	if session.unbinding.want(node.Machine().GPUs[2].Bus) {
+		t.Error("the unbinding is reported twice")
 	}
-	if session.watchers != opened {
+	if takeSnapshot(t, session); session.watchers != opened {
 		t.Error("the library was closed again without a pause")
-	}
-	for len(events) > 0 {
-		if e := <-events; e.Kind == gpu.EventUnbind {
-			t.Error("the unbinding was reported twice")
-		}
 	}
 	must(t, node.Unbind(1)) // which the other does not hide
 	for e := nextEvent(t, events); e.Kind != gpu.EventUnbind; e = nextEvent(t, events) {
@@ -297,34 +270,63 @@ func TestUnbindingThatIsNotReported(t *testing.T) {
 		return
 	}
 	session, node, events := newEventSession(t, "pcie-quad")
-	for code, reported := range map[nvml.Return]bool{nvml.ERROR_NOT_SUPPORTED: false, nvml.ERROR_UNKNOWN: true} {
-		must(t, session.Close())
-		fail(t, node, "nvmlSystemRegisterEvents", sim.AnyGPU, code)
-		takeSnapshot(t, session)
-		got := false
-		for end := time.After(500 * time.Millisecond); end != nil; {
-			select {
-			case e := <-events:
-				got = got || e.Kind == gpu.EventUnbind && e.Err != nil
-			case <-end:
-				end = nil
-			}
-		}
-		if got != reported {
-			t.Errorf("after the code %v a message is %t, want %t", code, got, reported)
-		}
-		must(t, node.Clear())
+	must(t, session.Close())
+	fail(t, node, "nvmlSystemRegisterEvents", sim.AnyGPU, nvml.ERROR_NOT_SUPPORTED)
+	takeSnapshot(t, session)
+	ended := make(chan struct{})
+	go func() {
+		session.watchers.watchUnbind()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(20 * time.Second):
+		t.Fatal("an old driver is asked again and again")
 	}
+	for len(events) > 0 {
+		if e := <-events; e.Kind == gpu.EventUnbind {
+			t.Errorf("of an old driver it is reported that %v", e.Err)
+		}
+	}
+	must(t, node.Clear())
 	must(t, session.Close())
 	fail(t, node, "nvmlSystemRegisterEvents", sim.AnyGPU, nvml.ERROR_UNKNOWN)
 	takeSnapshot(t, session)
 	for e := nextEvent(t, events); e.Kind != gpu.EventUnbind; e = nextEvent(t, events) {
 	}
 	must(t, node.Clear())
-	time.Sleep(minEventPause + eventWait)
 	must(t, node.Unbind(2))
 	for e := nextEvent(t, events); e.Kind != gpu.EventUnbind || e.Err != nil; e = nextEvent(t, events) {
 	}
+}
+
+// An error that comes again is reported once, and tried again after the same pause each time.
+func TestErrorsOfTheDriversEventsAreTriedAgainSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		session, server := openMock(t)
+		answers := []nvml.Return{
+			nvml.ERROR_UNKNOWN, nvml.ERROR_UNKNOWN, nvml.ERROR_UNKNOWN, nvml.ERROR_UNKNOWN,
+			nvml.ERROR_TIMEOUT, nvml.ERROR_UNKNOWN, nvml.ERROR_NOT_SUPPORTED,
+		}
+		server.SystemEventSetCreateFunc = func(*nvml.SystemEventSetCreateRequest) nvml.Return { return nvml.SUCCESS }
+		server.SystemRegisterEventsFunc = func(*nvml.SystemRegisterEventRequest) nvml.Return { return nvml.SUCCESS }
+		server.SystemEventSetFreeFunc = func(*nvml.SystemEventSetFreeRequest) nvml.Return { return nvml.SUCCESS }
+		server.SystemEventSetWaitFunc = func(*nvml.SystemEventSetWaitRequest) nvml.Return {
+			answer := answers[0]
+			answers = answers[1:]
+			return answer
+		}
+		reported := 0
+		w := &watchers{
+			library: session.library, stop: make(chan struct{}), leaving: func() []string { return nil },
+			receive: func(gpu.Event) { reported++ },
+		}
+		began := time.Now()
+		w.watchUnbind()
+		if took := time.Since(began); reported != 2 || took != 5*eventPause {
+			t.Errorf("%d reports in %v, want one for each time that the driver failed, and 5 pauses", reported, took)
+		}
+	})
 }
 
 func TestEventsAreReceivedAfterTheLibraryWasClosed(t *testing.T) {

@@ -1,14 +1,12 @@
 package nvml
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -72,22 +70,20 @@ const maxWait = time.Second
 type Session struct {
 	opts Options
 
-	mu       sync.Mutex    // held while a snapshot is taken, and while the library is opened or closed
-	library  *library      // nil while the library is closed
-	loaded   *library      // that of the process, open or not; nil before it is loaded
-	users    atomic.Int32  // goroutines that use library without mu
-	last     *gpu.Snapshot // nil before the first
-	retained retainedLinks
-	probed   map[string]gpu.Probe // the last probes, by UUID
-	watchers *watchers            // nil while no events are received
-	released bool                 // see Release
-	// unbinding are the GPUs that are being unbound from the driver.
-	unbinding reopenings
+	mu        sync.Mutex    // held while a snapshot is taken, and while the library is opened or closed
+	library   *library      // nil while the library is closed
+	loaded    *library      // that of the process, open or not; nil before it is loaded
+	users     atomic.Int32  // goroutines that use library without mu
+	last      *gpu.Snapshot // nil before the first
+	retained  retainedLinks
+	probed    map[string]gpu.Probe // the last probes, by UUID
+	watchers  *watchers            // nil while no events are received
+	released  bool                 // see Release
+	unbinding unbinding
 	// known are the GPUs that the kernel module knew when the library was opened. If they change, it is opened again.
-	known []string
-	// unreadable are the GPUs that could not be read at the last snapshot without abandoned calls.
-	unreadable reopenings
-	seen       map[string]bool // the PCI addresses of the GPUs of all snapshots, as far as the kernel module has them
+	known  []string
+	opened time.Time       // when the library was last opened
+	seen   map[string]bool // the PCI addresses of the GPUs of all snapshots, as far as the kernel module has them
 }
 
 // NewSession returns a session that has not opened the library yet.
@@ -95,7 +91,7 @@ func NewSession(opts Options) *Session {
 	if opts.Timeout == 0 {
 		opts.Timeout = DefaultTimeout
 	}
-	return &Session{opts: opts, seen: map[string]bool{}, unreadable: reopenings{first: minReopenPause}}
+	return &Session{opts: opts, seen: map[string]bool{}}
 }
 
 // ReadDevices reads the GPUs once, without links, and closes the library. A GPU that cannot be read is in the snapshot
@@ -168,7 +164,6 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	}
 	snapshot, handles, err := s.read(ctx)
 	if err == nil && s.mayBecomeReadable(snapshot) && s.close() == nil { //nolint:contextcheck // has its own deadline
-		s.unreadable.done()
 		snapshot, handles, err = s.read(ctx)
 	}
 	if err != nil {
@@ -188,47 +183,33 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	return snapshot, nil
 }
 
+// reopenPause is the shortest time between two openings of the library for a GPU that cannot be read or is being
+// unbound. While the library is closed, no events of any GPU are received.
+const reopenPause = time.Minute
+
 // mayHaveOtherGPUs reports whether the library must be opened again to see all GPUs: NVML counts them in nvmlInit only.
 // Until it is opened again, a removed GPU reads as lost and an added one does not appear. A GPU that is being unbound
 // waits for the library to be closed, and cannot be opened again.
 func (s *Session) mayHaveOtherGPUs() bool {
-	return s.library != nil && (s.unbinding.due() || !slices.Equal(s.known, knownGPUs(s.opts.Host)) ||
-		s.last != nil && len(s.last.Devices) == 0)
+	return s.library != nil && (s.unbinding.due() || !slices.Equal(s.known, knownGPUs(s.opts.Host)))
 }
 
 // mayBecomeReadable reports whether the library must be opened again for GPUs that cannot be read: a GPU that was lost
 // and has come back, or one that was removed without the kernel module showing it, reads as lost until then.
 func (s *Session) mayBecomeReadable(snapshot *gpu.Snapshot) bool {
-	if s.busy() {
-		return false
-	}
-	s.unreadable.clear()
-	for _, address := range s.unreadableGPUs(snapshot) {
-		s.unreadable.want(address)
-	}
-	return s.unreadable.due()
+	return s.lacksGPUs(snapshot) && !s.busy() && time.Since(s.opened) >= reopenPause
 }
 
-// unreadableGPUs lists the GPUs that could not be read, by PCI address, and those of earlier snapshots that the kernel
-// module still has and NVML does not. A GPU that was in no snapshot is left out: NVML may never see it, as in a
-// container that gets some of the GPUs.
-func (s *Session) unreadableGPUs(snapshot *gpu.Snapshot) []string {
+// lacksGPUs reports whether a GPU cannot be read, or NVML no longer has one that the kernel module still has. A GPU that
+// was in no snapshot does not count: NVML may never see it, as in a container that gets some of the GPUs.
+func (s *Session) lacksGPUs(snapshot *gpu.Snapshot) bool {
 	maps.DeleteFunc(s.seen, func(address string, _ bool) bool { return !slices.Contains(s.known, address) })
-	var list []string
-	there := map[string]bool{}
+	lost := maps.Clone(s.seen)
 	for i := range snapshot.Devices {
 		d := &snapshot.Devices[i]
-		s.seen[d.PCIBusID], there[d.PCIBusID] = true, true
-		if !d.Usable() {
-			list = append(list, cmp.Or(d.PCIBusID, strconv.Itoa(d.Index)))
-		}
+		s.seen[d.PCIBusID], lost[d.PCIBusID] = true, !d.Usable()
 	}
-	for _, address := range slices.Sorted(maps.Keys(s.seen)) {
-		if !there[address] {
-			list = append(list, address)
-		}
-	}
-	return list
+	return slices.Contains(slices.Collect(maps.Values(lost)), true)
 }
 
 // SetExclusive lets one process at a time use a GPU (the compute mode EXCLUSIVE_PROCESS) or any number (DEFAULT). The
@@ -272,7 +253,7 @@ func (s *Session) open(ctx context.Context) error {
 		return nil
 	}
 	s.known = knownGPUs(s.opts.Host)
-	s.unbinding.done()
+	s.unbinding.closed()
 	path, err := Find(s.opts.Host, s.opts.Library)
 	if err != nil {
 		return err
@@ -296,7 +277,7 @@ func (s *Session) open(ctx context.Context) error {
 		}
 		return fmt.Errorf("initialise the NVIDIA driver library: %w", err)
 	}
-	s.library = l
+	s.library, s.opened = l, time.Now()
 	s.watchDriver() // at once: the kernel waits with unbinding a GPU until the library is closed
 	return nil
 }

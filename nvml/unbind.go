@@ -3,7 +3,10 @@ package nvml
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -14,28 +17,83 @@ import (
 // unbindSubject is the subject of calls about events of the driver.
 const unbindSubject = "events of the driver"
 
-// watchUnbind waits for NVML's events that the driver is about to be unbound from a GPU, until it is stopped. The
-// kernel unbinds the driver, and sends the uevent, only when no program has the GPU open; without these events this
-// program would keep it open for ever. Older drivers do not report them.
-func (w *watchers) watchUnbind() {
-	for pause := minEventPause; !w.stopped(); pause = min(2*pause, maxEventPause) {
-		err := w.receiveUnbind()
-		switch {
-		case isNotSupported(err):
-			return
-		case err != nil && pause == minEventPause && !w.stopped():
-			w.receive(gpu.Event{Kind: gpu.EventUnbind, Err: err})
+// unbinding are the GPUs that are being unbound from the driver, by PCI address, with when the library was closed for
+// them. The zero time means that it is still to be closed. The driver reports a GPU again as long as it waits for other
+// programs, so the library is closed for the same GPU once in a reopenPause.
+type unbinding struct {
+	mu   sync.Mutex
+	gpus map[string]time.Time
+}
+
+// want notes that the library is to be closed for a GPU. It reports whether that is new.
+func (u *unbinding) want(gpu string) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if closed, known := u.gpus[gpu]; known && (closed.IsZero() || time.Since(closed) < reopenPause) {
+		return false
+	}
+	if u.gpus == nil {
+		u.gpus = map[string]time.Time{}
+	}
+	u.gpus[gpu] = time.Time{}
+	return true
+}
+
+// due reports whether the library is to be closed for a GPU.
+func (u *unbinding) due() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, closed := range u.gpus {
+		if closed.IsZero() {
+			return true
 		}
-		select {
-		case <-w.stop:
-		case <-time.After(pause):
+	}
+	return false
+}
+
+// closed notes that the library was closed.
+func (u *unbinding) closed() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for gpu, closed := range u.gpus {
+		if closed.IsZero() {
+			u.gpus[gpu] = time.Now()
 		}
 	}
 }
 
-// receiveUnbind passes on which GPUs are being unbound already, and waits for events. It returns nil only if it was
-// stopped.
-func (w *watchers) receiveUnbind() error {
+// keep forgets all but these GPUs: one that has gone may come back and be unbound again.
+func (u *unbinding) keep(gpus []string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	maps.DeleteFunc(u.gpus, func(gpu string, _ time.Time) bool { return !slices.Contains(gpus, gpu) })
+}
+
+// watchUnbind waits for NVML's events that the driver is about to be unbound from a GPU, until it is stopped. The
+// kernel unbinds the driver only when no program has the GPU open; without these events this program would keep it open
+// until the driver's library is opened again for another reason. Older drivers do not report them.
+func (w *watchers) watchUnbind() {
+	reported := "" // why events are not received; empty if they are
+	report := func(err error) {
+		text := errorText(err)
+		if text != "" && text != reported && !w.stopped() {
+			w.receive(gpu.Event{Kind: gpu.EventUnbind, Err: err})
+		}
+		reported = text
+	}
+	for !w.stopped() {
+		err := w.receiveUnbind(report)
+		if isNotSupported(err) {
+			return
+		}
+		report(err)
+		w.pause()
+	}
+}
+
+// receiveUnbind passes on which GPUs are being unbound already, and waits for events. It reports when the driver has
+// answered a wait for them. It returns nil only if it was stopped.
+func (w *watchers) receiveUnbind(report func(error)) error {
 	set, err := w.newSystemSet()
 	if err != nil {
 		return err
@@ -62,6 +120,7 @@ func (w *watchers) receiveUnbind() error {
 		got, _ := c.answer.(nvml.EventData)
 		switch {
 		case hasCode(c.err, nvml.ERROR_TIMEOUT):
+			report(nil)
 		case c.err != nil:
 			return c.err
 		case got.EventType != nvml.SystemEventTypeGpuDriverUnbind:
@@ -94,7 +153,7 @@ func addressOf(id uint32) string {
 // newSystemSet makes a system event set with the unbinding of GPUs.
 func (w *watchers) newSystemSet() (nvml.SystemEventSet, error) {
 	l := w.library
-	return askWithin(w, unbindSubject, maxEventPause, func(c *call) (set nvml.SystemEventSet, err error) {
+	return askWithin(w, unbindSubject, eventSetLimit, func(c *call) (set nvml.SystemEventSet, err error) {
 		set, err = invoke(l, c, "nvmlSystemEventSetCreate", func() (nvml.SystemEventSet, nvml.Return) {
 			r := nvml.SystemEventSetCreateRequest{Version: nvml.STRUCT_VERSION(nvml.SystemEventSetCreateRequest{}, 1)}
 			code := l.api.SystemEventSetCreate(&r)
