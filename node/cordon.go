@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,8 +12,17 @@ import (
 	"gpu-cdi-plugin/internal/regular"
 )
 
-// cordon sets a cordon or, without a reason, lifts it. The record has it when cordon returns.
-func (m *monitor) cordon(uuid, reason string) error {
+// Cordon takes a device that Knows knows out of service for a reason, and with a GPU its MIG devices, until Uncordon.
+// When it returns the state is published and on record: after an error it may not survive a restart.
+func (m *Monitor) Cordon(uuid, reason string) error {
+	return m.cordon(uuid, cmp.Or(reason, "no reason was given"))
+}
+
+// Uncordon ends Cordon. It returns an error for a MIG device of a GPU that is cordoned.
+func (m *Monitor) Uncordon(uuid string) error { return m.cordon(uuid, "") }
+
+// cordon sets a cordon or, without a reason, lifts it.
+func (m *Monitor) cordon(uuid, reason string) error {
 	if loaded, err := m.cordonRecorded(uuid, reason); !loaded {
 		return err
 	}
@@ -33,18 +43,18 @@ func (m *monitor) cordon(uuid, reason string) error {
 
 // cordonRecorded does what cordon does in the record that is not loaded yet, as without a driver. Once it is loaded
 // nothing is done.
-func (m *monitor) cordonRecorded(uuid, reason string) (loaded bool, err error) {
+func (m *Monitor) cordonRecorded(uuid, reason string) (loaded bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock() // nothing else needs it yet
 	if m.loaded {
 		return true, nil
 	}
-	data, err := regular.ReadFile(m.Path, MaxHealthRecord)
+	data, err := regular.ReadFile(m.opts.Path, MaxHealthRecord)
 	if err == nil {
 		data, err = health.EditCordon(data, health.Identity{}, time.Now(), health.Device{UUID: uuid}, reason)
 	}
 	if err == nil {
-		err = atomicfile.Write(m.Path, data, recordMode)
+		err = atomicfile.Write(m.opts.Path, data, recordMode)
 	}
 	if err != nil {
 		return false, fmt.Errorf("edit the recorded health of the devices: %w", err)
@@ -52,9 +62,10 @@ func (m *monitor) cordonRecorded(uuid, reason string) (loaded bool, err error) {
 	return false, nil
 }
 
-// holdForReset takes a GPU out of service for a reset. It is recorded for people who read that; the next process ends
-// it, when the reset has ended.
-func (m *monitor) holdForReset(gpuUUID string) error {
+// HoldForReset takes a GPU and its MIG devices out of service until EndHold. A cordon neither sets nor lifts it. When it
+// returns the state is published. The hold is recorded for people who read that; the next process ends it, when the
+// reset has ended.
+func (m *Monitor) HoldForReset(gpuUUID string) error {
 	err := m.change(func(machine *health.Machine) ([]health.Transition, error) {
 		if slices.Contains(m.heldByOldReset, gpuUUID) {
 			return nil, errors.New(m.names[gpuUUID] + " is " + oldReset)
@@ -67,20 +78,23 @@ func (m *monitor) holdForReset(gpuUUID string) error {
 	return err
 }
 
-func (m *monitor) endHold(gpuUUID string) {
+// EndHold ends HoldForReset.
+func (m *Monitor) EndHold(gpuUUID string) {
 	_ = m.change(func(machine *health.Machine) ([]health.Transition, error) {
 		return machine.EndHold(gpuUUID), nil
 	})
 	m.saveOrLog()
 }
 
-func (m *monitor) knows(uuid string) bool {
+// Knows reports whether a device can be cordoned: it is there, or was and is remembered, also before the driver has
+// come.
+func (m *Monitor) Knows(uuid string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.loaded {
 		return m.machine.Knows(uuid)
 	}
-	data, err := regular.ReadFile(m.Path, MaxHealthRecord)
+	data, err := regular.ReadFile(m.opts.Path, MaxHealthRecord)
 	if err != nil {
 		return false
 	}
@@ -90,7 +104,7 @@ func (m *monitor) knows(uuid string) bool {
 }
 
 // change changes the machine and reports what follows.
-func (m *monitor) change(change func(*health.Machine) ([]health.Transition, error)) error {
+func (m *Monitor) change(change func(*health.Machine) ([]health.Transition, error)) error {
 	m.mu.Lock()
 	transitions, err := change(m.machine)
 	m.mu.Unlock()

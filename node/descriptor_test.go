@@ -205,7 +205,7 @@ func TestADamagedDescriptorIsWrittenAgain(t *testing.T) {
 		"with its directory": func(p string) error { return os.Rename(filepath.Dir(p), filepath.Dir(p)+".old") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newDescribedFixture(t, func(o *Options) { o.poll = 20 * time.Millisecond })
+			b := newDescribedFixture(t, func(o *Options) { o.Interval = 20 * time.Millisecond })
 			b.start()
 			path := b.rec.descriptors.path(b.uuids()[1])
 			want := string(read(t, path))

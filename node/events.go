@@ -11,9 +11,9 @@ import (
 )
 
 // receive takes an event of the driver. It returns when the state that follows is published.
-func (m *monitor) receive(e gpu.Event) {
-	if m.Observer != nil && e.Kind != gpu.EventSource {
-		m.Observer.Event(e)
+func (m *Monitor) receive(e gpu.Event) {
+	if m.opts.Observer != nil && e.Kind != gpu.EventSource {
+		m.opts.Observer.Event(e)
 	}
 	switch e.Kind {
 	case gpu.EventXID:
@@ -27,7 +27,7 @@ func (m *monitor) receive(e gpu.Event) {
 }
 
 // logFirst logs the first event of a kind of a GPU.
-func (m *monitor) logFirst(e gpu.Event) {
+func (m *Monitor) logFirst(e gpu.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	line := fmt.Sprintf("%s reported %s; further events of this kind are counted", m.names[e.GPU], eventTexts[e.Kind])
@@ -44,7 +44,7 @@ var eventTexts = map[gpu.EventKind]string{
 	gpu.EventMIG:         "that its MIG devices have changed",
 }
 
-func (m *monitor) receiveXID(e gpu.Event) {
+func (m *Monitor) receiveXID(e gpu.Event) {
 	m.mu.Lock()
 	if !m.machine.Knows(e.GPU) {
 		m.retainXID(e)
@@ -63,7 +63,7 @@ func (m *monitor) receiveXID(e gpu.Event) {
 
 // retainXID retains an XID until its GPU is known. Equal events take one entry, so that a GPU with many leaves room for
 // those of the others.
-func (m *monitor) retainXID(e gpu.Event) {
+func (m *Monitor) retainXID(e gpu.Event) {
 	i := slices.IndexFunc(m.waitingXIDs, func(x waitingXID) bool { return x.Event == e })
 	switch {
 	case i >= 0:
@@ -73,21 +73,21 @@ func (m *monitor) retainXID(e gpu.Event) {
 	}
 }
 
-func (m *monitor) setSource(e gpu.Event) {
-	if m.Observer != nil {
-		m.Observer.EventSource(e.GPU, e.Err == nil)
+func (m *Monitor) setSource(e gpu.Event) {
+	if m.opts.Observer != nil {
+		m.opts.Observer.EventSource(e.GPU, e.Err == nil)
 	}
 	if errors.Is(e.Err, gpu.ErrLibraryClosed) {
 		m.beginGap()
 		return
 	}
-	changed := m.endGap()
+	m.endGap()
 	why := ""
 	if e.Err != nil {
 		why = e.Err.Error()
 	}
 	m.mu.Lock()
-	changed = m.machine.SetEventsMissed(e.GPU, why) || changed
+	changed := m.machine.SetEventsMissed(e.GPU, why)
 	m.unsaved = m.unsaved || changed
 	m.mu.Unlock()
 	if changed {
@@ -96,7 +96,7 @@ func (m *monitor) setSource(e gpu.Event) {
 }
 
 // beginGap notes that the driver's library is closed: the events of no GPU are received.
-func (m *monitor) beginGap() {
+func (m *Monitor) beginGap() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed.IsZero() {
@@ -104,43 +104,16 @@ func (m *monitor) beginGap() {
 	}
 }
 
-// libraryClosed is why events of GPUs are not received while the driver's library is closed for long.
-const libraryClosed = "the driver's library is closed, and no probes are made"
-
-// publishGap publishes that the library has been closed for long, as after Release.
-func (m *monitor) publishGap() {
-	m.mu.Lock()
-	changed := false
-	if !m.closed.IsZero() && time.Since(m.closed) > maxGap {
-		for _, uuid := range m.gpus() {
-			changed = m.machine.SetEventsMissed(uuid, libraryClosed) || changed
-		}
-	}
-	m.unsaved = m.unsaved || changed
-	m.mu.Unlock()
-	if changed {
-		m.changed()
-	}
-}
-
-// endGap notes that the library is open, and logs it if events were not received for long. It reports whether it has
-// changed what publishGap has published.
-func (m *monitor) endGap() (changed bool) {
+// endGap notes that the library is open, and logs it if events were not received for long.
+func (m *Monitor) endGap() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed.IsZero() {
-		return false
+		return
 	}
 	if gap := time.Since(m.closed); gap > maxGap {
 		m.log.Warn(fmt.Sprintf("events of the GPUs were not received for %s, while the driver's library was closed: "+
 			`see lines with "NVRM: Xid" in the kernel's log for XIDs of that time`, gap.Round(time.Second)))
 	}
 	m.closed = time.Time{}
-	statuses := m.machine.Statuses()
-	for _, uuid := range m.gpus() {
-		if statuses[uuid].EventsMissed == libraryClosed {
-			changed = m.machine.SetEventsMissed(uuid, "") || changed
-		}
-	}
-	return changed
 }

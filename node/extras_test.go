@@ -77,7 +77,6 @@ func TestExtrasComeAndGo(t *testing.T) {
 func TestRunNoticesExtras(t *testing.T) {
 	for name, change := range map[string]func(b *fixture) error{
 		"a channel goes":    func(b *fixture) error { return os.Remove(b.channel()) },
-		"a setting goes":    func(b *fixture) error { return os.Remove(filepath.Join(b.node.Root(), "etc/cufile.json")) },
 		"a spec is deleted": func(b *fixture) error { return os.Remove(filepath.Join(b.dirs[1], "nvidia.com-gds.json")) },
 		"a spec is replaced": func(b *fixture) error {
 			return os.WriteFile(filepath.Join(b.dirs[1], "nvidia.com-gds.json"), nil, 0o600)
@@ -85,7 +84,7 @@ func TestRunNoticesExtras(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newExtrasFixture(t, []string{"gds", "imex"}, gds, channel1)
-			b.rec.opts.poll = 5 * time.Millisecond
+			b.rec.opts.Interval = 5 * time.Millisecond
 			b.start()
 			spec := filepath.Join(b.dirs[1], "nvidia.com-gds.json")
 			before := [2]fileid.ID{fileid.Of(spec), fileid.Of(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json"))}

@@ -68,6 +68,7 @@ type fixture struct {
 	t      *testing.T
 	node   *sim.Node
 	source *nodeSource
+	prober *fakeProber
 	dirs   []string // of CDI specs, ours is the last
 	path   string
 	config resource.Config
@@ -92,7 +93,7 @@ func newFixture(t *testing.T, machine string, change ...func(*Options)) *fixture
 func newFixtureOn(t *testing.T, node *sim.Node, change ...func(*Options)) *fixture {
 	t.Helper()
 	b := &fixture{t: t, node: node, news: make(chan struct{}, 100)}
-	b.source = &nodeSource{node: b.node}
+	b.source, b.prober = &nodeSource{node: b.node}, &fakeProber{}
 	b.dirs = []string{filepath.Join(t.TempDir(), "etc-cdi"), filepath.Join(t.TempDir(), "cdi")}
 	b.path = filepath.Join(b.dirs[1], cdi.FileName(cdi.DefaultKind))
 	b.config = resource.Config{Resource: "nvidia.com/gpu", MIGStrategy: resource.MIGMixed}
@@ -107,7 +108,7 @@ func newFixtureOn(t *testing.T, node *sim.Node, change ...func(*Options)) *fixtu
 		Build: func(s *gpu.Snapshot) ([]resource.Resource, []resource.Finding, error) {
 			return resource.Build(s, b.config)
 		},
-		Interval: time.Hour, poll: time.Hour,
+		Interval: time.Hour, Health: HealthOptions{Prober: b.prober},
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}
 	for _, c := range change {

@@ -22,13 +22,13 @@ const MaxHealthRecord = 4 << 20
 
 // loadRecord takes the record of the previous run, if there is one, and reports whether it can be used. It needs the
 // names of the devices.
-func (m *monitor) loadRecord(driverVersion string) (usable bool) {
+func (m *Monitor) loadRecord(driverVersion string) (usable bool) {
 	m.loaded, m.identity = true, HealthIdentity(m.host, driverVersion)
-	if m.Path == "" {
+	if m.opts.Path == "" {
 		return true
 	}
 	defer m.takeOverHolds()
-	data, err := regular.ReadFile(m.Path, MaxHealthRecord)
+	data, err := regular.ReadFile(m.opts.Path, MaxHealthRecord)
 	if err == nil {
 		err = m.machine.Restore(data, m.identity)
 	}
@@ -36,10 +36,10 @@ func (m *monitor) loadRecord(driverVersion string) (usable bool) {
 		m.saved = data
 		return true
 	}
-	aside := m.Path + ".damaged"
+	aside := m.opts.Path + ".damaged"
 	m.log.Error("the recorded health of the devices cannot be used; cordons are lost, and probes decide: "+err.Error(),
 		"set aside as", aside)
-	if err := os.Rename(m.Path, aside); err != nil {
+	if err := os.Rename(m.opts.Path, aside); err != nil {
 		m.log.Error("the recorded health of the devices cannot be set aside: " + err.Error())
 	}
 	return false
@@ -51,11 +51,11 @@ const oldReset = "held for a reset that has not ended: nvidia-smi, which this pr
 
 // takeOverHolds brings back the GPUs that the previous run held for a reset when it ended, except those whose reset
 // goes on. If that is not known, all GPUs are held until it is.
-func (m *monitor) takeOverHolds() {
-	if m.StillResetting != nil {
+func (m *Monitor) takeOverHolds() {
+	if m.opts.StillResetting != nil {
 		var err error
 		m.heldReason = oldReset
-		if m.heldByOldReset, err = m.StillResetting(); err != nil {
+		if m.heldByOldReset, err = m.opts.StillResetting(); err != nil {
 			m.heldReason = "held, since its reset may not have ended: " + err.Error()
 			m.heldByOldReset = slices.DeleteFunc(slices.Sorted(maps.Keys(m.names)), func(uuid string) bool {
 				return !isGPU(m.names[uuid])
@@ -74,7 +74,7 @@ func (m *monitor) takeOverHolds() {
 }
 
 // holdForOldResets holds the GPUs whose reset by an earlier run goes on, as soon as they are known.
-func (m *monitor) holdForOldResets() {
+func (m *Monitor) holdForOldResets() {
 	for _, gpuUUID := range m.heldByOldReset {
 		if slices.Contains(m.machine.Held(), gpuUUID) {
 			continue
@@ -87,14 +87,14 @@ func (m *monitor) holdForOldResets() {
 }
 
 // endedOldResets returns the held GPUs whose reset by an earlier run has ended.
-func (m *monitor) endedOldResets() []string {
+func (m *Monitor) endedOldResets() []string {
 	m.mu.Lock()
 	held := slices.Clone(m.heldByOldReset)
 	m.mu.Unlock()
 	if len(held) == 0 {
 		return nil
 	}
-	running, err := m.StillResetting()
+	running, err := m.opts.StillResetting()
 	if err != nil {
 		return nil
 	}
@@ -102,7 +102,7 @@ func (m *monitor) endedOldResets() []string {
 }
 
 // endOldResets ends the holds of GPUs whose reset by an earlier run has ended.
-func (m *monitor) endOldResets(gpuUUIDs []string) {
+func (m *Monitor) endOldResets(gpuUUIDs []string) {
 	for _, gpuUUID := range gpuUUIDs {
 		m.mu.Lock()
 		m.heldByOldReset = slices.DeleteFunc(m.heldByOldReset, func(uuid string) bool { return uuid == gpuUUID })
@@ -111,7 +111,7 @@ func (m *monitor) endOldResets(gpuUUIDs []string) {
 		m.log.Warn(name + " is no longer held: nvidia-smi does not reset it any more. Whether " +
 			"it was reset is not known: if it stays unhealthy, reset it again. If its persistence mode was on, switch it on " +
 			"again: nvidia-smi -i " + gpuUUID + " -pm 1")
-		m.endHold(gpuUUID)
+		m.EndHold(gpuUUID)
 	}
 }
 
@@ -121,14 +121,14 @@ func worthSaving(t *health.Transition) bool {
 	return t.To.State == health.Healthy || t.From != health.Recovering && t.To.State != health.Recovering
 }
 
-func (m *monitor) hasUnsaved() bool {
+func (m *Monitor) hasUnsaved() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.unsaved
 }
 
 // saveOrLog writes the record, and logs why it cannot be written.
-func (m *monitor) saveOrLog() {
+func (m *Monitor) saveOrLog() {
 	err := m.save()
 	m.saving.Lock()
 	defer m.saving.Unlock()
@@ -142,7 +142,7 @@ func (m *monitor) saveOrLog() {
 }
 
 // save writes the record, if it differs from the last one. What waits for the disk does not hold mu.
-func (m *monitor) save() error {
+func (m *Monitor) save() error {
 	m.saving.Lock()
 	defer m.saving.Unlock()
 	m.mu.Lock()
@@ -150,11 +150,11 @@ func (m *monitor) save() error {
 	loaded := m.loaded
 	m.unsaved = false
 	m.mu.Unlock()
-	if m.Path == "" || !loaded {
+	if m.opts.Path == "" || !loaded {
 		return nil
 	}
 	if err == nil && !slices.Equal(data, m.saved) {
-		err = atomicfile.Write(m.Path, data, recordMode)
+		err = atomicfile.Write(m.opts.Path, data, recordMode)
 	}
 	if err != nil {
 		m.mu.Lock()

@@ -32,16 +32,11 @@ type HealthObserver interface {
 }
 
 const (
-	// probeInterval is how often healthy GPUs are probed, and suspectInterval how often others are.
-	probeInterval   = 5 * time.Second
-	suspectInterval = time.Second
-	// minProbePause is the shortest time between two probes.
-	minProbePause = 200 * time.Millisecond
 	// maxLogged bounds the reasons that are remembered of a device, in bytes: those with the process IDs of a program
 	// that is started again and again have no end.
 	maxLogged = 4 << 10
-	// maxGap is how long the driver's library may be closed before the state and the log say that events are missed: most
-	// resets are shorter.
+	// maxGap is how long the driver's library may be closed before the log says that events were missed: most resets are
+	// shorter.
 	maxGap = 10 * time.Second
 	// maxWaitingXIDs bounds the different XIDs that wait for their GPU to be known, which takes milliseconds, or until
 	// the driver's files are as they should be. A machine has at most 16 GPUs, and a GPU has few codes.
@@ -63,10 +58,10 @@ type HealthOptions struct {
 	Observer HealthObserver
 }
 
-// monitor has the health of the devices. It takes the driver's events when they happen, probes the GPUs, and records
-// the result for the next start.
-type monitor struct {
-	HealthOptions
+// Monitor has the health of the devices. It takes the driver's events when they happen and the results of probes, and
+// records the health for the next start. It is of a Reconciler.
+type Monitor struct {
+	opts     HealthOptions
 	log      *slog.Logger
 	changed  func() // publishes the health
 	host     host.Host
@@ -88,6 +83,7 @@ type monitor struct {
 	saving    sync.Mutex // held while the record is written
 	saved     []byte     // the last record that was read or written
 	saveError string     // why the last one could not be written
+	saveDue   time.Time  // when counters are to be saved
 }
 
 // waitingXID is an XID event of a GPU that is not known yet, and how often it came.
@@ -96,16 +92,16 @@ type waitingXID struct {
 	count int
 }
 
-func newMonitor(h *HealthOptions, log *slog.Logger, host host.Host, changed func()) *monitor {
-	return &monitor{
-		HealthOptions: *h, log: log, changed: changed, host: host, probeNow: wake.New(),
+func newMonitor(h *HealthOptions, log *slog.Logger, host host.Host, changed func()) *Monitor {
+	return &Monitor{
+		opts: *h, log: log, changed: changed, host: host, probeNow: wake.New(),
 		machine: health.New(h.Rules), loggedEvents: map[string]bool{}, loggedReasons: map[string]string{},
 	}
 }
 
 // setDevices takes the devices that there are, then the XIDs that they have had since the snapshot. The first devices
 // are as they were recorded.
-func (m *monitor) setDevices(s *gpu.Snapshot) {
+func (m *Monitor) setDevices(s *gpu.Snapshot) {
 	for _, e := range m.replaceDevices(s) {
 		for range e.count {
 			m.receiveXID(e.Event)
@@ -114,7 +110,7 @@ func (m *monitor) setDevices(s *gpu.Snapshot) {
 }
 
 // replaceDevices returns the XIDs that waited for these devices.
-func (m *monitor) replaceDevices(s *gpu.Snapshot) (xids []waitingXID) {
+func (m *Monitor) replaceDevices(s *gpu.Snapshot) (xids []waitingXID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var devices []health.Device
@@ -138,7 +134,7 @@ func (m *monitor) replaceDevices(s *gpu.Snapshot) (xids []waitingXID) {
 }
 
 // logChangedGPUs logs which GPUs disappeared and which appeared; before has the names of the last snapshot.
-func (m *monitor) logChangedGPUs(before map[string]string) {
+func (m *Monitor) logChangedGPUs(before map[string]string) {
 	for _, uuid := range slices.Sorted(maps.Keys(before)) {
 		if name := before[uuid]; isGPU(name) && m.names[uuid] == "" {
 			m.log.Warn(name + " is gone: the driver does not have " + uuid + " any more")
@@ -177,18 +173,8 @@ func healthDevices(s *gpu.Snapshot) (devices []health.Device, names map[string]s
 	return devices, names
 }
 
-// gpus are the UUIDs of the GPUs.
-func (m *monitor) gpus() (uuids []string) {
-	for uuid, name := range m.names {
-		if isGPU(name) {
-			uuids = append(uuids, uuid)
-		}
-	}
-	return uuids
-}
-
 // report logs transitions and publishes the state that follows from them.
-func (m *monitor) report(transitions []health.Transition) {
+func (m *Monitor) report(transitions []health.Transition) {
 	if len(transitions) == 0 {
 		return
 	}
@@ -202,7 +188,7 @@ func (m *monitor) report(transitions []health.Transition) {
 }
 
 // logTransition logs a transition. A fault that comes and goes before the device is healthy again is logged once.
-func (m *monitor) logTransition(t *health.Transition) {
+func (m *Monitor) logTransition(t *health.Transition) {
 	uuid, text := t.To.UUID, t.To.String()
 	log := m.log.Warn
 	switch t.To.State {
@@ -226,9 +212,10 @@ func (m *monitor) logTransition(t *health.Transition) {
 }
 
 // withHealth returns a state with the health of the devices.
-func (m *monitor) withHealth(s State) State {
+func (m *Monitor) withHealth(s State) State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	s.resourcesBefore, s.remarksBefore = s.Resources, s.remarks
 	s.Health = m.machine.Statuses()
 	s.Resources = resource.MarkUnhealthy(s.Resources, func(d *resource.Device) string {
 		h, known := s.Health[d.UUID]
@@ -239,70 +226,40 @@ func (m *monitor) withHealth(s State) State {
 		return h.String()
 	})
 	s.remarks = slices.Clone(s.remarks)
-	remark := func(key, text, why string) {
-		r := newRemark(key, text, errors.New(why))
-		r.level = slog.LevelWarn
-		s.remarks = append(s.remarks, r)
-	}
-	closed := false
 	for _, uuid := range slices.Sorted(maps.Keys(s.Health)) {
-		switch why := s.Health[uuid].EventsMissed; why {
-		case "":
-		case libraryClosed:
-			closed = true
-		default:
-			const text = "events of %s are not received, and its faults are noticed by probes alone"
-			remark("events of "+uuid, fmt.Sprintf(text, m.names[uuid]), why)
+		if why := s.Health[uuid].EventsMissed; why != "" {
+			text := "events of " + m.names[uuid] + " are not received, and only probes notice its faults"
+			r := newRemark("events of "+uuid, text, errors.New(why))
+			r.level = slog.LevelWarn
+			s.remarks = append(s.remarks, r)
 		}
-	}
-	if closed { // one line for all GPUs
-		remark("events", "faults of GPUs are not noticed", libraryClosed)
 	}
 	return s
 }
 
-// run probes the GPUs and saves their health until ctx ends.
-func (m *monitor) run(ctx context.Context) {
-	timer := time.NewTimer(m.interval())
-	defer timer.Stop()
-	due := time.Now().Add(saveInterval)
-	var probed time.Time
-	for {
-		select {
-		case <-ctx.Done():
-			m.saveOrLog()
-			return
-		case <-m.probeNow:
-			if wait := minProbePause - time.Since(probed); wait > 0 { // a container can cause events in a loop
-				timer.Reset(wait)
-				continue
-			}
-		case <-timer.C:
-		}
-		m.publishGap()
-		if m.hasUnsaved() { // by an event; the driver may not answer the probe for long
-			m.saveOrLog()
-		}
-		probed = time.Now()
-		ended := m.endedOldResets()
-		_ = m.probe(ctx) // while the driver as a whole does not answer, nothing is known about the GPUs
-		m.endOldResets(ended)
-		if m.hasUnsaved() || time.Now().After(due) {
-			m.saveOrLog()
-			due = time.Now().Add(saveInterval)
-		}
-		timer.Reset(m.interval())
+// poll probes the GPUs and saves their health. It returns the probes, or none while the driver does not answer.
+func (m *Monitor) poll(ctx context.Context) []gpu.Probe {
+	if m.hasUnsaved() { // by an event; the driver may not answer the probe for long
+		m.saveOrLog()
 	}
+	ended := m.endedOldResets()
+	probes, _ := m.probe(ctx)
+	m.endOldResets(ended)
+	if m.hasUnsaved() || time.Now().After(m.saveDue) {
+		m.saveOrLog()
+		m.saveDue = time.Now().Add(saveInterval)
+	}
+	return probes
 }
 
 // probe probes GPUs by their UUIDs, or all.
-func (m *monitor) probe(ctx context.Context, uuids ...string) error {
-	probes, err := m.Prober.Probes(ctx, uuids...)
+func (m *Monitor) probe(ctx context.Context, uuids ...string) ([]gpu.Probe, error) {
+	probes, err := m.opts.Prober.Probes(ctx, uuids...)
 	if err == nil {
 		err = ctx.Err()
 	}
 	if err != nil {
-		return fmt.Errorf("probe the GPUs: %w", err)
+		return nil, fmt.Errorf("probe the GPUs: %w", err)
 	}
 	var transitions []health.Transition
 	m.mu.Lock()
@@ -311,11 +268,12 @@ func (m *monitor) probe(ctx context.Context, uuids ...string) error {
 	}
 	m.mu.Unlock()
 	m.report(transitions)
-	return nil
+	return probes, nil
 }
 
-// check probes a GPU and returns why a device on it is not healthy, or nil.
-func (m *monitor) check(ctx context.Context, gpuUUID, uuid string) error {
+// Check probes a GPU and returns why a device on it is not healthy, or nil. Both are named by UUIDs, and are the same
+// for a whole GPU.
+func (m *Monitor) Check(ctx context.Context, gpuUUID, uuid string) error {
 	status := func() (health.Status, bool) {
 		s, known := m.machine.Statuses()[uuid]
 		return s, known
@@ -323,18 +281,18 @@ func (m *monitor) check(ctx context.Context, gpuUUID, uuid string) error {
 	return m.checkState(ctx, gpuUUID, status, health.Healthy)
 }
 
-// checkReset probes a GPU after a reset and returns why it is neither healthy nor recovering, or nil. A recovering GPU
-// only needs time.
-func (m *monitor) checkReset(ctx context.Context, uuid string) error {
+// CheckReset probes a GPU after a reset and returns why it is neither healthy nor recovering, or nil. A recovering GPU
+// only needs time. Whether the GPU is cordoned does not matter.
+func (m *Monitor) CheckReset(ctx context.Context, uuid string) error {
 	status := func() (health.Status, bool) { return m.machine.StatusWithoutCordon(uuid) }
 	return m.checkState(ctx, uuid, status, health.Healthy, health.Recovering)
 }
 
 // checkState probes a GPU, and returns an error with the device's state unless that is one of the wanted states.
-func (m *monitor) checkState(
+func (m *Monitor) checkState(
 	ctx context.Context, gpuUUID string, status func() (health.Status, bool), wanted ...health.State,
 ) error {
-	if err := m.probe(ctx, gpuUUID); err != nil {
+	if _, err := m.probe(ctx, gpuUUID); err != nil {
 		return err
 	}
 	m.mu.Lock()
@@ -348,45 +306,48 @@ func (m *monitor) checkState(
 	return nil
 }
 
-func (m *monitor) wasReset(gpuUUID string) {
+// WasReset notes that a GPU was reset, which is what it may have needed.
+func (m *Monitor) WasReset(gpuUUID string) {
 	m.mu.Lock()
 	m.machine.WasReset(time.Now(), gpuUUID)
 	m.mu.Unlock()
 	m.saveOrLog() // the reset may have ended after run
 }
 
-func (m *monitor) cannotReset(gpuUUID string) string {
+// CannotReset returns the reason of SetCannotReset, also by an earlier run, or "".
+func (m *Monitor) CannotReset(gpuUUID string) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.machine.CannotReset(gpuUUID)
 }
 
-func (m *monitor) setCannotReset(gpuUUID, reason string) {
+// SetCannotReset notes why a GPU cannot be reset, until it is reset, the driver changes or the node reboots.
+func (m *Monitor) SetCannotReset(gpuUUID, reason string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.machine.SetCannotReset(gpuUUID, reason)
 	m.unsaved = true
 }
 
-func (m *monitor) setLeftInUse(uuid, reason string) {
+// SetLeftInUse marks a device as in use after its last container, for a reason that is a part of a sentence, or with an
+// empty reason no longer. One that is healthy otherwise is suspect while it is marked.
+func (m *Monitor) SetLeftInUse(uuid, reason string) {
 	m.mu.Lock()
 	transitions := m.machine.SetLeftInUse(time.Now(), uuid, reason)
 	m.mu.Unlock()
 	m.report(transitions)
 }
 
-func (m *monitor) leftInUse(uuid string) bool {
+// LeftInUse reports whether a device is marked by SetLeftInUse, also by an earlier run.
+func (m *Monitor) LeftInUse(uuid string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.machine.LeftInUse(uuid)
 }
 
-// interval is the time to the next probes.
-func (m *monitor) interval() time.Duration {
+// needsFrequentProbes reports whether probes may soon make a device healthy, or the end of an old reset may.
+func (m *Monitor) needsFrequentProbes() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.machine.NeedsFrequentProbes() || len(m.heldByOldReset) > 0 {
-		return suspectInterval
-	}
-	return probeInterval
+	return m.machine.NeedsFrequentProbes() || len(m.heldByOldReset) > 0
 }

@@ -18,14 +18,34 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// noProbes is a driver that reports nothing about the health of GPUs.
-type noProbes struct{}
+// fakeProber returns the probes that were set, and counts how often it was asked. Without any the driver reports nothing
+// about the health of GPUs.
+type fakeProber struct {
+	mu     sync.Mutex
+	probes []gpu.Probe
+	asked  int
+	before func(context.Context) // is called for each probe; may be nil
+}
 
-func (noProbes) Probes(context.Context, ...string) ([]gpu.Probe, error) { return nil, nil }
+func (p *fakeProber) Probes(ctx context.Context, _ ...string) ([]gpu.Probe, error) {
+	if p.before != nil {
+		p.before(ctx)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asked++
+	return p.probes, ctx.Err()
+}
 
-// watchHealth makes a reconciler watch the health of the devices, with a record.
-func watchHealth(path string) func(*Options) {
-	return func(o *Options) { o.Health = &HealthOptions{Prober: noProbes{}, Path: path} }
+func (p *fakeProber) set(probes ...gpu.Probe) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.probes = probes
+}
+
+// recordHealth gives a reconciler a record of the health of the devices.
+func recordHealth(path string) func(*Options) {
+	return func(o *Options) { o.Health.Path = path }
 }
 
 func xid(gpuUUID string, code uint64) gpu.Event {
@@ -36,7 +56,7 @@ func xid(gpuUUID string, code uint64) gpu.Event {
 }
 
 func TestAnEventIsPublishedWithoutAReconciliation(t *testing.T) {
-	b := newFixture(t, "pcie-quad", watchHealth(""))
+	b := newFixture(t, "pcie-quad")
 	b.start()
 	b.counts(b.rec.State(), 4, 0)
 	b.rec.Receive(xid(b.uuids()[2], 95))
@@ -52,7 +72,7 @@ func TestAnEventIsPublishedWithoutAReconciliation(t *testing.T) {
 // The driver's events begin with the first snapshot, before the first state is published.
 func TestAnEventDuringTheStartCounts(t *testing.T) {
 	during := &eventAtReconciliation{}
-	b := newFixture(t, "pcie-quad", watchHealth(""), func(o *Options) { o.Observer = during })
+	b := newFixture(t, "pcie-quad", func(o *Options) { o.Observer = during })
 	during.send = func() { b.rec.Receive(xid(b.uuids()[2], 95)) }
 	b.start()
 	b.counts(b.rec.State(), 3, 1)
@@ -62,7 +82,7 @@ func TestAnEventDuringTheStartCounts(t *testing.T) {
 // alone.
 func TestAnEventDuringTheFirstSnapshotCounts(t *testing.T) {
 	source := &eventInSnapshot{}
-	b := newFixture(t, "pcie-quad", watchHealth(""), func(o *Options) { source.Source, o.Source = o.Source, source })
+	b := newFixture(t, "pcie-quad", func(o *Options) { source.Source, o.Source = o.Source, source })
 	const many = 10_000
 	source.send = func() {
 		for range many { // which push out no other
@@ -98,7 +118,7 @@ func TestEventsOfAllKindsAreCountedAndLoggedOnce(t *testing.T) {
 	log, counts := &testenv.Log{}, eventCounts{}
 	b := newFixture(t, "pcie-quad", func(o *Options) {
 		o.Log = slog.New(slog.NewTextHandler(log, nil))
-		o.Health = &HealthOptions{Prober: noProbes{}, Observer: counts}
+		o.Health.Observer = counts
 	})
 	b.start()
 	var events []gpu.Event
@@ -149,7 +169,7 @@ func (e *eventAtReconciliation) Reconciled(time.Duration, bool, error) { e.send(
 // A driver that comes late must not make all GPUs healthy, nor empty the record.
 func TestTheRecordIsReadWhenTheDriverComes(t *testing.T) {
 	record := filepath.Join(t.TempDir(), "health.json")
-	before := newFixture(t, "pcie-quad", watchHealth(record))
+	before := newFixture(t, "pcie-quad", recordHealth(record))
 	before.start()
 	before.rec.Receive(xid(before.uuids()[1], 79))
 	before.rec.monitor.saveOrLog()
@@ -158,7 +178,7 @@ func TestTheRecordIsReadWhenTheDriverComes(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	b := newFixtureOn(t, before.node, watchHealth(record), func(o *Options) { o.AwaitDriver = true })
+	b := newFixtureOn(t, before.node, recordHealth(record), func(o *Options) { o.AwaitDriver = true })
 	b.source.set(gpu.ErrNoDriver)
 	b.start()
 	b.rec.monitor.saveOrLog()
@@ -172,34 +192,24 @@ func TestTheRecordIsReadWhenTheDriverComes(t *testing.T) {
 // A driver that hangs must not keep a state from the record.
 func TestAnEventIsRecordedBeforeTheProbe(t *testing.T) {
 	record := filepath.Join(t.TempDir(), "health.json")
-	b := newFixture(t, "pcie-quad", func(o *Options) { o.Health = &HealthOptions{Prober: hangingProber{}, Path: record} })
+	b := newFixture(t, "pcie-quad", recordHealth(record))
 	b.start()
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() {
-		b.rec.monitor.run(ctx)
-		close(ended)
-	}()
-	defer func() {
-		cancel()
-		<-ended
-	}()
 	b.rec.Receive(xid(b.uuids()[2], 95))
-	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		data, err := os.ReadFile(record)
-		if err == nil && strings.Contains(string(data), "XID 95") {
-			return
+	b.prober.before = func(context.Context) {
+		if data, err := os.ReadFile(record); err != nil || !strings.Contains(string(data), "XID 95") {
+			t.Errorf("the record is %s, error %v", data, err)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("the record is %s, error %v", data, err)
-		}
+	}
+	b.rec.poll(t.Context())
+	if b.prober.asked != 1 {
+		t.Errorf("%d probes", b.prober.asked)
 	}
 }
 
 // A reset that a container waits for may end after run: the next start must not ask for it again.
 func TestAResetIsRecordedAtOnce(t *testing.T) {
 	record := filepath.Join(t.TempDir(), "health.json")
-	b := newFixture(t, "pcie-quad", watchHealth(record))
+	b := newFixture(t, "pcie-quad", recordHealth(record))
 	b.start()
 	b.rec.Receive(xid(b.uuids()[1], 95))
 	b.rec.monitor.saveOrLog()
@@ -212,7 +222,7 @@ func TestAResetIsRecordedAtOnce(t *testing.T) {
 	if !needsReset() {
 		t.Error("the XID is not in the record")
 	}
-	b.rec.WasReset(b.uuids()[1])
+	b.rec.Monitor().WasReset(b.uuids()[1])
 	if needsReset() {
 		t.Error("the reset is not in the record")
 	}
@@ -223,31 +233,25 @@ func TestARecordThatCannotBeWrittenIsWrittenLater(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	record := filepath.Join(dir, "health.json")
 	must(t, os.Mkdir(dir, 0o755))
-	b := newFixture(t, "pcie-quad", watchHealth(record))
+	b := newFixture(t, "pcie-quad", recordHealth(record))
 	b.start()
 	must(t, os.RemoveAll(dir))
 	must(t, os.WriteFile(dir, nil, 0o644))
-	err := b.rec.Cordon(b.uuids()[1], "a fan is loud")
+	err := b.rec.Monitor().Cordon(b.uuids()[1], "a fan is loud")
 	if err == nil || !strings.HasPrefix(err.Error(), "the change is in effect, but a restart would undo it: ") {
 		t.Errorf("the error is %v", err)
 	}
 	must(t, os.Remove(dir))
 	must(t, os.Mkdir(dir, 0o755))
-	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer cancel()
-	running.Go(func() { b.rec.monitor.run(ctx) })
-	b.rec.monitor.probeNow.Wake()
-	testenv.Eventually(t, "the record has the cordon", func() bool {
-		data, err := os.ReadFile(record)
-		return err == nil && strings.Contains(string(data), "a fan is loud")
-	})
+	b.rec.poll(t.Context())
+	if data, err := os.ReadFile(record); err != nil || !strings.Contains(string(data), "a fan is loud") {
+		t.Errorf("the record is %s, error %v", data, err)
+	}
 }
 
 func TestAGPUThatGoesAndComesIsLogged(t *testing.T) {
 	log := &testenv.Log{}
-	b := newFixture(t, "pcie-quad", watchHealth(""), func(o *Options) { o.Log = slog.New(slog.NewTextHandler(log, nil)) })
+	b := newFixture(t, "pcie-quad", func(o *Options) { o.Log = slog.New(slog.NewTextHandler(log, nil)) })
 	b.start()
 	gone, back := "GPU 2 is gone: the driver does not have "+b.uuids()[2], "GPU 2 is new: "+b.uuids()[2]
 	must(t, b.node.Remove(2))
@@ -262,21 +266,13 @@ func TestAGPUThatGoesAndComesIsLogged(t *testing.T) {
 	}
 }
 
-// hangingProber does not answer.
-type hangingProber struct{}
-
-func (hangingProber) Probes(ctx context.Context, _ ...string) ([]gpu.Probe, error) {
-	<-ctx.Done()
-	return nil, ctx.Err()
-}
-
 // It is not known which devices were unhealthy. A node without a record is new.
 func TestDevicesAreSuspectWithoutAUsableRecord(t *testing.T) {
 	dir := t.TempDir()
 	good, bad := filepath.Join(dir, "none"), filepath.Join(dir, "health.json")
 	must(t, os.WriteFile(bad, []byte(`{"version": 2}`), 0o644))
 	for path, want := range map[string]health.State{good: health.Healthy, bad: health.Suspect} {
-		b := newFixture(t, "pcie-quad", watchHealth(path))
+		b := newFixture(t, "pcie-quad", recordHealth(path))
 		b.start()
 		s := b.reconcile()
 		for _, uuid := range b.uuids() {
@@ -293,7 +289,7 @@ func TestDevicesAreSuspectWithoutAUsableRecord(t *testing.T) {
 // A GPU that cannot be read when the program starts has no MIG devices in the snapshot.
 func TestAMIGDeviceIsAsRecordedWhenItsGPUAnswersAtLast(t *testing.T) {
 	record := filepath.Join(t.TempDir(), "health.json")
-	before := newFixture(t, "mig-h100", watchHealth(record))
+	before := newFixture(t, "mig-h100", recordHealth(record))
 	before.start()
 	snapshot := before.rec.State().Snapshot
 	one := &snapshot.Devices[0]
@@ -303,7 +299,7 @@ func TestAMIGDeviceIsAsRecordedWhenItsGPUAnswersAtLast(t *testing.T) {
 	before.rec.Receive(e)
 	before.rec.monitor.saveOrLog()
 
-	b := newFixtureOn(t, before.node, watchHealth(record))
+	b := newFixtureOn(t, before.node, recordHealth(record))
 	unread := *snapshot
 	unread.Devices = slices.Clone(snapshot.Devices)
 	unread.Devices[0].Error, unread.Devices[0].MIG = "timed out", nil
@@ -316,7 +312,7 @@ func TestAMIGDeviceIsAsRecordedWhenItsGPUAnswersAtLast(t *testing.T) {
 
 // The waits for events of a GPU that is gone end with an error, which is no reason for a warning for ever.
 func TestOnlyEventsOfGPUsThatAreThereAreMissed(t *testing.T) {
-	b := newFixture(t, "pcie-quad", watchHealth(""))
+	b := newFixture(t, "pcie-quad")
 	b.start()
 	b.rec.Receive(gpu.Event{GPU: b.uuids()[2], Kind: gpu.EventSource, Err: errors.New("GPU is lost")})
 	remarks := func(s State) string { return strings.Join(s.Remarks(), "; ") }
@@ -335,7 +331,7 @@ func TestOnlyEventsOfGPUsThatAreThereAreMissed(t *testing.T) {
 
 // The reset of the process before may end while the devices change.
 func TestAHoldOfAnEarlierResetEndsWhileDevicesChange(t *testing.T) {
-	b := newFixture(t, "pcie-quad", watchHealth(""))
+	b := newFixture(t, "pcie-quad")
 	b.start()
 	m, held := b.rec.monitor, b.uuids()[2]
 	var done sync.WaitGroup
@@ -351,96 +347,52 @@ func TestAHoldOfAnEarlierResetEndsWhileDevicesChange(t *testing.T) {
 	b.counts(b.rec.State(), 4, 0)
 }
 
-// The library is closed for each reset of a GPU, which is worth lines, and a mark in the state, only if it lasts.
+// The library is closed for each reset of a GPU, which is worth a line only if it lasts.
 func TestEventsThatWereMissedForLongAreLoggedOnce(t *testing.T) {
 	log := &testenv.Log{}
-	record := filepath.Join(t.TempDir(), "health.json")
-	b := newFixture(t, "pcie-quad", watchHealth(record), func(o *Options) {
-		o.Log = slog.New(slog.NewTextHandler(log, nil))
-	})
+	b := newFixture(t, "pcie-quad", func(o *Options) { o.Log = slog.New(slog.NewTextHandler(log, nil)) })
 	b.start()
-	for lasts, lines := range map[time.Duration]int{0: 0, 23 * time.Second: 3} {
+	for lasts, lines := range map[time.Duration]int{0: 0, 23 * time.Second: 1} {
 		before := log.String()
 		for _, err := range []error{gpu.ErrLibraryClosed, nil} {
 			for _, uuid := range b.uuids() {
 				b.rec.Receive(gpu.Event{GPU: uuid, Kind: gpu.EventSource, Err: err})
-				if s := b.rec.State(); len(s.Remarks()) > 0 { // also of GPUs of which nothing is known yet
-					t.Errorf("the remarks are %q", s.Remarks())
-				}
 			}
-			if err != nil {
-				b.rec.monitor.closed = b.rec.monitor.closed.Add(-lasts)
-				checkGap(b, record, min(lines, 1))
-			}
+			b.rec.monitor.closed = b.rec.monitor.closed.Add(-lasts)
 		}
 		got := strings.TrimPrefix(log.String(), before)
 		if strings.Count(got, "\n") != lines || strings.Contains(got, "not received for 23s") != (lines > 0) {
 			t.Errorf("after %v the log has\n%s", lasts, got)
 		}
+		if s := b.rec.State(); len(s.Remarks()) > 0 {
+			t.Errorf("the remarks are %q", s.Remarks())
+		}
+		b.rec.monitor.closed = time.Time{}
 	}
-}
-
-// checkGap checks that the state and the record say that no faults are noticed, or not.
-func checkGap(b *fixture, record string, remarks int) {
-	b.t.Helper()
-	ctx, cancel := context.WithCancel(b.t.Context())
-	b.rec.monitor.Prober = endingProber(cancel)
-	b.rec.monitor.probeNow.Wake()
-	b.rec.monitor.run(ctx)
-	s := b.rec.State()
-	if n := len(s.Remarks()); n != remarks ||
-		n > 0 && !strings.Contains(s.Remarks()[0], "faults of GPUs are not noticed") {
-		b.t.Errorf("the remarks are %q, want %d", s.Remarks(), remarks)
-	}
-	data, err := os.ReadFile(record)
-	if n := strings.Count(string(data), libraryClosed); err != nil || n != remarks*len(b.uuids()) {
-		b.t.Errorf("%d GPUs on record miss events, error %v", n, err)
-	}
-	b.counts(s, 4, 0) // they stay advertised
-}
-
-// endingProber is called by the first probe.
-type endingProber func()
-
-func (e endingProber) Probes(context.Context, ...string) ([]gpu.Probe, error) {
-	e()
-	return nil, nil
 }
 
 // A container can cause events as fast as it likes.
 func TestEventsInALoopDoNotCauseProbesInALoop(t *testing.T) {
-	prober := &countingProber{}
-	b := newFixture(t, "pcie-quad", func(o *Options) { o.Health = &HealthOptions{Prober: prober} })
+	b := newFixture(t, "pcie-quad")
 	b.start()
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() {
-		b.rec.monitor.run(ctx)
-		close(ended)
-	}()
+	b.run()
 	began := time.Now()
-	for time.Since(began) < time.Second {
+	probes := func() int {
+		b.prober.mu.Lock()
+		defer b.prober.mu.Unlock()
+		return b.prober.asked
+	}
+	for probes() < 3 {
 		b.rec.Receive(xid(b.uuids()[0], 31))
-		time.Sleep(time.Millisecond)
 	}
-	cancel()
-	<-ended
-	if took := time.Since(began); prober.count > 2+int(took/minProbePause) {
-		t.Errorf("%d probes in %s", prober.count, took)
+	if took := time.Since(began); took < 2*minPollPause {
+		t.Errorf("three probes in %s", took)
 	}
-}
-
-// countingProber counts probes. One goroutine uses it.
-type countingProber struct{ count int }
-
-func (c *countingProber) Probes(context.Context, ...string) ([]gpu.Probe, error) {
-	c.count++
-	return nil, nil
 }
 
 // The health of a GPU that is not offered is published too: metrics and the API server have it.
 func TestTheHealthOfAnExcludedGPUIsPublished(t *testing.T) {
-	b := newFixture(t, "pcie-quad", watchHealth(""))
+	b := newFixture(t, "pcie-quad")
 	b.config.GPUs.Exclude = []resource.Selector{"2"}
 	b.start()
 	b.rec.Receive(xid(b.uuids()[2], 95))
@@ -486,9 +438,9 @@ func TestWhatIsResetStillIsHeldWithoutARecord(t *testing.T) {
 			if err := os.WriteFile(path, []byte(`{"version":1,`), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			b := newFixture(t, "pcie-quad", watchHealth(path))
+			b := newFixture(t, "pcie-quad", recordHealth(path))
 			running, err := b.uuids()[2:3], c.unknown
-			b.rec.monitor.StillResetting = func() ([]string, error) { return running, err }
+			b.rec.monitor.opts.StillResetting = func() ([]string, error) { return running, err }
 			held := func(want int, reason string) {
 				t.Helper()
 				n := 0

@@ -1,8 +1,8 @@
 // Package node reconciles a node: the GPUs that it has, the CDI specs and device descriptors on disk, and the devices
 // that can be given to containers.
 //
-// A Reconciler works when something has changed (the CDI directories, the driver's files, the device nodes), when it is
-// triggered, and at an interval of at most 30 seconds. Each time it goes through four steps:
+// A Reconciler reconciles when it is triggered, when the CDI directories change, and when a poll finds the host or the
+// GPUs different from the last reconciliation. Polls also probe the health of the GPUs. A reconciliation has four steps:
 //   - scan reads the node and returns what is desired;
 //   - newPlan plans the files for that beside the spec files of others, and writes nothing;
 //   - writeSpecs and writeDescriptors write the difference to the disk;
@@ -17,19 +17,15 @@ package node
 import (
 	"cmp"
 	"context"
-	"io"
 	"log/slog"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
-
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/dirwatch"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/wake"
@@ -80,22 +76,15 @@ type Options struct {
 	Search *driver.Search
 	// AwaitDriver makes Start succeed on a node without a usable driver; Run waits for one.
 	AwaitDriver bool
-	// Interval is the longest time between the starts of two reconciliations; 0 is 30 seconds.
+	// Interval is the time between two polls; 0 is 5 seconds. It is at most a second while probes may soon make a device
+	// healthy.
 	Interval time.Duration
-	// GPUInterval is how often the source is asked whether its GPUs are as at the last reconciliation; 0 is Interval.
-	GPUInterval time.Duration
 	// Log gets what happens; nil is the default logger.
 	Log *slog.Logger
 	// Observer may be nil.
 	Observer Observer
-	// Health is how the health of the devices is watched; nil leaves it to the snapshots alone.
-	Health *HealthOptions
-	// Uevents opens a source of the kernel's messages about devices that come and go; nil polls for them alone.
-	Uevents func() (io.ReadCloser, error)
-
-	// For tests.
-	poll       time.Duration
-	newWatcher func() (*fsnotify.Watcher, error)
+	// Health is how the health of the devices is watched.
+	Health HealthOptions
 }
 
 // Reconciler is the actor that reconciles the node. Call Start once, then Run once.
@@ -107,33 +96,28 @@ type Reconciler struct {
 	wake        wake.Chan    // to reconcile soon
 	heartbeat   atomic.Int64 // when Run last continued, in Unix nanoseconds
 
-	monitor *monitor // nil without Options.Health
+	monitor *Monitor
 
 	publishing sync.Mutex // held while a state is made, published and passed on
 	mu         sync.Mutex
 	state      State // the last that was published
-	reconciled State // the same without the health of the devices
 
-	// The goroutine of Start, and then of Run, alone uses what follows.
-	plan               *plan     // the last that was written; nil until the node has had a driver
-	library            string    // the path of the driver's library at the last reconciliation
-	loaded             fileid.ID // that file when the process loaded it
-	failures           int       // consecutive failed reconciliations
-	inputs             uint64    // the fingerprint of what the last reconciliation read, before it
-	descriptorsWritten uint64    // the fingerprint of the descriptors after they were written
+	// Only the goroutine of Start, and then of Run, uses what follows.
+	plan       *plan                // the last that was written; nil until the node has had a driver
+	library    string               // the path of the driver's library at the last reconciliation
+	loaded     fileid.ID            // that file when the process loaded it
+	failures   int                  // consecutive failed reconciliations
+	reconciled time.Time            // when the last reconciliation began
+	polled     time.Time            // when the last poll began
+	seen       map[string]fileid.ID // what the last reconciliation depends on; see identify
 }
 
 // New returns a Reconciler. Call it before the driver's library is loaded: it notes which file that is, so that a
 // replaced driver is noticed.
 func New(o Options) *Reconciler {
-	o.Interval = cmp.Or(o.Interval, 30*time.Second)
-	o.GPUInterval = cmp.Or(o.GPUInterval, o.Interval)
-	o.poll = cmp.Or(o.poll, pollInterval)
+	o.Interval = cmp.Or(o.Interval, PollInterval)
 	o.Spec.Kind = cmp.Or(o.Spec.Kind, cdi.DefaultKind)
 	o.Log = cmp.Or(o.Log, slog.Default())
-	if o.newWatcher == nil {
-		o.newWatcher = dirwatch.New
-	}
 	if o.Path != "" {
 		o.Path = filepath.Clean(o.Path)
 	}
@@ -148,9 +132,7 @@ func New(o Options) *Reconciler {
 		kind := o.Extras[i].Kind(o.Spec.Kind)
 		r.files = append(r.files, newSpecFile(fileIn(&o, kind), kind, &r.opts.Extras[i]))
 	}
-	if o.Health != nil {
-		r.monitor = newMonitor(o.Health, o.Log, o.Host, r.republish)
-	}
+	r.monitor = newMonitor(&o.Health, o.Log, o.Host, r.republish)
 	r.findLibrary()
 	r.heartbeat.Store(time.Now().UnixNano())
 	return r
@@ -174,9 +156,7 @@ func (r *Reconciler) Receive(e gpu.Event) {
 		r.Trigger()
 	default:
 	}
-	if r.monitor != nil {
-		r.monitor.receive(e)
-	}
+	r.monitor.receive(e)
 }
 
 // receiveUnbind reconciles, since a GPU is to be unbound from the driver.
@@ -191,57 +171,8 @@ func (r *Reconciler) receiveUnbind(err error) {
 	r.Trigger()
 }
 
-// CheckHealth probes a GPU now, and returns why a device on it is not healthy, or nil. Both are named by UUIDs, and are
-// the same for a whole GPU. It needs Options.Health.
-func (r *Reconciler) CheckHealth(ctx context.Context, gpuUUID, uuid string) error {
-	return r.monitor.check(ctx, gpuUUID, uuid)
-}
-
-// CheckReset probes a GPU that was reset, and returns why it is neither healthy nor recovering, or nil. Whether it is
-// cordoned does not matter. It needs Options.Health.
-func (r *Reconciler) CheckReset(ctx context.Context, uuid string) error {
-	return r.monitor.checkReset(ctx, uuid)
-}
-
-// WasReset notes that a GPU was reset, which is what it may have needed. It needs Options.Health.
-func (r *Reconciler) WasReset(gpuUUID string) { r.monitor.wasReset(gpuUUID) }
-
-// SetCannotReset notes why a GPU cannot be reset, until it is reset, the driver changes or the node reboots. It needs
-// Options.Health.
-func (r *Reconciler) SetCannotReset(gpuUUID, reason string) {
-	r.monitor.setCannotReset(gpuUUID, reason)
-}
-
-// CannotReset returns the reason of SetCannotReset, also by an earlier run, or "". It needs Options.Health.
-func (r *Reconciler) CannotReset(gpuUUID string) string { return r.monitor.cannotReset(gpuUUID) }
-
-// Knows reports whether a device can be cordoned: it is there, or was and is remembered, also before the driver has
-// come. It needs Options.Health.
-func (r *Reconciler) Knows(uuid string) bool { return r.monitor.knows(uuid) }
-
-// Cordon takes a device that Knows knows out of service for a reason, and with a GPU its MIG devices, until Uncordon.
-// When it returns the state is published and on record: after an error it may not survive a restart. It needs
-// Options.Health.
-func (r *Reconciler) Cordon(uuid, reason string) error {
-	return r.monitor.cordon(uuid, cmp.Or(reason, "no reason was given"))
-}
-
-// Uncordon ends Cordon. It returns an error for a MIG device of a GPU that is cordoned.
-func (r *Reconciler) Uncordon(uuid string) error { return r.monitor.cordon(uuid, "") }
-
-// HoldForReset takes a GPU and its MIG devices out of service until EndHold or the end of this process. A cordon
-// neither sets nor lifts it. When it returns the state is published. It needs Options.Health.
-func (r *Reconciler) HoldForReset(gpuUUID string) error { return r.monitor.holdForReset(gpuUUID) }
-
-// EndHold ends HoldForReset.
-func (r *Reconciler) EndHold(gpuUUID string) { r.monitor.endHold(gpuUUID) }
-
-// SetLeftInUse marks a device as in use after its last container, for a reason that is a part of a sentence, or with an
-// empty reason no longer. One that is healthy otherwise is suspect while it is marked. It needs Options.Health.
-func (r *Reconciler) SetLeftInUse(uuid, reason string) { r.monitor.setLeftInUse(uuid, reason) }
-
-// LeftInUse reports whether a device is marked by SetLeftInUse, also by an earlier run. It needs Options.Health.
-func (r *Reconciler) LeftInUse(uuid string) bool { return r.monitor.leftInUse(uuid) }
+// Monitor has the health of the devices.
+func (r *Reconciler) Monitor() *Monitor { return r.monitor }
 
 // Trigger asks for a reconciliation soon. It does not wait for it.
 func (r *Reconciler) Trigger() { r.wake.Wake() }

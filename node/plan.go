@@ -196,9 +196,9 @@ func (r *Reconciler) stateOf(p *plan) State {
 // stateBetween is the state while a plan is written: it has what both the state before and the plan have, and no device
 // is healthier than before.
 func (r *Reconciler) stateBetween(before State, p *plan) State {
-	s := before
+	s := before.withoutHealth()
 	s.Snapshot, s.names = p.snapshot, maps.Clone(p.names)
 	maps.DeleteFunc(s.names, func(name, _ string) bool { return !before.offers(name) })
-	s.Resources = r.withGrants(onlyPublished(r.markUnhealthy(p), before.Resources), p.desired, s.offers)
+	s.Resources = r.withGrants(onlyPublished(r.markUnhealthy(p), s.Resources), p.desired, s.offers)
 	return s
 }

@@ -18,6 +18,7 @@ import (
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -40,7 +41,7 @@ func (r *Reconciler) Start(ctx context.Context) error {
 func (r *Reconciler) start(ctx context.Context) error {
 	began := time.Now()
 	r.heartbeat.Store(began.UnixNano())
-	r.inputs = r.inputFingerprint()
+	r.reconciled, r.seen = began, r.identify()
 	want, err := r.scan(ctx, r.opts.Search)
 	if r.opts.AwaitDriver && errors.Is(err, gpu.ErrNoDriver) && ctx.Err() == nil {
 		return r.awaitDriver(err)
@@ -48,7 +49,7 @@ func (r *Reconciler) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.setDevices(want)
+	r.monitor.setDevices(want.snapshot) // at once: XIDs of new GPUs wait for it
 	p := r.newPlan(want, r.loadSpecs())
 	if err := r.checkTaken(p); err != nil {
 		return err
@@ -63,13 +64,6 @@ func (r *Reconciler) start(ctx context.Context) error {
 	r.plan = p
 	r.publish(r.stateOf(p))
 	return nil
-}
-
-// setDevices gives the monitor the devices of a scan. Call it at once: XIDs of new GPUs wait for it.
-func (r *Reconciler) setDevices(want *desired) {
-	if r.monitor != nil {
-		r.monitor.setDevices(want.snapshot)
-	}
 }
 
 // awaitDriver publishes the resources without devices. The specs on disk stay as they are until there is a driver.
@@ -98,9 +92,10 @@ func (r *Reconciler) notReconciled(cause error) remark {
 // error is in the state.
 func (r *Reconciler) reconcile(ctx context.Context) error {
 	began := time.Now()
+	r.heartbeat.Store(began.UnixNano())
 	written := r.rewriteFiles()
 	r.findLibrary()
-	r.inputs = r.inputFingerprint()
+	r.reconciled, r.seen = began, r.identify()
 	if r.plan != nil && r.opts.Source.Released() { // the driver may be unloaded or replaced meanwhile
 		if r.failures == 0 {
 			r.publish(r.stateOf(r.plan))
@@ -134,9 +129,9 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 // writePlan makes the files what is desired. It first publishes a state without the devices that are gone; the caller
 // then publishes new ones. So a published device is in the spec at any time.
 func (r *Reconciler) writePlan(want *desired) {
-	r.setDevices(want)
+	r.monitor.setDevices(want.snapshot)
 	p := r.newPlan(want, r.loadSpecs())
-	r.publish(r.stateBetween(r.reconciled, p))
+	r.publish(r.stateBetween(r.State(), p))
 	r.writeSpecs(p)
 	r.writeDescriptors(p)
 	r.plan = p
@@ -144,7 +139,12 @@ func (r *Reconciler) writePlan(want *desired) {
 
 func (r *Reconciler) writeDescriptors(p *plan) {
 	p.descriptorErrs, p.descriptorErr = r.descriptors.write(p.descriptors, uuidsOf(p.snapshot))
-	r.descriptorsWritten = r.descriptorFingerprint()
+	if r.descriptors.dir != "" {
+		maps.DeleteFunc(r.seen, func(path string, _ fileid.ID) bool { return filepath.Dir(path) == r.descriptors.dir })
+		for uuid := range p.descriptors {
+			r.see(r.descriptors.path(uuid))
+		}
+	}
 }
 
 // rewriteFiles writes the last desired state again if a file has changed or could not be written, and reports whether
@@ -155,7 +155,7 @@ func (r *Reconciler) rewriteFiles() (written bool) {
 		return false
 	}
 	r.writePlan(r.plan.desired)
-	r.publish(r.stateBetween(r.reconciled, r.plan)) // less what could not be written
+	r.publish(r.stateBetween(r.State(), r.plan)) // less what could not be written
 	return r.plan.written
 }
 
@@ -163,7 +163,7 @@ func (r *Reconciler) rewriteFiles() (written bool) {
 // files are broken or the driver has not answered for too long, and after maxFailures if a snapshot failed otherwise.
 func (r *Reconciler) retain(cause error) {
 	r.failures++
-	next := r.reconciled
+	next := r.State().withoutHealth()
 	if r.plan != nil {
 		next = r.stateOf(r.plan)
 		next.Err = errors.Join(cause, next.Err)
@@ -264,28 +264,20 @@ func (e *snapshotError) Unwrap() error { return e.error }
 func (r *Reconciler) publish(s State) {
 	r.publishing.Lock()
 	defer r.publishing.Unlock()
-	r.mu.Lock()
-	r.reconciled = s
-	r.mu.Unlock()
 	r.publishWithHealth(s)
 }
 
-// republish publishes the state of the last reconciliation with the health that the devices have now.
+// republish publishes the last state with the health that the devices have now.
 func (r *Reconciler) republish() {
 	r.publishing.Lock()
 	defer r.publishing.Unlock()
-	r.mu.Lock()
-	s := r.reconciled
-	r.mu.Unlock()
-	if s.Snapshot != nil {
-		r.publishWithHealth(s)
+	if s := r.State(); s.Snapshot != nil {
+		r.publishWithHealth(s.withoutHealth())
 	}
 }
 
 func (r *Reconciler) publishWithHealth(s State) {
-	if r.monitor != nil {
-		s = r.monitor.withHealth(s)
-	}
+	s = r.monitor.withHealth(s)
 	r.mu.Lock()
 	before := r.state
 	r.state = s

@@ -13,14 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/internal/lock"
-	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -498,13 +496,6 @@ func TestADeviceThatIsRightInASpecThatCannotBeWrittenCanBeAllocated(t *testing.T
 }
 
 func TestRunNotices(t *testing.T) {
-	ways := map[string]func(*Options){
-		"by inotify": func(*Options) {},
-		"by polling, since there are no inotify instances left": func(o *Options) {
-			o.poll = 20 * time.Millisecond
-			o.newWatcher = func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") }
-		},
-	}
 	cases := map[string]struct {
 		do   func(b *fixture)
 		seen func(b *fixture) bool
@@ -529,22 +520,29 @@ func TestRunNotices(t *testing.T) {
 			func(b *fixture) bool { good, bad := healthy(b.rec.State()); return good == 0 && bad == 1 },
 		},
 	}
-	for way, change := range ways {
-		for name, c := range cases {
-			t.Run(name+" "+way, func(t *testing.T) {
-				b := newFixture(t, "workstation", change)
-				b.start()
-				b.run()
-				c.do(b)
-				late := time.Now().Add(time.Minute)
-				for !c.seen(b) {
-					if time.Now().After(late) {
-						t.Fatal("it was not noticed")
-					}
-					time.Sleep(time.Millisecond)
-				}
-			})
-		}
+	for name, c := range cases {
+		t.Run(name+", by inotify", func(t *testing.T) {
+			b := newFixture(t, "workstation")
+			b.start()
+			b.run()
+			c.do(b)
+			testenv.Eventually(t, "it is noticed", func() bool { return c.seen(b) })
+		})
+		t.Run(name+", by a poll", func(t *testing.T) {
+			b := newFixture(t, "workstation")
+			b.start()
+			if b.rec.poll(t.Context()) {
+				t.Error("a poll finds a difference before")
+			}
+			c.do(b)
+			if !b.rec.poll(t.Context()) {
+				t.Error("it is not noticed")
+			}
+			b.reconcile()
+			if !c.seen(b) || b.rec.poll(t.Context()) {
+				t.Error("it is noticed again, or without effect")
+			}
+		})
 	}
 }
 
@@ -558,78 +556,85 @@ func (b *fixture) specIsWhole() bool {
 	return err == nil && len(cdi.Diff(spec, b.rec.State().Spec)) == 0
 }
 
-func TestRunNoticesMIGChangesByTheHostsFiles(t *testing.T) {
-	b := newFixture(t, "dgx-h100", func(o *Options) { o.poll = 20 * time.Millisecond })
-	b.start()
-	b.run()
-	must(t, b.node.SetMIG(1, []string{"1g.10gb", "1g.10gb"}))
-	b.wait(
-		"the list with two MIG devices",
-		func(s State) bool { good, bad := healthy(s); return good == 9 && bad == 0 },
-	)
-}
-
-func TestRunReconcilesWhenTriggeredAndAtTheIntervals(t *testing.T) {
+// A poll reconciles only where the node differs from the last reconciliation.
+func TestAPollNotices(t *testing.T) {
 	for name, c := range map[string]struct {
-		interval, gpus time.Duration
-		trigger        bool
+		do        func(b *fixture)
+		good, bad int
 	}{
-		"triggered":                             {time.Hour, time.Hour, true},
-		"after the interval":                    {20 * time.Millisecond, time.Hour, false},
-		"when the GPUs are asked the next time": {time.Hour, 20 * time.Millisecond, false},
+		"a GPU that is lost, which a probe shows": {func(b *fixture) {
+			b.source.set(nil, 1)
+			b.prober.set(gpu.Probe{UUID: b.uuids()[1], Error: "GPU is lost", Lost: true, RecoveryAction: gpu.NoRecoveryAction})
+		}, 7, 1},
+		"a GPU in MIG mode, which a probe shows": {func(b *fixture) {
+			must(b.t, b.node.SetMIG(1, []string{"1g.10gb"}))
+			b.prober.set(gpu.Probe{UUID: b.uuids()[1], MIGEnabled: true, RecoveryAction: gpu.NoRecoveryAction})
+		}, 8, 0},
+		"the driver is unbound from a GPU": {func(b *fixture) { must(b.t, b.node.Unbind(1)) }, 7, 0},
+		"a GPU is unplugged":               {func(b *fixture) { must(b.t, b.node.Unplug(1)) }, 7, 0},
+		"what nothing shows but a reconciliation, after a minute": {func(b *fixture) {
+			b.source.set(nil, 1)
+			b.rec.reconciled = b.rec.reconciled.Add(-maxReconcilePause)
+		}, 7, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t, "pcie-quad", func(o *Options) { o.Interval, o.GPUInterval = c.interval, c.gpus })
+			b := newFixture(t, "dgx-h100")
 			b.start()
-			b.run()
-			b.source.set(nil, 1)
-			if c.trigger {
-				b.rec.Trigger()
+			if b.rec.poll(t.Context()) {
+				t.Fatal("a poll finds a difference before")
 			}
-			b.wait("the lost GPU", func(s State) bool { good, bad := healthy(s); return good == 3 && bad == 1 })
+			c.do(b)
+			if !b.rec.poll(t.Context()) {
+				t.Fatal("it is not noticed")
+			}
+			b.counts(b.reconcile(), c.good, c.bad)
+			if b.rec.poll(t.Context()) {
+				t.Error("it is noticed again")
+			}
 		})
 	}
 }
 
-// The GPUs are asked often, since the driver does not say that one hangs. All else is read only where they changed.
-func TestGPUsAreAskedWithoutAReconciliation(t *testing.T) {
-	var reconciled, asked atomic.Int64
-	b := newFixture(t, "pcie-quad", func(o *Options) {
-		build := o.Build
-		o.Build = func(s *gpu.Snapshot) ([]resource.Resource, []resource.Finding, error) {
-			reconciled.Add(1)
-			return build(s)
-		}
-		o.GPUInterval = 5 * time.Millisecond
-	})
-	b.source.asked = func() { asked.Add(1) }
-	b.start()
-	b.run()
-	waitAsked := func(n int64) {
-		end := asked.Load() + n
-		testenv.Eventually(t, "the GPUs are asked", func() bool { return asked.Load() >= end })
-	}
-	waitAsked(5) // Run has begun, perhaps with a reconciliation
-	before := reconciled.Load()
-	waitAsked(20)
-	if n := reconciled.Load() - before; n > 0 {
-		t.Errorf("%d reconciliations of GPUs that did not change", n)
-	}
+// A GPU that cannot be read may be readable again at any time, which its probes do not show.
+func TestAnUnreadableGPUIsReadAtEachPoll(t *testing.T) {
+	b := newFixture(t, "pcie-quad")
 	b.source.set(nil, 1)
-	b.wait("the lost GPU", func(s State) bool { good, bad := healthy(s); return good == 3 && bad == 1 })
-	waitAsked(3)
-	before = reconciled.Load()
-	waitAsked(20)
-	if n := reconciled.Load() - before; n > 0 {
-		t.Errorf("%d reconciliations of a GPU that stays lost", n)
+	b.start()
+	if b.rec.poll(t.Context()) {
+		t.Error("a poll finds a difference although the GPU stays lost")
+	}
+	b.source.set(nil)
+	if !b.rec.poll(t.Context()) {
+		t.Error("it is not noticed that the GPU is back")
 	}
 }
 
-// What must hold before a reconciliation, such as the owner of the hook, is checked as often as the GPUs are asked.
+func TestRunReconcilesWhenTriggeredAndPollsAtTheInterval(t *testing.T) {
+	for name, c := range map[string]struct {
+		interval time.Duration
+		trigger  bool
+	}{
+		"triggered":          {time.Hour, true},
+		"after the interval": {20 * time.Millisecond, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t, "pcie-quad", func(o *Options) { o.Interval = c.interval })
+			b.start()
+			b.run()
+			must(t, b.node.Unbind(1))
+			if c.trigger {
+				b.rec.Trigger()
+			}
+			b.wait("a list without the GPU", func(s State) bool { good, bad := healthy(s); return good == 3 && bad == 0 })
+		})
+	}
+}
+
+// What must hold before a reconciliation, such as the owner of the hook, is checked at each poll.
 func TestRunNoticesACheckThatFails(t *testing.T) {
 	var fails atomic.Bool
 	b := newFixture(t, "pcie-quad", func(o *Options) {
-		o.GPUInterval = 20 * time.Millisecond
+		o.Interval = 20 * time.Millisecond
 		o.Check = func() error {
 			if fails.Load() {
 				return errors.New("the hook is gone")
@@ -653,7 +658,7 @@ func (b *fixture) upgrade(version string) {
 }
 
 func TestADriverThatWasReplacedEndsRun(t *testing.T) {
-	b := newFixture(t, "workstation", func(o *Options) { o.poll = 20 * time.Millisecond })
+	b := newFixture(t, "workstation", func(o *Options) { o.Interval = 20 * time.Millisecond })
 	b.start()
 	done := make(chan error, 1)
 	go func() { done <- b.rec.Run(t.Context()) }()
@@ -763,31 +768,9 @@ func TestADamagedSpecIsRestoredBeforeTheDriverAnswers(t *testing.T) {
 	b.source.mu.Lock() // the driver does not answer
 	done := make(chan error, 1)
 	go func() { done <- b.rec.reconcile(t.Context()) }()
-	late := time.Now().Add(time.Minute)
-	for len(b.disk()) == 0 {
-		if time.Now().After(late) {
-			t.Error("the spec was not restored")
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
+	testenv.Eventually(t, "the spec is restored", func() bool { return len(b.disk()) > 0 })
 	b.source.mu.Unlock()
 	must(t, <-done)
-}
-
-// A spec that cannot be written is tried again after a pause, and not at each poll.
-func TestASpecThatCannotBeWrittenIsNoChange(t *testing.T) {
-	b := newFixture(t, "pcie-quad")
-	b.start()
-	must(t, os.Remove(b.path))
-	b.foreign(b.path, "0")
-	edit(t, b.path, "nvidia.com/gpu", "example.com/gpu")
-	if s := b.reconcile(); s.Err == nil {
-		t.Fatal("no error")
-	}
-	if b.rec.changed() {
-		t.Error("the failure counts as a change")
-	}
 }
 
 // A device whose node is gone leaves the published state before the spec loses it.

@@ -37,19 +37,18 @@ type specFile struct {
 	path, kind string
 	extra      *Extra // nil for that of the GPUs
 	lock       fileLock
-	id         fileid.ID // of the file that the plan was made with or, if it was written since, of that one
 }
 
 // loadSpecs reads all spec files. Whatever changes one of ours from now on leads to another reconciliation.
 func (r *Reconciler) loadSpecs() *cdi.SpecDirs {
 	for _, f := range r.files {
-		f.id = fileid.Of(f.path)
+		r.see(f.path)
 	}
 	return cdi.Load(r.opts.Dirs...)
 }
 
-// changed reports whether another program has changed the file since it was read for the plan or written.
-func (f *specFile) changed() bool { return f.path != "" && fileid.Of(f.path) != f.id }
+// see notes a file or directory as it is now, after it was written, so that this is no change.
+func (r *Reconciler) see(path string) { r.seen[path] = fileid.Of(path) }
 
 // newSpecFile returns the file of a spec of that kind.
 func newSpecFile(path, kind string, extra *Extra) *specFile {
@@ -99,7 +98,7 @@ func (r *Reconciler) writeSpec(f *plannedFile) (written bool, err error) {
 		if err := atomicfile.Remove(f.path); err != nil {
 			return false, &SpecError{fmt.Errorf("remove the spec without devices: %w", err)}
 		}
-		f.id = fileid.ID{}
+		r.seen[f.path] = fileid.ID{}
 		r.log.Info("the CDI spec "+f.path+" was removed, since it would have no device", "path", f.path)
 		return true, nil
 	}
@@ -120,8 +119,8 @@ func (r *Reconciler) writeSpec(f *plannedFile) (written bool, err error) {
 		return false, &SpecError{err}
 	}
 	f.created = id.IsZero()
-	if f.id = fileid.Of(f.path); f.id.IsZero() {
-		f.id = fileid.ID{Ino: ^uint64(0)} // it is gone already, which is a change
+	if r.see(f.path); r.seen[f.path].IsZero() {
+		r.seen[f.path] = fileid.ID{Ino: ^uint64(0)} // it is gone already, which is a change
 	}
 	r.log.Info(fmt.Sprintf("the CDI spec %s was written: %s", f.path, reason),
 		"path", f.path, "devices", len(f.content.Devices))

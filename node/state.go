@@ -31,6 +31,16 @@ type State struct {
 
 	remarks []remark
 	names   map[string]string // as those of the planned files
+
+	// The resources and remarks before the health of the devices was added.
+	resourcesBefore []resource.Resource
+	remarksBefore   []remark
+}
+
+// withoutHealth returns the state as it was before the health of the devices was added.
+func (s State) withoutHealth() State {
+	s.Resources, s.remarks, s.Health = s.resourcesBefore, s.remarksBefore, nil
+	return s
 }
 
 // offers reports whether engines take a qualified name from our specs with the desired edits.

@@ -15,7 +15,6 @@
 //	err = node.XID(3, 79, nil) // ends the waits of event sets at once
 //	err = node.Set(3, map[string]string{"recovery-action": "reset", "remap-pending": "1"})
 //	err = node.SetReset(3, sim.ResetFault{Result: sim.ResetBusy, Tries: 2}) // by nvidia-smi
-//	source, err := node.Uevents() // each Read is a message of the kernel
 //	err = node.Unplug(3)
 //
 // lib/README.md says what of this is as in the real driver, and what is an approximation.

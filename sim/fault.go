@@ -154,7 +154,7 @@ func (n *Node) ClearGPU(gpu int) error {
 // restoreFiles restores the files of a GPU that faults change. back is what it was until now, if it was detached.
 func (n *Node) restoreFiles(g *GPU, back string) error {
 	if back != "" {
-		if err := n.restore(g, back); err != nil {
+		if err := n.restore(g); err != nil {
 			return err
 		}
 	}

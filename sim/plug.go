@@ -42,8 +42,7 @@ const (
 	unbindPoll = 500 * time.Millisecond
 )
 
-// detach changes the state, with a system event, waits until no program has the GPU open, then changes the files, then
-// sends the uevents.
+// detach changes the state, with a system event, waits until no program has the GPU open, then changes the files.
 func (n *Node) detach(gpu int, kind string) error {
 	if err := n.checkGPU(gpu); err != nil {
 		return err
@@ -70,11 +69,7 @@ func (n *Node) detach(gpu int, kind string) error {
 	if err := n.removeFiles(g, kind); err != nil {
 		return fmt.Errorf("remove the files of GPU %d: %w", gpu, err)
 	}
-	events := []uevent{drmEvent("remove", g, g.Render), drmEvent("remove", g, g.Card), pciEvent("unbind", g)}
-	if kind == kindUnplugged {
-		events = append(events, pciEvent("remove", g))
-	}
-	return n.sendUevents(events)
+	return nil
 }
 
 // isOpen reports whether another program has the GPU's device node open.
@@ -106,7 +101,7 @@ func (n *Node) attach(gpu int, kind string) error {
 		return err
 	}
 	g := &n.machine.GPUs[gpu]
-	if err := n.restore(g, kind); err != nil {
+	if err := n.restore(g); err != nil {
 		return err
 	}
 	values, err := n.Values(gpu)
@@ -116,16 +111,12 @@ func (n *Node) attach(gpu int, kind string) error {
 	return n.makeResetFile(g, resetResults[values["reset-result"]%uint64(len(resetResults))])
 }
 
-// restore makes the files of a GPU that was unbound or unplugged, and sends the uevents.
-func (n *Node) restore(g *GPU, kind string) error {
+// restore makes the files of a GPU that was unbound or unplugged.
+func (n *Node) restore(g *GPU) error {
 	if err := n.addFiles(g); err != nil {
 		return fmt.Errorf("add the files of GPU %d: %w", g.Index, err)
 	}
-	events := []uevent{drmEvent("add", g, g.Card), drmEvent("add", g, g.Render), pciEvent("bind", g)}
-	if kind == kindUnplugged {
-		events = append([]uevent{pciEvent("add", g)}, events...)
-	}
-	return n.sendUevents(events)
+	return nil
 }
 
 func systemEvent(gpu int, t EventType) record {

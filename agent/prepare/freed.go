@@ -28,7 +28,7 @@ type FreedOptions struct {
 	Log  *slog.Logger
 }
 
-// FreedState is what is known of devices after their containers. UUIDs name them. node.Reconciler implements it.
+// FreedState is what is known of devices after their containers. UUIDs name them. node.Monitor implements it.
 type FreedState interface {
 	// SetLeftInUse marks a device as in use after its last container, for a reason, or with an empty reason no longer.
 	SetLeftInUse(uuid, reason string)

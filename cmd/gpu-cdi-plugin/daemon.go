@@ -21,7 +21,6 @@ import (
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/sdnotify"
-	"gpu-cdi-plugin/internal/uevent"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/nvml"
@@ -85,13 +84,13 @@ func (a *app) newDaemon(
 		Spec:    cdi.Options{Kind: a.CDIKind, HookPath: hook},
 		ByIndex: a.plugin.DeviceIDStrategy == config.ByIndex, Extras: a.configuredExtras(), Search: search,
 		AwaitDriver: !a.plugin.FailOnInitError,
-		GPUInterval: nvml.SnapshotInterval(time.Duration(a.plugin.GPUTimeout)),
+		Interval:    min(node.PollInterval, nvml.SnapshotInterval(time.Duration(a.plugin.GPUTimeout))),
 		Check:       func() error { return cmp.Or(a.checkHook(), a.checkDriverRoot(h)) },
 		Build: func(s *gpu.Snapshot) ([]resource.Resource, []resource.Finding, error) {
 			return resource.Build(s, *d.offer.Load())
 		},
-		Publish: publish, Log: a.log, Observer: d.metrics, Uevents: uevent.Listen,
-		Health: &node.HealthOptions{
+		Publish: publish, Log: a.log, Observer: d.metrics,
+		Health: node.HealthOptions{
 			Prober: d.session, Rules: a.plugin.Health.Rules(), Path: healthRecord, Observer: d.metrics,
 			StillResetting: func() ([]string, error) { return d.stillResetting() },
 		},

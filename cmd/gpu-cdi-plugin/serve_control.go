@@ -43,7 +43,7 @@ func (a *administrator) Handle(ctx context.Context, r control.Request, progress 
 		return a.allocation(ctx, r)
 	}
 	d, title, err := a.find(r.Device)
-	if err != nil && r.Act != control.Reset && a.node.Knows(r.Device) {
+	if err != nil && r.Act != control.Reset && a.node.Monitor().Knows(r.Device) {
 		d, title, err = health.Device{UUID: r.Device}, "the device that is not there now", nil
 	}
 	if err != nil {
@@ -51,13 +51,13 @@ func (a *administrator) Handle(ctx context.Context, r control.Request, progress 
 	}
 	switch r.Act {
 	case control.Cordon:
-		return fmt.Sprintf("%s (%s) is cordoned", title, d.UUID), a.node.Cordon(d.UUID, r.Reason)
+		return fmt.Sprintf("%s (%s) is cordoned", title, d.UUID), a.node.Monitor().Cordon(d.UUID, r.Reason)
 	case control.Uncordon:
 		text := fmt.Sprintf("%s (%s) is uncordoned", title, d.UUID)
 		if _, resetting := a.resetting.Load(d.GPU); resetting {
 			text += ", and is back in service when the reset of its GPU has ended"
 		}
-		return text, a.node.Uncordon(d.UUID)
+		return text, a.node.Monitor().Uncordon(d.UUID)
 	default: // control.Reset, since the server has checked the request
 		return a.reset(ctx, r, d, title, progress)
 	}
@@ -102,10 +102,10 @@ func (a *administrator) reset(
 	if one == nil {
 		return "", fmt.Errorf("%s is gone", title)
 	}
-	if err := a.node.HoldForReset(d.UUID); err != nil {
+	if err := a.node.Monitor().HoldForReset(d.UUID); err != nil {
 		return "", err
 	}
-	defer a.node.EndHold(d.UUID)
+	defer a.node.Monitor().EndHold(d.UUID)
 	if err := a.awaitFree(ctx, r, one, title, progress); err != nil {
 		return "", err
 	}
@@ -120,7 +120,7 @@ func (a *administrator) reset(
 		return "", fmt.Errorf("reset %s: %w", title, err)
 	}
 	device := prepare.Device{UUID: d.UUID, GPU: d.UUID, PCIBusID: one.PCIBusID, Nodes: a.nodesOf(one)}
-	probe := func(ctx context.Context) error { return a.node.CheckReset(ctx, d.UUID) }
+	probe := func(ctx context.Context) error { return a.node.Monitor().CheckReset(ctx, d.UUID) }
 	err = a.preparer.runner.Reset(ctx, device, probe)
 	if r.Force && prepare.InUse(err) {
 		err = fmt.Errorf("%w; --force does not do that", err)

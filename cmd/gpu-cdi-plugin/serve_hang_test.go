@@ -156,18 +156,15 @@ func TestServeWithADriverThatHangsAtTheStart(t *testing.T) {
 	}
 }
 
-// A GPU that stops answering is unhealthy soon, whichever call hangs. Nothing else waits for it.
+// A GPU that stops answering is unhealthy soon, and so are all GPUs of a driver that does. Nothing else waits for them.
 func TestServeGoesOnBesideAGPUThatHangs(t *testing.T) {
 	t.Parallel()
-	for function, gpu := range map[string]int{
-		"*": 3, "nvmlDeviceGetUUID": 3, "nvmlDeviceGetMemoryInfo": 3, "nvmlDeviceGetMigMode": 3,
-		"nvmlDeviceGetHandleByIndex": 3, "nvmlDeviceGetCount": sim.AnyGPU, "nvmlSystemGetCudaDriverVersion": sim.AnyGPU,
-	} {
-		t.Run(strings.ReplaceAll(function, sim.AnyFunction, "any"), func(t *testing.T) {
+	for name, gpu := range map[string]int{"one GPU": 3, "the driver": sim.AnyGPU} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newServed(t, "dgx-h100", "listen: 127.0.0.1:0")
 			e, _ := s.startsWith(8, 0)
-			mustDo(t, s.node.Hang(function, gpu))
+			mustDo(t, s.node.Hang(sim.AnyFunction, gpu))
 			begin := time.Now()
 			var others sync.WaitGroup
 			others.Go(func() { // while it is not known yet that the GPU hangs
@@ -193,7 +190,7 @@ func TestServeGoesOnBesideAGPUThatHangs(t *testing.T) {
 			}
 			others.Wait()
 			waitFor(t, "a message", func() bool { return strings.Contains(s.log.String(), "does not answer") })
-			if n := strings.Count(s.log.String(), "does not answer"); n != 1 {
+			if n := strings.Count(s.log.String(), "does not answer"); n > hung+1 { // the events of each, and a reading
 				t.Errorf("the log says %d times that it does not answer", n)
 			}
 			devices := 8
@@ -211,7 +208,7 @@ func TestServeGoesOnBesideAGPUThatHangs(t *testing.T) {
 			}
 			mustDo(t, s.node.Clear())
 			s.listed(gpuResource, devices, 0)
-			mustDo(t, s.node.Hang(function, gpu))
+			mustDo(t, s.node.Hang(sim.AnyFunction, gpu))
 			begin = time.Now()
 			for range 3 { // the first of them has the GPU asked, of which it is not known yet that it hangs
 				mustDo(t, os.Remove(s.spec))

@@ -163,7 +163,7 @@ func TestServeReportsThatEventsAreNotReceived(t *testing.T) {
 	mustDo(t, s.node.Fail("nvmlEventSetCreate", sim.AnyGPU, 999))
 	s.start()
 	s.listed(gpuResource, 4, 0)
-	s.logs("events of GPU 2 are not received, and its faults are noticed by probes alone: nvmlEventSetCreate")
+	s.logs("events of GPU 2 are not received, and only probes notice its faults: nvmlEventSetCreate")
 	waitFor(t, "the metrics of the GPUs whose events are not received", func() bool {
 		text, _ := s.ask("/metrics")
 		return strings.Count(text, "gpu_cdi_plugin_gpu_events_received{") == 4

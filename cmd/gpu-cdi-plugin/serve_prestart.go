@@ -225,7 +225,7 @@ func (p *preparer) Healthy(ctx context.Context, uuid string) error {
 	if d == nil {
 		return errors.New("it is no longer offered")
 	}
-	err := p.node.CheckHealth(ctx, d.Parent, uuid)
+	err := p.node.Monitor().Check(ctx, d.Parent, uuid)
 	if h := p.node.State().Health[uuid]; err != nil && h.State == health.Unhealthy && h.Remedy == health.Reset {
 		return &prepare.NeedsResetError{Err: err}
 	}
@@ -249,13 +249,13 @@ func (p *preparer) Shared(_ context.Context, uuid string) (string, error) {
 }
 
 // WasReset implements prepare.State.
-func (p *preparer) WasReset(uuid string) { p.node.WasReset(uuid) }
+func (p *preparer) WasReset(uuid string) { p.node.Monitor().WasReset(uuid) }
 
 // CannotReset implements prepare.State.
-func (p *preparer) CannotReset(uuid string) string { return p.node.CannotReset(uuid) }
+func (p *preparer) CannotReset(uuid string) string { return p.node.Monitor().CannotReset(uuid) }
 
 // SetCannotReset implements prepare.State.
-func (p *preparer) SetCannotReset(uuid, reason string) { p.node.SetCannotReset(uuid, reason) }
+func (p *preparer) SetCannotReset(uuid, reason string) { p.node.Monitor().SetCannotReset(uuid, reason) }
 
 // find returns a device of the published state, or nil.
 func (p *preparer) find(uuid string) *resource.Device {

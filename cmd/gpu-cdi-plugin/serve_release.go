@@ -143,7 +143,7 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	}
 	if s := r.node.State().Snapshot; reloaded && s != nil { // loading a module initialises the GPUs
 		for i := range s.Devices {
-			r.node.WasReset(s.Devices[i].UUID)
+			r.node.Monitor().WasReset(s.Devices[i].UUID)
 		}
 	}
 	r.node.Trigger()

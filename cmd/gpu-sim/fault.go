@@ -33,8 +33,8 @@ wait for events ends at once. Faults last until they are cleared. A fault of the
 replaces an earlier one; events add up.`,
 		Example: `  gpu-sim fault /tmp/node lost --gpu 3                             # it falls off the bus
   gpu-sim fault /tmp/node gone --gpu 3                             # it is no longer enumerated
-  gpu-sim fault /tmp/node unplug --gpu 3                           # and plug: hot-plug, with uevents
-  gpu-sim fault /tmp/node unbind --gpu 3                           # and bind: the driver, with uevents
+  gpu-sim fault /tmp/node unplug --gpu 3                           # and plug: hot-plug
+  gpu-sim fault /tmp/node unbind --gpu 3                           # and bind: the driver
   gpu-sim fault /tmp/node xid 3 79                                 # an XID error
   gpu-sim fault /tmp/node event --gpu 3 --type unavailable         # another event
   gpu-sim fault /tmp/node set --gpu 3 recovery-action=reset        # health and settings

@@ -47,10 +47,6 @@ uses the GPU and its persistence mode is off. The results are:
 
 // attachCommands are the verbs for GPUs that the driver or the machine loses and gets again.
 func attachCommands() []*cobra.Command {
-	const uevents = `
-
-The kernel's uevents go to the reader of the datagram socket run/gpu-sim/uevents.sock in DIR, if there is one, and in
-text to run/gpu-sim/uevents.`
 	var verbs []*cobra.Command
 	for _, v := range []struct {
 		name, short, long string
@@ -59,14 +55,14 @@ text to run/gpu-sim/uevents.`
 		{
 			"unbind", "Unbind the driver from a GPU",
 			`The GPU is no longer enumerated, calls on it return NVML_ERROR_GPU_IS_LOST, and system event sets return the event.
-When no program has the GPU open, or after 10 s, sysfs shows it without a driver.` + uevents, (*sim.Node).Unbind,
+When no program has the GPU open, or after 10 s, sysfs shows it without a driver.`, (*sim.Node).Unbind,
 		},
-		{"bind", "Bind the driver to a GPU again", "Undoes unbind." + uevents, (*sim.Node).Bind},
+		{"bind", "Bind the driver to a GPU again", "Undoes unbind.", (*sim.Node).Bind},
 		{
 			"unplug", "Remove a GPU from the PCI bus",
-			"As unbind, and the GPU's PCI device is no longer in sysfs. Its /dev/nvidiaN stays." + uevents, (*sim.Node).Unplug,
+			"As unbind, and the GPU's PCI device is no longer in sysfs. Its /dev/nvidiaN stays.", (*sim.Node).Unplug,
 		},
-		{"plug", "Put a GPU on the PCI bus again", "Undoes unplug." + uevents, (*sim.Node).Plug},
+		{"plug", "Put a GPU on the PCI bus again", "Undoes unplug.", (*sim.Node).Plug},
 	} {
 		var gpu int
 		cmd := needGPU(faultVerb(v.name, " --gpu N", v.short, v.long, 0,

@@ -2,12 +2,10 @@ package e2e
 
 import (
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"syscall"
 	"testing"
 	"time"
 
@@ -169,11 +167,11 @@ func (s *soak) faults() []*fault {
 		{begin: xid(95, nil), gpus: whole, reset: true},
 		{begin: func(g int) error { return s.node.Report(sim.Event{GPU: g, Type: sim.EventUnavailable}) }},
 		{begin: s.node.Lose},
-		{begin: func(g int) error { return s.detach(s.node.Unbind(g)) }},
-		{begin: func(g int) error { return s.detach(s.node.Unplug(g)) }},
-		{begin: fail("nvmlDeviceGetUUID")},
+		{begin: s.node.Unbind},
+		{begin: s.node.Unplug},
+		{begin: fail("nvmlDeviceGetHandleByUUID")},
 		{begin: fail("nvmlDeviceRegisterEvents")},
-		{begin: hang("nvmlDeviceGetMemoryInfo"), hangs: true},
+		{begin: hang(sim.AnyFunction), hangs: true},
 		{begin: hang("nvmlDeviceGetTemperature"), hangs: true},
 		{begin: set("ecc-uncorrected", "3")},
 		{begin: set("remap-pending", "1")},
@@ -184,12 +182,6 @@ func (s *soak) faults() []*fault {
 		{begin: set("links-down", "3"), gpus: whole},
 		{begin: set("fabric-state", "in-progress"), gpus: whole},
 	}
-}
-
-// detach has serve reconcile after a GPU was unbound or unplugged, as uevents do, which it does not get from a
-// simulated node.
-func (s *soak) detach(err error) error {
-	return errors.Join(err, s.process.Signal(syscall.SIGHUP))
 }
 
 // settle waits until all devices are healthy and all agree about it, and returns what the program uses then.

@@ -1,0 +1,185 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/dirwatch"
+	"gpu-cdi-plugin/internal/fileid"
+)
+
+const (
+	// PollInterval is the default of Options.Interval, and suspectInterval the longest time between two polls while
+	// probes may soon make a device healthy.
+	PollInterval    = 5 * time.Second
+	suspectInterval = time.Second
+	// minPollPause is the shortest time between a poll and one that an event of the driver causes.
+	minPollPause = 200 * time.Millisecond
+	// maxReconcilePause is the longest time between two reconciliations. It is when the last changes are noticed that
+	// neither the driver nor a poll shows, such as those of the driver's programs.
+	maxReconcilePause = time.Minute
+	// stuckAfter is how long a reconciliation may take. The driver's own deadlines are a quarter of it.
+	stuckAfter = 2 * time.Minute
+)
+
+// Alive returns an error if Run has been stuck for two minutes.
+func (r *Reconciler) Alive() error {
+	still := time.Since(time.Unix(0, r.heartbeat.Load()))
+	if still < stuckAfter {
+		return nil
+	}
+	return fmt.Errorf("the reconciler has been stuck for %s", still.Round(time.Second))
+}
+
+// Run reconciles until ctx ends. It returns nil or ErrDriverChanged.
+func (r *Reconciler) Run(ctx context.Context) (err error) {
+	defer func() { err = errors.Join(err, r.release()) }()
+	defer r.monitor.saveOrLog()
+	watcher, watchErr := dirwatch.New()
+	if watchErr != nil {
+		r.logUnwatched(watchErr)
+		watcher = &fsnotify.Watcher{}
+	} else {
+		defer watcher.Close()
+	}
+	watch := func() {
+		if watchErr == nil {
+			for _, dir := range r.opts.Dirs { // again and again, for directories that are made or replaced later
+				_ = watcher.Add(dir) // where that fails, polls notice changes
+			}
+		}
+	}
+	watch()
+	if r.changed() { // since Start, before anything was watched
+		r.Trigger()
+	}
+	timer := time.NewTimer(r.interval())
+	defer timer.Stop()
+	for {
+		r.heartbeat.Store(time.Now().UnixNano())
+		watch()
+		differs := false
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.wake:
+			differs = true
+		case <-watcher.Events:
+			differs = r.changed()
+		case err := <-watcher.Errors:
+			r.logUnwatched(err)
+		case <-r.monitor.probeNow: // a container can cause events in a loop
+			timer.Reset(minPollPause - time.Since(r.polled))
+		case <-timer.C:
+			differs = r.poll(ctx)
+			timer.Reset(max(minPollPause, r.interval()-time.Since(r.polled)))
+		}
+		if differs {
+			if err := r.reconcile(ctx); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (r *Reconciler) logUnwatched(err error) {
+	r.log.Warn("the kernel does not report changes of the CDI directories, so they are polled: "+err.Error(),
+		"every", r.opts.Interval)
+}
+
+// interval is the time to the next poll.
+func (r *Reconciler) interval() time.Duration {
+	if r.monitor.needsFrequentProbes() {
+		return min(r.opts.Interval, suspectInterval)
+	}
+	return r.opts.Interval
+}
+
+// poll probes the GPUs, and reports whether the node is to be reconciled: it differs from the last reconciliation, or
+// that one has failed.
+func (r *Reconciler) poll(ctx context.Context) bool {
+	r.polled = time.Now()
+	probes := r.monitor.poll(ctx)
+	switch {
+	case r.plan == nil, r.failures > 0, r.State().Err != nil, time.Since(r.reconciled) >= maxReconcilePause:
+		return true
+	case r.opts.Check != nil && r.opts.Check() != nil, r.changed():
+		return true
+	case r.asInSnapshot(probes):
+		return false
+	}
+	s, err := r.opts.Source.Snapshot(ctx)
+	return err != nil || !reflect.DeepEqual(s, r.plan.snapshot)
+}
+
+// asInSnapshot reports whether all GPUs of the last snapshot are readable, and probes show nothing else than it.
+func (r *Reconciler) asInSnapshot(probes []gpu.Probe) bool {
+	devices := map[string]*gpu.Device{}
+	for i := range r.plan.snapshot.Devices {
+		d := &r.plan.snapshot.Devices[i]
+		if !d.Usable() {
+			return false
+		}
+		devices[d.UUID] = d
+	}
+	return !slices.ContainsFunc(probes, func(p gpu.Probe) bool {
+		d := devices[p.UUID]
+		return d == nil || p.Error != "" || p.MIGEnabled != d.MIGEnabled
+	})
+}
+
+// changed reports whether a file or directory differs from the last reconciliation.
+func (r *Reconciler) changed() bool { return !maps.Equal(r.identify(), r.seen) }
+
+// identify returns the identities of what a reconciliation depends on: the spec files and descriptors, the directories of
+// the driver's library and of device nodes, and the kernel module's list of GPUs. It opens no file of the driver,
+// whose reading can hang.
+func (r *Reconciler) identify() map[string]fileid.ID {
+	h := r.opts.Host
+	ids := map[string]fileid.ID{}
+	add := func(path string) { ids[path] = fileid.Of(path) }
+	for _, dir := range append([]string{r.descriptors.dir}, r.opts.Dirs...) {
+		for _, name := range list(dir) {
+			if ext := filepath.Ext(name); ext == ".json" || ext == ".yaml" {
+				add(filepath.Join(dir, name))
+			}
+		}
+	}
+	for _, f := range r.files {
+		add(f.path)
+	}
+	if r.library != "" {
+		add(filepath.Dir(r.library))
+	}
+	for _, dir := range []string{
+		r.library, h.Dev(), h.Dev("nvidia-caps"), h.Dev("nvidia-caps-imex-channels"),
+		h.Dev("dri"), h.Dev("infiniband"),
+	} {
+		add(dir)
+	}
+	for _, address := range list(h.Proc("driver", "nvidia", "gpus")) {
+		ids[address] = fileid.ID{} // the kernel changes the times of these directories at any time
+	}
+	return ids
+}
+
+// list has the names in a directory, or none.
+func list(dir string) []string {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil
+	}
+	defer d.Close()
+	names, _ := d.Readdirnames(-1)
+	return names
+}
