@@ -158,8 +158,8 @@ storage, and the resources of the plugins that are registered with gpu-cdi-plugi
 v1.NodeStatus.
 
 --devices lists the devices of these resources instead, with their health and the pods that hold them. A device whose
-plugin is away has the health Unknown. After damage to the manager's state, devices are withheld that a forgotten pod
-may hold: see gpu-cdi-plugin release --withheld. -o name prints RESOURCE=ID.`,
+plugin is away has the health Unknown. When the placements were lost with a damaged file, all devices are withheld: see
+gpu-cdi-plugin release --withheld. -o name prints RESOURCE=ID.`,
 		Example: `  gpu-cdi-plugin node
   gpu-cdi-plugin node -o json | jq '.allocatable["nvidia.com/gpu"]'
   gpu-cdi-plugin node --devices -o wide`,
@@ -205,7 +205,7 @@ func (a *app) nodeDevices(ctx context.Context, out output) error {
 		return err
 	}
 	if list.Withheld != nil {
-		a.log.Warn("devices are withheld, since the state was damaged and forgotten pods may hold them: see "+
+		a.log.Warn("devices are withheld, since placements were lost and pods that are not known may hold them: see "+
 			"gpu-cdi-plugin release --withheld", "reason", list.Withheld.Reason, "file", list.Withheld.File)
 	}
 	return nil

@@ -29,8 +29,8 @@ func (a *app) releasePodCommand() *cobra.Command {
 or a UID. The containers are not stopped, so stop them first. With --container only that container has ended for good,
 as an init container does: devices that no other container of the pod has are free.
 
-After damage to the manager's state each device that no known pod holds is withheld, since a container of a forgotten
-pod may use it. --withheld gives the devices RESOURCE=ID, or with --all all of them, to pods again: make sure that no
+When the placements were lost with a damaged file, all devices are withheld, since pods that are not known may use them.
+--withheld makes the devices RESOURCE=ID, or with --all all of them, available to pods again: make sure that no
 container uses them.`,
 		Example: `  gpu-cdi-plugin release training
   gpu-cdi-plugin release default/training --container prepare

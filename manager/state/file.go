@@ -28,8 +28,8 @@ const OldName = "manager.db"
 const (
 	version  = 1
 	fileMode = 0o600
-	// maxSize is in bytes. A placement has about one kilobyte.
-	maxSize = 64 << 20
+	// maxSize is in bytes. A placement usually has one kilobyte, and more if its plugin sends much.
+	maxSize = 256 << 20
 )
 
 // content is what a file has.

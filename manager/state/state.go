@@ -82,8 +82,8 @@ type batch struct {
 }
 
 // Open opens the file at path, and creates it if it is missing. Its directory must exist; the lock is a file beside it.
-// A file that does not verify is set aside, which log gets as an error; so does OldName, the file of earlier versions,
-// if there is no other.
+// A file that does not verify is set aside, and log gets an error. Log gets one too if there is only OldName, the file of
+// earlier versions.
 //
 // If another process has it open for some seconds more, the error wraps ErrLocked. It wraps ErrNewer for a file of a
 // newer version, and trust.ErrUnsafe for one that other users can change.
@@ -241,6 +241,9 @@ func (s *Store) commit(changes []func(*content)) error {
 	data, err := next.format()
 	if err != nil {
 		return err
+	}
+	if len(data) > maxSize {
+		return fmt.Errorf("the file would have %d bytes, the limit is %d", len(data), maxSize)
 	}
 	err = s.replace(data)
 	if errors.Is(err, atomicfile.ErrNotDurable) {

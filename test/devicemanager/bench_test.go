@@ -428,7 +428,7 @@ func compareHints(b *testing.B) (here, kubelet samples) {
 		topology := admission.Topology{Policy: admission.PolicyBestEffort, Machine: admission.NodesOf(ids...)}
 		here = append(here, timed(func() {
 			var err error
-			hints, err = pool.Hints(topology, admission.Request{Pod: "a", Container: "main", Count: 1})
+			hints, err = pool.Hints(topology, admission.Request{Count: 1})
 			c.must(err)
 		}))
 		for _, h := range hints {

@@ -12,7 +12,6 @@ import (
 	upstream "k8s.io/kubernetes/pkg/kubelet/cm/devicemanager/checkpoint"
 
 	"gpu-cdi-plugin/internal/checkpoint"
-	"gpu-cdi-plugin/manager"
 )
 
 // The kubelet's package and ours read what the other one wrote, and write the same bytes.
