@@ -197,7 +197,7 @@ func TestOptionsSetTheConfiguration(t *testing.T) {
 	for _, o := range Options(&want) {
 		set[o.Name()] = o.String()
 	}
-	if len(set) != 38 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
+	if len(set) != 37 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
 		t.Errorf("options %q", set)
 	}
 	for _, o := range Options(&c) {
@@ -285,8 +285,10 @@ func TestParseReportsAllProblems(t *testing.T) {
 			},
 		},
 		"keys of earlier versions": {
-			"prestart: {kill-orphans: true}\n",
-			[]string{"line 1: prestart.kill-orphans: " + gone["prestart.kill-orphans"]},
+			"prestart: {kill-orphans: true}\ndialect: kubelet-1.36\n",
+			[]string{
+				"line 1: prestart.kill-orphans: " + gone["prestart.kill-orphans"], "line 2: dialect: " + gone["dialect"],
+			},
 		},
 		"values of the wrong kind, and wrong values beside them": {
 			"gpu-timeout: 0\nstrategy: {cdi-cri: 1}\ngpus: [0]\nroot: [a]\nmig-strategy: some\n" +

@@ -259,6 +259,8 @@ resources:
 
 // gone are keys of earlier versions, with what to do instead.
 var gone = map[string]string{
+	"dialect": "this key is gone: the device manager has none of the kubelet's faults; test a plugin against a kubelet to " +
+		"see them",
 	"prestart.kill-orphans": "this key is gone: use prestart.exec with a program that ends such processes, and policy " +
 		"none, since the other policies refuse a device in use before the program runs",
 }
