@@ -93,8 +93,12 @@ func TestDeviceIDsAreThoseOfAllPods(t *testing.T) {
 		data string
 		want map[string]bool
 	}{
-		"of a kubelet":           {string(read(t, "kubelet-1.36.json")), map[string]bool{"GPU-0": true, "GPU-1": true, "n0": true}},
-		"with another checksum":  {`{"Data":{"PodDeviceEntries":[{"DeviceIDs":{"-1":["a"]}}]},"Checksum":1}`, map[string]bool{"a": true}},
+		"of a kubelet": {
+			string(read(t, "kubelet-1.36.json")), map[string]bool{"GPU-0": true, "GPU-1": true, "n0": true},
+		},
+		"with another checksum": {
+			`{"Data":{"PodDeviceEntries":[{"DeviceIDs":{"-1":["a"]}}]},"Checksum":1}`, map[string]bool{"a": true},
+		},
 		"of a node without pods": {`{"Data":null}`, map[string]bool{}},
 		"of a damaged file":      {`{`, nil},
 	} {

@@ -85,7 +85,8 @@ func (c *content) format() ([]byte, error) {
 		return nil, err
 	}
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "{\n\"version\": %d,\n\"resources\": %s,\n\"loss\": %s,\n\"placements\": [", version, resources, loss)
+	fmt.Fprintf(&b, "{\n\"version\": %d,\n\"resources\": %s,\n\"loss\": %s,\n\"placements\": [",
+		version, resources, loss)
 	for i, r := range c.placements {
 		if i > 0 {
 			b.WriteByte(',')
@@ -226,5 +227,7 @@ func findOld(path string, log *slog.Logger) *Loss {
 		return nil
 	}
 	log.Error(lost, "file of an earlier version", old)
-	return &Loss{Time: time.Now().UTC().Round(0), Reason: "this version does not read the file of an earlier one", File: old}
+	return &Loss{
+		Time: time.Now().UTC().Round(0), Reason: "this version does not read the file of an earlier one", File: old,
+	}
 }

@@ -42,15 +42,27 @@ func TestAFileThatDoesNotVerifyIsSetAside(t *testing.T) {
 		damage func(string) string
 		reason string
 	}{
-		"it is empty":              {func(string) string { return "" }, "unexpected end of JSON input"},
-		"it is cut short":          {func(s string) string { return s[:len(s)/2] }, "unexpected end of JSON input"},
-		"it has zeros":             {func(s string) string { return strings.Repeat("\x00", len(s)) }, "invalid character"},
-		"it has other JSON":        {func(string) string { return "{}" }, "its checksum does not match"},
-		"a byte of an ID differs":  {func(s string) string { return strings.Replace(s, "GPU-3", "GPU-7", 1) }, "its checksum does not match"},
-		"a placement is missing":   {func(s string) string { return cutLine(s, "GPU-3") }, "its checksum does not match"},
-		"two pods have one UID":    {func(s string) string { return sign(strings.ReplaceAll(s, "000000000003", "000000000004")) }, "a pod has no UID of its own"},
-		"a pod has no UID":         {func(string) string { return sign(`{"state": {"version": 1, "placements": [{}]}}`) }, "a pod has no UID of its own"},
-		"a placement is no object": {func(string) string { return sign(`{"state": {"version": 1, "placements": [1]}}`) }, "cannot unmarshal"},
+		"it is empty":       {func(string) string { return "" }, "unexpected end of JSON input"},
+		"it is cut short":   {func(s string) string { return s[:len(s)/2] }, "unexpected end of JSON input"},
+		"it has zeros":      {func(s string) string { return strings.Repeat("\x00", len(s)) }, "invalid character"},
+		"it has other JSON": {func(string) string { return "{}" }, "its checksum does not match"},
+		"a byte of an ID differs": {
+			func(s string) string { return strings.Replace(s, "GPU-3", "GPU-7", 1) }, "its checksum does not match",
+		},
+		"a placement is missing": {
+			func(s string) string { return cutLine(s, "GPU-3") }, "its checksum does not match",
+		},
+		"two pods have one UID": {
+			func(s string) string { return sign(strings.ReplaceAll(s, "000000000003", "000000000004")) },
+			"a pod has no UID of its own",
+		},
+		"a pod has no UID": {
+			func(string) string { return sign(`{"state": {"version": 1, "placements": [{}]}}`) },
+			"a pod has no UID of its own",
+		},
+		"a placement is no object": {
+			func(string) string { return sign(`{"state": {"version": 1, "placements": [1]}}`) }, "cannot unmarshal",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := makeFile(t)
@@ -67,7 +79,8 @@ func TestAFileThatDoesNotVerifyIsSetAside(t *testing.T) {
 			if loaded.Loss == nil || !strings.Contains(loaded.Loss.Reason, c.reason) || len(loaded.Placements) > 0 {
 				t.Fatalf("loaded %+v, want a loss with the reason %q", loaded, c.reason)
 			}
-			if !strings.Contains(log.String(), "the placements are lost") || !strings.Contains(log.String(), loaded.Loss.File) {
+			if !strings.Contains(log.String(), "the placements are lost") ||
+				!strings.Contains(log.String(), loaded.Loss.File) {
 				t.Errorf("the log is %q", log.String())
 			}
 			if readFile(t, loaded.Loss.File) != damaged || readFile(t, loaded.Loss.File+".previous") != previous {

@@ -1,9 +1,9 @@
-// Package state keeps the placements of the device manager in a JSON file with a checksum, so that a restart knows which
-// devices are held. A change is durable when its method returns. Beside the file is the one before it, for a person: it
-// is never loaded.
+// Package state keeps the placements of the device manager in a JSON file with a checksum, so that a restart knows
+// which devices are held. A change is durable when its method returns. Beside the file is the one before it, for a
+// person: it is never loaded.
 //
-// A file that does not verify is set aside whole. The new file has no placements, and says until an administrator clears
-// that (SetLoss, Import) that devices may belong to lost placements.
+// A file that does not verify is set aside whole. The new file has no placements. It has a Loss until an administrator
+// clears that (SetLoss, Import).
 package state
 
 import (
@@ -82,8 +82,8 @@ type batch struct {
 }
 
 // Open opens the file at path, and creates it if it is missing. Its directory must exist; the lock is a file beside it.
-// A file that does not verify is set aside, and log gets an error. Log gets one too if there is only OldName, the file of
-// earlier versions.
+// A file that does not verify is set aside, and log gets an error. Log gets one too if there is only OldName, the file
+// of earlier versions.
 //
 // If another process has it open for some seconds more, the error wraps ErrLocked. It wraps ErrNewer for a file of a
 // newer version, and trust.ErrUnsafe for one that other users can change.
