@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/excerpt"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -34,7 +35,7 @@ func (e *TakenError) Error() string {
 	}
 	var lines []string
 	for _, file := range slices.Sorted(maps.Keys(names)) {
-		lines = append(lines, fmt.Sprintf("%s defines %s too", file, abbreviate(names[file], 8, ", ")))
+		lines = append(lines, fmt.Sprintf("%s defines %s too", file, excerpt.List(names[file], 8, ", ")))
 	}
 	return fmt.Sprintf("other CDI spec files define the names of %s of this node: %s", what, strings.Join(lines, "; "))
 }
@@ -91,21 +92,9 @@ func (r *Reconciler) conflictRemarks(p *plan) []remark {
 	for _, g := range groups {
 		list = append(list, remark{
 			key: g.file + ": " + g.effect, level: g.level,
-			text:   fmt.Sprintf("%s defines %s too: %s", g.file, abbreviate(names[g], 8, ", "), g.effect),
+			text:   fmt.Sprintf("%s defines %s too: %s", g.file, excerpt.List(names[g], 8, ", "), g.effect),
 			advice: "remove that file, or give this node's devices another CDI kind",
 		})
 	}
 	return list
-}
-
-// abbreviate joins a list for a line of a log: the first few, and how many more there are.
-func abbreviate[T any](list []T, most int, separator string) string {
-	var words []string
-	for _, item := range list[:min(most, len(list))] {
-		words = append(words, fmt.Sprint(item))
-	}
-	if len(list) > most {
-		words = append(words, fmt.Sprintf("and %d more", len(list)-most))
-	}
-	return strings.Join(words, separator)
 }

@@ -10,6 +10,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/excerpt"
 	"gpu-cdi-plugin/internal/fileid"
 )
 
@@ -109,7 +110,7 @@ func (r *Reconciler) writeSpec(f *plannedFile) (written bool, err error) {
 	case f.old == nil:
 		reason = "it could not be read"
 	case len(cdi.Diff(f.old, f.content)) > 0:
-		reason = abbreviate(cdi.Diff(f.old, f.content), 5, "; ")
+		reason = excerpt.List(cdi.Diff(f.old, f.content), 5, "; ")
 	case id.Mode&readableMode != readableMode || othersCanChange(f.path):
 		reason = "its owner or mode was wrong, or it was a link"
 	default:

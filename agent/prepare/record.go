@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 	"unicode"
+
+	"gpu-cdi-plugin/internal/excerpt"
 )
 
 // Record is what was done to prepare a device.
@@ -171,17 +173,8 @@ func plain(text string) string {
 		}
 		return c
 	}, strings.ToValidUTF8(text, "?"))
-	if len(text) > maxText {
-		text = strings.ToValidUTF8(text[:maxText], "") + "..."
-	}
-	return strings.TrimSpace(text)
+	return strings.TrimSpace(excerpt.Text(text, maxText))
 }
 
 // list is a text of at most three things.
-func list(things []string) string {
-	const most = 3
-	if len(things) > most {
-		return fmt.Sprintf("%s and %d more", strings.Join(things[:most], ", "), len(things)-most)
-	}
-	return strings.Join(things, ", ")
-}
+func list(things []string) string { return excerpt.List(things, 3, ", ") }

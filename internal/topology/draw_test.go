@@ -22,7 +22,7 @@ var update = flag.Bool("update", false, "write the golden files")
 // machine returns the snapshot of a simulated machine, as package nvml reads it.
 func machine(t testing.TB, name string) *gpu.Snapshot {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("..", "nvml", "testdata", name+".golden.json"))
+	data, err := os.ReadFile(filepath.Join("..", "..", "nvml", "testdata", name+".golden.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +35,7 @@ func machine(t testing.TB, name string) *gpu.Snapshot {
 
 func machines(t testing.TB) []string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join("..", "nvml", "testdata", "*.golden.json"))
+	files, err := filepath.Glob(filepath.Join("..", "..", "nvml", "testdata", "*.golden.json"))
 	if err != nil || len(files) < 7 {
 		t.Fatalf("%d machines, want at least 7 (%v)", len(files), err)
 	}
@@ -115,7 +115,7 @@ func TestGolden(t *testing.T) {
 	noSocket := "there is no socket of the kubelet at /var/lib/kubelet/pod-resources/kubelet.sock"
 	nodes := map[string]Node{
 		filepath.Join("testdata", "busy.svg"):                busy(t),
-		filepath.Join("..", "docs", "topology-dgx-h100.svg"): documented(t),
+		filepath.Join("..", "..", "docs", "topology-dgx-h100.svg"): documented(t),
 		filepath.Join("testdata", "not-a-tree.svg"):          {Snapshot: notATree(), HoldersUnknown: noSocket},
 		filepath.Join("testdata", "bridges.svg"):             {Snapshot: bridges()},
 	}

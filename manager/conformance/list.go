@@ -8,6 +8,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/internal/excerpt"
 )
 
 const (
@@ -41,15 +43,10 @@ func listed(f func([]*v1beta1.Device) verdict) check {
 
 // passedUnless fails with what breaks a rule, at most three of it, or passes with the text.
 func passedUnless(broken []string, format string, args ...any) verdict {
-	const named = 3
-	switch n := len(broken); {
-	case n == 0:
+	if len(broken) == 0 {
 		return passed(format, args...)
-	case n > named:
-		return failed("%s, and %d more", strings.Join(broken[:named], ", "), n-named)
-	default:
-		return failed("%s", strings.Join(broken, ", "))
 	}
+	return failed("%s", excerpt.List(broken, 3, ", "))
 }
 
 func listSize(_ context.Context, _ *session, p *plugin) verdict {
@@ -221,10 +218,7 @@ func difference(before, after []*v1beta1.Device) string {
 			parts = append(parts, fmt.Sprintf("%q was new", id))
 		}
 	}
-	if len(parts) > 3 {
-		parts = append(parts[:3], fmt.Sprintf("and %d more", len(parts)-3))
-	}
-	return strings.Join(parts, ", ")
+	return excerpt.List(parts, 3, ", ")
 }
 
 // healthFlips has a device change its health, and waits for the list that says so.

@@ -10,6 +10,8 @@ import (
 	"unicode"
 
 	"tags.cncf.io/container-device-interface/pkg/parser"
+
+	"gpu-cdi-plugin/internal/excerpt"
 )
 
 const (
@@ -63,11 +65,8 @@ type checker struct {
 }
 
 func (c *checker) problem(field, text, why string) {
-	if len(text) > maxShown {
-		text = text[:maxShown] + "..."
-	}
 	if len(c.problems) < maxProblems {
-		c.problems = append(c.problems, fmt.Errorf("%s %q: %s", field, text, why))
+		c.problems = append(c.problems, fmt.Errorf("%s %q: %s", field, excerpt.Text(text, maxShown), why))
 	}
 }
 
