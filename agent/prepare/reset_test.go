@@ -662,23 +662,29 @@ func TestAnotherResetAfterOneThatWasTooLate(t *testing.T) {
 
 // That persistence mode stays off is logged, also when the record of the reset was returned long ago.
 func TestPersistenceModeThatStaysOffIsLogged(t *testing.T) {
-	for name, ends := range map[string]chan struct{}{"at once": nil, "after an abandoned reset": make(chan struct{})} {
+	for name, abandoned := range map[string]bool{"at once": false, "after an abandoned reset": true} {
 		t.Run(name, func(t *testing.T) {
-			f := &fakeNode{persistent: true, persistErr: errors.New("Unknown\nError")}
-			r := newRunner(t, f)
-			var log testenv.Log
-			r.opts.Log = slog.New(slog.NewTextHandler(&log, nil))
-			r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetDone}, ends: ends}
-			_, err := runOne(r, within(t, 500*time.Millisecond), device, Rules{Policy: Reset})
-			if ends != nil {
-				checkError(t, err, "the reset has not ended")
-				close(ends)
-			}
-			r.Wait(within(t, plenty))
-			if want := "persistence mode of " + uuid + " was switched off"; !strings.Contains(log.String(), want) ||
-				!strings.Contains(log.String(), ": Unknown Error") {
-				t.Errorf("the log is %q", &log)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeNode{persistent: true, persistErr: errors.New("Unknown\nError")}
+				r := newRunner(t, f)
+				var log testenv.Log
+				r.opts.Log = slog.New(slog.NewTextHandler(&log, nil))
+				reset := &fakeReset{node: f, outcomes: []Outcome{ResetDone}}
+				if abandoned {
+					reset.ends = make(chan struct{})
+				}
+				r.opts.Resetter = reset
+				_, err := runOne(r, within(t, time.Second), device, Rules{Policy: Reset})
+				if abandoned {
+					checkError(t, err, "the reset has not ended")
+					close(reset.ends)
+				}
+				r.Wait(t.Context())
+				if want := "persistence mode of " + uuid + " was switched off"; !strings.Contains(log.String(), want) ||
+					!strings.Contains(log.String(), ": Unknown Error") {
+					t.Errorf("the log is %q", &log)
+				}
+			})
 		})
 	}
 }
