@@ -11,15 +11,20 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// eventWait is how long a call waits for an event. The library cannot be closed meanwhile.
-const eventWait = 500 * time.Millisecond
+// maxEventWait is the longest time that a call waits for an event. The library cannot be closed meanwhile. The waits of
+// eight GPUs are most of what a service at rest uses of a processor, so they are not shorter.
+const maxEventWait = 2 * time.Second
+
+// eventWaitSlack is how much longer than asked for a wait may take.
+const eventWaitSlack = 1500 * time.Millisecond
 
 const (
 	// eventPause is the pause after an error, before events are waited for again: a wait for the events of a lost GPU
 	// fails at once.
 	eventPause = 2 * time.Second
-	// eventSetLimit is how long making an event set may take.
+	// eventSetLimit is how long making an event set may take, and recoveryLimit reading the recovery action of an event.
 	eventSetLimit = 30 * time.Second
+	recoveryLimit = 500 * time.Millisecond
 )
 
 // eventKinds are the events that are received, as far as the GPU has them.
@@ -41,6 +46,7 @@ type watchers struct {
 	unbind  func(address string) bool
 	leaving func() []string // the GPUs that are being unbound already, by PCI address
 	gpus    map[string]bool // by UUID
+	length  time.Duration   // of a wait for an event
 	running sync.WaitGroup
 	stop    chan struct{} // closed when the goroutines are to end
 	ended   chan struct{} // closed when they have ended
@@ -59,7 +65,7 @@ func (s *Session) watchDriver() {
 	}
 	known := s.known
 	s.watchers = &watchers{
-		library: s.library, receive: s.opts.Events, gpus: map[string]bool{},
+		library: s.library, receive: s.opts.Events, gpus: map[string]bool{}, length: s.eventWait,
 		unbind: s.unbinding.want, leaving: func() []string { return withoutDriver(s.opts.Host, known) },
 		stop: make(chan struct{}), ended: make(chan struct{}),
 	}
@@ -186,7 +192,7 @@ func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 	}()
 	for !w.stopped() {
 		c, returned := w.wait(eventsSubject(uuid), "nvmlEventSetWait", func() (nvml.EventData, nvml.Return) {
-			return set.Wait(uint32(eventWait.Milliseconds()))
+			return set.Wait(uint32(w.length.Milliseconds()))
 		})
 		if !returned {
 			report(&timeoutError{"nvmlEventSetWait"})
@@ -211,11 +217,11 @@ func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 	return nil
 }
 
-// wait waits for an event, at most eventWait. A call that does not return in time is abandoned.
+// wait waits for an event. A call that does not return in time is abandoned.
 func (w *watchers) wait(
 	subject, function string, f func() (nvml.EventData, nvml.Return),
 ) (c *call, returned bool) {
-	ctx, cancel := context.WithTimeout(context.Background(), 4*eventWait)
+	ctx, cancel := context.WithTimeout(context.Background(), w.length+eventWaitSlack)
 	defer cancel()
 	return w.library.calls.do(ctx, subject, func(c *call) (any, error) { return invoke(w.library, c, function, f) })
 }
@@ -282,7 +288,7 @@ func (w *watchers) receiveOne(uuid string, dev nvml.Device, e *nvml.EventData) {
 	if !ok {
 		return
 	}
-	action, err := askWithin(w, "recovery action of "+uuid, eventWait, func(c *call) (int, error) {
+	action, err := askWithin(w, "recovery action of "+uuid, recoveryLimit, func(c *call) (int, error) {
 		return w.library.recoveryAction(c, dev)
 	})
 	if err == nil {

@@ -18,6 +18,9 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
+// testEventWait is how long a call waits for an event in tests.
+const testEventWait = 200 * time.Millisecond
+
 // newEventSession is newTestSession with the events of the node, after a first snapshot.
 func newEventSession(t *testing.T, machine string) (*Session, *sim.Node, chan gpu.Event) {
 	t.Helper()
@@ -163,7 +166,7 @@ func TestAGPUThatIsUnboundIsClosed(t *testing.T) {
 	if n := len(takeSnapshot(t, session).Devices); n != 4 {
 		t.Errorf("%d GPUs", n)
 	}
-	if session.unbinding.due() || time.Since(began) > 3*eventWait {
+	if session.unbinding.due() || time.Since(began) > 3*testEventWait {
 		t.Errorf("the library was not opened again, or after %v", time.Since(began))
 	}
 	isSource := func(e gpu.Event) bool { return e.Kind == gpu.EventSource && e.Err == nil && e.GPU == uuidOf(node, 2) }
@@ -218,7 +221,7 @@ func TestAWaitWithoutAnEventOfTheDriver(t *testing.T) {
 			r.NumEvent, r.Data.EventType, r.Data.GpuId = returned.NumEvent, nvml.SystemEventTypeGpuDriverUnbind, 0x12ab00
 			return nvml.SUCCESS
 		}}
-		if got, _ := waitForUnbind(api, nvml.SystemEventSet{}); got != want {
+		if got, _ := waitForUnbind(api, nvml.SystemEventSet{}, time.Second); got != want {
 			t.Errorf("with %d events it is %+v, want %+v", returned.NumEvent, got, want)
 		}
 	}
@@ -318,7 +321,7 @@ func TestErrorsOfTheDriversEventsAreTriedAgainSoon(t *testing.T) {
 		}
 		reported := 0
 		w := &watchers{
-			library: session.library, stop: make(chan struct{}), leaving: func() []string { return nil },
+			library: session.library, length: time.Second, stop: make(chan struct{}), leaving: func() []string { return nil },
 			receive: func(gpu.Event) { reported++ },
 		}
 		began := time.Now()
@@ -568,7 +571,7 @@ func TestEventsAreReceivedAfterAReleaseThatFailed(t *testing.T) {
 	}
 	session, node, events := newEventSession(t, "pcie-quad")
 	must(t, node.Hang("nvmlEventSetWait_v2", sim.AnyGPU))
-	time.Sleep(2 * eventWait) // until the wait of before has returned
+	time.Sleep(2 * testEventWait) // until the wait of before has returned
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	if session.Release(ctx) == nil {
@@ -598,7 +601,7 @@ func TestEventsOfAWaitThatHangsAreReceived(t *testing.T) {
 		t.Errorf("the event is %+v", e)
 	}
 	must(t, node.Hang(wait, sim.AnyGPU))
-	time.Sleep(2 * eventWait) // until the wait of before has returned
+	time.Sleep(2 * testEventWait) // until the wait of before has returned
 	must(t, node.XID(2, 94, nil))
 	if !session.watchers.end(t.Context()) || session.Close() == nil {
 		t.Error("watching goes on, or the library was closed while a call was in it")

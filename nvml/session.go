@@ -78,6 +78,7 @@ type Session struct {
 	retained  retainedLinks
 	probed    map[string]gpu.Probe // the last probes, by UUID
 	watchers  *watchers            // nil while no events are received
+	eventWait time.Duration        // how long a call waits for an event
 	released  bool                 // see Release
 	unbinding unbinding
 	// known are the GPUs that the kernel module knew when the library was opened. If they change, it is opened again.
@@ -91,7 +92,9 @@ func NewSession(opts Options) *Session {
 	if opts.Timeout == 0 {
 		opts.Timeout = DefaultTimeout
 	}
-	return &Session{opts: opts, seen: map[string]bool{}}
+	// Closing the library waits for these calls, and may take a snapshot interval.
+	wait := min(maxEventWait, SnapshotInterval(opts.GPUTimeout)/2)
+	return &Session{opts: opts, seen: map[string]bool{}, eventWait: wait}
 }
 
 // ReadDevices reads the GPUs once, without links, and closes the library. A GPU that cannot be read is in the snapshot

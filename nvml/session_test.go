@@ -26,6 +26,7 @@ func newTestSession(t *testing.T, machine string) (*Session, *sim.Node, *testenv
 		Host: createNodeHost(t, node), Timeout: 20 * time.Second, GPUTimeout: 10 * time.Second,
 		Log: slog.New(slog.NewTextHandler(log, nil)),
 	})
+	session.eventWait = testEventWait
 	t.Cleanup(func() { _ = session.Close() })
 	return session, node, log
 }

@@ -108,7 +108,7 @@ func (w *watchers) receiveUnbind(report func(error)) error {
 	}
 	for !w.stopped() {
 		c, returned := w.wait(unbindSubject, "nvmlSystemEventSetWait", func() (nvml.EventData, nvml.Return) {
-			return waitForUnbind(w.library.api, set)
+			return waitForUnbind(w.library.api, set, w.length)
 		})
 		if !returned {
 			select {
@@ -129,7 +129,7 @@ func (w *watchers) receiveUnbind(report func(error)) error {
 			w.reportUnbind(addressOf(uint32(got.EventData)))
 			select { // the driver may report it again, as long as it waits
 			case <-w.stop:
-			case <-time.After(eventWait):
+			case <-time.After(w.length):
 			}
 		}
 	}
@@ -184,15 +184,17 @@ func (w *watchers) freeSystemSet(c *call, set nvml.SystemEventSet) error {
 	return err
 }
 
-// waitForUnbind waits for an event of the set, at most eventWait. It returns the type, 0 for none, and the GPU's ID.
-func waitForUnbind(api nvml.Interface, set nvml.SystemEventSet) (nvml.EventData, nvml.Return) {
+// waitForUnbind waits for an event of the set. It returns the type, 0 for none, and the GPU's ID.
+func waitForUnbind(
+	api nvml.Interface, set nvml.SystemEventSet, limit time.Duration,
+) (nvml.EventData, nvml.Return) {
 	var data nvml.SystemEventData_v1
 	var pinner runtime.Pinner // the request leads C to it
 	pinner.Pin(&data)
 	defer pinner.Unpin()
 	request := nvml.SystemEventSetWaitRequest{
 		Version:   nvml.STRUCT_VERSION(nvml.SystemEventSetWaitRequest{}, 1),
-		Timeoutms: uint32(eventWait.Milliseconds()), Set: set, Data: &data, DataSize: 1,
+		Timeoutms: uint32(limit.Milliseconds()), Set: set, Data: &data, DataSize: 1,
 	}
 	code := api.SystemEventSetWait(&request)
 	if request.NumEvent == 0 {
