@@ -62,8 +62,8 @@ func (m *Monitor) cordonRecorded(uuid, reason string) (loaded bool, err error) {
 	return false, nil
 }
 
-// HoldForReset takes a GPU and its MIG devices out of service until EndHold. A cordon neither sets nor lifts it. When it
-// returns the state is published. The hold is recorded for people who read that; the next process ends it, when the
+// HoldForReset takes a GPU and its MIG devices out of service until EndHold. A cordon neither sets nor lifts it. When
+// it returns the state is published. The hold is recorded for people who read that; the next process ends it, when the
 // reset has ended.
 func (m *Monitor) HoldForReset(gpuUUID string) error {
 	err := m.change(func(machine *health.Machine) ([]health.Transition, error) {

@@ -18,8 +18,7 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// fakeProber returns the probes that were set, and counts how often it was asked. Without any the driver reports nothing
-// about the health of GPUs.
+// fakeProber returns the probes that were set, by default none, and counts how often it was asked.
 type fakeProber struct {
 	mu     sync.Mutex
 	probes []gpu.Probe

@@ -1,8 +1,8 @@
 // Package node reconciles a node: the GPUs that it has, the CDI specs and device descriptors on disk, and the devices
 // that can be given to containers.
 //
-// A Reconciler reconciles when it is triggered, when the CDI directories change, and when a poll finds the host or the
-// GPUs different from the last reconciliation. Polls also probe the health of the GPUs. A reconciliation has four steps:
+// A Reconciler reconciles when it is triggered, when the CDI directories change, and when a poll finds that the
+// host or the GPUs have changed since. Polls also probe the health of the GPUs. A reconciliation has four steps:
 //   - scan reads the node and returns what is desired;
 //   - newPlan plans the files for that beside the spec files of others, and writes nothing;
 //   - writeSpecs and writeDescriptors write the difference to the disk;

@@ -141,8 +141,8 @@ func (r *Reconciler) asInSnapshot(probes []gpu.Probe) bool {
 // changed reports whether a file or directory differs from the last reconciliation.
 func (r *Reconciler) changed() bool { return !maps.Equal(r.identify(), r.seen) }
 
-// identify returns the identities of what a reconciliation depends on: the spec files and descriptors, the directories of
-// the driver's library and of device nodes, and the kernel module's list of GPUs. It opens no file of the driver,
+// identify returns the identities of what a reconciliation depends on: the spec files and descriptors, the directories
+// of the driver's library and of device nodes, and the kernel module's list of GPUs. It opens no file of the driver,
 // whose reading can hang.
 func (r *Reconciler) identify() map[string]fileid.ID {
 	h := r.opts.Host

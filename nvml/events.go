@@ -178,7 +178,8 @@ func (w *watchers) sourceEvent(uuid string, err error) gpu.Event {
 }
 
 // receiveUntilError makes an event set of the GPU and receives its events. It reports that they are received when a
-// wait for them has succeeded and, while the driver does not answer, why they are not. It returns nil only if it was stopped.
+// wait for them has succeeded and, while the driver does not answer, why they are not. It returns nil only if it was
+// stopped.
 func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 	set, dev, err := w.newSet(uuid)
 	if err != nil {

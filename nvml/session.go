@@ -203,7 +203,7 @@ func (s *Session) mayBecomeReadable(snapshot *gpu.Snapshot) bool {
 	return s.lacksGPUs(snapshot) && !s.busy() && time.Since(s.opened) >= reopenPause
 }
 
-// lacksGPUs reports whether a GPU cannot be read, or NVML no longer has one that the kernel module still has. A GPU that
+// lacksGPUs reports whether a GPU cannot be read, or NVML no longer has one that the kernel module still has. One that
 // was in no snapshot does not count: NVML may never see it, as in a container that gets some of the GPUs.
 func (s *Session) lacksGPUs(snapshot *gpu.Snapshot) bool {
 	maps.DeleteFunc(s.seen, func(address string, _ bool) bool { return !slices.Contains(s.known, address) })
