@@ -97,7 +97,6 @@ func newFixtureOn(t *testing.T, node *sim.Node, change ...func(*Options)) *fixtu
 	b.dirs = []string{filepath.Join(t.TempDir(), "etc-cdi"), filepath.Join(t.TempDir(), "cdi")}
 	b.path = filepath.Join(b.dirs[1], cdi.FileName(cdi.DefaultKind))
 	b.config = resource.Config{Resource: "nvidia.com/gpu", MIGStrategy: resource.MIGMixed}
-	b.config.Sharing.MPS.SharedMemoryMiB = resource.DefaultSharedMemoryMiB
 	h, err := host.New(b.node.Root(), "", "")
 	if err != nil {
 		t.Fatal(err)

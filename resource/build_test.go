@@ -26,7 +26,6 @@ func loadSnapshot(t testing.TB, machine string) *gpu.Snapshot {
 func defaults() Config {
 	return Config{
 		Resource: "nvidia.com/gpu", MIGStrategy: MIGNone,
-		Sharing: Sharing{MPS: MPS{SharedMemoryMiB: DefaultSharedMemoryMiB}},
 	}
 }
 

@@ -12,7 +12,7 @@ type Config struct {
 	GPUs Filter `yaml:"gpus" json:"gpus"`
 	// Names are rules for resource names.
 	Names Names `yaml:"resources" json:"resources"`
-	// MPS allows rules in Sharing.MPS, for which control daemons run.
+	// MPS allows rules in Sharing.MPS, which need control daemons.
 	MPS bool `yaml:"mps" json:"mps"`
 	// Sharing selects devices that several containers share.
 	Sharing Sharing `yaml:"sharing" json:"sharing"`
@@ -81,8 +81,6 @@ type TimeSlicing struct {
 type MPS struct {
 	// RenameByDefault appends ".shared" to the names of shared resources that have no Rename.
 	RenameByDefault bool `yaml:"rename-by-default" json:"rename-by-default"`
-	// SharedMemoryMiB is each replica's part, in MiB, of the /dev/shm that a GPU's containers share.
-	SharedMemoryMiB int `yaml:"shared-memory-mib" json:"shared-memory-mib"`
 	// Resources are the rules. The first one that matches a GPU applies.
 	Resources []SharingRule `yaml:"resources" json:"resources"`
 }
@@ -98,12 +96,6 @@ type SharingRule struct {
 	// Rename is the resource name of the replicas, or empty.
 	Rename string `yaml:"rename,omitempty" json:"rename,omitempty"`
 }
-
-// DefaultSharedMemoryMiB is the size of a container's /dev/shm with Docker and containerd. MaxSharedMemoryMiB is 1 TiB.
-const (
-	DefaultSharedMemoryMiB = 64
-	MaxSharedMemoryMiB     = 1 << 20
-)
 
 // sharedSuffix ends the names of shared resources with RenameByDefault.
 const sharedSuffix = ".shared"

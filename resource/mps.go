@@ -20,14 +20,11 @@ const volta = 7
 
 // mpsLimits returns the part of a GPU that each of n clients gets, or why MPS cannot share it. A GPU that cannot be
 // read is not checked.
-func mpsLimits(p *plan, n, sharedMiB int) (*MPSLimits, error) {
+func mpsLimits(p *plan, n int) (*MPSLimits, error) {
 	if p.mig != nil {
 		return nil, errors.New("MPS cannot share MIG devices")
 	}
-	limits := &MPSLimits{
-		MemoryBytes:       p.device.MemoryBytes >> 20 / uint64(n) << 20,
-		SharedMemoryBytes: uint64(sharedMiB) << 20 * uint64(n),
-	}
+	limits := &MPSLimits{MemoryBytes: p.device.MemoryBytes >> 20 / uint64(n) << 20}
 	if hasThreadLimit(p.gpu.ComputeCapability) {
 		limits.ThreadPercent = max(1, 100/n)
 	}

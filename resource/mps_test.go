@@ -32,20 +32,6 @@ func formatLimits(resources []Resource) []string {
 	return lines
 }
 
-func TestSharedMemoryGrowsWithReplicas(t *testing.T) {
-	c := changed(shareByMPS(SharingRule{Name: "nvidia.com/gpu", Replicas: 3}))
-	c.Sharing.MPS.SharedMemoryMiB = 5
-	resources, _, err := Build(loadSnapshot(t, "workstation"), c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, d := range resources[0].Devices {
-		if d.MPS.SharedMemoryBytes != 15<<20 {
-			t.Errorf("%s has %d bytes of shared memory, want 15 MiB", d.ID, d.MPS.SharedMemoryBytes)
-		}
-	}
-}
-
 func TestMPS(t *testing.T) {
 	for name, tt := range map[string]struct {
 		machine  string

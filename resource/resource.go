@@ -68,8 +68,6 @@ type MPSLimits struct {
 	MemoryBytes uint64
 	// ThreadPercent is the percentage of the GPU's threads, from 1 to 100, or 0 for a GPU without such a limit.
 	ThreadPercent int
-	// SharedMemoryBytes is the size of the /dev/shm that all clients of the GPU share.
-	SharedMemoryBytes uint64
 }
 
 // NoReplica is the replica of a device that is not shared, and NoMIG the MIG index of a whole GPU.

@@ -65,7 +65,7 @@ func (b *builder) shareOne(p *plan, m *method, r *SharingRule) error {
 		return fmt.Errorf("the IDs of %d replicas would have %d characters, more than %d", r.Replicas, n, maxID)
 	}
 	if m.key == mpsKey {
-		limits, err := mpsLimits(p, r.Replicas, b.config.Sharing.MPS.SharedMemoryMiB)
+		limits, err := mpsLimits(p, r.Replicas)
 		if err != nil {
 			return err
 		}

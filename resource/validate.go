@@ -58,9 +58,6 @@ func (p *problems) addSharing(c *Config) {
 	if len(c.Sharing.MPS.Resources) > 0 && !c.MPS {
 		p.add(mpsKey, errors.New("needs mps: true: MPS is experimental and runs programs of the driver"))
 	}
-	if n := c.Sharing.MPS.SharedMemoryMiB; n < 1 || n > MaxSharedMemoryMiB {
-		p.add("sharing.mps.shared-memory-mib", fmt.Errorf("want 1 to %d, got %d", MaxSharedMemoryMiB, n))
-	}
 	for i, r := range c.Sharing.MPS.Resources {
 		sliced := c.Sharing.TimeSlicing.Resources
 		if j := slices.IndexFunc(sliced, func(t SharingRule) bool { return overlap(&t, &r) }); j >= 0 {

@@ -293,10 +293,7 @@ func Default() Config {
 				Names:       resource.Names{GPUs: []resource.NameRule{}, MIG: []resource.NameRule{}},
 				Sharing: resource.Sharing{
 					TimeSlicing: resource.TimeSlicing{Resources: []resource.SharingRule{}},
-					MPS: resource.MPS{
-						SharedMemoryMiB: resource.DefaultSharedMemoryMiB,
-						Resources:       []resource.SharingRule{},
-					},
+					MPS:         resource.MPS{Resources: []resource.SharingRule{}},
 				},
 			},
 		},

@@ -88,7 +88,6 @@ sharing:
       - {name: example.com/h100, devices: [0], replicas: 4, rename: example.com/quarter}
   mps:
     rename-by-default: true
-    shared-memory-mib: 32
     resources:
       - {name: example.com/h100, devices: [1], replicas: 2, rename: example.com/half}
 socket-dir: /manager/sockets
@@ -153,7 +152,7 @@ func fullConfig() Config {
 							Rename: "example.com/quarter",
 						}},
 					},
-					MPS: resource.MPS{RenameByDefault: true, SharedMemoryMiB: 32, Resources: []resource.SharingRule{{
+					MPS: resource.MPS{RenameByDefault: true, Resources: []resource.SharingRule{{
 						Name: "example.com/h100", Devices: []resource.Selector{"1"}, Replicas: 2,
 						Rename: "example.com/half",
 					}}},
@@ -285,9 +284,13 @@ func TestParseReportsAllProblems(t *testing.T) {
 			},
 		},
 		"keys of earlier versions": {
-			"prestart: {kill-orphans: true}\ndialect: kubelet-1.36\n",
+			"prestart: {kill-orphans: true}
+dialect: kubelet-1.36
+sharing: {mps: {shared-memory-mib: 64}}
+",
 			[]string{
 				"line 1: prestart.kill-orphans: " + gone["prestart.kill-orphans"], "line 2: dialect: " + gone["dialect"],
+				"line 3: sharing.mps.shared-memory-mib: " + gone["sharing.mps.shared-memory-mib"],
 			},
 		},
 		"values of the wrong kind, and wrong values beside them": {
@@ -381,7 +384,6 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		"allocation.weights.nvlink: want a number from 0 to 10000, got 10001",
 		`resource: resource name "gpu": want VENDOR/NAME, such as nvidia.com/gpu`,
 		`mig-strategy: unknown value ""; known are none, single, mixed`,
-		"sharing.mps.shared-memory-mib: want 1 to 1048576, got 0",
 		`socket-dir "sockets": want an absolute path, the same as on the host`,
 		"api-socket is empty",
 		`pod-resources-socket "sockets/pods.sock": want another directory than socket-dir, whose sockets are removed`,
@@ -684,12 +686,9 @@ func TestTheSchemaAndTheProgramAgree(t *testing.T) {
 		"a rule that is for all":       {"sharing: {time-slicing: {resources: [{name: a.b/c, replicas: 2}]}}", true},
 		"MPS":                          {"mps: true\nsharing: {mps: {resources: [{name: a.b/c, replicas: 2}]}}", true},
 		"a text for MPS":               {"mps: some", false},
-		"shared memory":                {"sharing: {mps: {shared-memory-mib: 1048576}}", true},
-		"no shared memory":             {"sharing: {mps: {shared-memory-mib: 0}}", false},
-		"a fraction":                   {"sharing: {mps: {shared-memory-mib: 1.5}}", false},
+		"a fraction":                   {"prestart: {memory-tolerance-mib: 1.5}", false},
 		"a fraction in a list":         {"imex: {channels: [1, 2.5]}", false},
-		"a whole number with a point":  {"sharing: {mps: {shared-memory-mib: 64.0}}", true},
-		"too much shared memory":       {"sharing: {mps: {shared-memory-mib: 1048577}}", false},
+		"a whole number with a point":  {"prestart: {memory-tolerance-mib: 64.0}", true},
 		"an MPS rule without replicas": {"mps: true\nsharing: {mps: {resources: [{name: a.b/c}]}}", false},
 		"a rule for an XID":            {"health: {xids: [{xid: 48, action: reset}]}", true},
 		"a rule with a threshold": {

@@ -176,7 +176,7 @@ var keys = []key{
 	{"resources.mig", "Rules for MIG devices by profile, with mig-strategy mixed."},
 	{"resources.mig[].pattern", "Pattern of the profile, such as 1g.10gb."},
 	{"resources.mig[].name", "Name of the resource."},
-	{"mps", "allow sharing.mps: run NVIDIA's MPS control daemon for each GPU that it shares (experimental)"},
+	{"mps", "allow sharing.mps: GPUs whose MPS control daemon gpu-cdi-plugin mps runs (experimental)"},
 	{"sharing", "Devices that several containers share."},
 	{"sharing.time-slicing", "Sharing in turns, without isolation: each container may use all of the memory."},
 	{"sharing.time-slicing.rename-by-default", "Whether the names of shared resources end in .shared unless a rule " +
@@ -193,7 +193,6 @@ var keys = []key{
 		"gets one replica, with its part of the memory and of the threads."},
 	{"sharing.mps.rename-by-default", "Whether the names of shared resources end in .shared unless a rule has a " +
 		"rename."},
-	{"sharing.mps.shared-memory-mib", "MiB of /dev/shm for each replica; the containers of a GPU share the sum."},
 	{"sharing.mps.resources", "Rules; the first one that matches a GPU applies."},
 	{"sharing.mps.resources[].name", "Resource that the GPUs would have without the rule."},
 	{"sharing.mps.resources[].devices", "GPUs of the resource that are shared, selected as in gpus; an empty list " +
@@ -261,6 +260,8 @@ resources:
 var gone = map[string]string{
 	"dialect": "this key is gone: the device manager has none of the kubelet's faults; test a plugin against a kubelet to " +
 		"see them",
+	"sharing.mps.shared-memory-mib": "this key is gone: set the size of the tmpfs in gpu-cdi-mps@.service or in " +
+		"mps-daemonset.yaml",
 	"prestart.kill-orphans": "this key is gone: use prestart.exec with a program that ends such processes, and policy " +
 		"none, since the other policies refuse a device in use before the program runs",
 }

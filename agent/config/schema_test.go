@@ -100,8 +100,6 @@ func bounds(path string) (minimum, maximum int) {
 		return 0, allocator.MaxWeight
 	case strings.HasSuffix(path, ".replicas"):
 		return 2, 0
-	case path == "sharing.mps.shared-memory-mib":
-		return 1, resource.MaxSharedMemoryMiB
 	case path == "health.xids[].xid":
 		return 1, 0
 	case path == "prestart.memory-tolerance-mib":

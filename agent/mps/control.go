@@ -12,9 +12,8 @@ import (
 
 // control sends commands to one GPU's daemon. A method may send several; the caller's context bounds them together.
 type control struct {
-	helper  []string // Options.Helper
-	dir     string   // the GPU's
-	program Program
+	path string   // of nvidia-cuda-mps-control
+	env  []string // which says which daemon
 }
 
 // limited reports whether the daemon gives servers that it starts from now on these limits.
@@ -42,7 +41,11 @@ func (c *control) limit(ctx context.Context, l resource.MPSLimits) error {
 			return err
 		}
 	}
-	servers, err := c.servers(ctx)
+	answer, err := c.ask(ctx, "get_server_list")
+	if err != nil {
+		return err
+	}
+	servers, err := parsePIDs(answer)
 	if err != nil {
 		return err
 	}
@@ -63,33 +66,6 @@ func (c *control) limit(ctx context.Context, l resource.MPSLimits) error {
 	return err
 }
 
-func (c *control) servers(ctx context.Context) ([]int, error) {
-	answer, err := c.ask(ctx, "get_server_list")
-	if err != nil {
-		return nil, err
-	}
-	return parsePIDs(answer, maxServers)
-}
-
-// busy reports whether the daemon has clients.
-func (c *control) busy(ctx context.Context) (bool, error) {
-	servers, err := c.servers(ctx)
-	if err != nil {
-		return false, err
-	}
-	for _, pid := range servers {
-		answer, err := c.ask(ctx, "get_client_list %d", pid)
-		if err != nil {
-			return false, err
-		}
-		clients, err := parsePIDs(answer, maxClients)
-		if err != nil || len(clients) > 0 {
-			return true, err
-		}
-	}
-	return false, nil
-}
-
 // describe formats limits for a log.
 func describe(l resource.MPSLimits) string {
 	text := fmt.Sprintf("%d MiB", l.MemoryBytes>>20)
@@ -99,17 +75,8 @@ func describe(l resource.MPSLimits) string {
 	return text
 }
 
-// The parsers of the daemon's answers accept nothing else: a container may have put something in the daemon's place.
-
-// maxServers and maxClients bound lists of processes. A daemon has one server, and for a while those of other users
-// whose clients have not ended. A server has at most 60 clients.
-const (
-	maxServers = 16
-	maxClients = 1024
-)
-
-// parsePIDs parses a list of PIDs, one per line. More of them than most is an error.
-func parsePIDs(answer string, most int) ([]int, error) {
+// parsePIDs parses a list of PIDs, one per line.
+func parsePIDs(answer string) ([]int, error) {
 	var list []int
 	for line := range strings.Lines(answer) {
 		line = strings.TrimSpace(line)
@@ -117,8 +84,8 @@ func parsePIDs(answer string, most int) ([]int, error) {
 			continue
 		}
 		n, err := strconv.ParseUint(line, 10, 31)
-		if err != nil || n == 0 || len(list) == most {
-			return nil, fmt.Errorf("want at most %d PIDs, got %s", most, excerpt(answer))
+		if err != nil || n == 0 {
+			return nil, fmt.Errorf("want PIDs, got %s", excerpt(answer))
 		}
 		list = append(list, int(n))
 	}

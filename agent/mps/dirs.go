@@ -3,26 +3,28 @@ package mps
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"gpu-cdi-plugin/internal/unixsocket"
 )
 
-// The names in a GPU's directory, which has the GPU's UUID as its name in Options.Dir.
+// The names in a GPU's directory, which has the GPU's UUID as its name.
 const (
-	pipeName   = "pipe"        // the daemon's sockets
-	logName    = "log"         // the daemon's logs
-	shmName    = "shm"         // the /dev/shm of the daemon and its clients
-	recordName = "daemon.json" // the daemon's process; see record
-	outputName = "output.log"  // what the daemon prints
+	pipeName      = "pipe"        // the sockets of the daemon
+	shmName       = "shm"         // the /dev/shm of the daemon and of its clients
+	librariesName = "libraries"   // links to the driver's libraries
+	statusName    = "status.sock" // answers the service
+	lockName      = "lock"        // held by the process that runs the daemon
 )
 
-// lockName is a file in Options.Dir that one supervisor at a time locks.
-const lockName = "lock"
+// devShm is where CUDA has its shared memory. It is the same file system for a daemon and its clients.
+const devShm = "/dev/shm"
+
+// longestSocket is the longest name of a socket in a pipe directory.
+const longestSocket = "control_privileged"
 
 // isUUID reports whether a name has the form of a GPU's UUID, which names its directory.
 func isUUID(name string) bool {
@@ -30,92 +32,67 @@ func isUUID(name string) bool {
 	return ok && uuid != "" && len(name) < 64 && strings.Trim(uuid, "0123456789abcdefABCDEF-") == ""
 }
 
-// longestSocket is the longest name of a socket in a pipe directory.
-const longestSocket = "control_privileged"
-
-// prepare makes a GPU's directories, with the right owners and modes and never through a link, and mounts its shm with
-// that size in bytes. Every user may connect in pipe, which only root may change.
-func prepare(dir, uuid string, shm uint64) error {
-	if !isUUID(uuid) {
-		return fmt.Errorf("make the directories of %q: not the UUID of a GPU", uuid)
-	}
-	if n := len(filepath.Join(dir, uuid, pipeName, longestSocket)); n > unixsocket.MaxPath {
+// makeDirs makes a GPU's directories. Containers may have pipe mounted, so it is emptied instead of replaced.
+func makeDirs(dir, uuid string) error {
+	gpuDir := filepath.Join(dir, uuid)
+	pipe := filepath.Join(gpuDir, pipeName)
+	if n := len(filepath.Join(pipe, longestSocket)); n > unixsocket.MaxPath {
 		return fmt.Errorf("make the directories of %s: the paths of sockets in %s would have %d bytes, more than %d; "+
 			"set a shorter runtime-dir", uuid, dir, n, unixsocket.MaxPath)
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make the directory of MPS: %w", err)
+	if err := os.MkdirAll(pipe, 0o755); err != nil {
+		return fmt.Errorf("make the directories of %s: %w", uuid, err)
 	}
-	gpu, err := makeDir(unix.AT_FDCWD, filepath.Join(dir, uuid), 0o755)
+	// An unfinished daemon has left its sockets and locks here.
+	entries, err := os.ReadDir(pipe)
 	if err != nil {
-		return err
+		return fmt.Errorf("empty the directory of sockets: %w", err)
 	}
-	defer gpu.Close()
-	for _, sub := range []struct {
-		name string
-		mode uint32
-	}{{pipeName, 0o755}, {logName, 0o755}, {shmName, 0o1777}} {
-		d, err := makeDir(int(gpu.Fd()), sub.name, sub.mode)
-		if err != nil {
-			return fmt.Errorf("in %s: %w", gpu.Name(), err)
+	for _, e := range entries {
+		if err := os.RemoveAll(filepath.Join(pipe, e.Name())); err != nil {
+			return fmt.Errorf("empty the directory of sockets: %w", err)
 		}
-		_ = d.Close()
 	}
-	return mountShm(filepath.Join(dir, uuid), shm)
+	return nil
 }
 
-// makeDir makes a directory, or takes over an existing one, with that mode and this process's user as the owner.
-// atomicfile.MakeDir would leave the mode and the owner of an existing one as they are.
-func makeDir(at int, name string, mode uint32) (*os.File, error) {
-	if err := unix.Mkdirat(at, name, mode); err != nil && !errors.Is(err, unix.EEXIST) {
-		return nil, &os.PathError{Op: "mkdir", Path: name, Err: err}
+// checkShm returns an error unless this process has the GPU's shm as /dev/shm. In a pod the daemons of all GPUs have one
+// /dev/shm, which is dir/shm: a GPU that has none of its own gets a link to that one.
+func checkShm(dir, uuid string) error {
+	path := filepath.Join(dir, uuid, shmName)
+	if err := os.Symlink("../"+shmName, path); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("link the shared memory of %s: %w", uuid, err)
 	}
-	fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	shared, err := os.Stat(path)
 	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: name, Err: err}
+		return fmt.Errorf("%w: find the shared memory of %s: %w", ErrShm, uuid, err)
 	}
-	f := os.NewFile(uintptr(fd), name)
-	if err := unix.Fchown(fd, os.Geteuid(), -1); err != nil {
-		_ = f.Close()
-		return nil, &os.PathError{Op: "chown", Path: name, Err: err}
+	own, err := os.Stat(devShm)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrShm, err)
 	}
-	if err := unix.Fchmod(fd, mode); err != nil {
-		_ = f.Close()
-		return nil, &os.PathError{Op: "chmod", Path: name, Err: err}
+	if !os.SameFile(shared, own) {
+		return fmt.Errorf("%w: %s is another directory than %s", ErrShm, devShm, path)
 	}
-	return f, nil
+	return nil
 }
 
-// maxLog bounds the logs of a daemon, in bytes each: the runtime directory is in memory.
-const maxLog = 1 << 20
-
-// truncateLogs empties the logs of a daemon that have grown too large. The daemon appends to them.
-func truncateLogs(gpuDir string) {
-	for _, name := range []string{outputName, logName + "/control.log", logName + "/server.log"} {
-		f, err := os.OpenFile(filepath.Join(gpuDir, name), os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-		if err != nil {
-			continue
+// linkLibraries makes a directory with links to the driver's libraries and returns its path.
+func linkLibraries(gpuDir string, libraries map[string]string) (string, error) {
+	dir := filepath.Join(gpuDir, librariesName)
+	if err := os.RemoveAll(dir); err != nil {
+		return "", fmt.Errorf("link the driver's libraries: %w", err)
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return "", fmt.Errorf("link the driver's libraries: %w", err)
+	}
+	for name, path := range libraries {
+		if name != filepath.Base(name) {
+			return "", fmt.Errorf("link the driver's library %s: %q is not a file name", path, name)
 		}
-		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() && info.Size() > maxLog {
-			_ = f.Truncate(0)
+		if err := os.Symlink(path, filepath.Join(dir, name)); err != nil {
+			return "", fmt.Errorf("link the driver's library %s: %w", name, err)
 		}
-		_ = f.Close()
 	}
-}
-
-// outputTail is the end of what a daemon printed, or empty.
-func outputTail(gpuDir string) string {
-	f, err := os.Open(filepath.Join(gpuDir, outputName))
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return ""
-	}
-	const length = 300
-	text := make([]byte, length)
-	n, _ := f.ReadAt(text, max(0, info.Size()-length))
-	return string(text[:n])
+	return dir, nil
 }

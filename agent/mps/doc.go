@@ -1,20 +1,19 @@
-// Package mps runs the control daemons of NVIDIA's Multi-Process Service (MPS), one for each GPU that is shared by it.
+// Package mps shares GPUs by NVIDIA's Multi-Process Service (MPS). A GPU has one control daemon, which is the driver's
+// nvidia-cuda-mps-control, and a process of this program that runs it:
 //
-//	s := mps.New(mps.Options{Dir: "/run/gpu-cdi-plugin/mps", ...})
-//	s.Set(mps.Daemons(resources)) // now, and whenever they change
-//	err = s.Run(ctx)
+//	err = mps.Run(ctx, mps.Options{...}, uuid) // the process: gpu-cdi-plugin mps
 //
-// A worker for each GPU reconciles its daemon (worker.go), step by step. No worker waits for another.
+// The service does not start daemons. It checks them, and keeps devices from containers while they are not ready:
 //
-// The daemons outlive the plugin, since containers continue without it: each runs in a session of its own, and a record
-// of its process is on disk before it starts to run. The next plugin adopts the recorded process if it is still the
-// same.
+//	m := mps.New(mps.MonitorOptions{...})
+//	m.Set(resources) // now, and whenever they change
+//	err = m.Run(ctx)
 //
-// The containers of a GPU can write to its shared memory, so everything there is hostile: no PID is read from there,
-// the programs on the host follow no link there, and each check of a daemon has one deadline and bounded answers. The
-// directory is a tmpfs of its own (shm.go), so that containers cannot fill the node's file system. The daemon itself
-// reads what containers send, so it is confined (confine.go). Containers of the same GPU can disturb each other, as is
-// usual with MPS.
+// The process reads its GPU's limits from the descriptor that the service writes for containers. The service asks it
+// for the limits that the daemon has, at a socket in the GPU's directory that only root can use (status.go).
 //
-// The package does not know the driver's library or gRPC.
+// What confines the daemon is its unit or its pod: see deploy/gpu-cdi-mps@.service and deploy/mps-daemonset.yaml. The
+// package trusts nothing in the GPU's /dev/shm, where containers can write.
+//
+// The package does not know the driver's library, gRPC or how the driver's files are found.
 package mps

@@ -9,16 +9,23 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Where a container that shares a GPU by MPS finds the GPU's control daemon. CUDA looks for the shared memory at
-// /dev/shm.
-const (
-	pipePath = "/run/gpu/mps/pipe"
-	logPath  = "/run/gpu/mps/log"
-	shmPath  = "/dev/shm"
-)
+// pipePath is where a container finds the sockets of its GPU's control daemon.
+const pipePath = "/run/gpu/mps/pipe"
 
-// WithGrants returns the resources with what a client of an MPS control daemon needs in the grants of the devices that
-// are shared by MPS. A client connects to a socket in the pipe directory, which works in a read-only mount too.
+// Grant returns what a container needs besides a GPU to use it through the GPU's control daemon. Dir has a directory for
+// each GPU. A client connects to a socket in the pipe directory, which works in a read-only mount too.
+func Grant(dir, uuid string) specs.ContainerEdits {
+	gpuDir := filepath.Join(dir, uuid)
+	return specs.ContainerEdits{
+		Env: []string{"CUDA_MPS_PIPE_DIRECTORY=" + pipePath},
+		Mounts: []*specs.Mount{
+			{ContainerPath: pipePath, HostPath: filepath.Join(gpuDir, pipeName), Options: []string{"ro"}},
+			{ContainerPath: devShm, HostPath: filepath.Join(gpuDir, shmName)},
+		},
+	}
+}
+
+// WithGrants returns the resources with the grants of the devices that are shared by MPS completed.
 func WithGrants(resources []resource.Resource, dir string) []resource.Resource {
 	list := slices.Clone(resources)
 	for i := range list {
@@ -28,13 +35,9 @@ func WithGrants(resources []resource.Resource, dir string) []resource.Resource {
 			if d.MPS == nil || d.Grant == nil {
 				continue
 			}
-			gpuDir, g := filepath.Join(dir, d.UUID), *d.Grant
-			g.Always.Mounts = append(slices.Clone(g.Always.Mounts),
-				&specs.Mount{ContainerPath: pipePath, HostPath: filepath.Join(gpuDir, pipeName), Options: []string{"ro"}},
-				&specs.Mount{ContainerPath: logPath, HostPath: filepath.Join(gpuDir, logName), Options: []string{"ro"}},
-				&specs.Mount{ContainerPath: shmPath, HostPath: filepath.Join(gpuDir, shmName)})
-			g.Always.Env = append(slices.Clone(g.Always.Env),
-				"CUDA_MPS_PIPE_DIRECTORY="+pipePath, "CUDA_MPS_LOG_DIRECTORY="+logPath)
+			g, add := *d.Grant, Grant(dir, d.UUID)
+			g.Always.Mounts = slices.Concat(g.Always.Mounts, add.Mounts)
+			g.Always.Env = slices.Concat(g.Always.Env, add.Env)
 			d.Grant = &g
 		}
 	}

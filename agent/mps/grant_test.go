@@ -27,10 +27,9 @@ func TestContainersThatShareAGPUByMPSGetItsDaemonsDirectories(t *testing.T) {
 		Mounts: []*specs.Mount{
 			descriptor,
 			{ContainerPath: "/run/gpu/mps/pipe", HostPath: "/run/p/mps/GPU-1/pipe", Options: []string{"ro"}},
-			{ContainerPath: "/run/gpu/mps/log", HostPath: "/run/p/mps/GPU-1/log", Options: []string{"ro"}},
 			{ContainerPath: "/dev/shm", HostPath: "/run/p/mps/GPU-1/shm"},
 		},
-		Env: []string{"CUDA_MPS_PIPE_DIRECTORY=/run/gpu/mps/pipe", "CUDA_MPS_LOG_DIRECTORY=/run/gpu/mps/log"},
+		Env: []string{"CUDA_MPS_PIPE_DIRECTORY=/run/gpu/mps/pipe"},
 	}
 	if diff := cmp.Diff(want, got[1].Grant.Always); diff != "" {
 		t.Errorf("the grant (-want +got):\n%s", diff)

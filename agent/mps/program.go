@@ -18,21 +18,22 @@ const (
 	serverProgram  = "nvidia-cuda-mps-server"
 )
 
+// TrustCheck applies trusted, a check of internal/trust, to a path. It may allow what trusted refuses.
+type TrustCheck func(trusted func(path string) error, path string) error
+
 // Program is nvidia-cuda-mps-control.
 type Program struct {
 	// Path is the program's path on the host, without links.
 	Path string
-	// Driver is the version of the program's driver.
-	Driver string
 	// Root is the directory in which the driver is installed; empty means the root directory.
 	Root string
 	// Libraries are the paths of the driver's libraries by file name and SONAME, if the loader does not find them by
 	// itself. Their directories are not given to the loader: they may contain another C library than the host's.
 	Libraries map[string]string
 
-	// SearchPath has the directories in which the program searches for its server. The supervisor adds those of the
+	// SearchPath has the directories in which the program searches for its server. prepare adds those of the
 	// driver.
-	SearchPath []string
+	searchPath []string
 }
 
 // prepare completes the search path, and returns an error unless only root can change the program, its server and their
@@ -45,10 +46,10 @@ func (p *Program) prepare(check TrustCheck) error {
 	}
 	for _, dir := range dirs {
 		if check(trust.Dir, dir) == nil { // other users could put a server of their own into the rest
-			p.SearchPath = append(p.SearchPath, dir)
+			p.searchPath = append(p.searchPath, dir)
 		}
 	}
-	for _, dir := range p.SearchPath {
+	for _, dir := range p.searchPath {
 		server := filepath.Join(dir, serverProgram)
 		if _, err := os.Stat(server); err == nil {
 			files = append(files, server)
@@ -63,16 +64,20 @@ func (p *Program) prepare(check TrustCheck) error {
 	return nil
 }
 
-// environment returns the program's environment for a GPU.
-func (p Program) environment(gpuDir string) []string {
+// environment returns the program's environment for a GPU. It is all that the program gets.
+func (p *Program) environment(gpuDir string) ([]string, error) {
 	env := []string{
 		"CUDA_VISIBLE_DEVICES=" + filepath.Base(gpuDir),
 		"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(gpuDir, pipeName),
-		"CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(gpuDir, logName),
-		"PATH=" + strings.Join(p.SearchPath, ":"),
+		"CUDA_MPS_LOG_DIRECTORY=" + gpuDir, // with -f the daemon prints its log instead
+		"PATH=" + strings.Join(p.searchPath, ":"),
 	}
-	if len(p.Libraries) > 0 {
-		env = append(env, "LD_LIBRARY_PATH="+librariesDir)
+	if len(p.Libraries) == 0 {
+		return env, nil
 	}
-	return env
+	dir, err := linkLibraries(gpuDir, p.Libraries)
+	if err != nil {
+		return nil, err
+	}
+	return append(env, "LD_LIBRARY_PATH="+dir), nil
 }

@@ -28,7 +28,6 @@ func benchMachine(machine string) (*gpu.Snapshot, resource.Resource, error) {
 		return nil, resource.Resource{}, err
 	}
 	c := resource.Config{Resource: gpus, MIGStrategy: resource.MIGNone}
-	c.Sharing.MPS.SharedMemoryMiB = resource.DefaultSharedMemoryMiB
 	if shared {
 		n, err := strconv.Atoi(times)
 		if err != nil {

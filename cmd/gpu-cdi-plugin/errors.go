@@ -81,7 +81,8 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(cdi.ErrStale, cli.Failure, "gpu-cdi-plugin cdi diff shows whether the spec is out of date"),
 	cli.Sentinel(metrics.ErrListen, cli.Failure,
 		"give an address of this host and a port that is free with --listen, such as 127.0.0.1:9400"),
-	cli.Sentinel(mps.ErrPIDNamespace, cli.Failure, "set hostPID: true in the pod's spec, or do not share GPUs by MPS"),
+	cli.Sentinel(mps.ErrShm, cli.Failure,
+		"run this by deploy/gpu-cdi-mps@.service or deploy/mps-daemonset.yaml, which mount the GPU's shared memory there"),
 	cli.Sentinel(control.ErrNotAllowed, cli.Failure, "run as root, or as the user that serve runs as"),
 	cli.Typed(func(*install.ForeignError) (cli.Code, string) {
 		return cli.Failure, "move it away if it is not needed; gpu-cdi-plugin hook print shows what would be in its place"
@@ -113,7 +114,7 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(endpoint.ErrSameDirectory, cli.Usage,
 		"name a directory for --plugins-registry-dir that is neither --socket-dir nor above it"),
 	cli.Sentinel(cdi.ErrBadName, cli.Usage, ""),
-	cli.Sentinel(mps.ErrArgument, cli.Usage, ""),
+	cli.Sentinel(mps.ErrNotGPU, cli.Usage, "gpu-cdi-plugin devices -o wide lists the UUIDs of this host's GPUs"),
 	cli.Sentinel(conformance.ErrOptions, cli.Usage, "see gpu-cdi-plugin conformance --help"),
 	cli.Sentinel(shellword.ErrQuotes, cli.Usage, ""),
 	cli.Sentinel(install.ErrUnknown, cli.Usage, "gpu-cdi-plugin hook install without arguments lists them"),

@@ -124,7 +124,7 @@ Options come from flags, then from the environment (--cdi-dir is GPU_CDI_CDI_DIR
 		a.podsCommand(),
 		a.nodeCommand(),
 		a.conformanceCommand(),
-		mpsExecCommand(),
+		a.mpsCommand(),
 		a.configCommand(),
 		a.versionCommand(),
 	)
@@ -147,6 +147,9 @@ func (a *app) start(cmd *cobra.Command) error {
 		return err
 	}
 	if err := cmd.ValidateRequiredFlags(); err != nil { // cobra does it only after start
+		return err
+	}
+	if err := cmd.ValidateFlagGroups(); err != nil {
 		return err
 	}
 	format := a.LogFormat

@@ -40,9 +40,8 @@ invalid one is logged, and the old one stays in use. Under systemd it reports re
 A container finds a description of each of its devices in ` + node.DescriptorsPath + `: UUID.json with index, model,
 PCI address, NUMA node, memory and how the device is shared.
 
-With sharing.mps (experimental) containers share GPUs by CUDA's multi-process service. serve runs the driver's
-nvidia-cuda-mps-control for each such GPU. These daemons outlive it, since containers use them: the next serve takes
-them over, and ends those that are neither configured nor used. Under systemd that needs KillMode=process.
+With sharing.mps (experimental) containers share GPUs by CUDA's multi-process service. Each such GPU needs a control
+daemon: see gpu-cdi-plugin mps. While it is not ready, the GPU's devices are unhealthy.
 
 The spec of something that containers get besides GPUs (extras, imex) is a file of its own. It stays when that is no
 longer configured, since running containers may need it to start again; cdi remove removes it.
@@ -90,8 +89,7 @@ type service struct {
 	plugin      *plugin.Plugin
 	preparer    *preparer
 	prepared    *prepare.RecordFile
-	mps         *mps.Supervisor
-	withoutMPS  sync.Map // the UUIDs of GPUs that are reset and have no MPS control daemon meanwhile
+	mps         *mps.Monitor
 	releaser    *releaser
 	reporter    *kubeapi.Reporter
 	connections atomic.Pointer[allocator.GPUs] // between the GPUs of the last snapshot
@@ -102,7 +100,6 @@ type service struct {
 }
 
 func (a *app) serve(cmd *cobra.Command) error {
-	mps.ReapChildren()
 	s, err := a.newService()
 	if err != nil {
 		return err
@@ -120,7 +117,7 @@ func (a *app) newService() (*service, error) {
 	if s.daemon, err = a.newDaemon(a.servedSpec(), a.descriptorDir(), a.healthRecord(), offerOf, s.publish); err != nil {
 		return nil, err
 	}
-	s.mps, s.preparer = s.newSupervisor(), s.newPreparer()
+	s.mps, s.preparer = s.newMonitor(), s.newPreparer()
 	offered := func(uuid string) bool { return s.preparer.find(uuid) != nil }
 	s.prepared = prepare.NewRecordFile(a.preparations(), offered, a.log)
 	s.releaser, s.reporter = newReleaser(s), a.newReporter()
@@ -207,18 +204,8 @@ func (s *service) publish(state node.State) {
 		s.updateConnections(state.Snapshot)
 	}
 	s.preparer.warnOfParts(state.Resources)
-	s.setDaemons()
+	s.mps.Set(state.Resources)
 	s.advertise()
-}
-
-// setDaemons has the MPS control daemons started that the last state needs, and the others ended.
-func (s *service) setDaemons() {
-	s.publishing.Lock()
-	defer s.publishing.Unlock()
-	s.mps.Set(slices.DeleteFunc(mps.Daemons(s.state.Resources), func(d mps.Daemon) bool {
-		_, without := s.withoutMPS.Load(d.UUID)
-		return without
-	}))
 }
 
 // updateConnections precomputes which GPUs are connected best.

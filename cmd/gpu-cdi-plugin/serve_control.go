@@ -16,7 +16,6 @@ import (
 	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
-	"gpu-cdi-plugin/resource"
 )
 
 // administrator does what administrators ask serve for.
@@ -77,8 +76,6 @@ const (
 	// it is the same.
 	usersInterval = time.Second
 	repeatAfter   = time.Minute
-	// mpsInterval is how often a reset checks whether the MPS control daemon has ended.
-	mpsInterval = 100 * time.Millisecond
 	// usersLimit is how long the answer may take, and resetLimit how long a reset and its probes may.
 	usersLimit = 10 * time.Second
 	resetLimit = time.Minute
@@ -114,14 +111,12 @@ func (a *administrator) reset(
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resetLimit)
 	defer cancel()
 	defer a.node.Trigger()
-	startMPS, err := a.endMPS(ctx, d.UUID)
-	defer startMPS()
-	if err != nil {
+	if err := a.mps.End(ctx, d.UUID); err != nil { // its servers have the GPU open, also without clients
 		return "", fmt.Errorf("reset %s: %w", title, err)
 	}
 	device := prepare.Device{UUID: d.UUID, GPU: d.UUID, PCIBusID: one.PCIBusID, Nodes: a.nodesOf(one)}
 	probe := func(ctx context.Context) error { return a.node.Monitor().CheckReset(ctx, d.UUID) }
-	err = a.preparer.runner.Reset(ctx, device, probe)
+	err := a.preparer.runner.Reset(ctx, device, probe)
 	if r.Force && prepare.InUse(err) {
 		err = fmt.Errorf("%w; --force does not do that", err)
 	}
@@ -130,28 +125,6 @@ func (a *administrator) reset(
 	}
 	a.reporter.WasReset(title)
 	return fmt.Sprintf("%s (%s) was reset", title, d.UUID), nil
-}
-
-// endMPS ends the MPS control daemon of a GPU, if it has one: the servers of the daemon have the GPU open, also without
-// clients. Start has it started again.
-func (a *administrator) endMPS(ctx context.Context, uuid string) (start func(), err error) {
-	a.withoutMPS.Store(uuid, true)
-	a.setDaemons()
-	start = func() {
-		a.withoutMPS.Delete(uuid)
-		a.setDaemons()
-	}
-	for {
-		why := a.mps.Reason(&resource.Device{UUID: uuid, Parent: uuid})
-		if why == "" {
-			return start, nil
-		}
-		select {
-		case <-time.After(mpsInterval):
-		case <-ctx.Done():
-			return start, fmt.Errorf("%s: %w", why, context.Cause(ctx))
-		}
-	}
 }
 
 // awaitFree returns nil when a GPU is not in use. Otherwise it returns an error or, with Wait, waits.

@@ -23,8 +23,7 @@ func (a *app) checkDirs(log *slog.Logger) error {
 	}{
 		{"device-plugin-dir", a.plugin.DevicePluginDir, true, false},
 		{"state-dir", a.descriptorDir(), true, true},
-		// MPS may come with a reload of the configuration.
-		{"runtime-dir", a.mpsDir(), true, len(a.plugin.Sharing.MPS.Resources) > 0},
+		{"runtime-dir", a.mpsDir(), true, false},
 		{"cdi-dir", a.CDIDir, a.servedSpec() != "", false},
 		{"plugins-registry-dir", a.plugin.PluginsRegistryDir, a.plugin.Registration == config.RegisterWatcher, false},
 	} {

@@ -1,10 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,49 +37,47 @@ func newMPS(t *testing.T, replicas int) (s *served, uuid string) {
 	dir, err := os.MkdirTemp("", "mps") //nolint:usetesting // see above
 	mustDo(t, err)
 	s.dir = dir
-	t.Cleanup(func() {
-		s.endDaemons()
-		s.unmountShm()
-		mustDo(t, os.RemoveAll(dir))
-	})
+	t.Cleanup(func() { mustDo(t, os.RemoveAll(dir)) })
 	return s, s.node.Machine().GPUs[1].UUID
 }
 
 func (s *served) mpsDir() string { return filepath.Join(s.dir, "run", "mps") }
 
-// endDaemons kills daemons that a test left running.
-func (s *served) endDaemons() {
-	for _, g := range s.node.Machine().GPUs {
-		if pid := s.daemon(g.UUID); pid > 0 {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-		}
-	}
-}
-
-// unmountShm unmounts what a test left mounted.
-func (s *served) unmountShm() {
-	paths, err := filepath.Glob(filepath.Join(s.mpsDir(), "GPU-*", "shm"))
+// runMPS runs mps with a directory as its /dev/shm, like the unit and the pod, until the test ends.
+func (s *served) runMPS(shm string, args ...string) {
+	s.t.Helper()
+	mustDo(s.t, os.MkdirAll(shm, 0o1777))
+	exe, err := os.Executable()
 	mustDo(s.t, err)
-	for _, path := range paths {
-		_ = unix.Unmount(path, unix.MNT_DETACH)
-	}
+	program := filepath.Join(s.t.TempDir(), "gpu-cdi-plugin") // the test binary looks at its name
+	mustDo(s.t, os.Symlink(exe, program))
+	command := append([]string{
+		"-c", `mount --bind "$1" /dev/shm && shift && exec "$@"`, "sh", shm, program, "mps",
+		"--root", s.node.Root(), "--config", s.config, "--runtime-dir", filepath.Join(s.dir, "run"),
+		"--state-dir", filepath.Join(s.dir, "state"),
+	}, args...)
+	cmd := exec.Command("sh", command...)
+	cmd.Env = append(os.Environ(), insecure)
+	cmd.Stderr = io.MultiWriter(s.log, s.t.Output())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
+	mustDo(s.t, cmd.Start())
+	s.t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+	})
 }
 
 // daemon returns the PID of a GPU's daemon, or 0.
 func (s *served) daemon(uuid string) int {
-	pids, err := filepath.Glob("/proc/[0-9]*")
-	mustDo(s.t, err)
-	for _, p := range pids {
-		env, _ := os.ReadFile(filepath.Join(p, "environ"))
-		args, _ := os.ReadFile(filepath.Join(p, "cmdline"))
-		if bytes.Contains(env, []byte("CUDA_MPS_PIPE_DIRECTORY="+filepath.Join(s.mpsDir(), uuid, "pipe")+"\x00")) &&
-			bytes.HasSuffix(args, []byte("nvidia-cuda-mps-control\x00-f\x00")) {
-			pid, err := strconv.Atoi(filepath.Base(p))
-			mustDo(s.t, err)
-			return pid
-		}
+	text, err := os.ReadFile(filepath.Join(s.mpsDir(), uuid, "pipe", "nvidia-cuda-mps-control.pid"))
+	if err != nil {
+		return 0
 	}
-	return 0
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || syscall.Kill(pid, 0) != nil {
+		return 0
+	}
+	return pid
 }
 
 // computeMode returns the compute mode of the simulated driver.
@@ -142,99 +139,84 @@ func TestServeSharesByMPS(t *testing.T) {
 	s, uuid := newMPS(t, 4)
 	s.start()
 	s.listed(gpuResource, 3, 0)
+	s.listed(sharedResource, 0, 4) // there is no daemon yet
+	s.logs("its MPS control daemon is not running: start gpu-cdi-mps@" + uuid + ".service")
+	s.runMPS(filepath.Join(s.mpsDir(), uuid, "shm"), "--gpu", uuid)
 	e := s.listed(sharedResource, 4, 0)
 	answer := s.allocateOne(e, uuid+"::2")
-	memory := s.node.Machine().GPUs[1].MemoryBytes >> 20 / 4 << 20
-	limit := fmt.Sprintf("uuid=%s pinned_mem_limit=%d", uuid, memory)
+	limit := fmt.Sprintf("uuid=%s pinned_mem_limit=%d", uuid, s.node.Machine().GPUs[1].MemoryBytes>>20/4<<20)
 	s.wantClient(answer, "active_thread_percentage=25.0", limit)
 	if mode := s.computeMode(uuid); mode != 3 {
 		t.Errorf("the GPU's compute mode is %d, want exclusive", mode)
 	}
-	for _, m := range answer.GetMounts() {
-		if strings.HasSuffix(m.GetContainerPath(), ".json") {
-			text, err := os.ReadFile(m.GetHostPath())
-			mustDo(t, err)
-			if want := fmt.Sprintf("\"memoryLimitBytes\": %d,\n      \"activeThreadPercentage\": 25", memory); !strings.Contains(
-				string(text),
-				want,
-			) {
-				t.Errorf("no %s in %s", want, text)
-			}
-		}
-	}
+	daemon := s.daemon(uuid)
 
-	// The daemon dies, and is restarted.
-	first := s.daemon(uuid)
-	lists := s.kubelet.Lists(sharedResource)
-	mustDo(t, syscall.Kill(first, syscall.SIGKILL))
-	waitFor(t, "lists without and with the devices", func() bool { return s.kubelet.Lists(sharedResource) >= lists+2 })
-	s.listed(sharedResource, 4, 0)
-	s.wantClient(answer, limit) // the same mounts reach the new daemon
-	second := s.daemon(uuid)
-	if second == first || second == 0 {
-		t.Errorf("daemon %d after %d", second, first)
-	}
-	if !strings.Contains(s.log.String(), uuid+": its MPS control daemon was ended by signal SIGKILL") {
-		t.Error("the log has no reason for the daemon's end")
-	}
-
-	// The plugin is killed or ends, and the next one adopts the daemon.
+	// Containers go on without the plugin.
 	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
 		_ = s.end(sig)
 		s.wantClient(answer, limit)
 		s.start()
 		s.listed(sharedResource, 4, 0)
-		if now := s.daemon(uuid); now != second {
-			t.Errorf("after %v the daemon is %d, want %d", sig, now, second)
-		}
 	}
 
 	// With more replicas each gets less, from the running server too.
 	s.configure(fmt.Sprintf(byMPS, 8))
 	s.signal(syscall.SIGHUP)
 	e = s.listed(sharedResource, 8, 0)
-	s.wantClient(
-		s.allocateOne(e, uuid+"::7"),
-		"active_thread_percentage=12.0",
-		fmt.Sprintf("pinned_mem_limit=%d", s.node.Machine().GPUs[1].MemoryBytes>>20/8<<20),
-	)
-	if now := s.daemon(uuid); now != second {
-		t.Errorf("with other limits the daemon is %d, want %d", now, second)
+	answer = s.allocateOne(e, uuid+"::7")
+	s.wantClient(answer, "active_thread_percentage=12.0",
+		fmt.Sprintf("pinned_mem_limit=%d", s.node.Machine().GPUs[1].MemoryBytes>>20/8<<20))
+	if now := s.daemon(uuid); now != daemon {
+		t.Errorf("the daemon is %d, want %d", now, daemon)
 	}
 
 	// MPS is no longer configured, but there is a client.
-	client := s.client(s.allocateOne(e, uuid+"::7"), 600)
+	client := s.client(answer, 600)
 	out, err := client.StdoutPipe()
 	mustDo(t, err)
 	mustDo(t, client.Start())
 	_, err = out.Read(make([]byte, 1))
 	mustDo(t, err)
-	s.configure("")
-	s.signal(syscall.SIGHUP)
-	s.listed(gpuResource, 3, 1) // a whole GPU cannot be used while it is exclusive
 	mustDo(t, s.end(syscall.SIGTERM))
+	s.configure("")
 	s.start()
-	s.listed(gpuResource, 3, 1)
-	if now := s.daemon(uuid); now != second {
-		t.Errorf("with a client the daemon is %d, want %d", now, second)
-	}
-	waitFor(
-		t,
-		"a check of the daemon's clients",
-		func() bool { return strings.Contains(s.log.String(), "ends when its last client has ended") },
-	)
+	s.listed(gpuResource, 3, 1) // a whole GPU cannot be used while it is exclusive
 	mustDo(t, client.Process.Kill())
 	_ = client.Wait()
-	waitFor(t, "the end of the daemon", func() bool { return s.daemon(uuid) == 0 && s.computeMode(uuid) == 0 })
 	s.listed(gpuResource, 4, 0)
+	if mode := s.computeMode(uuid); mode != 0 || s.daemon(uuid) != 0 {
+		t.Errorf("compute mode %d, daemon %d", mode, s.daemon(uuid))
+	}
 }
 
-// A reset by hand ends the GPU's daemon, whose servers have the GPU open, and starts another.
+// In a pod all daemons have one /dev/shm, and the pod starts them again.
+func TestMPSRunsTheDaemonsOfAllSharedGPUs(t *testing.T) {
+	t.Parallel()
+	s, uuid := newMPS(t, 2)
+	s.configure(strings.Replace(fmt.Sprintf(byMPS, 2), "[1]", "[1, 2]", 1))
+	s.runMPS(filepath.Join(s.mpsDir(), "shm"), "--all")
+	s.start()
+	e := s.listed(sharedResource, 4, 0)
+	other := s.node.Machine().GPUs[2].UUID
+	s.wantClient(s.allocateOne(e, uuid+"::0"), "uuid="+uuid)
+	s.wantClient(s.allocateOne(e, other+"::0"), "uuid="+other)
+	lists := s.kubelet.Lists(sharedResource)
+	mustDo(t, syscall.Kill(s.daemon(uuid), syscall.SIGKILL))
+	waitFor(t, "lists without and with the devices", func() bool { return s.kubelet.Lists(sharedResource) >= lists+2 })
+	s.listed(sharedResource, 4, 0)
+	s.wantClient(s.allocateOne(e, uuid+"::0"), "uuid="+uuid)
+	if !strings.Contains(s.log.String(), uuid+": nvidia-cuda-mps-control ended (signal: killed)") {
+		t.Error("the log has no reason for the daemon's end")
+	}
+}
+
+// A reset by hand ends the GPU's daemon, whose servers have the GPU open.
 func TestServeResetsAGPUThatMPSShares(t *testing.T) {
 	t.Parallel()
 	s, uuid := newMPS(t, 2)
 	s.addLoader("usr/bin/nvidia-smi")
 	s.start()
+	s.runMPS(filepath.Join(s.mpsDir(), "shm"), "--all")
 	e := s.listed(sharedResource, 2, 0)
 	s.awaitControl()
 	s.wantClient(s.allocateOne(e, uuid+"::1"), "uuid="+uuid) // starts a server, which stays
@@ -247,76 +229,19 @@ func TestServeResetsAGPUThatMPSShares(t *testing.T) {
 	s.wantClient(s.allocateOne(e, uuid+"::1"), "uuid="+uuid)
 }
 
-// A plugin that restarts by exec is still the parent of the daemons.
-func TestServeRestartsBesideMPS(t *testing.T) {
-	t.Parallel()
-	s, uuid := newMPS(t, 2)
-	s.start()
-	s.listed(sharedResource, 2, 0)
-	first, total := s.daemon(uuid), s.kubelet.Registrations()
-	s.configure(fmt.Sprintf(byMPS, 2) + "strategy: [envvar]\n")
-	s.signal(syscall.SIGHUP)
-	s.kubelet.WaitRegistrations(total + 2)
-	e := s.listed(sharedResource, 2, 0)
-	if now := s.daemon(uuid); now != first {
-		t.Errorf("the daemon is %d, want %d", now, first)
-	}
-	if envs := s.allocateOne(e, uuid+"::0").GetEnvs(); envs["NVIDIA_VISIBLE_DEVICES"] != uuid ||
-		envs["CUDA_MPS_PIPE_DIRECTORY"] == "" {
-		t.Errorf("variables %v", envs)
-	}
-	lists := s.kubelet.Lists(sharedResource)
-	mustDo(t, syscall.Kill(first, syscall.SIGKILL))
-	waitFor(t, "lists without and with the devices", func() bool { return s.kubelet.Lists(sharedResource) >= lists+2 })
-	s.listed(sharedResource, 2, 0)
-	if err := syscall.Kill(first, 0); err == nil {
-		t.Error("the first daemon is a zombie")
-	}
-}
-
 // Without permission to set the compute mode the GPU is not shared; the other GPUs are offered.
 func TestServeNeedsPermissionForMPS(t *testing.T) {
 	t.Parallel()
 	s, uuid := newMPS(t, 2)
 	const noPermission = 4 // NVML_ERROR_NO_PERMISSION
 	mustDo(t, s.node.Fail("nvmlDeviceSetComputeMode", 1, noPermission))
+	s.runMPS(filepath.Join(s.mpsDir(), "shm"), "--all")
 	s.start()
 	s.listed(gpuResource, 3, 0)
 	e := s.listed(sharedResource, 0, 2)
-	waitFor(t, "a message", func() bool {
-		return strings.Contains(s.log.String(), "its MPS control daemon cannot be started") &&
-			strings.Contains(s.log.String(), "no permission to use the NVIDIA driver")
-	})
-	mustDo(t, s.node.Set(1, map[string]string{"recovery-action": "reset"}))
-	s.logs("GPU 1 is unhealthy: the driver asks for a reset of the GPU")
-	s.wantRefused(e, uuid+"::0", "is not ready for a container: its MPS control daemon cannot be started")
-	if s.daemon(uuid) != 0 {
-		t.Error("there is a daemon")
-	}
+	s.logs("the compute mode of the GPU cannot be set, and processes could use it without MPS: ")
+	s.logs("no permission to use the NVIDIA driver")
+	s.wantRefused(e, uuid+"::0", "is not ready for a container: the compute mode of the GPU cannot be set")
 	mustDo(t, s.node.Clear())
 	s.listed(sharedResource, 2, 0)
-}
-
-// In a pod without hostPID the plugin has a PID namespace of its own.
-func TestServeNeedsTheHostsPIDNamespaceForMPS(t *testing.T) {
-	t.Parallel()
-	s, uuid := newMPS(t, 2)
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
-	cmd.Args = []string{
-		"gpu-cdi-plugin", "serve", "--root", s.node.Root(), "--cdi-dir", filepath.Dir(s.spec), "--config", s.config,
-		"--device-plugin-dir", s.kubelet.Dir, "--runtime-dir", filepath.Join(s.dir, "run"),
-		"--state-dir", filepath.Join(s.dir, "state"), "--hook-path", "/bin/true",
-	}
-	cmd.Env = append(os.Environ(), insecure)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
-	out, err := cmd.CombinedOutput()
-	const want = "error: this process is not in the host's PID namespace, which MPS needs\n" +
-		"hint: set hostPID: true in the pod's spec"
-	if exitErr, ok := errors.AsType[*exec.ExitError](err); !ok || exitErr.ExitCode() != 1 ||
-		!strings.Contains(string(out), want) {
-		t.Errorf("it ended with %v and printed\n%s\nwant %q", err, out, want)
-	}
-	if _, err := os.Stat(filepath.Join(s.mpsDir(), uuid)); err == nil {
-		t.Error("the GPU was prepared for MPS")
-	}
 }

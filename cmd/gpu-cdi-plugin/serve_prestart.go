@@ -19,6 +19,7 @@ import (
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/topology"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/resource"
@@ -79,16 +80,16 @@ func (s *service) runPlugin(ctx context.Context) error {
 
 // findSMI finds the driver's own tool, which resets GPUs.
 func (p *preparer) findSMI() (prepare.Program, bool) {
-	_, file, err := p.driverProgram("", "nvidia-smi")
+	_, file, err := driverProgram(p.host, "nvidia-smi")
 	if err != nil || file == nil {
 		return prepare.Program{}, false
 	}
 	return prepare.Program{Path: file.Path, Root: p.host.DriverRoot()}, true
 }
 
-// driverProgram finds the files of a driver and, among them, a program: nil if this driver has none.
-func (s *service) driverProgram(version, name string) (*driver.Driver, *driver.File, error) {
-	d, err := driver.Discover(s.host, version)
+// driverProgram finds the files of the driver and, among them, a program: nil if the driver has none.
+func driverProgram(h host.Host, name string) (*driver.Driver, *driver.File, error) {
+	d, err := driver.Discover(h, "")
 	if err != nil {
 		return nil, nil, fmt.Errorf("find %s: %w", name, err)
 	}

@@ -82,20 +82,9 @@ func (a *app) reread() (*app, error) {
 // are in use already.
 func (s *service) checkConfig(fresh *app) error {
 	if fresh == s.app || !sameButOffer(s.app, fresh) {
-		if err := fresh.checkDirs(s.app.log); err != nil {
-			return err
-		}
+		return fresh.checkDirs(s.app.log)
 	}
-	return s.claimMPS(fresh)
-}
-
-// claimMPS returns an error if GPUs are to be shared by MPS and that is impossible here, or another instance uses the
-// directory. A new directory is claimed when the service has started again.
-func (s *service) claimMPS(fresh *app) error {
-	if len(fresh.plugin.Sharing.MPS.Resources) == 0 || fresh.mpsDir() != s.app.mpsDir() {
-		return nil
-	}
-	return s.mps.Claim()
+	return nil
 }
 
 // checkOffer returns an error if what a configuration offers does not fit the GPUs of the node.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,7 +9,6 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -60,57 +58,6 @@ func TestServeEndsInsteadOfRestarting(t *testing.T) {
 	if strings.Contains(s.log.String(), "starting again") {
 		t.Error("it restarted")
 	}
-}
-
-// A daemon that ends while serve restarts is reaped by the new program.
-func TestServeTakesNoteOfDaemonsThatEndedMeanwhile(t *testing.T) {
-	t.Parallel()
-	s, uuid := newMPS(t, 2)
-	s.start()
-	s.listed(sharedResource, 2, 0)
-	first := s.daemon(uuid)
-	config := fmt.Sprintf(byMPS, 2) + "strategy: [envvar]\n"
-	s.hold()
-	s.signal(syscall.SIGHUP)
-	before := s.asked()
-	s.hold() // for the next one
-	s.answer(before, config)
-	next := s.asked()
-	mustDo(t, syscall.Kill(first, syscall.SIGKILL))
-	waitFor(t, "the end of the daemon", func() bool {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", first))
-		return err == nil && strings.Contains(string(stat), ") Z ")
-	})
-	total := s.kubelet.Registrations()
-	s.answer(next, config)
-	s.kubelet.WaitRegistrations(total + 2)
-	s.listed(sharedResource, 2, 0)
-	if err := syscall.Kill(first, 0); err == nil {
-		t.Error("the daemon that ended is a zombie")
-	}
-}
-
-// A configuration that would end the service, since another instance keeps the daemons, is refused as a wrong one is.
-func TestServeRefusesToShareByMPSBesideAnother(t *testing.T) {
-	t.Parallel()
-	s, _ := newMPS(t, 2)
-	s.configure("")
-	mustDo(t, os.MkdirAll(s.mpsDir(), 0o755))
-	other, err := lock.Acquire(filepath.Join(s.mpsDir(), "lock"))
-	mustDo(t, err)
-	s.start()
-	s.listed(gpuResource, 4, 0)
-	for i, more := range []string{"", "strategy: [envvar]\n"} { // a new offer, and what makes the service restart
-		s.configure(fmt.Sprintf(byMPS, 2) + more)
-		s.signal(syscall.SIGHUP)
-		waitFor(t, "the complaint about the configuration", func() bool {
-			return strings.Count(s.log.String(), "the old one stays in use: share GPUs by MPS: lock ") == i+1
-		})
-		s.listed(gpuResource, 4, 0)
-	}
-	mustDo(t, other.Release())
-	s.signal(syscall.SIGHUP)
-	s.listed(sharedResource, 2, 0)
 }
 
 // A reload does not write to the offer that a reconciliation reads meanwhile. The race detector finds it if it does.

@@ -26,7 +26,6 @@ func TestContainersGetThePreferredGPUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := resource.Config{Resource: gpuName, MIGStrategy: resource.MIGNone}
-	c.Sharing.MPS.SharedMemoryMiB = resource.DefaultSharedMemoryMiB
 	list, _, err := resource.Build(snapshot, c)
 	if err != nil {
 		t.Fatal(err)

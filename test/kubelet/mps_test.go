@@ -1,9 +1,7 @@
 package kubelet
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -25,6 +23,8 @@ sharing: {mps: {rename-by-default: true, resources: [{name: nvidia.com/gpu, devi
 `
 	withoutMPS = "{}"
 	mpsClient  = simDir + "/cuda-mps-client"
+	// shmSize is the size of what pods have as /dev/shm, in bytes.
+	shmSize = 128 << 20
 )
 
 // TestGPUsSharedByMPS runs two pods with clients of one GPU's MPS daemon, beside a pod with a whole GPU. The clients
@@ -37,6 +37,7 @@ func TestGPUsSharedByMPS(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := setUpOn(t, gpus, writeConfigTo(t, file, byMPS))
+	mps := f.runMPS(t)
 	all, name := f.uuids(t), gpuName+".shared"
 	f.awaitDevices(t, name, []string{all[0] + "::0", all[0] + "::1"})
 	f.awaitDevices(t, gpuName, all[1:])
@@ -64,14 +65,10 @@ func TestGPUsSharedByMPS(t *testing.T) {
 	t.Run("the pods share a /dev/shm of limited size", func(t *testing.T) {
 		const fill = "umask 0; : >/dev/shm/left; busybox head -c 150000000 /dev/zero >/dev/shm/large || echo full"
 		measure := fmt.Sprintf(`[ -e /dev/shm/left ] && [ $(busybox stat -c %%s /dev/shm/large) -le %d ] && echo bounded
-			busybox rm /dev/shm/large`, 2*64<<20)
+			busybox rm /dev/shm/large`, shmSize)
 		got := f.inPod(t, sa, "sh", "-c", fill) + f.inPod(t, sb, "sh", "-c", measure)
 		if want := "full\nbounded\n"; got != want {
 			t.Errorf("the pods print %q, want %q", got, want)
-		}
-		entries, err := os.ReadDir(filepath.Join(f.Host("/run/gpu-cdi-plugin/mps"), all[0], "shm"))
-		if err != nil || len(entries) > 0 {
-			t.Errorf("the node's /run has %v, %v", entries, err)
 		}
 	})
 	t.Run("the pods cannot change the daemon's directory", func(t *testing.T) {
@@ -122,25 +119,35 @@ func TestGPUsSharedByMPS(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	t.Run("a GPU that is no longer shared loses its daemon", func(t *testing.T) {
-		pid := fmt.Sprintf("/proc/%d/root/run/gpu-cdi-plugin/mps/%s/pipe/nvidia-cuda-mps-control.pid",
-			f.ns.first.Pid(), all[0])
-		if _, err := os.Stat(pid); err != nil {
-			t.Error(err)
-		}
+	t.Run("a GPU that is no longer shared is offered whole", func(t *testing.T) {
 		writeConfigTo(t, file, withoutMPS)
 		f.reconcile(t)
 		f.awaitDevices(t, gpuName, all)
-		err := wait(t.Context(), time.Minute, "the daemon ends", func() error {
-			if _, err := os.Stat(pid); !errors.Is(err, fs.ErrNotExist) {
-				return errors.Join(err, errors.New(pid+" exists"))
-			}
-			return nil
-		})
-		if err != nil {
-			t.Error(err)
+	})
+	if code, err := mps.Stop(time.Minute); err != nil || code != 0 {
+		t.Errorf("mps has the exit status %d, %v", code, err)
+	}
+}
+
+// runMPS runs the daemons like the pod of deploy/mps-daemonset.yaml: with a tmpfs of the node as /dev/shm.
+func (f *fixture) runMPS(t *testing.T) *Daemon {
+	t.Helper()
+	script := fmt.Sprintf(`set -e
+		shm=/run/gpu-cdi-plugin/mps/shm
+		mkdir -p $shm
+		mount -t tmpfs -o size=%d,mode=1777 gpu-cdi-mps $shm
+		exec unshare -m sh -c 'mount --bind "$0" /dev/shm; exec "$@"' $shm "$@"`, shmSize)
+	d := f.NewDaemon("mps", "sh", "-c", script, "sh",
+		shared.Program(t, "gpu-cdi-plugin"), "--root", f.gpus.Root(), "--insecure-paths", "mps", "--all")
+	if err := d.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if d.Running() {
+			_ = d.Kill()
 		}
 	})
+	return d
 }
 
 // writeConfigTo writes a configuration file and returns the flag that names it.

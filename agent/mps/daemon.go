@@ -1,0 +1,267 @@
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"time"
+
+	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/resource"
+)
+
+var (
+	// ErrNotGPU means that a name is not the UUID of a GPU.
+	ErrNotGPU = errors.New("not the UUID of a GPU")
+	// ErrShm means that this process has another /dev/shm than the clients of its daemon.
+	ErrShm = errors.New("the daemon would not share memory with its clients")
+)
+
+const (
+	// startLimit is how long a daemon may take until it has its limits, askLimit how long its answers to one request
+	// may take together, and stopLimit how long its end may take before it is killed.
+	startLimit = 20 * time.Second
+	askLimit   = 4 * time.Second
+	stopLimit  = 5 * time.Second
+	// startInterval is the time between attempts to limit a daemon that has just been started.
+	startInterval = 50 * time.Millisecond
+	// shareInterval is how often a descriptor is read until MPS shares its GPU.
+	shareInterval = time.Second
+	// restartPause is the time between the end of a daemon and its next start by RunAll.
+	restartPause = 5 * time.Second
+)
+
+// Options are the parameters of Run and RunAll.
+type Options struct {
+	// Dir has a directory for each GPU; see dirs.go. Its path must be the same for the containers' runtime.
+	Dir string
+	// Descriptors is the directory in which the service writes the descriptors of devices.
+	Descriptors string
+	// Program finds the driver's control program.
+	Program func() (Program, error)
+	// Check is applied to Dir and to the programs that are run: only root may change them.
+	Check TrustCheck
+	// Output gets what the daemon prints.
+	Output io.Writer
+	Log    *slog.Logger
+}
+
+// RunAll runs the daemons of all GPUs that MPS shares, until ctx ends. A daemon that has ended is started again.
+func RunAll(ctx context.Context, o Options) error {
+	var daemons sync.WaitGroup
+	defer daemons.Wait()
+	known, problem := map[string]bool{}, ""
+	for {
+		uuids, err := sharedGPUs(o.Descriptors)
+		if err != nil && err.Error() != problem {
+			problem = err.Error()
+			o.Log.Error(problem)
+		}
+		for _, uuid := range uuids {
+			if !known[uuid] {
+				known[uuid] = true
+				daemons.Go(func() { runAlways(ctx, o, uuid) })
+			}
+		}
+		if !sleep(ctx, shareInterval) {
+			return nil
+		}
+	}
+}
+
+// runAlways runs a GPU's daemon again and again.
+func runAlways(ctx context.Context, o Options, uuid string) {
+	for {
+		if err := Run(ctx, o, uuid); err != nil {
+			o.Log.Error(uuid + ": " + err.Error())
+		}
+		if !sleep(ctx, restartPause) {
+			return
+		}
+	}
+}
+
+// sleep waits. It returns false if ctx ends meanwhile.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// Run waits until MPS shares a GPU, and runs the GPU's daemon. It returns nil when ctx has ended, when the service has
+// asked for that, and when MPS no longer shares the GPU and the last client has ended. Errors wrap ErrNotGPU, ErrShm, or
+// lock.ErrHeld if another process runs the daemon of the GPU.
+func Run(ctx context.Context, o Options, uuid string) error {
+	if !isUUID(uuid) {
+		return fmt.Errorf("%q is %w", uuid, ErrNotGPU)
+	}
+	limits, err := awaitLimits(ctx, o, uuid)
+	if limits == nil {
+		return err
+	}
+	if err := o.Check(trust.Dir, o.Dir); err != nil {
+		return fmt.Errorf("%s is not used for MPS, set another runtime-dir: %w", o.Dir, err)
+	}
+	gpuDir := filepath.Join(o.Dir, uuid)
+	if err := os.MkdirAll(gpuDir, 0o755); err != nil {
+		return fmt.Errorf("make the directory of %s: %w", uuid, err)
+	}
+	held, err := lock.Acquire(filepath.Join(gpuDir, lockName))
+	if err != nil {
+		return fmt.Errorf("run the MPS control daemon of %s: %w", uuid, err)
+	}
+	defer func() { _ = held.Release() }()
+	d, err := newDaemon(o, uuid)
+	if err != nil {
+		return err
+	}
+	return d.run(ctx, *limits)
+}
+
+// awaitLimits returns the limits of a GPU once MPS shares it, or nil if ctx ends before.
+func awaitLimits(ctx context.Context, o Options, uuid string) (*resource.MPSLimits, error) {
+	limits, err := readLimits(o.Descriptors, uuid)
+	if limits == nil && err == nil {
+		o.Log.Info(uuid + " is not shared by MPS; its MPS control daemon is started when it is")
+	}
+	for limits == nil && err == nil && sleep(ctx, shareInterval) {
+		limits, err = readLimits(o.Descriptors, uuid)
+	}
+	return limits, err
+}
+
+// daemon is the daemon of one GPU.
+type daemon struct {
+	opts    Options
+	uuid    string
+	control control
+	program os.FileInfo // the control program when it was started
+	end     context.CancelFunc
+
+	mu     sync.Mutex         // one request at a time
+	limits resource.MPSLimits // what the daemon has; zero until it has any
+	ending string             // why the daemon ends when its last client has ended, or empty
+}
+
+func newDaemon(o Options, uuid string) (*daemon, error) {
+	program, err := o.Program()
+	if err != nil {
+		return nil, err
+	}
+	if err := program.prepare(o.Check); err != nil {
+		return nil, err
+	}
+	if err := makeDirs(o.Dir, uuid); err != nil {
+		return nil, err
+	}
+	if err := checkShm(o.Dir, uuid); err != nil {
+		return nil, err
+	}
+	env, err := program.environment(filepath.Join(o.Dir, uuid))
+	if err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(program.Path)
+	if err != nil {
+		return nil, fmt.Errorf("find %s: %w", ControlProgram, err)
+	}
+	return &daemon{opts: o, uuid: uuid, control: control{path: program.Path, env: env}, program: info}, nil
+}
+
+// run starts the daemon, limits it, and answers the service until the daemon has ended.
+func (d *daemon) run(ctx context.Context, limits resource.MPSLimits) error {
+	ctx, d.end = context.WithCancel(ctx)
+	defer d.end()
+	runtime.LockOSThread() // see startDaemon
+	defer runtime.UnlockOSThread()
+	p, err := d.control.startDaemon(d.opts.Output)
+	if err != nil {
+		return err
+	}
+	defer d.stop(p)
+	if err := d.begin(ctx, p, limits); err != nil {
+		return err
+	}
+	listener, err := d.listen()
+	if err != nil {
+		return err
+	}
+	var answering sync.WaitGroup
+	defer answering.Wait()
+	connected, disconnect := context.WithCancel(context.WithoutCancel(ctx))
+	answering.Go(func() { d.accept(connected, listener) })
+	defer disconnect()
+	defer listener.Close()
+	d.opts.Log.Info(d.uuid + ": the MPS control daemon is ready; each client may use " + describe(limits))
+	select {
+	case <-ctx.Done():
+		d.stop(p) // before the end of its connection tells the service that the GPU is free
+		return nil
+	case <-p.ended:
+		return d.howEnded(p)
+	}
+}
+
+// begin limits a daemon as soon as it answers. If ctx ends before, that is no error.
+func (d *daemon) begin(ctx context.Context, p *process, limits resource.MPSLimits) error {
+	attempts, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	for {
+		err := d.control.limit(attempts, limits)
+		if err == nil {
+			d.limits = limits
+			return nil
+		}
+		select {
+		case <-p.ended:
+			return d.howEnded(p)
+		case <-attempts.Done():
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("limit the MPS control daemon: %w", err)
+		case <-time.After(startInterval):
+		}
+	}
+}
+
+// howEnded returns an error unless the daemon was asked to end.
+func (d *daemon) howEnded(p *process) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ending != "" {
+		d.opts.Log.Info(d.uuid + ": the MPS control daemon has ended, since " + d.ending)
+		return nil
+	}
+	return fmt.Errorf("%s ended (%w): its output says why", ControlProgram, p.err)
+}
+
+// stop ends the daemon, if it runs, and its servers, which have the GPU open also without clients.
+func (d *daemon) stop(p *process) {
+	select {
+	case <-p.ended:
+		return
+	default:
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), stopLimit)
+	defer cancel()
+	if _, err := d.control.ask(ctx, "quit -t 1"); err != nil {
+		p.kill()
+	}
+	select {
+	case <-p.ended:
+	case <-ctx.Done():
+		p.kill()
+		<-p.ended
+	}
+}

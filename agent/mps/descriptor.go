@@ -1,0 +1,83 @@
+package mps
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/resource"
+)
+
+const (
+	descriptorSuffix = ".json"
+	maxDescriptor    = 64 << 10 // in bytes
+)
+
+// readLimits returns the limits in a GPU's descriptor, or nil if MPS does not share the GPU. The service writes the file
+// for containers; node.Descriptor has all of its fields.
+func readLimits(descriptors, uuid string) (*resource.MPSLimits, error) {
+	path := filepath.Join(descriptors, uuid+descriptorSuffix)
+	data, err := regular.ReadFile(path, maxDescriptor)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil //nolint:nilnil // the GPU is not shared
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the limits of %s: %w", uuid, err)
+	}
+	limits, err := parseLimits(data)
+	if err != nil {
+		return nil, fmt.Errorf("read the limits in %s: %w", path, err)
+	}
+	return limits, nil
+}
+
+func parseLimits(data []byte) (*resource.MPSLimits, error) {
+	var d struct {
+		Sharing struct {
+			MPS *struct {
+				MemoryLimitBytes       uint64 `json:"memoryLimitBytes"`
+				ActiveThreadPercentage int    `json:"activeThreadPercentage"`
+			} `json:"mps"`
+		} `json:"sharing"`
+	}
+	if err := json.Unmarshal(data, &d); err != nil {
+		return nil, err
+	}
+	m := d.Sharing.MPS
+	if m == nil {
+		return nil, nil //nolint:nilnil // the GPU is not shared
+	}
+	if m.MemoryLimitBytes>>20 == 0 || m.ActiveThreadPercentage < 0 || m.ActiveThreadPercentage > 100 {
+		return nil, fmt.Errorf("want at least 1 MiB and at most 100 %% of the threads, got %d bytes and %d %%",
+			m.MemoryLimitBytes, m.ActiveThreadPercentage)
+	}
+	return &resource.MPSLimits{MemoryBytes: m.MemoryLimitBytes, ThreadPercent: m.ActiveThreadPercentage}, nil
+}
+
+// sharedGPUs returns the UUIDs of the GPUs that have a descriptor with limits. A descriptor that cannot be read is left
+// to the GPU's own process, which reports it.
+func sharedGPUs(descriptors string) ([]string, error) {
+	entries, err := os.ReadDir(descriptors)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the GPUs that MPS shares: %w", err)
+	}
+	var uuids []string
+	for _, e := range entries {
+		uuid, ok := strings.CutSuffix(e.Name(), descriptorSuffix)
+		if !ok || !isUUID(uuid) {
+			continue
+		}
+		if limits, err := readLimits(descriptors, uuid); limits != nil || err != nil {
+			uuids = append(uuids, uuid)
+		}
+	}
+	return uuids, nil
+}

@@ -1,0 +1,325 @@
+package mps
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"gpu-cdi-plugin/internal/wake"
+	"gpu-cdi-plugin/resource"
+)
+
+// Reasons for which a device is not given to containers.
+const (
+	unchecked = "its MPS control daemon was not checked yet"
+	limiting  = "the limits of its MPS control daemon are being changed"
+	occupied  = "its GPU is still shared by MPS until the last client has ended"
+)
+
+// ComputeModes sets the compute modes of GPUs.
+type ComputeModes interface {
+	// SetExclusive sets a GPU's compute mode to EXCLUSIVE_PROCESS, or to DEFAULT.
+	SetExclusive(ctx context.Context, uuid string, exclusive bool) error
+}
+
+// MonitorOptions are the parameters of a Monitor. All are required but Interval and Deadline.
+type MonitorOptions struct {
+	// Dir has a directory for each GPU; see dirs.go.
+	Dir string
+	// Modes makes a GPU exclusive while it has a daemon, so that no process uses it without MPS.
+	Modes ComputeModes
+	// Changed is called when the result of Reason may have changed.
+	Changed func()
+	// Interval is how often a daemon is checked; 0 is 10 seconds. Its end is noticed at once.
+	Interval time.Duration
+	// Retry is how often one that is not ready is checked; 0 is a second.
+	Retry time.Duration
+	// Deadline is for the whole check of a daemon; 0 is 5 seconds.
+	Deadline time.Duration
+	Log      *slog.Logger
+}
+
+// Monitor checks the daemons of the GPUs that MPS shares. Call Run once; the other methods may be called at any time.
+type Monitor struct {
+	opts MonitorOptions
+	wake wake.Chan // there may be watchers to start
+
+	mu       sync.Mutex
+	desired  map[string]resource.MPSLimits // by UUID
+	watchers map[string]*watcher
+}
+
+// New returns a monitor, which knows the GPUs that have had a daemon before. It changes nothing.
+func New(o MonitorOptions) *Monitor {
+	o.Interval, o.Retry = cmp.Or(o.Interval, 10*time.Second), cmp.Or(o.Retry, time.Second)
+	o.Deadline = cmp.Or(o.Deadline, 5*time.Second)
+	m := &Monitor{opts: o, wake: wake.New(), watchers: map[string]*watcher{}}
+	entries, _ := os.ReadDir(o.Dir) // without the directory MPS was never used
+	for _, e := range entries {
+		if isUUID(e.Name()) {
+			m.watchers[e.Name()] = newWatcher(m, e.Name(), occupied)
+		}
+	}
+	return m
+}
+
+// Set replaces the resources whose daemons are checked.
+func (m *Monitor) Set(resources []resource.Resource) {
+	desired := map[string]resource.MPSLimits{}
+	for i := range resources {
+		for j := range resources[i].Devices {
+			if d := &resources[i].Devices[j]; d.MPS != nil {
+				desired[d.UUID] = *d.MPS
+			}
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before := m.desired
+	m.desired = desired
+	for uuid := range desired {
+		if m.watchers[uuid] == nil {
+			m.watchers[uuid] = newWatcher(m, uuid, unchecked)
+		}
+	}
+	for uuid, w := range m.watchers {
+		if desired[uuid] != before[uuid] {
+			w.next()
+		}
+	}
+	m.wake.Wake()
+}
+
+// Reason returns why MPS keeps a device from being allocated, or "". The daemon of a shared GPU must be ready with the
+// device's limits. A GPU that is no longer shared remains exclusive until the daemon's last client has ended.
+func (m *Monitor) Reason(d *resource.Device) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w := m.watchers[d.Parent]
+	switch {
+	case d.MPS == nil && (w == nil || w.released):
+		return ""
+	case d.MPS == nil:
+		return cmp.Or(w.reason, occupied)
+	case w == nil, w.released:
+		return unchecked
+	case w.reason == "" && w.ready != *d.MPS:
+		return limiting
+	}
+	return w.reason
+}
+
+// Run checks the daemons from the first Set until ctx ends.
+func (m *Monitor) Run(ctx context.Context) error {
+	var watchers sync.WaitGroup
+	defer watchers.Wait()
+	running := map[string]bool{}
+	for {
+		select {
+		case <-m.wake:
+		case <-ctx.Done():
+			return nil
+		}
+		m.mu.Lock()
+		for uuid, w := range m.watchers {
+			if !running[uuid] {
+				running[uuid] = true
+				watchers.Go(func() { w.run(ctx) })
+			}
+		}
+		m.mu.Unlock()
+	}
+}
+
+// End ends the daemon of a GPU with its servers, if it runs, and waits for that. What runs the daemon starts it again.
+func (m *Monitor) End(ctx context.Context, uuid string) error {
+	conn, err := m.dial(ctx, uuid)
+	if isAbsent(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("end the MPS control daemon: %w", err)
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	_, err = exchange(conn, request{End: true}, 2*stopLimit+killDelay) // there is no answer but the end
+	if ctx.Err() != nil {
+		return fmt.Errorf("end the MPS control daemon: %w", context.Cause(ctx))
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("end the MPS control daemon: %w", err)
+	}
+	return nil
+}
+
+// dial connects to the process that runs a GPU's daemon.
+func (m *Monitor) dial(ctx context.Context, uuid string) (net.Conn, error) {
+	dialer := net.Dialer{Timeout: m.opts.Deadline}
+	return dialer.DialContext(ctx, "unix", statusPath(m.opts.Dir, uuid))
+}
+
+// isAbsent reports whether an error of dial means that no process runs the daemon.
+func isAbsent(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// watcher checks the daemon of one GPU.
+type watcher struct {
+	monitor *Monitor
+	uuid    string
+
+	// Monitor.mu guards these.
+	next     context.CancelFunc // begins another check
+	reason   string             // why containers cannot use the daemon, or empty
+	ready    resource.MPSLimits // the daemon's limits, if the reason is empty
+	released bool               // the GPU can be used without a daemon
+}
+
+func newWatcher(m *Monitor, uuid, reason string) *watcher {
+	return &watcher{monitor: m, uuid: uuid, reason: reason, next: func() {}}
+}
+
+func (w *watcher) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		w.round(ctx)
+	}
+}
+
+// round checks the daemon once and waits until another check is due: when the time is over, when the daemon ends, or
+// when the desired limits change.
+func (w *watcher) round(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	m := w.monitor
+	m.mu.Lock()
+	desired, isDesired := m.desired[w.uuid]
+	w.next = cancel
+	m.mu.Unlock()
+	if !isDesired {
+		w.release(ctx)
+		return
+	}
+	conn, err := m.dial(ctx, w.uuid)
+	if err != nil {
+		w.fail(ctx, w.explain(err))
+		sleep(ctx, m.opts.Retry)
+		return
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	a, err := exchange(conn, request{}, m.opts.Deadline)
+	if err == nil {
+		err = w.use(ctx, a, desired)
+	}
+	if err != nil {
+		w.fail(ctx, err)
+		sleep(ctx, m.opts.Retry)
+		return
+	}
+	_ = conn.SetDeadline(time.Now().Add(m.opts.Interval))
+	if _, err = conn.Read(make([]byte, 1)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		w.fail(ctx, errors.New("its MPS control daemon has ended"))
+	}
+}
+
+// explain is a failed dial as a reason.
+func (w *watcher) explain(err error) error {
+	if isAbsent(err) {
+		return fmt.Errorf("its MPS control daemon is not running: start gpu-cdi-mps@%s.service, or in Kubernetes the "+
+			"DaemonSet gpu-cdi-mps, and see its log", w.uuid)
+	}
+	return fmt.Errorf("its MPS control daemon cannot be checked: %w", err)
+}
+
+// use makes the GPU available to containers through its daemon, if the daemon has the desired limits.
+func (w *watcher) use(ctx context.Context, a answer, desired resource.MPSLimits) error {
+	switch {
+	case a.Error != "":
+		return errors.New(a.Error)
+	case a.Limits != desired:
+		return errors.New(limiting)
+	}
+	m := w.monitor
+	m.mu.Lock()
+	same := w.reason == "" && w.ready == desired
+	m.mu.Unlock()
+	if same {
+		return nil
+	}
+	if err := m.opts.Modes.SetExclusive(ctx, w.uuid, true); err != nil {
+		return fmt.Errorf("the compute mode of the GPU cannot be set, and processes could use it without MPS: %w", err)
+	}
+	m.opts.Log.Info(w.uuid + ": its MPS control daemon is ready; each client may use " + describe(desired))
+	w.set(func() { w.reason, w.ready, w.released = "", desired, false })
+	return nil
+}
+
+// release makes a GPU that MPS no longer shares usable without MPS, when its daemon has ended.
+func (w *watcher) release(ctx context.Context) {
+	m := w.monitor
+	m.mu.Lock()
+	released := w.released
+	m.mu.Unlock()
+	if released {
+		<-ctx.Done()
+		return
+	}
+	err := w.askToEnd(ctx)
+	if isAbsent(err) {
+		if err = m.opts.Modes.SetExclusive(ctx, w.uuid, false); err == nil {
+			m.opts.Log.Info(w.uuid + ": the GPU is no longer shared by MPS")
+			w.set(func() { w.reason, w.ready, w.released = unchecked, resource.MPSLimits{}, true })
+			return
+		}
+		err = fmt.Errorf("the GPU cannot be released for use without MPS: %w", err)
+	}
+	if err == nil {
+		err = errors.New(occupied)
+	}
+	w.fail(ctx, err)
+	sleep(ctx, m.opts.Retry)
+}
+
+// askToEnd has the process of the daemon read in the descriptor that the GPU is no longer shared.
+func (w *watcher) askToEnd(ctx context.Context) error {
+	conn, err := w.monitor.dial(ctx, w.uuid)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = exchange(conn, request{}, w.monitor.opts.Deadline)
+	return err
+}
+
+// fail publishes a problem, and logs it when it begins. What fails because ctx has ended is no problem.
+func (w *watcher) fail(ctx context.Context, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	text := strings.ReplaceAll(err.Error(), "\n", "; ")
+	if w.set(func() { w.reason, w.ready, w.released = text, resource.MPSLimits{}, false }) {
+		w.monitor.opts.Log.Warn(w.uuid + ": " + text)
+	}
+}
+
+// set changes what Reason depends on, and reports whether that made a difference.
+func (w *watcher) set(change func()) bool {
+	w.monitor.mu.Lock()
+	reason, ready, released := w.reason, w.ready, w.released
+	change()
+	same := w.reason == reason && w.ready == ready && w.released == released
+	w.monitor.mu.Unlock()
+	if !same {
+		w.monitor.opts.Changed()
+	}
+	return !same
+}

@@ -1,0 +1,156 @@
+package mps
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"gpu-cdi-plugin/internal/unixsocket"
+	"gpu-cdi-plugin/resource"
+)
+
+// The service and the process of a daemon exchange one request and one answer over a connection, as JSON. The process
+// leaves the connection open until the service closes it, so the service notices the daemon's end at once.
+
+// request is what the service asks for.
+type request struct {
+	// End ends the daemon and its servers, instead of asking for its status.
+	End bool `json:"end,omitempty"`
+}
+
+// answer is the status of a daemon.
+type answer struct {
+	// Limits are those that the daemon gives its clients, if Error is empty.
+	Limits resource.MPSLimits `json:"limits"`
+	// Error is why containers cannot use the daemon.
+	Error string `json:"error,omitempty"`
+}
+
+// maxMessage bounds a request or an answer, in bytes.
+const maxMessage = 64 << 10
+
+// statusPath is the socket of the process that runs a GPU's daemon.
+func statusPath(dir, uuid string) string { return filepath.Join(dir, uuid, statusName) }
+
+// exchange sends a request and receives the answer, within a limit of time.
+func exchange(conn net.Conn, r request, limit time.Duration) (answer, error) {
+	var a answer
+	if err := conn.SetDeadline(time.Now().Add(limit)); err != nil {
+		return a, err
+	}
+	if err := json.NewEncoder(conn).Encode(r); err != nil {
+		return a, err
+	}
+	if err := receive(conn, &a); err != nil {
+		return a, fmt.Errorf("no answer within %v: %w", limit, err)
+	}
+	return a, nil
+}
+
+func receive(conn net.Conn, into any) error {
+	return json.NewDecoder(io.LimitReader(conn, maxMessage)).Decode(into)
+}
+
+// listen listens for the service. Its path is free, since this process holds the GPU's lock.
+func (d *daemon) listen() (*net.UnixListener, error) {
+	path := statusPath(d.opts.Dir, d.uuid)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("listen for the service: %w", err)
+	}
+	l, err := unixsocket.Listen(context.Background(), path)
+	if err != nil {
+		return nil, fmt.Errorf("listen for the service: %w", err)
+	}
+	return l, nil
+}
+
+// accept answers connections until the listener is closed, and then waits for them.
+func (d *daemon) accept(ctx context.Context, l *net.UnixListener) {
+	var connections sync.WaitGroup
+	defer connections.Wait()
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		connections.Go(func() { d.converse(ctx, conn) })
+	}
+}
+
+// converse answers one request, and leaves the connection open until the other side closes it.
+func (d *daemon) converse(ctx context.Context, conn net.Conn) {
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	var r request
+	if err := receive(conn, &r); err != nil {
+		return
+	}
+	if r.End {
+		d.opts.Log.Info(d.uuid + ": the MPS control daemon ends, since serve has asked for that")
+		d.end()
+	} else if err := json.NewEncoder(conn).Encode(d.status(ctx)); err != nil {
+		return
+	}
+	_, _ = conn.Read(make([]byte, 1))
+}
+
+// status gives the daemon the limits of the descriptor, if they have changed, and returns those that it has.
+func (d *daemon) status(ctx context.Context) answer {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.update(ctx); err != nil {
+		return answer{Error: err.Error()}
+	}
+	return answer{Limits: d.limits}
+}
+
+func (d *daemon) update(ctx context.Context) error {
+	limits, err := readLimits(d.opts.Descriptors, d.uuid)
+	if err != nil {
+		return err
+	}
+	if err := checkShm(d.opts.Dir, d.uuid); err != nil {
+		return err
+	}
+	installed, err := os.Stat(d.control.path)
+	switch {
+	case limits == nil:
+		return d.drain(ctx, "MPS no longer shares the GPU")
+	case err != nil, !os.SameFile(installed, d.program):
+		return d.drain(ctx, "the driver was replaced")
+	case d.ending != "":
+		return d.drain(ctx, d.ending)
+	case *limits != d.limits:
+		if err := d.control.limit(ctx, *limits); err != nil {
+			return fmt.Errorf("its MPS control daemon cannot be limited: %w", err)
+		}
+		d.limits = *limits
+		d.opts.Log.Info(d.uuid + ": each client of the MPS control daemon may use " + describe(*limits) + " now")
+		return nil
+	}
+	// The answer is rounded, so it proves that the daemon answers, and not that it has these very limits.
+	if _, err := d.control.limited(ctx, *limits); err != nil {
+		return fmt.Errorf("its MPS control daemon does not answer: %w", err)
+	}
+	return nil
+}
+
+// drain has the daemon end when its last client has ended. It takes no new ones meanwhile.
+func (d *daemon) drain(ctx context.Context, why string) error {
+	if d.ending == "" {
+		d.ending = why
+		d.opts.Log.Info(d.uuid + ": the MPS control daemon ends when its last client has ended, since " + why)
+		go func() { _, _ = d.control.ask(context.WithoutCancel(ctx), "quit") }() // returns at the daemon's end
+	}
+	return fmt.Errorf("its MPS control daemon ends when its last client has ended, since %s", why)
+}

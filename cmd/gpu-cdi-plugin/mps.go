@@ -1,0 +1,95 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/agent/mps"
+	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/host"
+)
+
+func (a *app) mpsCommand() *cobra.Command {
+	var uuid string
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "mps {--gpu UUID | --all}",
+		Short: "Run the MPS control daemon of a shared GPU",
+		Long: `Runs the driver's nvidia-cuda-mps-control for a GPU that serve shares by MPS. It waits until serve shares the
+GPU, and gives the daemon the limits in the descriptor that serve has written to --state-dir, also when they change. It
+ends with the daemon, and the daemon ends with it. When the GPU is no longer shared, the daemon ends as soon as its last
+client has ended. It does not open the NVIDIA driver.
+
+It needs the same --runtime-dir, --state-dir and --driver-root as serve, the PID namespace of the host, and a /dev/shm
+that the containers of the GPU get too. deploy/gpu-cdi-mps@.service runs it on a host, and confines it.
+
+With --all it runs the daemons of all GPUs that are shared, and starts those again that have ended: for the pod of
+deploy/mps-daemonset.yaml.
+
+The control program, its server and their libraries must belong to root, with all directories above them. Otherwise they
+are not run, unless --insecure-paths allows it.`,
+		Example: `  gpu-cdi-plugin mps --gpu GPU-8f6c3a1e-0000-4000-8000-000000000001
+  gpu-cdi-plugin mps --all`,
+		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.NoDriver, cli.Locked),
+		Args:        noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o, err := a.mpsOptions()
+			if err != nil {
+				return err
+			}
+			if all {
+				return mps.RunAll(cmd.Context(), o)
+			}
+			return mps.Run(cmd.Context(), o, uuid)
+		},
+	}
+	cmd.Flags().StringVar(&uuid, "gpu", "", "the GPU's `UUID`")
+	cmd.Flags().BoolVar(&all, "all", false, "all GPUs that are shared by MPS")
+	cmd.MarkFlagsOneRequired("gpu", "all")
+	cmd.MarkFlagsMutuallyExclusive("gpu", "all")
+	_ = cmd.RegisterFlagCompletionFunc("gpu", cobra.NoFileCompletions)
+	for _, option := range []string{"runtime-dir", "state-dir"} {
+		cmd.Flags().AddFlag(a.pluginFlags.Lookup(option))
+	}
+	return cmd
+}
+
+func (a *app) mpsOptions() (mps.Options, error) {
+	h, err := a.host()
+	if err != nil {
+		return mps.Options{}, err
+	}
+	return mps.Options{
+		Dir: a.mpsDir(), Descriptors: a.descriptorDir(),
+		Program: func() (mps.Program, error) { return findMPS(h) },
+		Check:   a.check, Output: a.stderr, Log: a.log,
+	}, nil
+}
+
+// findMPS finds the MPS control program of the driver. It is not asked of the driver: a program that has the driver open
+// would block resets.
+func findMPS(h host.Host) (mps.Program, error) {
+	d, file, err := driverProgram(h, mps.ControlProgram)
+	if err != nil {
+		return mps.Program{}, err
+	}
+	root := h.DriverRoot()
+	if file == nil {
+		return mps.Program{}, fmt.Errorf("the driver in %s has no %s: install its compute utilities, "+
+			"or share the GPUs by time-slicing", root, mps.ControlProgram)
+	}
+	p := mps.Program{Path: file.HostPath}
+	if root == "/" {
+		return p, nil // the loader finds the libraries
+	}
+	p.Root, p.Libraries = root, map[string]string{}
+	for _, l := range d.Libraries {
+		p.Libraries[filepath.Base(l.Path)] = l.HostPath
+		if l.SONAME != "" {
+			p.Libraries[l.SONAME] = l.HostPath
+		}
+	}
+	return p, nil
+}
