@@ -21,7 +21,6 @@ enum {
     MPS_MESSAGE = 4096,   // the longest message in bytes
     MPS_ANSWER = 65536,   // the longest reply to a command
     MPS_CLIENTS = 60,     // clients of one server, as for compute capability 7.0 and later
-    MPS_DEVICES = 64,
     MPS_TOKEN = 16,       // random bytes in the shared memory, written as twice as many digits
 };
 
@@ -107,18 +106,12 @@ static inline const char *mps_after(const char *message, const char *word)
     return message + length + (message[length] == ' ');
 }
 
-// Writes a line in the form of the real control.log and server.log.
-static inline int mps_log_line(char *to, size_t size, const char *part, const char *format, va_list arguments)
+// Prints a line of the log: the daemon and its servers run in the foreground.
+static inline void mps_log(const char *part, const char *format, va_list arguments)
 {
     char text[MPS_MESSAGE];
-    struct timespec now;
-    struct tm day;
-    clock_gettime(CLOCK_REALTIME, &now);
-    localtime_r(&now.tv_sec, &day);
     vsnprintf(text, sizeof(text), format, arguments);
-    return snprintf(to, size, "[%d-%02d-%02d %02d:%02d:%02d.%03d %s %5d] %s\n", day.tm_year + 1900, day.tm_mon + 1,
-                    day.tm_mday, day.tm_hour, day.tm_min, day.tm_sec, (int)(now.tv_nsec / 1000000), part, getpid(),
-                    text);
+    dprintf(STDOUT_FILENO, "[%s %d] %s\n", part, getpid(), text);
 }
 
 #endif

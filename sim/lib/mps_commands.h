@@ -57,38 +57,6 @@ static void list_clients(struct answer *a, const char *argument)
         add(a, "%d\n", s->clients[i]);
 }
 
-static void server_status(struct answer *a, const char *argument)
-{
-    const struct server *s = named(a, argument);
-    if (s != NULL)
-        add(a, "%s\n", s->fd >= 0 ? "ACTIVE" : "INITIALIZING");
-}
-
-static void device_clients(struct answer *a, const char *argument)
-{
-    for (size_t i = 0; i < SERVERS; i++) {
-        const struct server *s = &d.servers[i];
-        if (s->pid == 0 || (argument[0] != '\0' && s->pid != atoi(argument)))
-            continue;
-        char uuid[MPS_MESSAGE];
-        int used;
-        for (const char *at = s->devices; sscanf(at, "%4095s%n", uuid, &used) == 1; at += used)
-            for (size_t c = 0; c < s->count; c++)
-                add(a, "%s %d\n", uuid, s->clients[c]);
-    }
-}
-
-static void start(struct answer *a, const char *argument)
-{
-    char *end;
-    const char *uid = mps_after(argument, "-uid");
-    unsigned long value = uid != NULL ? strtoul(uid, &end, 10) : 0;
-    if (uid == NULL || end == uid || *end != '\0')
-        reply(a, "A user id (UID) is required to start a new server");
-    else if (server_of((uid_t)value) == NULL && !d.quitting)
-        start_server((uid_t)value);
-}
-
 // Reads a percentage. False: it is malformed, which is logged.
 static bool read_threads(const char *argument, double *threads)
 {
@@ -121,13 +89,6 @@ static const char *behind_server(const char *argument)
     return argument + strspn(argument, " ");
 }
 
-static void get_threads(struct answer *a, const char *argument)
-{
-    const struct server *s = named(a, argument);
-    if (s != NULL)
-        reply(a, "%.1f", s->threads);
-}
-
 // The limits of existing clients do not change.
 static void set_threads(struct answer *a, const char *argument)
 {
@@ -139,52 +100,36 @@ static void set_threads(struct answer *a, const char *argument)
 }
 
 // Rounds down to whole gigabytes, as the real program does.
-static void reply_limit(struct answer *a, const long long *limits, const char *argument)
+static void get_default_limit(struct answer *a, const char *argument)
 {
-    char *end;
-    unsigned long device = strtoul(argument, &end, 10);
-    long long limit = end != argument && device < MPS_DEVICES ? limits[device] : 0;
-    if (limit == 0)
+    if (strcmp(argument, "0") != 0 || d.limit == 0)
         say("No default pinned memory limit set for the device!");
     else
-        reply(a, limit >= 1024 ? "%lldG" : "%lldM", limit >= 1024 ? limit / 1024 : limit);
+        reply(a, d.limit >= 1024 ? "%lldG" : "%lldM", d.limit >= 1024 ? d.limit / 1024 : d.limit);
 }
 
-// Only an index counts: the real program accepts a UUID and ignores it. Returns the device, or MPS_DEVICES if there is
-// none.
-static unsigned int read_limit(long long *limits, const char *argument)
+// Sets the limit of device 0. Only an index counts: the real program accepts a UUID and ignores it.
+static void read_limit(long long *limit, const char *argument)
 {
-    unsigned int device;
     long long value;
-    char unit = 'M';
-    if (sscanf(argument, "%u %lld%c", &device, &value, &unit) < 2 || device >= MPS_DEVICES || value <= 0 ||
-        value >= 1LL << 32)
-        return MPS_DEVICES;
-    limits[device] = unit == 'G' ? value * 1024 : value;
-    return device;
+    if (sscanf(argument, "0 %lldM", &value) == 1 && value > 0)
+        *limit = value;
 }
-
-static void get_default_limit(struct answer *a, const char *argument) { reply_limit(a, d.limits, argument); }
 
 static void set_default_limit(struct answer *a, const char *argument)
 {
     (void)a;
-    read_limit(d.limits, argument);
-}
-
-static void get_limit(struct answer *a, const char *argument)
-{
-    const struct server *s = named(a, argument);
-    if (s != NULL)
-        reply_limit(a, s->limits, behind_server(argument));
+    read_limit(&d.limit, argument);
 }
 
 static void set_limit(struct answer *a, const char *argument)
 {
     struct server *s = named(a, argument);
-    unsigned int device = s != NULL ? read_limit(s->limits, behind_server(argument)) : MPS_DEVICES;
-    if (device < MPS_DEVICES && s->fd >= 0)
-        mps_sendf(s->fd, "limit %u=%lldM", device, s->limits[device]);
+    if (s == NULL)
+        return;
+    read_limit(&s->limit, behind_server(argument));
+    if (s->fd >= 0)
+        mps_sendf(s->fd, "limit 0=%lldM", s->limit);
 }
 
 static const struct {
@@ -192,17 +137,12 @@ static const struct {
     void (*run)(struct answer *, const char *);
 } commands[] = {
     {"get_server_list", list_servers},
-    {"get_server_status", server_status},
     {"get_client_list", list_clients},
-    {"get_device_client_list", device_clients},
-    {"start_server", start},
     {"get_default_active_thread_percentage", get_default_threads},
     {"set_default_active_thread_percentage", set_default_threads},
-    {"get_active_thread_percentage", get_threads},
     {"set_active_thread_percentage", set_threads},
     {"get_default_device_pinned_mem_limit", get_default_limit},
     {"set_default_device_pinned_mem_limit", set_default_limit},
-    {"get_device_pinned_mem_limit", get_limit},
     {"set_device_pinned_mem_limit", set_limit},
 };
 

@@ -1,5 +1,5 @@
-// nvidia-cuda-mps-control for the simulated driver: the control daemon and its front end. Output and replies are those
-// of driver 535, as observed, with the additions of the manual page of driver 580.
+// nvidia-cuda-mps-control for the simulated driver: the control daemon and its front end. Replies are those of
+// driver 535, as observed. It has the commands that this project uses.
 #define _GNU_SOURCE
 #include "mps.h"
 #include "mps_daemon.h"
@@ -39,23 +39,7 @@ static int front_end(void)
     return status < 0 ? 0 : status;
 }
 
-static int help(void)
-{
-    puts("CUDA MPS Control of a simulated driver.\n\n"
-         "  This program allows multiple CUDA processes to share a single GPU context. For information on how to use "
-         "the CUDA MPS, see the nvidia-cuda-mps-control manual page.\n");
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--help") == 0)
-            return help();
-        if (strcmp(argv[i], "-d") == 0)
-            return run_daemon(false);
-        if (strcmp(argv[i], "-f") == 0)
-            return run_daemon(true);
-    }
-    return front_end();
+    return argc > 1 && strcmp(argv[1], "-f") == 0 ? run_daemon() : front_end();
 }

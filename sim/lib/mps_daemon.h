@@ -106,15 +106,6 @@ static void reap(void)
                 forget_server(&d.servers[i], WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
 }
 
-// Copies the servers' output from the log pipe.
-static void copy_log(void)
-{
-    char text[PIPE_BUF];
-    ssize_t length = read(d.pipe, text, sizeof(text));
-    if (length > 0 && d.server_log >= 0 && write(d.server_log, text, (size_t)length) < 0)
-        d.server_log = -1;
-}
-
 static void accept_peer(void)
 {
     socklen_t size = sizeof(struct ucred);
@@ -152,38 +143,33 @@ static int enforce_deadline(void)
 // Servers before peers: a command must see the effect of a reply that a client received before.
 static void turn(void)
 {
-    struct pollfd fds[3 + SERVERS + PEERS] = {
-        {.fd = d.signals, .events = POLLIN}, {.fd = d.pipe, .events = POLLIN}, {.fd = d.listener, .events = POLLIN}};
+    struct pollfd fds[2 + SERVERS + PEERS] = {{.fd = d.signals, .events = POLLIN}, {.fd = d.listener, .events = POLLIN}};
     for (size_t i = 0; i < SERVERS; i++)
-        fds[3 + i] = (struct pollfd){.fd = d.servers[i].pid != 0 ? d.servers[i].fd : -1, .events = POLLIN};
+        fds[2 + i] = (struct pollfd){.fd = d.servers[i].pid != 0 ? d.servers[i].fd : -1, .events = POLLIN};
     for (size_t i = 0; i < PEERS; i++)
-        fds[3 + SERVERS + i] = (struct pollfd){.fd = d.peers[i].kind != FREE ? d.peers[i].fd : -1, .events = POLLIN};
-    if (poll(fds, 3 + SERVERS + PEERS, enforce_deadline()) <= 0)
+        fds[2 + SERVERS + i] = (struct pollfd){.fd = d.peers[i].kind != FREE ? d.peers[i].fd : -1, .events = POLLIN};
+    if (poll(fds, 2 + SERVERS + PEERS, enforce_deadline()) <= 0)
         return;
-    if (fds[1].revents != 0)
-        copy_log();
     for (size_t i = 0; i < SERVERS; i++)
-        if (fds[3 + i].revents != 0)
+        if (fds[2 + i].revents != 0)
             hear_server(&d.servers[i]);
     if (fds[0].revents != 0)
         reap();
     for (size_t i = 0; i < PEERS; i++)
-        if (fds[3 + SERVERS + i].revents != 0 && d.peers[i].fd == fds[3 + SERVERS + i].fd)
+        if (fds[2 + SERVERS + i].revents != 0 && d.peers[i].fd == fds[2 + SERVERS + i].fd)
             hear_peer(&d.peers[i]);
-    if (fds[2].revents != 0)
+    if (fds[1].revents != 0)
         accept_peer();
     place_all();
 }
 
 // Runs until "quit" was received and the servers have ended. Returns the exit status.
-static int run_daemon(bool foreground)
+static int run_daemon(void)
 {
-    int status = open_daemon(foreground);
+    int status = open_daemon();
     if (status != 0)
         return status;
-    if (!foreground && (status = fork()) != 0)
-        return status < 0; // the child continues
-    if (!begin(foreground))
+    if (!begin())
         return 1;
     while (!d.quitting || servers() > 0)
         turn();

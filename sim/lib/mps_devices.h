@@ -8,15 +8,12 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum { MPS_UUID = 96, MPS_NAME = 96 };
+enum { MPS_UUID = 96 };
 
 struct mps_nvml {
     nvmlReturn_t (*init)(void);
-    nvmlReturn_t (*count)(unsigned int *);
-    nvmlReturn_t (*by_index)(unsigned int, nvmlDevice_t *);
     nvmlReturn_t (*by_uuid)(const char *, nvmlDevice_t *);
     nvmlReturn_t (*uuid)(nvmlDevice_t, char *, unsigned int);
-    nvmlReturn_t (*name)(nvmlDevice_t, char *, unsigned int);
 };
 
 // The driver's library, initialized once. NULL: no usable driver.
@@ -29,15 +26,11 @@ static inline const struct mps_nvml *mps_library(void)
     if (library == NULL)
         return NULL;
 #define MPS_BIND(field, symbol) nvml.field = (__typeof__(nvml.field))dlsym(library, symbol)
-    MPS_BIND(count, "nvmlDeviceGetCount_v2");
-    MPS_BIND(by_index, "nvmlDeviceGetHandleByIndex_v2");
     MPS_BIND(by_uuid, "nvmlDeviceGetHandleByUUID");
     MPS_BIND(uuid, "nvmlDeviceGetUUID");
-    MPS_BIND(name, "nvmlDeviceGetName");
     MPS_BIND(init, "nvmlInit_v2");
 #undef MPS_BIND
-    if (nvml.count == NULL || nvml.by_index == NULL || nvml.by_uuid == NULL || nvml.uuid == NULL || nvml.name == NULL ||
-        nvml.init == NULL || nvml.init() != NVML_SUCCESS) {
+    if (nvml.by_uuid == NULL || nvml.uuid == NULL || nvml.init == NULL || nvml.init() != NVML_SUCCESS) {
         nvml.init = NULL;
         return NULL;
     }

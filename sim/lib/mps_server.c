@@ -8,11 +8,6 @@
 #include <signal.h>
 #include <sys/random.h>
 
-struct device {
-    char uuid[MPS_UUID], name[MPS_NAME];
-    long long limit; // in bytes; 0 is none
-};
-
 struct client {
     int fd; // -1: the place is free
     pid_t pid;
@@ -20,77 +15,35 @@ struct client {
 };
 
 static struct {
-    int daemon, log;
-    struct device devices[MPS_DEVICES];
-    size_t count;
+    int daemon;
+    char uuid[MPS_UUID];
+    long long limit; // of memory, in bytes; 0 is none
     double threads;
     char shm[64], token[2 * MPS_TOKEN + 1];
     struct client clients[MPS_CLIENTS];
     bool closing;
-} self = {.daemon = -1, .log = -1};
+} self = {.daemon = -1};
 
 __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 {
-    char line[PIPE_BUF]; // so that lines of several servers do not mix
     va_list arguments;
     va_start(arguments, format);
-    int length = mps_log_line(line, sizeof(line), "Server", format, arguments);
+    mps_log("Server", format, arguments);
     va_end(arguments);
-    size_t size = (size_t)length < sizeof(line) ? (size_t)length : sizeof(line);
-    if (self.log >= 0 && length > 0 && write(self.log, line, size) < 0)
-        self.log = -1; // the reader has closed it
 }
 
-// Adds one device of CUDA_VISIBLE_DEVICES, an index or a UUID.
-static bool add_device(const struct mps_nvml *nvml, const char *name)
+// Finds the device of CUDA_VISIBLE_DEVICES, a UUID. False: it does not exist.
+static bool find_device(void)
 {
     nvmlDevice_t handle;
-    char *end;
-    unsigned long index = strtoul(name, &end, 10);
-    bool is_index = end != name && *end == '\0';
-    nvmlReturn_t result = is_index ? nvml->by_index((unsigned int)index, &handle) : nvml->by_uuid(name, &handle);
-    struct device *d = &self.devices[self.count];
-    if (self.count == MPS_DEVICES || result != NVML_SUCCESS || nvml->uuid(handle, d->uuid, MPS_UUID) != NVML_SUCCESS ||
-        nvml->name(handle, d->name, MPS_NAME) != NVML_SUCCESS) {
-        say("Failed to create server context: device %s of CUDA_VISIBLE_DEVICES does not exist", name);
-        return false;
-    }
-    say("Creating server context on device %zu (%s)", self.count, d->name);
-    self.count++;
-    return true;
-}
-
-static bool add_all(const struct mps_nvml *nvml)
-{
-    unsigned int count = 0;
-    char index[16];
-    nvml->count(&count);
-    for (unsigned int i = 0; i < count; i++) {
-        snprintf(index, sizeof(index), "%u", i);
-        if (!add_device(nvml, index))
-            return false;
-    }
-    return true;
-}
-
-// Finds the devices of the server. False: one does not exist, or there are none.
-static bool find_devices(void)
-{
     const struct mps_nvml *nvml = mps_library();
-    if (nvml == NULL) {
-        say("Failed to initialize the driver");
+    const char *uuid = mps_setting("CUDA_VISIBLE_DEVICES", "");
+    if (nvml == NULL || nvml->by_uuid(uuid, &handle) != NVML_SUCCESS ||
+        nvml->uuid(handle, self.uuid, MPS_UUID) != NVML_SUCCESS) {
+        say("Failed to create server context: device %s of CUDA_VISIBLE_DEVICES does not exist", uuid);
         return false;
     }
-    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    if (visible == NULL)
-        return add_all(nvml) && self.count > 0;
-    char list[MPS_MESSAGE], *rest = list;
-    if (snprintf(list, sizeof(list), "%s", visible) >= (int)sizeof(list))
-        return false;
-    for (char *name; (name = strsep(&rest, ",")) != NULL;)
-        if (!add_device(nvml, name))
-            return false;
-    return self.count > 0;
+    return true;
 }
 
 static void set_threads(const char *text)
@@ -99,21 +52,12 @@ static void set_threads(const char *text)
     say("Active Threads Percentage set to %.1f", self.threads);
 }
 
-// Sets limits of memory, such as "0=1000M,1=2G".
-static void set_limits(const char *at)
+// Sets the limit of memory of device 0, such as "0=1000M".
+static void set_limit(const char *text)
 {
-    while (at != NULL && *at != '\0') {
-        unsigned int device;
-        long long value;
-        char unit;
-        if (sscanf(at, "%u=%lld%c", &device, &value, &unit) == 3 && device < self.count) {
-            self.devices[device].limit = value << (unit == 'G' ? 30 : 20);
-            say("Device pinned memory limit for device %u set to 0x%llx bytes", device,
-                (unsigned long long)self.devices[device].limit);
-        }
-        at = strchr(at, ',');
-        at += at != NULL;
-    }
+    long long value;
+    if (sscanf(text, "0=%lldM", &value) == 1)
+        self.limit = value << 20;
 }
 
 // Makes the shared memory: a file in /dev/shm with a token, which only clients with the same /dev/shm can read.
@@ -173,16 +117,11 @@ static void take(int fd)
     close(fd);
 }
 
-// The reply to a client: the server, its limits, its devices.
+// The reply to a client: the server, its limits, its device.
 static bool welcome(int fd)
 {
-    char text[MPS_MESSAGE] = "";
-    size_t length = (size_t)snprintf(text, sizeof(text), "welcome server=%d active_thread_percentage=%.1f\n", getpid(),
-                                     self.threads);
-    for (size_t i = 0; i < self.count && length < sizeof(text); i++)
-        length += (size_t)snprintf(text + length, sizeof(text) - length, "device=%zu uuid=%s pinned_mem_limit=%lld\n",
-                                   i, self.devices[i].uuid, self.devices[i].limit);
-    return length < sizeof(text) && mps_send(fd, text, length);
+    return mps_sendf(fd, "welcome server=%d active_thread_percentage=%.1f\ndevice=0 uuid=%s pinned_mem_limit=%lld\n",
+                     getpid(), self.threads, self.uuid, self.limit);
 }
 
 static void hear_client(struct client *c)
@@ -224,7 +163,7 @@ static bool hear_daemon(void)
     if (mps_after(message, "threads") != NULL)
         set_threads(mps_after(message, "threads"));
     if (mps_after(message, "limit") != NULL)
-        set_limits(mps_after(message, "limit"));
+        set_limit(mps_after(message, "limit"));
     self.closing |= mps_after(message, "shutdown") != NULL;
     return true;
 }
@@ -254,21 +193,16 @@ static int serve(void)
 
 static bool start(void)
 {
-    char path[PATH_MAX], devices[MPS_MESSAGE] = "";
-    if (mps_path(path, sizeof(path), mps_pipe_directory(), "log"))
-        self.log = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
     for (size_t i = 0; i < MPS_CLIENTS; i++)
         self.clients[i].fd = -1;
     say("Connecting to control daemon on socket: %s/control", mps_pipe_directory());
     self.daemon = mps_connect("control");
-    if (self.daemon < 0 || !find_devices() || !make_shm())
+    if (self.daemon < 0 || !find_device() || !make_shm())
         return false;
     set_threads(mps_setting("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100"));
-    set_limits(mps_setting("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", ""));
-    for (size_t i = 0, at = 0; i < self.count && at < sizeof(devices); i++)
-        at += (size_t)snprintf(devices + at, sizeof(devices) - at, " %s", self.devices[i].uuid);
+    set_limit(mps_setting("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", ""));
     say("Server has started");
-    return mps_sendf(self.daemon, "server %s%s", self.shm, devices);
+    return mps_sendf(self.daemon, "server %s", self.shm);
 }
 
 int main(void)

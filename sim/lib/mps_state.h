@@ -17,9 +17,9 @@ struct server {
     uid_t uid;
     int fd;       // -1: it is not ready yet, or its connection ended
     bool closing; // takes no more clients
-    char shm[64], devices[MPS_MESSAGE];
+    char shm[64];
     double threads;
-    long long limits[MPS_DEVICES]; // in MiB; 0 is none
+    long long limit; // of memory of device 0, in MiB; 0 is none
     pid_t clients[MPS_CLIENTS];
     size_t count;
 };
@@ -31,25 +31,22 @@ struct peer {
 };
 
 static struct {
-    int listener, privileged, lock, pipe, signals, control_log, server_log;
+    int listener, lock, signals;
     struct server servers[SERVERS];
     struct peer peers[PEERS];
     double threads;
-    long long limits[MPS_DEVICES]; // in MiB; 0 is none
+    long long limit; // of memory of device 0, in MiB; 0 is none
     bool quitting;
     long long deadline; // when to kill the servers, in milliseconds; 0 is never
     int status;
-} d = {.listener = -1, .privileged = -1, .lock = -1, .pipe = -1, .signals = -1, .control_log = -1, .server_log = -1};
+} d = {.listener = -1, .lock = -1, .signals = -1};
 
 __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 {
-    char line[MPS_MESSAGE + 128];
     va_list arguments;
     va_start(arguments, format);
-    int length = mps_log_line(line, sizeof(line), "Control", format, arguments);
+    mps_log("Control", format, arguments);
     va_end(arguments);
-    if (d.control_log >= 0 && write(d.control_log, line, (size_t)length) < 0)
-        d.control_log = -1;
 }
 
 static long long milliseconds(void)
@@ -93,16 +90,15 @@ static struct server *server_of(uid_t uid)
 // Executes the server with the current default limits. Does not return.
 _Noreturn static void exec_server(uid_t uid)
 {
-    char threads[32], limits[MPS_MESSAGE] = "";
+    char threads[32], limit[32] = "";
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     snprintf(threads, sizeof(threads), "%.1f", d.threads);
-    for (size_t i = 0, at = 0; i < MPS_DEVICES; i++)
-        if (d.limits[i] > 0)
-            at += (size_t)snprintf(limits + at, sizeof(limits) - at, "%s%zu=%lldM", at > 0 ? "," : "", i, d.limits[i]);
+    if (d.limit > 0)
+        snprintf(limit, sizeof(limit), "0=%lldM", d.limit);
     setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", threads, 1);
-    setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limits, 1);
+    setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limit, 1);
     if (uid == getuid() || setuid(uid) == 0)
         execlp("nvidia-cuda-mps-server", "nvidia-cuda-mps-server", (char *)NULL);
     say("Cannot run nvidia-cuda-mps-server for user %u: %s", uid, strerror(errno));
@@ -120,8 +116,7 @@ static bool start_server(uid_t uid)
             exec_server(uid);
         if (pid < 0)
             return false;
-        *s = (struct server){.pid = pid, .uid = uid, .fd = -1, .threads = d.threads};
-        memcpy(s->limits, d.limits, sizeof(s->limits));
+        *s = (struct server){.pid = pid, .uid = uid, .fd = -1, .threads = d.threads, .limit = d.limit};
         say("Starting new server %d for user %u", pid, uid);
         return true;
     }
@@ -144,7 +139,7 @@ static void adopt(struct peer *p, const char *message)
         close_peer(p);
         return;
     }
-    sscanf(message, "%63s %4095[^\n]", s->shm, s->devices);
+    snprintf(s->shm, sizeof(s->shm), "%s", message);
     s->fd = p->fd;
     p->kind = FREE;
     p->fd = -1;
@@ -209,31 +204,8 @@ static int open_in(const char *directory, const char *name, int flags, mode_t mo
     return fd;
 }
 
-static void open_logs(bool foreground)
-{
-    const char *directory = mps_setting("CUDA_MPS_LOG_DIRECTORY", "/var/log/nvidia-mps");
-    if (foreground) {
-        d.control_log = d.server_log = STDOUT_FILENO;
-        return;
-    }
-    d.control_log = open_in(directory, "control.log", O_WRONLY | O_CREAT | O_APPEND, 0644);
-    d.server_log = open_in(directory, "server.log", O_WRONLY | O_CREAT | O_APPEND, 0644);
-    if (d.control_log < 0 || d.server_log < 0)
-        printf("Warning: Failed writing log files to directory [%s]. No logs will be available.\n", directory);
-}
-
-static bool make_log_pipe(void)
-{
-    char path[PATH_MAX];
-    if (!mps_path(path, sizeof(path), mps_pipe_directory(), "log") || (mkfifo(path, 0777) != 0 && errno != EEXIST) ||
-        chmod(path, 0777) != 0)
-        return false;
-    d.pipe = open_in(mps_pipe_directory(), "log", O_RDWR | O_NONBLOCK, 0);
-    return d.pipe >= 0;
-}
-
 // Locks the pipe directory and begins to listen, so that clients can connect afterwards. Returns 0, or the exit status.
-static int open_daemon(bool foreground)
+static int open_daemon(void)
 {
     if (access(mps_pipe_directory(), W_OK | X_OK) != 0) {
         printf("Cannot access CUDA_MPS_PIPE_DIRECTORY=%s\n", mps_pipe_directory());
@@ -245,20 +217,13 @@ static int open_daemon(bool foreground)
         return 1;
     }
     d.listener = listen_at("control", 0666);
-    d.privileged = listen_at("control_privileged", 0755);
-    if (d.listener < 0 || d.privileged < 0 || !make_log_pipe()) {
-        fputs("Cannot find MPS control daemon process\n", stderr);
-        return 1;
-    }
-    open_logs(foreground);
-    fflush(stdout);
-    return 0;
+    return d.listener < 0;
 }
 
-// Becomes the daemon: in the background a process without a terminal.
-static bool begin(bool foreground)
+// Prepares what the daemon needs to run.
+static bool begin(void)
 {
-    signal(SIGPIPE, SIG_IGN); // the reader of the log in the foreground may end first
+    signal(SIGPIPE, SIG_IGN); // the reader of the log may end first
     sigset_t child;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
@@ -268,26 +233,19 @@ static bool begin(bool foreground)
     if (d.signals < 0 || pid < 0 || dprintf(pid, "%d\n", getpid()) < 0)
         return false;
     close(pid);
-    int null = foreground ? -1 : open("/dev/null", O_RDWR | O_CLOEXEC);
-    for (int fd = 0; null >= 0 && fd < 3; fd++)
-        dup2(null, fd);
-    if (!foreground)
-        setsid();
     for (size_t i = 0; i < SERVERS; i++)
         d.servers[i].fd = -1;
-    d.threads = atof(mps_setting("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100"));
+    d.threads = 100;
     say("Starting control daemon using socket %s/control", mps_pipe_directory());
-    say("To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY=%s", mps_pipe_directory());
     return true;
 }
 
-// Replies to "quit", and removes the files that the real daemon removes: the sockets and the lock stay.
+// Replies to "quit".
 static void end_daemon(void)
 {
     char path[PATH_MAX];
-    for (size_t i = 0; i < 2; i++)
-        if (mps_path(path, sizeof(path), mps_pipe_directory(), i == 0 ? "log" : "nvidia-cuda-mps-control.pid"))
-            unlink(path);
+    if (mps_path(path, sizeof(path), mps_pipe_directory(), "nvidia-cuda-mps-control.pid"))
+        unlink(path);
     close(d.lock);
     for (size_t i = 0; i < PEERS; i++)
         if (d.peers[i].kind == QUITTING)
