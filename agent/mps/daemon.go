@@ -189,7 +189,11 @@ func (d *daemon) run(ctx context.Context, limits resource.MPSLimits) error {
 		return err
 	}
 	defer d.stop(p)
-	if err := d.begin(ctx, p, limits); err != nil {
+	err = d.begin(ctx, p, limits)
+	if ctx.Err() != nil {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
 	listener, err := d.listen()
@@ -212,12 +216,12 @@ func (d *daemon) run(ctx context.Context, limits resource.MPSLimits) error {
 	}
 }
 
-// begin limits a daemon as soon as it answers. If ctx ends before, that is no error.
+// begin limits a daemon as soon as it answers.
 func (d *daemon) begin(ctx context.Context, p *process, limits resource.MPSLimits) error {
-	attempts, cancel := context.WithTimeout(ctx, startLimit)
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	for {
-		err := d.control.limit(attempts, limits)
+		err := d.control.limit(ctx, limits)
 		if err == nil {
 			d.limits = limits
 			return nil
@@ -225,10 +229,7 @@ func (d *daemon) begin(ctx context.Context, p *process, limits resource.MPSLimit
 		select {
 		case <-p.ended:
 			return d.howEnded(p)
-		case <-attempts.Done():
-			if ctx.Err() != nil {
-				return nil
-			}
+		case <-ctx.Done():
 			return fmt.Errorf("limit the MPS control daemon: %w", err)
 		case <-time.After(startInterval):
 		}

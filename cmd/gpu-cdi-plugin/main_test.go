@@ -112,7 +112,7 @@ func TestHelpIsWhatItWas(t *testing.T) {
 			if code != 0 || stderr != "" {
 				t.Fatalf("exit %d, stderr %q", code, stderr)
 			}
-			if !strings.Contains(got, "\nExit Status:\n    0  done\n")  {
+			if !strings.Contains(got, "\nExit Status:\n    0  done\n") {
 				t.Errorf("the help has no exit statuses:\n%s", got)
 			}
 			for line := range strings.SplitSeq(got, "\n") {
