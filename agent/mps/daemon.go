@@ -196,7 +196,7 @@ func (d *daemon) run(ctx context.Context, limits resource.MPSLimits) error {
 	if err != nil {
 		return err
 	}
-	listener, err := d.listen()
+	listener, err := d.listen(ctx)
 	if err != nil {
 		return err
 	}

@@ -56,7 +56,7 @@ type stub struct {
 func startStub(t *testing.T, dir string, a *answer) *stub {
 	t.Helper()
 	must(t, os.MkdirAll(filepath.Join(dir, testGPU), 0o755))
-	l, err := unixsocket.Listen(t.Context(), statusPath(dir, testGPU))
+	l, err := unixsocket.Listen(t.Context(), statusPath(dir, testGPU), unixsocket.OwnerOnly)
 	must(t, err)
 	s := &stub{t: t, listener: l, answer: a}
 	go s.run()

@@ -3,10 +3,8 @@ package mps
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -59,13 +57,9 @@ func receive(conn net.Conn, into any) error {
 	return json.NewDecoder(io.LimitReader(conn, maxMessage)).Decode(into)
 }
 
-// listen listens for the service. Its path is free, since this process holds the GPU's lock.
-func (d *daemon) listen() (*net.UnixListener, error) {
-	path := statusPath(d.opts.Dir, d.uuid)
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("listen for the service: %w", err)
-	}
-	l, err := unixsocket.Listen(context.Background(), path)
+// listen listens for the service. No other process listens there, since this one holds the GPU's lock.
+func (d *daemon) listen(ctx context.Context) (*net.UnixListener, error) {
+	l, err := unixsocket.Listen(ctx, statusPath(d.opts.Dir, d.uuid), unixsocket.OwnerOnly)
 	if err != nil {
 		return nil, fmt.Errorf("listen for the service: %w", err)
 	}
