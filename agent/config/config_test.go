@@ -284,10 +284,7 @@ func TestParseReportsAllProblems(t *testing.T) {
 			},
 		},
 		"keys of earlier versions": {
-			"prestart: {kill-orphans: true}
-dialect: kubelet-1.36
-sharing: {mps: {shared-memory-mib: 64}}
-",
+			"prestart: {kill-orphans: true}\ndialect: kubelet-1.36\nsharing: {mps: {shared-memory-mib: 64}}\n",
 			[]string{
 				"line 1: prestart.kill-orphans: " + gone["prestart.kill-orphans"], "line 2: dialect: " + gone["dialect"],
 				"line 3: sharing.mps.shared-memory-mib: " + gone["sharing.mps.shared-memory-mib"],
