@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"gpu-cdi-plugin/internal/excerpt"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -85,7 +86,7 @@ func parsePIDs(answer string) ([]int, error) {
 		}
 		n, err := strconv.ParseUint(line, 10, 31)
 		if err != nil || n == 0 {
-			return nil, fmt.Errorf("want PIDs, got %s", excerpt(answer))
+			return nil, fmt.Errorf("want PIDs, got %s", quote(answer))
 		}
 		list = append(list, int(n))
 	}
@@ -99,7 +100,7 @@ func isMemoryLimit(answer string, mib uint64) (bool, error) {
 	number := strings.TrimRight(answer, "GM")
 	_, err := strconv.ParseUint(number, 10, 48)
 	if answer != "" && (err != nil || len(answer) != len(number)+1) {
-		return false, fmt.Errorf("want a size such as 512M, got %s", excerpt(answer))
+		return false, fmt.Errorf("want a size such as 512M, got %s", quote(answer))
 	}
 	return answer == fmt.Sprintf("%dM", mib) || mib >= 1024 && answer == fmt.Sprintf("%dG", mib>>10), nil
 }
@@ -108,17 +109,12 @@ func isMemoryLimit(answer string, mib uint64) (bool, error) {
 func isPercentage(answer string, percent int) (bool, error) {
 	n, err := strconv.ParseFloat(strings.TrimSpace(answer), 64)
 	if err != nil || !(n > 0 && n <= 100) {
-		return false, fmt.Errorf("want a percentage, got %s", excerpt(answer))
+		return false, fmt.Errorf("want a percentage, got %s", quote(answer))
 	}
 	return math.Abs(n-float64(percent)) < 0.5, nil
 }
 
-// excerpt quotes the beginning of a program's output for a message.
-func excerpt(text string) string {
-	const length = 80
-	text = strings.TrimSpace(text)
-	if len(text) > length {
-		text = text[:length] + "..."
-	}
-	return strconv.QuoteToASCII(text)
+// quote quotes the beginning of a program's output for a message.
+func quote(text string) string {
+	return strconv.QuoteToASCII(excerpt.Text(strings.TrimSpace(text), 80))
 }

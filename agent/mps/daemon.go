@@ -99,8 +99,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 }
 
 // Run waits until MPS shares a GPU, and runs the GPU's daemon. It returns nil when ctx has ended, when the service has
-// asked for that, and when MPS no longer shares the GPU and the last client has ended. Errors wrap ErrNotGPU, ErrShm, or
-// lock.ErrHeld if another process runs the daemon of the GPU.
+// asked for that, and when MPS no longer shares the GPU and the last client has ended. Errors wrap ErrNotGPU, ErrShm,
+// or lock.ErrHeld if another process runs the daemon of the GPU.
 func Run(ctx context.Context, o Options, uuid string) error {
 	if !isUUID(uuid) {
 		return fmt.Errorf("%q is %w", uuid, ErrNotGPU)
@@ -184,11 +184,11 @@ func (d *daemon) run(ctx context.Context, limits resource.MPSLimits) error {
 	defer d.end()
 	runtime.LockOSThread() // see startDaemon
 	defer runtime.UnlockOSThread()
-	p, err := d.control.startDaemon(d.opts.Output)
+	p, err := d.control.startDaemon(ctx, d.opts.Output)
 	if err != nil {
 		return err
 	}
-	defer d.stop(p)
+	defer d.stop(ctx, p)
 	err = d.begin(ctx, p, limits)
 	if ctx.Err() != nil {
 		return nil
@@ -209,7 +209,7 @@ func (d *daemon) run(ctx context.Context, limits resource.MPSLimits) error {
 	d.opts.Log.Info(d.uuid + ": the MPS control daemon is ready; each client may use " + describe(limits))
 	select {
 	case <-ctx.Done():
-		d.stop(p) // before the end of its connection tells the service that the GPU is free
+		d.stop(ctx, p) // before the end of its connection tells the service that the GPU is free
 		return nil
 	case <-p.ended:
 		return d.howEnded(p)
@@ -247,14 +247,15 @@ func (d *daemon) howEnded(p *process) error {
 	return fmt.Errorf("%s ended (%w): its output says why", ControlProgram, p.err)
 }
 
-// stop ends the daemon, if it runs, and its servers, which have the GPU open also without clients.
-func (d *daemon) stop(p *process) {
+// stop ends the daemon, if it runs, and its servers, which have the GPU open also without clients. The end of ctx does
+// not keep it from that.
+func (d *daemon) stop(ctx context.Context, p *process) {
 	select {
 	case <-p.ended:
 		return
 	default:
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), stopLimit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopLimit)
 	defer cancel()
 	if _, err := d.control.ask(ctx, "quit -t 1"); err != nil {
 		p.kill()

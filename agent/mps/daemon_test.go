@@ -307,9 +307,11 @@ func TestLimitsOfADescriptor(t *testing.T) {
 		"memory and threads": {
 			`{"sharing": {"mps": {"memoryLimitBytes": 1572864000, "activeThreadPercentage": 50}}}`, &half, "",
 		},
-		"no memory":             {`{"sharing": {"mps": {}}}`, nil, "want at least 1 MiB"},
-		"more than all threads": {`{"sharing": {"mps": {"memoryLimitBytes": 1048576, "activeThreadPercentage": 101}}}`, nil, "at most 100 %"},
-		"not JSON":              {`{`, nil, "unexpected end"},
+		"no memory": {`{"sharing": {"mps": {}}}`, nil, "want at least 1 MiB"},
+		"more than all threads": {
+			`{"sharing": {"mps": {"memoryLimitBytes": 1048576, "activeThreadPercentage": 101}}}`, nil, "at most 100 %",
+		},
+		"not JSON": {`{`, nil, "unexpected end"},
 	} {
 		got, err := parseLimits([]byte(c.text))
 		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {

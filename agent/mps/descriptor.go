@@ -18,8 +18,8 @@ const (
 	maxDescriptor    = 64 << 10 // in bytes
 )
 
-// readLimits returns the limits in a GPU's descriptor, or nil if MPS does not share the GPU. The service writes the file
-// for containers; node.Descriptor has all of its fields.
+// readLimits returns the limits in a GPU's descriptor, or nil if MPS does not share the GPU. The service writes the
+// file for containers; node.Descriptor has all of its fields.
 func readLimits(descriptors, uuid string) (*resource.MPSLimits, error) {
 	path := filepath.Join(descriptors, uuid+descriptorSuffix)
 	data, err := regular.ReadFile(path, maxDescriptor)

@@ -56,8 +56,8 @@ func makeDirs(dir, uuid string) error {
 	return nil
 }
 
-// checkShm returns an error unless this process has the GPU's shm as /dev/shm. In a pod the daemons of all GPUs have one
-// /dev/shm, which is dir/shm: a GPU that has none of its own gets a link to that one.
+// checkShm returns an error unless this process has the GPU's shm as /dev/shm. In a pod the daemons of all GPUs have
+// one /dev/shm, which is dir/shm: a GPU that has none of its own gets a link to that one.
 func checkShm(dir, uuid string) error {
 	path := filepath.Join(dir, uuid, shmName)
 	if err := os.Symlink("../"+shmName, path); err != nil && !errors.Is(err, fs.ErrExist) {

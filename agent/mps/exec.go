@@ -32,9 +32,9 @@ type process struct {
 }
 
 // startDaemon starts the daemon. The kernel ends it when the calling thread ends, so the caller must be locked to its
-// thread.
-func (c *control) startDaemon(output io.Writer) (*process, error) {
-	ctx, kill := context.WithCancel(context.Background())
+// thread. The end of ctx does not end the daemon.
+func (c *control) startDaemon(ctx context.Context, output io.Writer) (*process, error) {
+	ctx, kill := context.WithCancel(context.WithoutCancel(ctx))
 	cmd := exec.CommandContext(ctx, c.path, "-f")
 	cmd.Env = c.env
 	cmd.Stdout, cmd.Stderr = output, output
@@ -69,7 +69,7 @@ func (c *control) ask(ctx context.Context, format string, args ...any) (string, 
 	case ctx.Err() != nil:
 		err = fmt.Errorf("no answer: %w", context.Cause(ctx))
 	case err != nil && errorText.String() != "":
-		err = fmt.Errorf("%w: %s", err, excerpt(errorText.String()))
+		err = fmt.Errorf("%w: %s", err, quote(errorText.String()))
 	}
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", command, err)

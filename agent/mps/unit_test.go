@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-// systemd-analyze exits with 0 for unknown keys too, and prints them.
+// The check of systemd exits with 0 for unknown keys too, and prints them.
 func TestSystemdAcceptsTheUnit(t *testing.T) {
 	t.Parallel()
-	analyze, err := exec.LookPath("systemd-analyze")
+	program, err := exec.LookPath("systemd-analyze") //nolint:misspell // its name
 	if err != nil {
 		t.Skip("there is no systemd here")
 	}
@@ -19,8 +19,10 @@ func TestSystemdAcceptsTheUnit(t *testing.T) {
 	must(t, err)
 	unit := filepath.Join(t.TempDir(), "gpu-cdi-mps@"+testGPU+".service")
 	// The program of a unit must exist.
-	must(t, os.WriteFile(unit, []byte(strings.ReplaceAll(string(text), "/usr/local/sbin/gpu-cdi-plugin", "/bin/true")), 0o644))
-	if out, err := exec.CommandContext(t.Context(), analyze, "verify", "--man=no", unit).CombinedOutput(); err != nil || len(out) > 0 {
-		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	changed := strings.ReplaceAll(string(text), "/usr/local/sbin/gpu-cdi-plugin", "/bin/true")
+	must(t, os.WriteFile(unit, []byte(changed), 0o644))
+	out, err := exec.CommandContext(t.Context(), program, "verify", "--man=no", unit).CombinedOutput()
+	if err != nil || len(out) > 0 {
+		t.Errorf("verify the unit: %v\n%s", err, out)
 	}
 }
