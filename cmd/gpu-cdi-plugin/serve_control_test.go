@@ -680,7 +680,7 @@ func TestServeForgetsAReleaseThatWasInterrupted(t *testing.T) {
 	s.start()
 	e := s.listed(gpuResource, 4, 0)
 	s.awaitControl()
-	mustDo(t, s.node.Hang("nvmlDeviceGetName", 0)) // the driver cannot be closed while a call is under way
+	mustDo(t, s.node.Hang("nvmlDeviceGetTemperature", 0)) // the driver cannot be closed while a call is under way
 	s.onlyUnhealthy(0)
 	release := s.startDevice("release")
 	s.logs("asks for: release")
