@@ -41,8 +41,12 @@ demo: setup build ## GPUs into containers, step by step: those of this host, or 
 	@BIN=$(BIN) scripts/demo
 
 .PHONY: test
-test: setup build peers ## everything: unit, golden, race detector, fuzz smoke, end to end on real engines
+test: setup build ## unit, golden, race detector, end to end on podman, runc, crun and simulated nodes: minutes
 	scripts/test
+
+.PHONY: test-all
+test-all: setup build peers ## what test has not: kubelet, containerd, comparisons with peers, fuzz, soaks (half an hour)
+	scripts/test --all
 
 .PHONY: peers
 peers: ## bin/peers: pinned builds of other projects' programs that tests run and compare with

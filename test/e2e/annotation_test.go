@@ -34,36 +34,28 @@ func hookInstalled(t *testing.T, root, engine string) (wrapper string) {
 	return filepath.Join(filepath.Dir(hook), "gpu-cdi-runtime")
 }
 
-// annotated are the engines that give containers devices by annotations alone: those behind gpu-cdi-runtime, podman
-// with the hook of hook install, and runtimes with a createRuntime hook.
-func annotated(t *testing.T) []engine.Engine {
+// behindWrapper runs containers by gpu-cdi-runtime, which hook install has made for podman, on a runtime.
+func behindWrapper(t *testing.T, root string, e *engine.Bare) *engine.Bare {
 	t.Helper()
-	root := t.TempDir()
-	wrapper, hooks := hookInstalled(t, root, "podman"), filepath.Join(root, "etc")
-	all := append(live(t), &engine.Bare{
-		Runtime: shared.Peer(t, "runc"), Wrapper: wrapper, Cgroup: engine.V2, Images: shared.Images, // Debian's is 1.1
-	})
-	for _, e := range shared.Runtimes() {
-		all = append(all,
-			&engine.Bare{Runtime: e.Runtime, Wrapper: wrapper, Cgroup: e.Cgroup, Images: e.Images},
-			&engine.Podman{Runtime: e.Runtime, Wrapper: wrapper, Cgroup: e.Cgroup, Images: e.Images},
-			&engine.Podman{Runtime: e.Runtime, Hooks: hooks, Cgroup: e.Cgroup, Images: e.Images})
-	}
-	return all
+	return &engine.Bare{Runtime: e.Runtime, Wrapper: hookInstalled(t, root, "podman"), Cgroup: e.Cgroup, Images: e.Images}
 }
 
-// live are the runtimes with a hook that gives the created container its devices.
-func live(t *testing.T) []engine.Engine {
+// withLiveHook runs containers with a hook that gives the created container its devices.
+func withLiveHook(t *testing.T, e *engine.Bare) *engine.Bare {
 	t.Helper()
-	hook := shared.Program(t, "prestart-hook")
-	var all []engine.Engine
+	return &engine.Bare{Runtime: e.Runtime, Hook: shared.Program(t, "prestart-hook"), Cgroup: e.Cgroup, Images: e.Images}
+}
+
+// annotated are the engines that give containers devices by annotations: runtimes behind gpu-cdi-runtime or with a
+// createRuntime hook, and podman on gpu-cdi-runtime or with the hook of hook install.
+func annotated(t *testing.T) (all []engine.Engine) {
+	t.Helper()
 	for _, e := range shared.Runtimes() {
-		all = append(all, &engine.Bare{Runtime: e.Runtime, Hook: hook, Cgroup: e.Cgroup, Images: e.Images})
-	}
-	// Debian's runc is 1.1.
-	newer := shared.Peer(t, "runc")
-	for _, c := range []engine.Cgroup{engine.V1, engine.V2} {
-		all = append(all, &engine.Bare{Runtime: newer, Hook: hook, Cgroup: c, Images: shared.Images})
+		root := t.TempDir()
+		wrapped := behindWrapper(t, root, e)
+		all = append(all, wrapped, withLiveHook(t, e),
+			&engine.Podman{Runtime: e.Runtime, Wrapper: wrapped.Wrapper, Cgroup: e.Cgroup, Images: e.Images},
+			&engine.Podman{Runtime: e.Runtime, Hooks: filepath.Join(root, "etc"), Cgroup: e.Cgroup, Images: e.Images})
 	}
 	return all
 }
@@ -71,10 +63,23 @@ func live(t *testing.T) []engine.Engine {
 // TestAnnotations gives containers GPUs by an annotation, without a request of the engine.
 func TestAnnotations(t *testing.T) {
 	t.Parallel()
+	checkAnnotations(t, annotated(t)...)
+}
+
+// The runc of Debian 12 is 1.1.
+func TestSlowAnnotationsWithACurrentRunc(t *testing.T) {
+	t.Parallel()
+	v1 := &engine.Bare{Runtime: shared.Peer(t, "runc"), Cgroup: engine.V1, Images: shared.Images}
+	v2 := &engine.Bare{Runtime: v1.Runtime, Cgroup: engine.V2, Images: shared.Images}
+	checkAnnotations(t, withLiveHook(t, v1), withLiveHook(t, v2), behindWrapper(t, t.TempDir(), v2))
+}
+
+func checkAnnotations(t *testing.T, engines ...engine.Engine) {
+	t.Helper()
 	n := shared.Node(t, "dgx-h100")
 	const listFails = "not found" // without a GPU there is no nvidia-smi
 	all := requests(t, n)
-	for _, e := range annotated(t) {
+	for _, e := range engines {
 		for _, request := range []string{"a UUID", "two devices"} {
 			t.Run(e.String()+"/"+request, func(t *testing.T) {
 				t.Parallel()

@@ -42,9 +42,9 @@ cat /run/c/log >&2
 exit 99
 `
 
-// TestAnnotationsInContainerd has containerd start its containers by gpu-cdi-runtime. containerd shows an error only if
+// TestSlowAnnotationsInContainerd has containerd start its containers by gpu-cdi-runtime. containerd shows an error only if
 // it is in the runtime's log.
-func TestAnnotationsInContainerd(t *testing.T) {
+func TestSlowAnnotationsInContainerd(t *testing.T) {
 	t.Parallel()
 	testenv.Root(t)
 	testenv.Command(t, "runc")
@@ -88,9 +88,9 @@ mount -n -t overlay -o "lowerdir=$etc:/etc" overlay /etc
 exec "$@"
 `
 
-// TestContainerdReadsWhatHookInstallWrites has containerd print its configuration after hook install: with a part of
+// TestSlowContainerdReadsWhatHookInstallWrites has containerd print its configuration after hook install: with a part of
 // ours in config.toml, and with a drop-in.
-func TestContainerdReadsWhatHookInstallWrites(t *testing.T) {
+func TestSlowContainerdReadsWhatHookInstallWrites(t *testing.T) {
 	t.Parallel()
 	testenv.Root(t)
 	containerd := shared.NodePeer(t, "containerd")

@@ -12,9 +12,9 @@ import (
 	"gpu-cdi-plugin/test/lib/suite"
 )
 
-// TestAForeignPluginIsDriven has NVIDIA's device plugin, unmodified, register with the manager. Pods get its GPUs, over
+// TestSlowForeignPluginIsDriven has NVIDIA's device plugin, unmodified, register with the manager. Pods get its GPUs, over
 // a restart of the manager too, and their containers its CDI names.
-func TestAForeignPluginIsDriven(t *testing.T) {
+func TestSlowForeignPluginIsDriven(t *testing.T) {
 	const resource, gpus = "nvidia.com/gpu", 8
 	plugin := shared.NodePeer(t, "nvidia-device-plugin")
 	node := simtest.Node(t, "dgx-h100")
