@@ -81,7 +81,7 @@ generate: ## write the generated and golden files
 
 .PHONY: gpu-check
 gpu-check: build ## try everything on a real driver; appends to docs/hardware.md
-	@scripts/peers $(BIN)/peers nvidia runc
+	@scripts/peers $(BIN)/peers runc
 	scripts/gpu-check
 
 .PHONY: clean

@@ -35,16 +35,7 @@ func glibc(ctx context.Context, dir string, more int, cache bool) error {
 	if !cache {
 		return nil
 	}
-	return Ldconfig(ctx, dir)
-}
-
-// FromHost makes a root file system in dir, an empty directory, on any machine with glibc. It is Glibc without Extra:
-// no compiler is needed.
-func FromHost(ctx context.Context, dir string) error {
-	if err := errors.Join(makeSkeleton(dir), AddGlibc(dir)); err != nil {
-		return fmt.Errorf("build a root file system: %w", err)
-	}
-	return Ldconfig(ctx, dir)
+	return ldconfig(ctx, dir)
 }
 
 // AddGlibc adds the C library, its loader and some programs to a directory, which may be a simulated node, so that
@@ -163,8 +154,8 @@ func findLibrary(name string) (string, error) {
 	return "", fmt.Errorf("library %s is in none of %q", name, dirs)
 }
 
-// Ldconfig writes /etc/ld.so.cache in a root file system with this machine's ldconfig.
-func Ldconfig(ctx context.Context, dir string) error {
+// ldconfig writes /etc/ld.so.cache in a root file system with this machine's ldconfig.
+func ldconfig(ctx context.Context, dir string) error {
 	ldconfig, err := proc.Look("ldconfig")
 	if err != nil {
 		return err
