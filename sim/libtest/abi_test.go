@@ -149,7 +149,7 @@ func TestExports(t *testing.T) {
 
 func exported(t *testing.T) []string {
 	t.Helper()
-	f, err := elf.Open(filepath.Join(plain.dir(t), "libnvidia-ml.so"))
+	f, err := elf.Open(filepath.Join(built(t), "libnvidia-ml.so"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func exported(t *testing.T) []string {
 
 func TestSONAME(t *testing.T) {
 	t.Parallel()
-	f, err := elf.Open(filepath.Join(plain.dir(t), "libnvidia-ml.so"))
+	f, err := elf.Open(filepath.Join(built(t), "libnvidia-ml.so"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,5 +1,4 @@
-// Package libtest tests the simulated driver library and the driver's programs as C programs use them: compiled with
-// sanitizers, in a directory like a driver root, loaded by a program that is compiled with NVIDIA's header.
+// Package libtest tests the simulated driver library and the driver's programs as C programs use them: in a directory like a driver root, loaded by a program that is compiled with NVIDIA's header.
 //
 // It uses only the C sources of package sim, so a failure here is one of the library.
 package libtest
@@ -22,27 +21,13 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// flavour is a way to compile the library and the programs that load it.
-type flavour struct {
-	name  string
-	flags []string
-	build func() (string, error)
-}
-
+// build compiles the library and the programs that load it, once.
 var (
-	plain    = newFlavour("plain", "-O2")
-	asan     = newFlavour("asan", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-	tsan     = newFlavour("tsan", "-O1", "-g", "-fsanitize=thread")
+	build    = sync.OnceValues(compile)
 	buildDir string
 )
 
-var warnings = []string{"-std=c11", "-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wconversion", "-fvisibility=hidden"}
-
-func newFlavour(name string, flags ...string) *flavour {
-	f := &flavour{name: name, flags: flags}
-	f.build = sync.OnceValues(f.compile)
-	return f
-}
+var warnings = []string{"-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wconversion", "-fvisibility=hidden"}
 
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }
 
@@ -75,11 +60,8 @@ var programs = map[string]string{
 }
 
 // compile makes libnvidia-ml.so, the driver's programs and the test program in a directory, which it returns.
-func (f *flavour) compile() (string, error) {
-	dir := filepath.Join(buildDir, f.name)
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		return "", err
-	}
+func compile() (string, error) {
+	dir := buildDir
 	if err := os.Chmod(buildDir, 0o755); err != nil { // for tests that run a program as another user
 		return "", err
 	}
@@ -94,16 +76,15 @@ func (f *flavour) compile() (string, error) {
 	library := []string{
 		"-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1", "-Wl,-z,now", "-o", dir + "/libnvidia-ml.so",
 	}
-	library = slices.Concat(warnings, f.flags, library, librarySources(), []string{"-lpthread", "-ldl"})
+	library = slices.Concat(warnings, library, librarySources(), []string{"-lpthread", "-ldl"})
 	probe := slices.Concat([]string{
 		"-std=c11", "-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations",
 		"-DNVML_NO_UNVERSIONED_FUNC_DEFS", "-isystem", include, "-o", dir + "/probe",
-	},
-		f.flags, probes, []string{"-lpthread", "-ldl"})
+	}, probes, []string{"-lpthread", "-ldl"})
 	err = errors.Join(cc(library...), cc(probe...))
 	for source, name := range programs {
 		err = errors.Join(err,
-			cc(slices.Concat(warnings, f.flags,
+			cc(slices.Concat(warnings,
 				[]string{"-o", filepath.Join(dir, name), "../lib/" + source, "-ldl"})...))
 	}
 	return dir, err
@@ -134,20 +115,11 @@ func cc(args ...string) error {
 	return nil
 }
 
-// dir returns the flavour's directory. It skips the test if the compiler lacks the sanitizer.
-func (f *flavour) dir(t testing.TB) string {
+// built returns the directory of the library and the programs.
+func built(t testing.TB) string {
 	t.Helper()
 	testenv.Command(t, "cc")
-	if f != plain {
-		check := filepath.Join(t.TempDir(), "check.c")
-		if err := os.WriteFile(check, []byte("int main(void) { return 0; }\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		if err := cc(slices.Concat(f.flags, []string{"-o", check + ".out", check})...); err != nil {
-			testenv.Skip(t, "needs the compiler's sanitizers (libasan, libubsan, libtsan): "+err.Error())
-		}
-	}
-	dir, err := f.build()
+	dir, err := build()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,16 +129,14 @@ func (f *flavour) dir(t testing.TB) string {
 // node is a directory like a driver root, with regular files instead of device nodes.
 type node struct {
 	root, library string
-	flavour       *flavour
 }
 
 const libDir = "usr/lib/x86_64-linux-gnu"
 
 // newNode makes a node with a description in its library.
-func newNode(t testing.TB, f *flavour, description string) *node {
+func newNode(t testing.TB, description string) *node {
 	t.Helper()
-	built := f.dir(t)
-	n := &node{root: t.TempDir(), flavour: f}
+	n := &node{root: t.TempDir()}
 	if err := os.Chmod(filepath.Dir(n.root), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +145,7 @@ func newNode(t testing.TB, f *flavour, description string) *node {
 			t.Fatal(err)
 		}
 	}
-	image, err := os.ReadFile(filepath.Join(built, "libnvidia-ml.so"))
+	image, err := os.ReadFile(filepath.Join(built(t), "libnvidia-ml.so"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,9 +212,7 @@ func (n *node) statePath() string { return n.path("run/gpu-sim/state") }
 func (n *node) probe(t testing.TB, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	args = append([]string{n.library, n.statePath(), name}, args...)
-	cmd := exec.Command(filepath.Join(n.flavour.dir(t), "probe"), args...)
-	cmd.Env = append(os.Environ(), "ASAN_OPTIONS=detect_leaks=1:abort_on_error=0", "TSAN_OPTIONS=halt_on_error=1")
-	return cmd
+	return exec.Command(filepath.Join(built(t), "probe"), args...)
 }
 
 // run runs a case and logs its output. If it fails, the test ends.

@@ -26,14 +26,14 @@ func TestLibrary(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			run(t, newTestNode(t, asan).probe(t, name))
+			run(t, newTestNode(t).probe(t, name))
 		})
 	}
 }
 
 func TestConsumerCard(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, asan, consumerMachine)
+	n := newNode(t, consumerMachine)
 	n.addNodes(t, "nvidia0")
 	run(t, n.probe(t, "consumer_card"))
 }
@@ -41,7 +41,7 @@ func TestConsumerCard(t *testing.T) {
 // TestOlderMemory has a GPU that retires pages of memory, as before Ampere.
 func TestOlderMemory(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, asan, strings.Replace(testMachine, "arch=9", "arch=5", 1))
+	n := newNode(t, strings.Replace(testMachine, "arch=9", "arch=5", 1))
 	n.addNodes(t, testMachineNodes...)
 	run(t, n.probe(t, "older_memory"))
 }
@@ -49,40 +49,12 @@ func TestOlderMemory(t *testing.T) {
 // TestResetFile checks that a write to the PCI device's reset file in sysfs resets the GPU.
 func TestResetFile(t *testing.T) {
 	t.Parallel()
-	n := newTestNode(t, asan)
+	n := newTestNode(t)
 	file := n.path("sys/bus/pci/devices/0000:1b:00.0/reset")
 	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, nil, 0o200)); err != nil {
 		t.Fatal(err)
 	}
 	run(t, n.probe(t, "reset_file", file))
-}
-
-// TestReadOnlyState checks that functions that change a GPU fail where the node's state cannot be written.
-func TestReadOnlyState(t *testing.T) {
-	t.Parallel()
-	n := newTestNode(t, asan)
-	n.setState(t, "")
-	run(t, asNobody(n.probe(t, "read_only")))
-}
-
-// TestMeasured has the cases that measure times and memory, so they run without sanitizers and not in parallel.
-func TestMeasured(t *testing.T) {
-	for _, name := range []string{"latency", "event_wakes", "flat_memory"} {
-		t.Run(name, func(t *testing.T) { run(t, newTestNode(t, plain).probe(t, name)) })
-	}
-}
-
-func TestThreads(t *testing.T) {
-	t.Run("no bad access", func(t *testing.T) {
-		t.Parallel()
-		run(t, newTestNode(t, asan).probe(t, "threads"))
-	})
-	for _, name := range []string{"threads", "events_waiting", "settings"} {
-		t.Run("no race in "+name, func(t *testing.T) {
-			t.Parallel()
-			run(t, newTestNode(t, tsan).probe(t, name))
-		})
-	}
 }
 
 // TestInit checks the result of nvmlInit, a number of nvmlReturn_t.
@@ -124,7 +96,7 @@ func TestInit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, asan, test.description)
+			n := newNode(t, test.description)
 			n.addNodes(t, testMachineNodes...)
 			test.change(t, n)
 			run(t, asNobody(n.probe(t, "init_answers", test.want)))
@@ -183,7 +155,7 @@ func TestEnumeration(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newTestNode(t, asan)
+			n := newTestNode(t)
 			test.change(t, n)
 			run(t, asNobody(n.probe(t, "enumerates", strings.Fields(test.want)...)))
 		})
@@ -193,7 +165,7 @@ func TestEnumeration(t *testing.T) {
 // TestRealNodes checks that device nodes without a driver (ENXIO) count as open.
 func TestRealNodes(t *testing.T) {
 	testenv.Root(t)
-	n := newNode(t, plain, testMachine)
+	n := newNode(t, testMachine)
 	n.removeNodes(t, "nvidiactl")
 	for name, minor := range map[string]uint32{"nvidiactl": 255, "nvidia0": 0, "nvidia5": 5} {
 		if err := unix.Mknod(n.path("dev", name), unix.S_IFCHR|0o666, int(unix.Mkdev(195, minor))); err != nil {
@@ -221,7 +193,7 @@ func TestVisibleMIGs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newTestNode(t, asan)
+			n := newTestNode(t)
 			n.removeNodes(t, test.gone...)
 			run(t, n.probe(t, "visible_migs", test.want...))
 		})
@@ -231,7 +203,7 @@ func TestVisibleMIGs(t *testing.T) {
 // TestReadOnlyMIGNodes checks that it suffices to open capability nodes for reading, as the driver makes them.
 func TestReadOnlyMIGNodes(t *testing.T) {
 	t.Parallel()
-	n := newTestNode(t, asan)
+	n := newTestNode(t)
 	for i := 1; i <= 7; i++ {
 		if err := os.Chmod(n.path("dev/nvidia-caps/nvidia-cap"+strconv.Itoa(i)), 0o444); err != nil {
 			t.Fatal(err)
@@ -248,7 +220,7 @@ func TestReadOnlyMIGNodes(t *testing.T) {
 // TestMovedRoot checks that the library finds its node after a move, also if it is loaded by a link.
 func TestMovedRoot(t *testing.T) {
 	t.Parallel()
-	n := newTestNode(t, plain)
+	n := newTestNode(t)
 	n.removeNodes(t, "nvidia0")
 	moved := filepath.Join(t.TempDir(), "moved")
 	if err := os.Rename(n.root, moved); err != nil {
@@ -289,5 +261,5 @@ func stubs(t *testing.T) []string {
 // supported", or "invalid argument" for a bad handle.
 func TestStubs(t *testing.T) {
 	t.Parallel()
-	run(t, newTestNode(t, asan).probe(t, "stubs", stubs(t)...))
+	run(t, newTestNode(t).probe(t, "stubs", stubs(t)...))
 }

@@ -59,9 +59,9 @@ var testMachineNodes = []string{
 }
 
 // newTestNode is a node with the test machine and all its device nodes.
-func newTestNode(t testing.TB, f *flavour) *node {
+func newTestNode(t testing.TB) *node {
 	t.Helper()
-	n := newNode(t, f, testMachine)
+	n := newNode(t, testMachine)
 	n.addNodes(t, testMachineNodes...)
 	return n
 }

@@ -17,9 +17,9 @@ import (
 var update = flag.Bool("update", false, "write the golden files")
 
 // smi runs nvidia-smi on a node, or without a library if n is nil, and returns its exit status and output.
-func smi(t *testing.T, n *node, f *flavour, args ...string) (int, string) {
+func smi(t *testing.T, n *node, args ...string) (int, string) {
 	t.Helper()
-	cmd := exec.Command(filepath.Join(f.dir(t), "nvidia-smi"), args...)
+	cmd := exec.Command(filepath.Join(built(t), "nvidia-smi"), args...)
 	cmd.Env = append(os.Environ(), "TZ=UTC", "LC_ALL=C")
 	if n != nil {
 		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+filepath.Dir(n.library))
@@ -103,9 +103,9 @@ func TestSMI(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newTestNode(t, asan)
+			n := newTestNode(t)
 			n.setState(t, strings.ReplaceAll(test.state, "PID", strconv.Itoa(os.Getpid())))
-			status, out := smi(t, n, asan, strings.Fields(test.args)...)
+			status, out := smi(t, n, strings.Fields(test.args)...)
 			if status != test.status {
 				t.Errorf("exit status %d, want %d", status, test.status)
 			}
@@ -117,7 +117,7 @@ func TestSMI(t *testing.T) {
 
 func TestSMIWithoutLibrary(t *testing.T) {
 	t.Parallel()
-	status, out := smi(t, nil, plain)
+	status, out := smi(t, nil)
 	if status != 12 || !strings.HasPrefix(out, "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.") {
 		t.Errorf("exit status %d, want 12; printed:\n%s", status, out)
 	}

@@ -2,9 +2,9 @@
 #define CASES(X)                                                                                                   \
     X(lifecycle) X(reload) X(strings) X(identity) X(lookup) X(numbers) X(arguments_checked) X(mig_devices) X(mig_instances) \
     X(mig_off) X(topology) X(nvlink) X(no_nvlink) X(telemetry) X(field_values) X(events) X(events_waiting)        \
-    X(faults) X(lost) X(latency) X(hang) X(init_answers) X(enumerates) X(visible_migs) X(stubs) X(sweep) X(threads) \
-    X(consumer_card) X(event_data) X(event_wakes) X(lost_in_a_set) X(system_events) X(flat_memory) \
-    X(health_values) X(older_memory) X(processes) X(settings) X(read_only) X(reset) X(reset_file)
+    X(faults) X(lost) X(hang) X(init_answers) X(enumerates) X(visible_migs) X(stubs) \
+    X(consumer_card) X(event_data) X(lost_in_a_set) X(system_events) \
+    X(health_values) X(older_memory) X(processes) X(settings) X(reset) X(reset_file)
 
 #define DECLARE(name) void case_##name(void);
 CASES(DECLARE)

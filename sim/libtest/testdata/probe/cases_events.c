@@ -72,43 +72,6 @@ void case_lost_in_a_set(void)
     CHECK(next_event(both).eventData == 13);
 }
 
-static double woken; // when a wait ended
-
-static void *wait_once(void *set)
-{
-    nvmlEventData_t data;
-    long result = NV(nvmlEventSetWait_v2)(*(nvmlEventSet_t *)set, &data, 10000);
-    woken = seconds();
-    return (void *)result;
-}
-
-// A wait ends within 2 ms of its event, in the median of several. Two waits at once both end.
-void case_event_wakes(void)
-{
-    enum { ROUNDS = 21 };
-    char state[128];
-    int fast = 0;
-    init();
-    nvmlEventSet_t set = set_of(0, nvmlEventTypeXidCriticalError), idle = set_of(1, nvmlEventTypeXidCriticalError);
-    pthread_t other, thread;
-    CHECK(pthread_create(&other, NULL, wait_once, &idle) == 0);
-    for (int i = 1; i <= ROUNDS; i++) {
-        void *result;
-        CHECK(pthread_create(&thread, NULL, wait_once, &set) == 0);
-        usleep(5000);
-        double start = seconds();
-        snprintf(state, sizeof(state), "event seq=%d gpu=0 type=8 data=31\n", i);
-        set_state(state);
-        CHECK(pthread_join(thread, &result) == 0 && result == NULL);
-        fast += woken - start < 0.002;
-    }
-    fprintf(stderr, "%d of %d waits ended within 2 ms\n", fast, ROUNDS);
-    CHECK(fast > ROUNDS / 2);
-    set_state("event seq=99 gpu=1 type=8 data=31\n");
-    void *result;
-    CHECK(pthread_join(other, &result) == 0 && result == NULL);
-}
-
 static nvmlReturn_t wait_for_system(nvmlSystemEventSet_t set, nvmlSystemEventData_v1_t *data, unsigned int size,
                                     unsigned int *count, unsigned int timeout)
 {
@@ -153,63 +116,4 @@ void case_system_events(void)
     OK(NV(nvmlSystemEventSetFree)(&release));
     WANT(NVML_ERROR_INVALID_ARGUMENT, NV(nvmlSystemEventSetFree)(&release));
     WANT(NVML_ERROR_INVALID_ARGUMENT, wait_for_system(create.set, data, 2, &count, 0));
-}
-
-static long anonymous_kib(void)
-{
-    char line[256];
-    long kib = -1;
-    FILE *f = fopen("/proc/self/smaps_rollup", "r");
-    CHECK(f != NULL);
-    while (fgets(line, sizeof(line), f) != NULL)
-        sscanf(line, "Anonymous: %ld", &kib);
-    fclose(f);
-    return kib;
-}
-
-static volatile bool stop;
-
-static void *call_until_stopped(void *index)
-{
-    char text[96];
-    nvmlDevice_t device = gpu((unsigned int)(long)index % 4);
-    while (!stop)
-        NV(nvmlDeviceGetUUID)(device, text, sizeof(text));
-    return NULL;
-}
-
-// Changes of the state leave no memory behind, however many threads call, and neither does reopening the library.
-void case_flat_memory(void)
-{
-    enum { THREADS = 8, CHANGES = 300, REOPENED = 20 };
-    pthread_t threads[THREADS];
-    char state[128];
-    init();
-    nvmlEventSet_t set = set_of(0, nvmlEventTypeXidCriticalError);
-    long before = anonymous_kib();
-    for (long i = 0; i < THREADS; i++)
-        CHECK(pthread_create(&threads[i], NULL, call_until_stopped, (void *)i) == 0);
-    for (int i = 0; i < CHANGES; i++) {
-        snprintf(state, sizeof(state), "latency ns=%d\nfault function=nvmlNothing return=1\n", i + 1);
-        set_state(state);
-        usleep(1000);
-    }
-    long after = anonymous_kib(); // the threads are there
-    fprintf(stderr, "%ld KiB before, %ld KiB after %d changes\n", before, after, CHANGES);
-    CHECK(after - before < 64 * THREADS);
-    stop = true;
-    for (int i = 0; i < THREADS; i++)
-        CHECK(pthread_join(threads[i], NULL) == 0);
-    OK(NV(nvmlEventSetFree)(set));
-    OK(NV(nvmlShutdown)());
-    before = anonymous_kib();
-    for (int i = 0; i < REOPENED; i++) {
-        reload();
-        init();
-        set = set_of(0, nvmlEventTypeXidCriticalError);
-        OK(NV(nvmlShutdown)());
-    }
-    after = anonymous_kib();
-    fprintf(stderr, "%ld KiB before, %ld KiB after the library was reopened\n", before, after);
-    CHECK(after - before < 64);
 }

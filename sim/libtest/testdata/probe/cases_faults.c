@@ -77,25 +77,6 @@ void case_lost(void)
     OK(NV(nvmlDeviceGetMinorNumber)(gpu(3), &number));
 }
 
-void case_latency(void)
-{
-    char text[96];
-    init();
-    nvmlDevice_t device = gpu(0);
-    set_state("latency ns=2000000\n");
-    double start = seconds();
-    for (int i = 0; i < 20; i++)
-        OK(NV(nvmlDeviceGetUUID)(device, text, sizeof(text)));
-    double slow = seconds() - start;
-    fprintf(stderr, "20 calls of 2 ms took %.1f ms\n", slow * 1e3);
-    CHECK(slow >= 0.040);
-    set_state(NULL);
-    start = seconds();
-    for (int i = 0; i < 20; i++)
-        OK(NV(nvmlDeviceGetUUID)(device, text, sizeof(text)));
-    CHECK(seconds() - start < slow / 2);
-}
-
 static volatile bool hanging_ended;
 
 static void *hanging(void *slot)

@@ -300,18 +300,6 @@ void case_settings(void)
     SAME("", state_text());
 }
 
-void case_read_only(void)
-{
-    nvmlEnableState_t state;
-    init();
-    nvmlDevice_t device = gpu(0);
-    if (geteuid() == 0)
-        return;
-    WANT(NVML_ERROR_NO_PERMISSION, NV(nvmlDeviceSetPersistenceMode)(device, NVML_FEATURE_DISABLED));
-    OK(NV(nvmlDeviceGetPersistenceMode)(device, &state));
-    CHECK(state == NVML_FEATURE_ENABLED);
-}
-
 static nvmlReturn_t reset(unsigned int index)
 {
     return ((nvmlReturn_t(*)(unsigned int))symbol("gpuSimReset"))(index);
