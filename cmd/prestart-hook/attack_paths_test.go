@@ -164,7 +164,7 @@ func (a *attack) socket(name string) {
 
 // Everything that an image or a volume can have at a path that the hook uses. The hook does its work in the container
 // or refuses it; the host stays as it is.
-func TestAttackByPaths(t *testing.T) {
+func TestSlowAttackByPaths(t *testing.T) {
 	for position, tc := range map[string]struct {
 		run   position
 		users bool

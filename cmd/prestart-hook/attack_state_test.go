@@ -207,29 +207,8 @@ func TestAttackByDeath(t *testing.T) {
 	before.Check(t)
 }
 
-// A runtime that writes a part of the state, and never its end.
-func TestAttackByAStateWithoutEnd(t *testing.T) {
-	t.Parallel()
-	a := newAttack(t)
-	a.start()
-	before, table := a.host(), a.mountTable()
-	r, w, err := os.Pipe()
-	must(t, err)
-	defer func() { _ = r.Close(); _ = w.Close() }()
-	_, err = w.WriteString(strings.TrimSuffix(a.state(), "}"))
-	must(t, err)
-	status, stderr := a.hook(r, hookBinary(t), "create-runtime")
-	if status != 1 || !strings.Contains(stderr, "read the OCI state from standard input: not done after 10s") {
-		t.Errorf("status %d: %s", status, stderr)
-	}
-	if a.mountTable() != table {
-		t.Error("the container has other mounts")
-	}
-	before.Check(t)
-}
-
 // A file system of the container never answers: the hook ends, and the container does not start.
-func TestAttackByASilentFileSystem(t *testing.T) {
+func TestSlowAttackByASilentFileSystem(t *testing.T) {
 	t.Parallel()
 	a := newAttack(t)
 	must(t, os.MkdirAll(a.path("/opt/driver"), 0o755))

@@ -40,7 +40,7 @@ func exchange(t *testing.T, pairs ...[2]string) (stop func()) {
 
 // While the hook works, a thread outside exchanges what is at a path with something hostile. Whatever the hook finds at
 // which time, it stays in the root. CVE-2024-0132 and CVE-2026-24260 were such races.
-func TestAttackByExchange(t *testing.T) {
+func TestSlowAttackByExchange(t *testing.T) {
 	link := func(target string) func(a *attack, name string) {
 		return func(a *attack, name string) { a.link(strings.ReplaceAll(target, "OUTSIDE", a.outside), name) }
 	}
@@ -121,7 +121,7 @@ func TestAttackByExchange(t *testing.T) {
 }
 
 // The owner of the bundle exchanges the root by another container's, or config.json by one that names it.
-func TestAttackByExchangeOfTheBundle(t *testing.T) {
+func TestSlowAttackByExchangeOfTheBundle(t *testing.T) {
 	for name, prepare := range map[string]func(a *attack) [2]string{
 		"the root, and a link to another's": func(a *attack) [2]string {
 			must(a.t, os.Symlink(a.outside+"/victim", a.bundle+"/other"))
@@ -167,7 +167,7 @@ func TestAttackByExchangeOfTheBundle(t *testing.T) {
 }
 
 // gpu-cdi-runtime writes config.json in a directory that can be another user's.
-func TestAttackByExchangeBeforeTheRuntime(t *testing.T) {
+func TestSlowAttackByExchangeBeforeTheRuntime(t *testing.T) {
 	for name, prepare := range map[string]func(dir, secret string) [2]string{
 		"config.json, and a link to a secret": func(dir, secret string) [2]string {
 			return [2]string{dir + "/bundle/config.json", makeLink(t, secret, dir+"/bundle/other")}

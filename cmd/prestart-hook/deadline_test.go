@@ -32,6 +32,7 @@ func TestWithin(t *testing.T) {
 
 // The hook ends and names the act that it has abandoned: reading the state, or the container's file system.
 func TestTheHookEndsAtTheDeadline(t *testing.T) {
+	t.Parallel()
 	c := newContainer(t)
 	mountSilent(t, c.path("/opt/driver"))
 	silent, w, err := os.Pipe()

@@ -284,7 +284,7 @@ func TestTheImagesEnvironmentIsIgnored(t *testing.T) {
 }
 
 // Another container with the same root swaps directories for links while the hook runs.
-func TestLinksThatAppearMeanwhileAreNotFollowed(t *testing.T) {
+func TestSlowLinksThatAppearMeanwhileAreNotFollowed(t *testing.T) {
 	needRoot(t)
 	for name, tc := range map[string]struct{ dir, target string }{
 		"the cache's directory": {"/etc", "../../canary/etc"},

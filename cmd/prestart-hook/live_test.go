@@ -364,7 +364,7 @@ func TestLiveRefuses(t *testing.T) {
 	}
 }
 
-func TestLiveManyAtOnce(t *testing.T) {
+func TestSlowLiveManyAtOnce(t *testing.T) {
 	const containers = 50
 	for _, e := range engines(t) {
 		t.Run(e.name, func(t *testing.T) {

@@ -1,4 +1,5 @@
-// Package libtest tests the simulated driver library and the driver's programs as C programs use them: in a directory like a driver root, loaded by a program that is compiled with NVIDIA's header.
+// Package libtest tests the simulated driver library and the driver's programs as C programs use them: in a
+// directory like a driver root, loaded by a program that is compiled with NVIDIA's header.
 //
 // It uses only the C sources of package sim, so a failure here is one of the library.
 package libtest

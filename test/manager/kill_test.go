@@ -23,9 +23,9 @@ var kills = flag.Int("kills", 100, "how often the manager is killed")
 
 const killed = "example.com/gpu"
 
-// TestNothingAcknowledgedIsLostWhenTheManagerIsKilled ends the manager by SIGKILL while clients admit and release pods,
+// TestSlowNothingAcknowledgedIsLostWhenTheManagerIsKilled ends the manager by SIGKILL while clients admit and release pods,
 // and compares what it knows after its next start with what it has answered.
-func TestNothingAcknowledgedIsLostWhenTheManagerIsKilled(t *testing.T) {
+func TestSlowNothingAcknowledgedIsLostWhenTheManagerIsKilled(t *testing.T) {
 	const devices = 32
 	p := newProgram(t)
 	var list []*v1beta1.Device
