@@ -21,6 +21,7 @@ import (
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // percentile returns a percentile of the samples.
@@ -198,10 +199,10 @@ type pair struct {
 func (p *pair) round(b *testing.B, r *v1beta1.AllocateRequest) {
 	begin := time.Now()
 	_, err := p.client.GetDevicePluginOptions(b.Context(), &v1beta1.Empty{})
-	must(b, err)
+	testenv.Must(b, err)
 	middle := time.Now()
 	_, err = p.client.Allocate(b.Context(), r)
-	must(b, err)
+	testenv.Must(b, err)
 	p.empty, p.calls = append(p.empty, middle.Sub(begin)), append(p.calls, time.Since(middle))
 }
 
@@ -212,7 +213,7 @@ func (p *pair) ratio() float64 {
 func dial(b *testing.B, socket string) *grpc.ClientConn {
 	b.Helper()
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(b, err)
+	testenv.Must(b, err)
 	b.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
@@ -221,16 +222,16 @@ func dial(b *testing.B, socket string) *grpc.ClientConn {
 func process(b *testing.B, k *kubelettest.Kubelet, strategies string) *kubelettest.Endpoint {
 	b.Helper()
 	self, err := os.Executable()
-	must(b, err)
+	testenv.Must(b, err)
 	cmd := exec.Command(self)
 	cmd.Env = append(os.Environ(), benchPlugin+"="+k.Dir+":"+strategies)
 	cmd.Stderr = os.Stderr
 	input, err := cmd.StdinPipe()
-	must(b, err)
-	must(b, cmd.Start())
+	testenv.Must(b, err)
+	testenv.Must(b, cmd.Start())
 	b.Cleanup(func() {
 		_ = input.Close()
-		must(b, cmd.Wait())
+		testenv.Must(b, cmd.Wait())
 	})
 	return k.WaitRegistered(gpus)
 }
@@ -247,7 +248,7 @@ func BenchmarkStart(b *testing.B) {
 		e := k.WaitRegistered(gpus)
 		starts = append(starts, time.Since(begin))
 		floor = append(floor, connection(b, k, e))
-		must(b, p.stop())
+		testenv.Must(b, p.stop())
 		k.WaitGone(gpus)
 	}
 	report(b, starts, floor)
@@ -297,11 +298,11 @@ func connection(b *testing.B, k *kubelettest.Kubelet, e *kubelettest.Endpoint) t
 	ctx, cancel := context.WithCancel(b.Context())
 	defer cancel()
 	stream, err := v1beta1.NewDevicePluginClient(conn).ListAndWatch(ctx, &v1beta1.Empty{})
-	must(b, err)
+	testenv.Must(b, err)
 	_, err = stream.Recv()
-	must(b, err)
+	testenv.Must(b, err)
 	took := time.Since(begin)
-	must(b, conn.Close())
+	testenv.Must(b, conn.Close())
 	return took
 }
 

@@ -18,19 +18,20 @@ import (
 
 	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // discover calls GetInfo, as a kubelet does with a socket that it discovers in plugins_registry.
 func discover(t *testing.T, socket string) pluginregistration.RegistrationClient {
 	t.Helper()
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
+	testenv.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	client := pluginregistration.NewRegistrationClient(conn)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	info, err := client.GetInfo(ctx, &pluginregistration.InfoRequest{}, grpc.WaitForReady(true))
-	must(t, err)
+	testenv.Must(t, err)
 	want := &pluginregistration.PluginInfo{Type: "DevicePlugin", Name: gpus, SupportedVersions: []string{"v1beta1"}}
 	if diff := cmp.Diff(want, info, protocmp.Transform()); diff != "" {
 		t.Errorf("the plugin's info (-want +got):\n%s", diff)
@@ -41,7 +42,7 @@ func discover(t *testing.T, socket string) pluginregistration.RegistrationClient
 func notify(t *testing.T, c pluginregistration.RegistrationClient, s *pluginregistration.RegistrationStatus) {
 	t.Helper()
 	_, err := c.NotifyRegistrationStatus(t.Context(), s)
-	must(t, err)
+	testenv.Must(t, err)
 }
 
 // acceptedObserver counts the registrations that were accepted.
@@ -92,7 +93,7 @@ func TestAKubeletDiscoversTheSocket(t *testing.T) {
 		t.Errorf("%d registrations are accepted, want 1", n)
 	}
 
-	must(t, p.stop())
+	testenv.Must(t, p.stop())
 	if _, err := os.Lstat(ownSocket(k)); err == nil {
 		t.Error("the socket is left")
 	}

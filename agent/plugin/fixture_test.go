@@ -88,7 +88,7 @@ func by(s ...resource.Strategy) AllocateOptions { return AllocateOptions{Strateg
 func serverOf(t testing.TB, r resource.Resource, o AllocateOptions) *server {
 	t.Helper()
 	s, err := newServer(r, o, quiet, noObserver{})
-	must(t, err)
+	testenv.Must(t, err)
 	return s
 }
 
@@ -112,8 +112,8 @@ type running struct {
 func start(t testing.TB, o Options, resources ...resource.Resource) *running {
 	t.Helper()
 	p, err := New(o)
-	must(t, err)
-	must(t, p.Update(resources))
+	testenv.Must(t, err)
+	testenv.Must(t, p.Update(resources))
 	ctx, cancel := context.WithCancel(t.Context())
 	r := &running{Plugin: p, t: t, cancel: cancel, ended: make(chan error, 1)}
 	go func() { r.ended <- p.Run(ctx) }()
@@ -136,13 +136,6 @@ func (r *running) wait() error {
 	case <-time.After(time.Minute):
 		r.t.Fatalf("the plugin does not stop:\n%s", stacks())
 		return nil
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -182,7 +175,7 @@ func stacks() string {
 func inDir(t testing.TB, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	must(t, err)
+	testenv.Must(t, err)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())

@@ -57,7 +57,7 @@ func TestDevicesAreRegisteredAndAdvertised(t *testing.T) {
 	k.WaitRegistered("nvidia.com/mig-1g.10gb")
 	eventually(t, "the plugin is ready", func() bool { return p.Ready() == nil })
 	info, err := os.Lstat(ownSocket(k))
-	must(t, err)
+	testenv.Must(t, err)
 	if got := info.Mode().Perm(); got != 0o600 {
 		t.Errorf("the socket's mode is %o, want 600", got)
 	}
@@ -68,10 +68,10 @@ func TestAnUpdateIsAdvertised(t *testing.T) {
 	k.Start()
 	p := start(t, optionsFor(k), gpusOf(2))
 	k.WaitRegistered(gpus)
-	must(t, p.Update([]resource.Resource{gpusOf(3), migOf(1)}))
+	testenv.Must(t, p.Update([]resource.Resource{gpusOf(3), migOf(1)}))
 	k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 3 })
 	k.WaitRegistered("nvidia.com/mig-1g.10gb")
-	must(t, p.Update([]resource.Resource{gpusOf(1)}))
+	testenv.Must(t, p.Update([]resource.Resource{gpusOf(1)}))
 	k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 1 })
 	// A resource that is gone stays registered, with no devices.
 	k.WaitFor("nvidia.com/mig-1g.10gb", func(d []*v1beta1.Device) bool { return len(d) == 0 })
@@ -110,10 +110,11 @@ func TestAnEndpointRegistersAgain(t *testing.T) {
 		"the kubelet has a new socket, and the stream stays": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			another := kubelettest.New(t)
 			another.Start()
-			must(t, os.Remove(filepath.Join(k.Dir, kubelettest.Socket)))
+			testenv.Must(t, os.Remove(filepath.Join(k.Dir, kubelettest.Socket)))
 			before := k.Registrations()
 			// A rename puts another socket in the place.
-			must(t, os.Rename(filepath.Join(another.Dir, kubelettest.Socket), filepath.Join(k.Dir, kubelettest.Socket)))
+			testenv.Must(t, os.Rename(
+				filepath.Join(another.Dir, kubelettest.Socket), filepath.Join(k.Dir, kubelettest.Socket)))
 			another.WaitRegistrations(1)
 			if k.Registrations() != before {
 				t.Error("the earlier kubelet was called")
@@ -124,10 +125,10 @@ func TestAnEndpointRegistersAgain(t *testing.T) {
 		},
 		"the directory is replaced": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			k.Stop()
-			must(t, os.Rename(k.Dir, k.Dir+".old"))
+			testenv.Must(t, os.Rename(k.Dir, k.Dir+".old"))
 			t.Cleanup(func() { _ = os.RemoveAll(k.Dir + ".old") })
 			p.awaitProblem("no such file")
-			must(t, os.Mkdir(k.Dir, 0o755))
+			testenv.Must(t, os.Mkdir(k.Dir, 0o755))
 			k.Start()
 		},
 		"a kubelet that was killed left its socket": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
@@ -139,18 +140,18 @@ func TestAnEndpointRegistersAgain(t *testing.T) {
 		"a file is in the place of the kubelet's socket": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			k.Stop()
 			path := filepath.Join(k.Dir, kubelettest.Socket)
-			must(t, os.WriteFile(path, nil, 0o600))
+			testenv.Must(t, os.WriteFile(path, nil, 0o600))
 			p.awaitProblem(path + " is not a socket: remove it")
-			must(t, os.Remove(path))
+			testenv.Must(t, os.Remove(path))
 			p.awaitProblem("there is no socket " + path)
 			k.Start()
 		},
 		"the kubelet's socket is a link that leads to itself": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			k.Stop()
 			path := filepath.Join(k.Dir, kubelettest.Socket)
-			must(t, os.Symlink(kubelettest.Socket, path))
+			testenv.Must(t, os.Symlink(kubelettest.Socket, path))
 			p.awaitProblem(path + ": too many levels of symbolic links")
-			must(t, os.Remove(path))
+			testenv.Must(t, os.Remove(path))
 			k.Start()
 		},
 		"the kubelet refuses at first": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
@@ -186,9 +187,9 @@ func (r *running) awaitProblem(text string) {
 // leaveSocket leaves a socket that no process listens on.
 func leaveSocket(t *testing.T, path string) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
-	must(t, err)
+	testenv.Must(t, err)
 	l.SetUnlinkOnClose(false)
-	must(t, l.Close())
+	testenv.Must(t, l.Close())
 }
 
 func TestAKubeletThatNeverWatchesIsCalledAgain(t *testing.T) {
@@ -218,13 +219,13 @@ func TestARegisterCallWithoutAnAnswerTimesOut(t *testing.T) {
 	leaves(t)
 	k := kubelettest.New(t)
 	hung, err := net.Listen("unix", filepath.Join(k.Dir, kubelettest.Socket))
-	must(t, err)
+	testenv.Must(t, err)
 	o := optionsFor(k)
 	o.registerTimeout = 20 * time.Millisecond
 	p := start(t, o, gpusOf(1))
 	p.awaitProblem("no answer in time")
-	must(t, hung.Close())
-	must(t, p.stop())
+	testenv.Must(t, hung.Close())
+	testenv.Must(t, p.stop())
 }
 
 // The kubelet connects to the plugin's socket before it answers, and one that hangs may be replaced.
@@ -232,17 +233,17 @@ func TestACallWithoutAnAnswerDelaysNothing(t *testing.T) {
 	leaves(t)
 	k := kubelettest.New(t)
 	hung, err := net.Listen("unix", filepath.Join(k.Dir, kubelettest.Socket))
-	must(t, err)
+	testenv.Must(t, err)
 	o := optionsFor(k)
 	o.registerTimeout = time.Minute
 	start(t, o, gpusOf(1))
 	called, err := hung.Accept()
-	must(t, err)
-	must(t, os.Remove(ownSocket(k)))
+	testenv.Must(t, err)
+	testenv.Must(t, os.Remove(ownSocket(k)))
 	eventually(t, "the socket is back", func() bool { _, err := os.Lstat(ownSocket(k)); return err == nil })
 	k.Start() // in the place of the socket that hangs
 	k.WaitRegistered(gpus)
-	must(t, errors.Join(called.Close(), hung.Close()))
+	testenv.Must(t, errors.Join(called.Close(), hung.Close()))
 }
 
 // A kubelet that ends may accept a registration and watch when the next kubelet has started. If the first call to the
@@ -251,30 +252,30 @@ func TestAnEarlierKubeletThatWatchesDoesNotHideTheNext(t *testing.T) {
 	leaves(t)
 	k := kubelettest.New(t)
 	next, err := net.Listen("unix", filepath.Join(k.Dir, kubelettest.Socket))
-	must(t, err)
+	testenv.Must(t, err)
 	start(t, optionsFor(k), gpusOf(1))
 	called, err := next.Accept()
-	must(t, err)
+	testenv.Must(t, err)
 	watchDevices(t, ownSocket(k))
-	must(t, called.Close())
-	must(t, next.(*net.UnixListener).SetDeadline(time.Now().Add(20*time.Second)))
+	testenv.Must(t, called.Close())
+	testenv.Must(t, next.(*net.UnixListener).SetDeadline(time.Now().Add(20*time.Second)))
 	again, err := next.Accept()
 	if err != nil {
 		t.Fatalf("the next kubelet is not called again: %v", err)
 	}
-	must(t, errors.Join(again.Close(), next.Close()))
+	testenv.Must(t, errors.Join(again.Close(), next.Close()))
 }
 
 // watchDevices holds a ListAndWatch stream open until the test ends.
 func watchDevices(t testing.TB, socket string) {
 	t.Helper()
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
+	testenv.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	stream, err := v1beta1.NewDevicePluginClient(conn).ListAndWatch(t.Context(), &v1beta1.Empty{})
-	must(t, err)
+	testenv.Must(t, err)
 	_, err = stream.Recv()
-	must(t, err)
+	testenv.Must(t, err)
 }
 
 func TestARemovedSocketIsRestored(t *testing.T) {
@@ -283,11 +284,11 @@ func TestARemovedSocketIsRestored(t *testing.T) {
 	p := start(t, optionsFor(k), gpusOf(2))
 	e := k.WaitRegistered(gpus)
 	for range 3 {
-		must(t, os.Remove(ownSocket(k)))
+		testenv.Must(t, os.Remove(ownSocket(k)))
 		eventually(t, "the socket is back", func() bool { _, err := os.Lstat(ownSocket(k)); return err == nil })
 	}
 	// The open connection is not disturbed.
-	must(t, p.Update([]resource.Resource{gpusOf(1)}))
+	testenv.Must(t, p.Update([]resource.Resource{gpusOf(1)}))
 	if k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 1 }) != e {
 		t.Error("the kubelet has another connection")
 	}
@@ -305,14 +306,14 @@ func TestAReplacedSocketIsRestored(t *testing.T) {
 	start(t, optionsFor(k), gpusOf(2))
 	k.WaitRegistered(gpus)
 	ours, err := os.Lstat(ownSocket(k))
-	must(t, err)
+	testenv.Must(t, err)
 	away := filepath.Join(k.Dir, "other.sock")
 	other, err := new(net.ListenConfig).Listen(t.Context(), "unix", away)
-	must(t, err)
+	testenv.Must(t, err)
 	defer other.Close()
 	foreign, err := os.Lstat(away)
-	must(t, err)
-	must(t, os.Rename(away, ownSocket(k)))
+	testenv.Must(t, err)
+	testenv.Must(t, os.Rename(away, ownSocket(k)))
 	eventually(t, "the socket is back", func() bool {
 		now, err := os.Lstat(ownSocket(k))
 		if err != nil || os.SameFile(now, foreign) || os.SameFile(now, ours) {
@@ -402,7 +403,7 @@ func TestTheLockIsRestoredAfterAKubeletRemovedAllFiles(t *testing.T) {
 	start(t, optionsFor(k), gpusOf(2))
 	k.WaitRegistered(gpus)
 	// Kubelets before 1.36 do this when they start.
-	must(t, os.Remove(filepath.Join(k.Dir, ".gpu-cdi-nvidia-com-gpu.sock.lock")))
+	testenv.Must(t, os.Remove(filepath.Join(k.Dir, ".gpu-cdi-nvidia-com-gpu.sock.lock")))
 	k.Restart()
 	k.WaitRegistered(gpus)
 	if err := start(t, optionsFor(k), gpusOf(1)).wait(); !errors.Is(err, lock.ErrHeld) {
@@ -417,7 +418,7 @@ func TestAStoppedPluginLeavesNoFiles(t *testing.T) {
 	p := start(t, optionsFor(k), gpusOf(2), migOf(1))
 	k.WaitRegistered(gpus)
 	k.WaitRegistered("nvidia.com/mig-1g.10gb")
-	must(t, p.stop())
+	testenv.Must(t, p.stop())
 	k.WaitGone(gpus)
 	if diff := cmp.Diff([]string{"kubelet.sock"}, inDir(t, k.Dir)); diff != "" {
 		t.Errorf("in the directory (-want +got):\n%s", diff)
@@ -476,7 +477,7 @@ func TestAStoppingPluginWaitsForCallsUnderWay(t *testing.T) {
 			if !c.ok {
 				close(slow.proceed)
 			}
-			must(t, p.wait())
+			testenv.Must(t, p.wait())
 		})
 	}
 }
@@ -492,14 +493,14 @@ func TestRunFailsWhereSocketsCannotBe(t *testing.T) {
 		},
 		"a directory that is a file": {func(t *testing.T, o *Options) {
 			o.Dir = filepath.Join(o.Dir, "file")
-			must(t, os.WriteFile(o.Dir, nil, 0o600))
+			testenv.Must(t, os.WriteFile(o.Dir, nil, 0o600))
 		}, ErrNoKubelet, "is not a directory"},
 		"a link that leads to itself": {func(t *testing.T, o *Options) {
 			o.Dir = filepath.Join(o.Dir, "loop")
-			must(t, os.Symlink("loop", o.Dir))
+			testenv.Must(t, os.Symlink("loop", o.Dir))
 		}, ErrNoKubelet, "too many levels"},
 		"a file where the socket should be": {func(t *testing.T, o *Options) {
-			must(t, os.WriteFile(filepath.Join(o.Dir, "gpu-cdi-nvidia-com-gpu.sock"), []byte("mine"), 0o600))
+			testenv.Must(t, os.WriteFile(filepath.Join(o.Dir, "gpu-cdi-nvidia-com-gpu.sock"), []byte("mine"), 0o600))
 		}, nil, "is not a socket: remove it"},
 	}
 	for name, c := range cases {
@@ -537,7 +538,7 @@ func TestAnInstanceThatLostItsLockEnds(t *testing.T) {
 		other, err = lock.Acquire(path)
 		return err == nil
 	})
-	t.Cleanup(func() { must(t, other.Release()) })
+	t.Cleanup(func() { testenv.Must(t, other.Release()) })
 	if err := first.wait(); !errors.Is(err, lock.ErrHeld) || !strings.Contains(err.Error(), "serve "+gpus) {
 		t.Errorf("the first instance ends with %v", err)
 	}
@@ -545,7 +546,7 @@ func TestAnInstanceThatLostItsLockEnds(t *testing.T) {
 
 func TestAResourceThatCannotBeAdvertisedLeavesTheOthers(t *testing.T) {
 	p, err := New(optionsFor(kubelettest.New(t)))
-	must(t, err)
+	testenv.Must(t, err)
 	good := migOf(1)
 	if err := p.Update([]resource.Resource{gpusOf(257), good}); err == nil || !strings.Contains(err.Error(), gpus) {
 		t.Errorf("%v, want an error about %s", err, gpus)

@@ -17,6 +17,7 @@ import (
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // benchMachine returns what a benchmark's plugin serves: the GPUs of a simulated machine, each as N replicas if "*N"
@@ -47,7 +48,7 @@ func benchMachine(machine string) (*gpu.Snapshot, resource.Resource, error) {
 func processOf(b *testing.B, machine string) (*kubelettest.Kubelet, *kubelettest.Endpoint, resource.Resource) {
 	b.Helper()
 	_, r, err := benchMachine(machine)
-	must(b, err)
+	testenv.Must(b, err)
 	k := kubelettest.New(b)
 	k.Start()
 	return k, process(b, k, "cdi-cri:"+machine), r
@@ -80,14 +81,14 @@ func BenchmarkPreferredReplicas(b *testing.B) {
 	for _, size := range []int{1, 2, 4, 8} {
 		b.Run(fmt.Sprintf("%d of %d", size, len(r.Devices)), func(b *testing.B) {
 			conn, err := grpc.NewClient("unix:"+ownSocket(k), grpc.WithTransportCredentials(insecure.NewCredentials()))
-			must(b, err)
+			testenv.Must(b, err)
 			b.Cleanup(func() { _ = conn.Close() })
 			req := preferred(idsOf(&r), size)
 			var calls, carried []time.Duration
 			for b.Loop() {
 				begin := time.Now()
 				const method = v1beta1.DevicePlugin_GetDevicePluginOptions_FullMethodName
-				must(b, conn.Invoke(b.Context(), method, req, &v1beta1.DevicePluginOptions{}))
+				testenv.Must(b, conn.Invoke(b.Context(), method, req, &v1beta1.DevicePluginOptions{}))
 				carried = append(carried, time.Since(begin))
 				calls = append(calls, timePreferred(b, e.Client, req))
 			}

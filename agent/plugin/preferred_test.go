@@ -13,6 +13,7 @@ import (
 
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestPreferredAllocation(t *testing.T) {
@@ -123,7 +124,7 @@ func TestPreferredAllocation(t *testing.T) {
 				}
 				return
 			}
-			must(t, err)
+			testenv.Must(t, err)
 			if diff := cmp.Diff(c.want, resp.ContainerResponses[0].DeviceIDs, cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("the choice (-want +got):\n%s", diff)
 			}
@@ -140,9 +141,9 @@ type machineGPUs struct {
 func machineOf(t testing.TB, name string) machineGPUs {
 	t.Helper()
 	snapshot, r, err := benchMachine(name)
-	must(t, err)
+	testenv.Must(t, err)
 	n, err := allocator.NewGPUs(snapshot, allocator.DefaultWeights())
-	must(t, err)
+	testenv.Must(t, err)
 	return machineGPUs{r, func() *allocator.GPUs { return n }}
 }
 

@@ -31,7 +31,7 @@ func TestAPluginThatStopsBeforeItIsWatchedSaysThatItStopped(t *testing.T) {
 	k := kubelettest.New(t)
 	p := start(t, optionsFor(k), gpusOf(1))
 	p.awaitProblem("is the kubelet running?")
-	must(t, p.stop())
+	testenv.Must(t, p.stop())
 	p.awaitProblem("the plugin stopped")
 }
 
@@ -71,7 +71,7 @@ func (k *lateKubelet) Register(context.Context, *v1beta1.RegisterRequest) (*v1be
 func TestAKubeletThatWatchesAndRefusesIsNotCalledAgain(t *testing.T) {
 	k := kubelettest.New(t)
 	l, err := net.Listen("unix", filepath.Join(k.Dir, kubelettest.Socket))
-	must(t, err)
+	testenv.Must(t, err)
 	late := &lateKubelet{t: t, plugin: ownSocket(k)}
 	server := grpc.NewServer()
 	v1beta1.RegisterRegistrationServer(server, late)
@@ -91,9 +91,9 @@ func TestAKubeletWithoutItsSocketStillWatches(t *testing.T) {
 	p := start(t, optionsFor(k), gpusOf(1))
 	k.WaitRegistered(gpus)
 	eventually(t, "the plugin is ready", func() bool { return p.Ready() == nil })
-	must(t, os.Remove(filepath.Join(k.Dir, kubelettest.Socket)))
+	testenv.Must(t, os.Remove(filepath.Join(k.Dir, kubelettest.Socket)))
 	time.Sleep(100 * firstPause)
-	must(t, p.Ready())
+	testenv.Must(t, p.Ready())
 }
 
 func TestANewKubeletIsCalledAtOnceHoweverOftenTheLastRefused(t *testing.T) {
@@ -120,7 +120,7 @@ func TestASocketWhoseServerEndedIsRestored(t *testing.T) {
 	p := start(t, optionsFor(k), gpusOf(1))
 	k.WaitRegistered(gpus)
 	before := socketAt(ownSocket(k))
-	must(t, p.endpoints[gpus].socket.Close()) // as gRPC's server does after an error such as a lack of memory
+	testenv.Must(t, p.endpoints[gpus].socket.Close()) // as gRPC's server does after an error such as a lack of memory
 	eventually(t, "a new socket", func() bool {
 		if socketAt(ownSocket(k)) == before {
 			return false
@@ -141,11 +141,11 @@ func TestASocketThatCannotBeMadeIsSoonTriedAgain(t *testing.T) {
 	p := start(t, o, gpusOf(1))
 	k.WaitRegistered(gpus)
 	file := filepath.Join(t.TempDir(), "file")
-	must(t, os.WriteFile(file, nil, 0o600))
-	must(t, os.Rename(file, ownSocket(k))) // at once, or else the plugin could make its socket before
+	testenv.Must(t, os.WriteFile(file, nil, 0o600))
+	testenv.Must(t, os.Rename(file, ownSocket(k))) // at once, or else the plugin could make its socket before
 	p.wakeAll()
 	p.awaitProblem("is not a socket")
-	must(t, os.Remove(ownSocket(k)))
+	testenv.Must(t, os.Remove(ownSocket(k)))
 	begin := time.Now()
 	eventually(t, "the socket is back", func() bool { return socketAt(ownSocket(k)) != unixsocket.ID{} })
 	if took := time.Since(begin); took > pollWatched/2 {

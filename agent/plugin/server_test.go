@@ -17,6 +17,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func allocate(ids ...string) *v1beta1.AllocateRequest {
@@ -267,7 +268,7 @@ func TestAllocate(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			resp, err := allocated(serverOf(t, c.r, c.o), allocate(c.ids...))
-			must(t, err)
+			testenv.Must(t, err)
 			want := []*v1beta1.ContainerAllocateResponse{c.want}
 			if diff := cmp.Diff(want, resp.ContainerResponses, protocmp.Transform()); diff != "" {
 				t.Errorf("the answer (-want +got):\n%s", diff)
@@ -360,7 +361,7 @@ func TestPreStartOfAnUnhealthyDevice(t *testing.T) {
 		_, err := serverOf(t, r, o).PreStartContainer(t.Context(), &v1beta1.PreStartContainerRequest{DevicesIds: ids})
 		return err
 	}
-	must(t, prepare(uuid(1)))
+	testenv.Must(t, prepare(uuid(1)))
 	if want := []string{r.Name + " " + uuid(1) + " XID 95"}; !slices.Equal(asked, want) {
 		t.Errorf("asked for %q, want %q", asked, want)
 	}
@@ -381,13 +382,13 @@ func TestOneCallForSeveralContainers(t *testing.T) {
 	ask := &v1beta1.AllocateRequest{}
 	for i := range 3 {
 		one, err := allocated(s, allocate(uuid(i)))
-		must(t, err)
+		testenv.Must(t, err)
 		want.ContainerResponses = append(want.ContainerResponses, one.GetContainerResponses()...)
 		ask.ContainerRequests = append(ask.ContainerRequests, allocate(uuid(i)).GetContainerRequests()...)
 	}
 	for range 2 { // a call does not change what the next one gets
 		got, err := allocated(s, ask)
-		must(t, err)
+		testenv.Must(t, err)
 		if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 			t.Errorf("the response (-want +got):\n%s", diff)
 		}
@@ -397,13 +398,13 @@ func TestOneCallForSeveralContainers(t *testing.T) {
 func TestAllocateFollowsTheLastUpdate(t *testing.T) {
 	s := serverOf(t, gpusOf(1), by(resource.CDICRI))
 	for _, r := range []resource.Resource{withExtras(gpusOf(1)), gpusOf(1), byIndex(gpusOf(1))} {
-		must(t, s.update(r))
+		testenv.Must(t, s.update(r))
 		want := slices.Clone(r.Devices[0].Grant.CDIDevices)
 		if r.Grant != nil {
 			want = append(want, r.Grant.CDIDevices...)
 		}
 		resp, err := allocated(s, allocate(uuid(0)))
-		must(t, err)
+		testenv.Must(t, err)
 		var got []string
 		for _, d := range resp.GetContainerResponses()[0].GetCdiDevices() {
 			got = append(got, d.GetName())
@@ -416,7 +417,7 @@ func TestAllocateFollowsTheLastUpdate(t *testing.T) {
 
 func TestADeviceThatLeftTheListIsNotAllocated(t *testing.T) {
 	s := serverOf(t, gpusOf(2), by(resource.CDICRI))
-	must(t, s.update(gpusOf(1)))
+	testenv.Must(t, s.update(gpusOf(1)))
 	if _, err := s.Allocate(t.Context(), allocate(uuid(1))); status.Code(err) != codes.NotFound {
 		t.Errorf("%v, want %s", err, codes.NotFound)
 	}
@@ -427,7 +428,7 @@ func TestAnEqualListIsNotSent(t *testing.T) {
 	replaced := s.list.Load().replaced
 	same := gpusOf(2)
 	same.Limit = 1
-	must(t, s.update(same))
+	testenv.Must(t, s.update(same))
 	select {
 	case <-replaced:
 		t.Error("an equal list is sent")
@@ -436,7 +437,7 @@ func TestAnEqualListIsNotSent(t *testing.T) {
 	if _, err := s.Allocate(t.Context(), allocate(uuid(0), uuid(1))); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("the new limit does not hold: %v", err)
 	}
-	must(t, s.update(gpusOf(1)))
+	testenv.Must(t, s.update(gpusOf(1)))
 	<-replaced
 }
 
@@ -447,7 +448,7 @@ func FuzzRequests(f *testing.F) {
 		prefer([]string{uuid(0), uuid(1)}, []string{uuid(1)}, 2), prefer(nil, nil, -1),
 	} {
 		data, err := proto.Marshal(m)
-		must(f, err)
+		testenv.Must(f, err)
 		f.Add(data)
 	}
 	s := serverOf(f, gpusOf(2), by(resource.CDICRI, resource.Envvar, resource.CDIAnnotations))

@@ -12,6 +12,7 @@ import (
 
 	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func notTaken(string) bool { return false }
@@ -41,8 +42,8 @@ func TestSocketPath(t *testing.T) {
 func TestResourcesWhoseNamesDifferInADotHaveDifferentSockets(t *testing.T) {
 	const dot, hyphen = "nvidia.com/a.b", "nvidia.com/a-b"
 	p, err := New(Options{Dir: "/x", Allocate: by(resource.CDICRI), Log: quiet})
-	must(t, err)
-	must(t, p.Update([]resource.Resource{{Name: hyphen}, {Name: dot}}))
+	testenv.Must(t, err)
+	testenv.Must(t, p.Update([]resource.Resource{{Name: hyphen}, {Name: dot}}))
 	if path := p.endpoints[dot].path; path == p.endpoints[hyphen].path {
 		t.Errorf("both have %s", path)
 	}
@@ -57,7 +58,7 @@ func TestALongDirectoryPathIsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := New(in(deepest))
-			must(t, err)
+			testenv.Must(t, err)
 			if path := socketPath(deepest, strings.Repeat("n", 63)+"/x", notTaken); len(path) > unixsocket.MaxPath {
 				t.Errorf("%s has %d bytes", path, len(path))
 			}
@@ -74,13 +75,13 @@ func TestASocketThatIsMadeAnewHasAnotherID(t *testing.T) {
 	seen := map[unixsocket.ID]bool{}
 	for range 10 {
 		s, err := listen(t.Context(), path)
-		must(t, err)
-		must(t, os.Chmod(path, 0o666)) // which changes nothing
+		testenv.Must(t, err)
+		testenv.Must(t, os.Chmod(path, 0o666)) // which changes nothing
 		if !s.inPlace() || seen[s.id] {
 			t.Errorf("the socket %+v is in its place: %t, and was there before: %t", s.id, s.inPlace(), seen[s.id])
 		}
 		seen[s.id] = true
-		must(t, s.Close())
+		testenv.Must(t, s.Close())
 		time.Sleep(20 * time.Millisecond) // the clock of older kernels' file systems has steps of up to 10 ms
 	}
 }
@@ -88,22 +89,22 @@ func TestASocketThatIsMadeAnewHasAnotherID(t *testing.T) {
 func TestASocketOfAnotherProgramIsNotTakenForOurs(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	s, err := listen(t.Context(), path)
-	must(t, err)
+	testenv.Must(t, err)
 	defer s.Close()
 	if !s.inPlace() {
 		t.Error("our socket is not in its place")
 	}
-	must(t, os.Rename(path, path+".away"))
+	testenv.Must(t, os.Rename(path, path+".away"))
 	if s.inPlace() {
 		t.Error("a socket that was moved away is in its place")
 	}
 	other, err := new(net.ListenConfig).Listen(t.Context(), "unix", path)
-	must(t, err)
+	testenv.Must(t, err)
 	defer other.Close()
 	if s.inPlace() {
 		t.Error("another program's socket is in the place of ours, and is taken for it")
 	}
-	must(t, os.Rename(path+".away", path))
+	testenv.Must(t, os.Rename(path+".away", path))
 	if !s.inPlace() {
 		t.Error("our socket is back and not in its place")
 	}
@@ -126,7 +127,7 @@ func TestASocketThatIsRemovedAtOnceIsNotInPlace(t *testing.T) {
 	})
 	for range 300 {
 		s, err := listen(t.Context(), path)
-		must(t, err)
+		testenv.Must(t, err)
 		eventually(t, "the socket is removed", func() bool { return !s.inPlace() })
 		_ = s.Close()
 	}

@@ -10,6 +10,7 @@ import (
 
 	"gpu-cdi-plugin/internal/checkpoint"
 	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // The request has the devices of its own resource already, so they must not be counted twice.
@@ -32,12 +33,12 @@ func TestUsedSlicesAreThoseOfOtherResources(t *testing.T) {
 	}
 	content := fmt.Sprintf(`{"Data":{"PodDeviceEntries":[%s,%s,%s]}}`, entry(own.Name, own.Devices[0].ID),
 		entry(other.Name, other.Devices[1].ID), entry("example.com/thing", own.Devices[2].ID))
-	must(t, os.WriteFile(filepath.Join(dir, checkpoint.Name), []byte(content), 0o600))
+	testenv.Must(t, os.WriteFile(filepath.Join(dir, checkpoint.Name), []byte(content), 0o600))
 	if _, err := (&Plugin{opts: Options{Dir: filepath.Join(dir, checkpoint.Name)}}).usedSlices(own.Name); err == nil {
 		t.Error("a checkpoint that cannot be read is no error")
 	}
 	got, err := p.usedSlices(own.Name)
-	must(t, err)
+	testenv.Must(t, err)
 	if diff := cmp.Diff(map[string]int{uuid(0): 2}, got); diff != "" {
 		t.Errorf("slices by GPU (-want +got):\n%s", diff)
 	}

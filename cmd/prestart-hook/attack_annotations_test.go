@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/test/lib/hoststate"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // What annotations can ask for that they must not get, in each position that reads them. Nothing changes, and the
@@ -85,19 +86,19 @@ func TestAttackByAnnotations(t *testing.T) {
 				t.Parallel()
 				a := newAttack(t)
 				node := t.TempDir()
-				must(t, makeNode(node, "#!/bin/sh\ntouch "+a.outside+"/executed\n"))
+				testenv.Must(t, makeNode(node, "#!/bin/sh\ntouch "+a.outside+"/executed\n"))
 				if tc.policy != "" {
-					must(t, os.Rename(filepath.Join(node, tc.policy), node+"/hook.yaml"))
+					testenv.Must(t, os.Rename(filepath.Join(node, tc.policy), node+"/hook.yaml"))
 				}
 				a.devices, a.annotations = tc.value, tc.more
 				a.start()
 				config, err := os.ReadFile(a.bundle + "/config.json")
-				must(t, err)
+				testenv.Must(t, err)
 				table := a.mountTable()
 				before := hoststate.Take(t, a.outside, "/run", a.bundle, node)
 				// The program of this test has the policy and the specs of a node of its own.
 				path, err := exec.LookPath(hookName)
-				must(t, err)
+				testenv.Must(t, err)
 				cmd := exec.Command(path)
 				run(cmd, a, config)
 				var stdout, stderr bytes.Buffer
@@ -134,7 +135,7 @@ func TestAttackByVisibleDevices(t *testing.T) {
 		t.Errorf("createRuntime: status %d: %s", status, stderr)
 	}
 	data, err := json.Marshal(config)
-	must(t, err)
+	testenv.Must(t, err)
 	cmd := exec.Command(hookBinary(t), "precreate")
 	cmd.Stdin = bytes.NewReader(data)
 	if out, err := cmd.CombinedOutput(); err != nil || !bytes.Equal(out, data) {

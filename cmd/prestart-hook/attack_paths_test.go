@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // attackedPaths are those that the hook makes, mounts to or reads, and the directories above them.
@@ -65,43 +67,45 @@ var hostile = map[string]func(a *attack, name string){
 		a.linked("volume", "/file", name)
 	},
 
-	"a FIFO":              func(a *attack, name string) { must(a.t, unix.Mkfifo(a.path(name), 0o666)) },
+	"a FIFO":              func(a *attack, name string) { testenv.Must(a.t, unix.Mkfifo(a.path(name), 0o666)) },
 	"a watchdog":          func(a *attack, name string) { a.device(name, 10, 130) },
 	"the kernel's memory": func(a *attack, name string) { a.device(name, 1, 1) },
 	"another GPU":         func(a *attack, name string) { a.device(name, 195, 1) },
 	"a block device": func(a *attack, name string) {
-		must(a.t, unix.Mknod(a.path(name), unix.S_IFBLK|0o666, int(unix.Mkdev(7, 0))))
+		testenv.Must(a.t, unix.Mknod(a.path(name), unix.S_IFBLK|0o666, int(unix.Mkdev(7, 0))))
 	},
 	"a socket": func(a *attack, name string) { a.socket(name) },
 	"a file of 4 GiB": func(a *attack, name string) {
-		must(a.t, os.WriteFile(a.path(name), nil, 0o644))
-		must(a.t, os.Truncate(a.path(name), 4<<30))
+		testenv.Must(a.t, os.WriteFile(a.path(name), nil, 0o644))
+		testenv.Must(a.t, os.Truncate(a.path(name), 4<<30))
 	},
-	"a hard link to a file outside": func(a *attack, name string) { must(a.t, os.Link(a.outside+"/file", a.path(name))) },
+	"a hard link to a file outside": func(a *attack, name string) {
+		testenv.Must(a.t, os.Link(a.outside+"/file", a.path(name)))
+	},
 	"a hard link to a secret": func(a *attack, name string) {
-		must(a.t, os.Link(a.outside+"/secret", a.path(name)))
+		testenv.Must(a.t, os.Link(a.outside+"/secret", a.path(name)))
 	},
 	"a hard link to a device": func(a *attack, name string) {
-		must(a.t, os.Link(a.outside+"/driver/nvidia0", a.path(name)))
+		testenv.Must(a.t, os.Link(a.outside+"/driver/nvidia0", a.path(name)))
 	},
-	"a directory": func(a *attack, name string) { must(a.t, os.MkdirAll(a.path(name)+"/sub", 0o755)) },
+	"a directory": func(a *attack, name string) { testenv.Must(a.t, os.MkdirAll(a.path(name)+"/sub", 0o755)) },
 	"a directory of 3,000 names": func(a *attack, name string) {
-		must(a.t, os.Mkdir(a.path(name), 0o755))
+		testenv.Must(a.t, os.Mkdir(a.path(name), 0o755))
 		for i := range 3000 {
-			must(a.t, os.WriteFile(a.path(name)+"/libcuda.so."+strconv.Itoa(i)+"\xff\n", nil, 0o644))
+			testenv.Must(a.t, os.WriteFile(a.path(name)+"/libcuda.so."+strconv.Itoa(i)+"\xff\n", nil, 0o644))
 		}
 	},
-	"a directory without rights": func(a *attack, name string) { must(a.t, os.Mkdir(a.path(name), 0)) },
+	"a directory without rights": func(a *attack, name string) { testenv.Must(a.t, os.Mkdir(a.path(name), 0)) },
 	"an executable": func(a *attack, name string) {
-		must(a.t, os.WriteFile(a.path(name), []byte("#!/bin/sh\ntouch "+a.outside+"/executed\n"), 0o755))
-		must(a.t, os.Chmod(a.path(name), 0o6755))
+		testenv.Must(a.t, os.WriteFile(a.path(name), []byte("#!/bin/sh\ntouch "+a.outside+"/executed\n"), 0o755))
+		testenv.Must(a.t, os.Chmod(a.path(name), 0o6755))
 	},
 	"a cache": func(a *attack, name string) {
-		must(a.t, os.WriteFile(a.path(name), validCache(), 0o644))
+		testenv.Must(a.t, os.WriteFile(a.path(name), validCache(), 0o644))
 	},
 }
 
-func (a *attack) link(target, name string) { must(a.t, os.Symlink(target, a.path(name))) }
+func (a *attack) link(target, name string) { testenv.Must(a.t, os.Symlink(target, a.path(name))) }
 
 func (a *attack) chain(name string, n int) {
 	for i := range n {
@@ -115,11 +119,11 @@ func (a *attack) chain(name string, n int) {
 func (a *attack) volume(from, name string) {
 	from = filepath.Join(a.outside, from)
 	info, err := os.Stat(from)
-	must(a.t, err)
+	testenv.Must(a.t, err)
 	if info.IsDir() {
-		must(a.t, os.MkdirAll(a.path(name), 0o755))
+		testenv.Must(a.t, os.MkdirAll(a.path(name), 0o755))
 	} else {
-		must(a.t, os.WriteFile(a.path(name), nil, 0o644))
+		testenv.Must(a.t, os.WriteFile(a.path(name), nil, 0o644))
 	}
 	a.volumes[name] = from
 }
@@ -132,31 +136,31 @@ func (a *attack) linked(from, below, name string) {
 
 // memory makes a volume in memory, as the kubelet does for Secrets.
 func (a *attack) memory() {
-	must(a.t, os.Mkdir(a.outside+"/memory", 0o755))
+	testenv.Must(a.t, os.Mkdir(a.outside+"/memory", 0o755))
 	a.mount("tmpfs", a.outside+"/memory", "tmpfs", "mode=755")
-	must(a.t, os.WriteFile(a.outside+"/memory/secret", []byte(secret), 0o600))
+	testenv.Must(a.t, os.WriteFile(a.outside+"/memory/secret", []byte(secret), 0o600))
 }
 
 // shared makes the directory of volumes a shared mount, from which mounts propagate to the host.
 func (a *attack) shared() {
 	a.mount("tmpfs", a.outside+"/volume", "tmpfs", "mode=755")
-	must(a.t, os.WriteFile(a.outside+"/volume/file", []byte("of the volume"), 0o644))
-	must(a.t, unix.Mount("", a.outside+"/volume", "", unix.MS_SHARED, ""))
+	testenv.Must(a.t, os.WriteFile(a.outside+"/volume/file", []byte("of the volume"), 0o644))
+	testenv.Must(a.t, unix.Mount("", a.outside+"/volume", "", unix.MS_SHARED, ""))
 }
 
 func (a *attack) device(name string, major, minor uint32) {
-	must(a.t, os.MkdirAll(filepath.Dir(a.path(name)), 0o755))
-	must(a.t, unix.Mknod(a.path(name), unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor))))
+	testenv.Must(a.t, os.MkdirAll(filepath.Dir(a.path(name)), 0o755))
+	testenv.Must(a.t, unix.Mknod(a.path(name), unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor))))
 }
 
 func (a *attack) socket(name string) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
-	must(a.t, err)
+	testenv.Must(a.t, err)
 	defer func() { _ = unix.Close(fd) }()
 	dir, err := os.Open(filepath.Dir(a.path(name)))
-	must(a.t, err)
+	testenv.Must(a.t, err)
 	defer func() { _ = dir.Close() }()
-	must(
+	testenv.Must(
 		a.t,
 		unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(name))}),
 	)
@@ -194,10 +198,10 @@ func TestSlowAttackByPaths(t *testing.T) {
 					a.users = tc.users
 					a.device("/dev/dri/card0", 1, 5)
 					if position != "createContainer" {
-						must(t, os.RemoveAll(a.path("/dev/dri")))
+						testenv.Must(t, os.RemoveAll(a.path("/dev/dri")))
 					}
-					must(t, os.MkdirAll(filepath.Dir(a.path(path)), 0o755))
-					must(t, os.RemoveAll(a.path(path)))
+					testenv.Must(t, os.MkdirAll(filepath.Dir(a.path(path)), 0o755))
+					testenv.Must(t, os.RemoveAll(a.path(path)))
 					put(a, path)
 					a.own()
 					a.start()

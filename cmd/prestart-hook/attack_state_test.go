@@ -32,31 +32,31 @@ func TestAttackByTheState(t *testing.T) {
 		"the runtime":       {func(a *attack) string { return a.stateOf(os.Getpid()) }, "it is a child of process"},
 		"an unused process": {func(a *attack) string { return a.stateOf(1 << 30) }, "pidfd_open"},
 		"a process that has ended": {func(a *attack) string {
-			must(a.t, a.process.Process.Kill())
+			testenv.Must(a.t, a.process.Process.Kill())
 			var info unix.Siginfo // it is not waited for: its ID is not used again
-			must(a.t, unix.Waitid(unix.P_PID, a.pid(), &info, unix.WEXITED|unix.WNOWAIT, nil))
+			testenv.Must(a.t, unix.Waitid(unix.P_PID, a.pid(), &info, unix.WEXITED|unix.WNOWAIT, nil))
 			return a.state()
 		}, "it has ended"},
 		"another runtime's container": {func(a *attack) string {
 			// The shell makes it, and is the runtime of no hook.
 			out, err := exec.Command("/bin/sh", "-c", "unshare --mount sleep 600 >&- 2>&- & echo $!").Output()
-			must(a.t, err)
+			testenv.Must(a.t, err)
 			var pid int
 			_, err = fmt.Sscan(string(out), &pid)
-			must(a.t, err)
+			testenv.Must(a.t, err)
 			a.t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
 			return a.stateOf(pid)
 		}, "it is a child of process"},
 		"a process in the host's namespaces": {func(a *attack) string {
 			other := exec.Command("sleep", "600")
-			must(a.t, other.Start())
+			testenv.Must(a.t, other.Start())
 			a.t.Cleanup(func() { end(other) })
 			return a.stateOf(other.Process.Pid)
 		}, "in the mount namespace of this hook"},
 		"a container that has pivoted": {func(a *attack) string {
 			other := exec.Command("sleep", "600")
 			other.SysProcAttr = &syscall.SysProcAttr{Chroot: "/", Cloneflags: unix.CLONE_NEWNS}
-			must(a.t, other.Start())
+			testenv.Must(a.t, other.Start())
 			a.t.Cleanup(func() { end(other) })
 			return a.stateOf(other.Process.Pid)
 		}, "is not a mount point"},
@@ -77,10 +77,10 @@ func TestAttackByTheState(t *testing.T) {
 			return a.state()
 		}, "root"},
 		"the root is another user's link to another container's": {func(a *attack) string {
-			must(a.t, os.Symlink(victim(a), a.bundle+"/link"))
-			must(a.t, os.Lchown(a.bundle, 1000, 1000))
-			must(a.t, os.Lchown(a.bundle+"/link", 1000, 1000))
-			must(a.t, os.Lchown(a.bundle+"/config.json", 1000, 1000))
+			testenv.Must(a.t, os.Symlink(victim(a), a.bundle+"/link"))
+			testenv.Must(a.t, os.Lchown(a.bundle, 1000, 1000))
+			testenv.Must(a.t, os.Lchown(a.bundle+"/link", 1000, 1000))
+			testenv.Must(a.t, os.Lchown(a.bundle+"/config.json", 1000, 1000))
 			a.writeJSON(a.bundle+"/config.json", a.config("link"))
 			return a.state()
 		}, "is not followed, since others can change it"},
@@ -99,30 +99,30 @@ func TestAttackByTheState(t *testing.T) {
 			return strings.Replace(a.state(), `"annotations"`, `"x"`, 1)
 		}, "its annotation \"cdi.k8s.io/gpu\" is not that of the OCI state"},
 		"config.json of another user than the bundle": {func(a *attack) string {
-			must(a.t, os.Chown(a.bundle+"/config.json", 1000, 1000))
+			testenv.Must(a.t, os.Chown(a.bundle+"/config.json", 1000, 1000))
 			return a.state()
 		}, "config.json belongs to user 1000, its bundle to user 0"},
 		"config.json is a hard link": {func(a *attack) string {
-			must(a.t, os.Link(a.bundle+"/config.json", a.bundle+"/other"))
+			testenv.Must(a.t, os.Link(a.bundle+"/config.json", a.bundle+"/other"))
 			return a.state()
 		}, "config.json has 2 names (hard links), want one"},
 		"config.json is a secret": {func(a *attack) string {
-			must(a.t, os.Remove(a.bundle+"/config.json"))
-			must(a.t, os.Symlink(a.outside+"/secret", a.bundle+"/config.json"))
+			testenv.Must(a.t, os.Remove(a.bundle+"/config.json"))
+			testenv.Must(a.t, os.Symlink(a.outside+"/secret", a.bundle+"/config.json"))
 			return a.state()
 		}, "config.json is a symbolic link"},
 		"config.json is a hard link to a secret": {func(a *attack) string {
-			must(a.t, os.Remove(a.bundle+"/config.json"))
-			must(a.t, os.Link(a.outside+"/secret", a.bundle+"/config.json"))
+			testenv.Must(a.t, os.Remove(a.bundle+"/config.json"))
+			testenv.Must(a.t, os.Link(a.outside+"/secret", a.bundle+"/config.json"))
 			return a.state()
 		}, "config.json: read the annotations: invalid character"},
 		"config.json is a FIFO": {func(a *attack) string {
-			must(a.t, os.Remove(a.bundle+"/config.json"))
-			must(a.t, unix.Mkfifo(a.bundle+"/config.json", 0o666))
+			testenv.Must(a.t, os.Remove(a.bundle+"/config.json"))
+			testenv.Must(a.t, unix.Mkfifo(a.bundle+"/config.json", 0o666))
 			return a.state()
 		}, "is a FIFO"},
 		"config.json has 4 GiB": {func(a *attack) string {
-			must(a.t, os.Truncate(a.bundle+"/config.json", 4<<30))
+			testenv.Must(a.t, os.Truncate(a.bundle+"/config.json", 4<<30))
 			return a.state()
 		}, "the limit is"},
 		"a bundle that is no UTF-8": {func(a *attack) string {
@@ -140,7 +140,7 @@ func TestAttackByTheState(t *testing.T) {
 		"no state": {func(*attack) string { return "" }, "the input is empty"},
 		"the cgroup of another container": {func(a *attack) string {
 			other := exec.Command("sleep", "600")
-			must(a.t, other.Start())
+			testenv.Must(a.t, other.Start())
 			a.t.Cleanup(func() { end(other) })
 			a.restrict(a.pid(), other.Process.Pid)
 			return a.state()
@@ -177,11 +177,11 @@ func (a *attack) restrict(pids ...int) {
 	if err := os.Mkdir(a.cgroup, 0o755); err != nil {
 		testenv.Skip(a.t, "needs cgroup v1: "+err.Error())
 	}
-	must(a.t, os.WriteFile(a.cgroup+"/devices.deny", []byte("a"), 0o200))
+	testenv.Must(a.t, os.WriteFile(a.cgroup+"/devices.deny", []byte("a"), 0o200))
 	a.t.Cleanup(func() { _ = os.Remove(a.cgroup) })
 	for _, pid := range pids {
 		pid := strconv.Itoa(pid)
-		must(a.t, os.WriteFile(a.cgroup+"/cgroup.procs", []byte(pid), 0o200))
+		testenv.Must(a.t, os.WriteFile(a.cgroup+"/cgroup.procs", []byte(pid), 0o200))
 		a.t.Cleanup(func() { _ = os.WriteFile("/sys/fs/cgroup/devices/cgroup.procs", []byte(pid), 0o200) })
 	}
 }
@@ -211,8 +211,8 @@ func TestAttackByDeath(t *testing.T) {
 func TestSlowAttackByASilentFileSystem(t *testing.T) {
 	t.Parallel()
 	a := newAttack(t)
-	must(t, os.MkdirAll(a.path("/opt/driver"), 0o755))
-	must(t, os.Mkdir(a.outside+"/silent", 0o755))
+	testenv.Must(t, os.MkdirAll(a.path("/opt/driver"), 0o755))
+	testenv.Must(t, os.Mkdir(a.outside+"/silent", 0o755))
 	before := a.host()
 	mountSilent(t, a.outside+"/silent")
 	a.volumes["/opt/driver"] = a.outside + "/silent"
@@ -222,6 +222,6 @@ func TestSlowAttackByASilentFileSystem(t *testing.T) {
 		t.Errorf("status %d: %s", status, stderr)
 	}
 	end(a.process)
-	must(t, unix.Unmount(a.outside+"/silent", unix.MNT_DETACH))
+	testenv.Must(t, unix.Unmount(a.outside+"/silent", unix.MNT_DETACH))
 	before.Check(t)
 }

@@ -12,6 +12,7 @@ import (
 
 	"gpu-cdi-plugin/internal/regular"
 	"gpu-cdi-plugin/test/lib/hoststate"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // exchange exchanges two paths without a pause, as another container with the same volume or the owner of the bundle
@@ -50,8 +51,8 @@ func TestSlowAttackByExchange(t *testing.T) {
 			a.link(target, name)
 		}
 	}
-	dir := func(a *attack, name string) { must(a.t, os.MkdirAll(a.path(name), 0o755)) }
-	file := func(a *attack, name string) { must(a.t, os.WriteFile(a.path(name), []byte("x"), 0o644)) }
+	dir := func(a *attack, name string) { testenv.Must(a.t, os.MkdirAll(a.path(name), 0o755)) }
+	file := func(a *attack, name string) { testenv.Must(a.t, os.WriteFile(a.path(name), []byte("x"), 0o644)) }
 	for name, tc := range map[string]struct {
 		run   position
 		users bool
@@ -94,11 +95,11 @@ func TestSlowAttackByExchange(t *testing.T) {
 			a := newAttack(t)
 			a.users = tc.users
 			if strings.HasPrefix(name, "createContainer") {
-				must(t, os.MkdirAll(a.path("/opt/driver/dir"), 0o755))
-				must(t, os.WriteFile(a.path("/opt/driver/libcuda.so.580.1"), []byte("driver"), 0o755))
+				testenv.Must(t, os.MkdirAll(a.path("/opt/driver/dir"), 0o755))
+				testenv.Must(t, os.WriteFile(a.path("/opt/driver/libcuda.so.580.1"), []byte("driver"), 0o755))
 			}
-			must(t, os.MkdirAll(filepath.Dir(a.path(tc.path)), 0o755))
-			must(t, os.RemoveAll(a.path(tc.path)))
+			testenv.Must(t, os.MkdirAll(filepath.Dir(a.path(tc.path)), 0o755))
+			testenv.Must(t, os.RemoveAll(a.path(tc.path)))
 			tc.own(a, tc.path)
 			tc.other(a, "/other")
 			a.own()
@@ -124,11 +125,11 @@ func TestSlowAttackByExchange(t *testing.T) {
 func TestSlowAttackByExchangeOfTheBundle(t *testing.T) {
 	for name, prepare := range map[string]func(a *attack) [2]string{
 		"the root, and a link to another's": func(a *attack) [2]string {
-			must(a.t, os.Symlink(a.outside+"/victim", a.bundle+"/other"))
+			testenv.Must(a.t, os.Symlink(a.outside+"/victim", a.bundle+"/other"))
 			return [2]string{a.root, a.bundle + "/other"}
 		},
 		"the root, and another directory": func(a *attack) [2]string {
-			must(a.t, os.MkdirAll(a.outside+"/directory/dev", 0o755))
+			testenv.Must(a.t, os.MkdirAll(a.outside+"/directory/dev", 0o755))
 			return [2]string{a.root, a.outside + "/directory"}
 		},
 		"config.json, and that of another": func(a *attack) [2]string {
@@ -136,13 +137,13 @@ func TestSlowAttackByExchangeOfTheBundle(t *testing.T) {
 			return [2]string{a.bundle + "/config.json", a.bundle + "/other"}
 		},
 		"config.json, and a link to a secret": func(a *attack) [2]string {
-			must(a.t, os.Symlink(a.outside+"/secret", a.bundle+"/other"))
+			testenv.Must(a.t, os.Symlink(a.outside+"/secret", a.bundle+"/other"))
 			return [2]string{a.bundle + "/config.json", a.bundle + "/other"}
 		},
 		"the bundle, and a link to another": func(a *attack) [2]string {
 			a.writeJSON(a.outside+"/victim/config.json", a.config(a.outside+"/victim"))
-			must(a.t, os.Symlink(a.outside+"/victim", a.bundle+".other"))
-			must(a.t, os.Lchown(a.bundle+".other", 1000, 1000))
+			testenv.Must(a.t, os.Symlink(a.outside+"/victim", a.bundle+".other"))
+			testenv.Must(a.t, os.Lchown(a.bundle+".other", 1000, 1000))
 			return [2]string{a.bundle, a.bundle + ".other"}
 		},
 	} {
@@ -151,8 +152,8 @@ func TestSlowAttackByExchangeOfTheBundle(t *testing.T) {
 			a := newAttack(t)
 			a.start()
 			pair := prepare(a)
-			must(t, os.Lchown(filepath.Dir(a.bundle), 1000, 1000))
-			must(t, os.Lchown(a.bundle, 1000, 1000))
+			testenv.Must(t, os.Lchown(filepath.Dir(a.bundle), 1000, 1000))
+			testenv.Must(t, os.Lchown(a.bundle, 1000, 1000))
 			before := hoststate.Take(t, a.outside+"/victim", a.outside+"/volume", a.outside+"/driver", "/run")
 			stop := exchange(t, pair)
 			for begin := time.Now(); time.Since(begin) < *attackTime; {
@@ -173,15 +174,15 @@ func TestSlowAttackByExchangeBeforeTheRuntime(t *testing.T) {
 			return [2]string{dir + "/bundle/config.json", makeLink(t, secret, dir+"/bundle/other")}
 		},
 		"config.json, and a hard link to one": func(dir, secret string) [2]string {
-			must(t, os.Link(secret, dir+"/bundle/other"))
+			testenv.Must(t, os.Link(secret, dir+"/bundle/other"))
 			return [2]string{dir + "/bundle/config.json", dir + "/bundle/other"}
 		},
 		"config.json, and a FIFO": func(dir, _ string) [2]string {
-			must(t, unix.Mkfifo(dir+"/bundle/other", 0o666))
+			testenv.Must(t, unix.Mkfifo(dir+"/bundle/other", 0o666))
 			return [2]string{dir + "/bundle/config.json", dir + "/bundle/other"}
 		},
 		"the bundle, and a link to another": func(dir, secret string) [2]string {
-			must(t, os.Rename(secret, filepath.Dir(secret)+"/config.json"))
+			testenv.Must(t, os.Rename(secret, filepath.Dir(secret)+"/config.json"))
 			return [2]string{dir + "/bundle", makeLink(t, filepath.Dir(secret), dir+"/other")}
 		},
 	} {
@@ -190,8 +191,8 @@ func TestSlowAttackByExchangeBeforeTheRuntime(t *testing.T) {
 			dir, env := newRuntime(t, "exit 0")
 			outside := t.TempDir()
 			config, err := os.ReadFile(dir + "/bundle/config.json")
-			must(t, err)
-			must(t, os.WriteFile(outside+"/secret", append([]byte(`{"precious": 1,`), config[1:]...), 0o600))
+			testenv.Must(t, err)
+			testenv.Must(t, os.WriteFile(outside+"/secret", append([]byte(`{"precious": 1,`), config[1:]...), 0o600))
 			pair := prepare(dir, outside+"/secret")
 			for _, name := range []string{"", "/bundle", "/bundle/config.json", "/bundle/other", "/other"} {
 				_ = os.Lchown(dir+name, 1000, 1000)
@@ -216,6 +217,6 @@ func TestSlowAttackByExchangeBeforeTheRuntime(t *testing.T) {
 
 func makeLink(t *testing.T, target, name string) string {
 	t.Helper()
-	must(t, os.Symlink(target, name))
+	testenv.Must(t, os.Symlink(target, name))
 	return name
 }

@@ -67,23 +67,23 @@ func newAttack(t *testing.T) *attack {
 		devices: "nvidia.com/gpu=0", volumes: map[string]string{},
 	}
 	for top := dir; top != "/tmp" && top != "/"; top = filepath.Dir(top) {
-		must(t, os.Chmod(top, 0o755))
+		testenv.Must(t, os.Chmod(top, 0o755))
 	}
 	for _, d := range []string{
 		"outside/driver/dir", "outside/volume", "outside/victim/etc", "outside/victim/dev", "bundle/rootfs/dev",
 		"bundle/rootfs/proc", "bundle/rootfs/etc", "bundle/rootfs/usr/lib/x",
 	} {
-		must(t, os.MkdirAll(filepath.Join(dir, d), 0o755))
+		testenv.Must(t, os.MkdirAll(filepath.Join(dir, d), 0o755))
 	}
 	for name, data := range map[string]string{
 		"driver/libcuda.so.580.1": "driver", "driver/dir/file": "driver", "file": "of the host",
 		"volume/file": "of the volume",
 		"secret":      secret, "volume/secret": secret, "libcuda.so.999.1": secret,
 	} {
-		must(t, os.WriteFile(filepath.Join(a.outside, name), []byte(data), 0o600))
+		testenv.Must(t, os.WriteFile(filepath.Join(a.outside, name), []byte(data), 0o600))
 	}
 	for name, device := range map[string]uint64{"nvidia0": unix.Mkdev(195, 0), "zero": unix.Mkdev(1, 5)} {
-		must(t, unix.Mknod(a.outside+"/driver/"+name, unix.S_IFCHR|0o666, int(device)))
+		testenv.Must(t, unix.Mknod(a.outside+"/driver/"+name, unix.S_IFCHR|0o666, int(device)))
 	}
 	_, loader := multiarch()
 	for _, root := range []string{a.root, a.outside + "/victim"} {
@@ -93,7 +93,7 @@ func newAttack(t *testing.T) *attack {
 	}
 	testenv.MountPoint(t, a.outside+"/victim")
 	a.mount("tmpfs", "/run", "tmpfs", "mode=755")
-	must(t, os.Mkdir("/run/cdi", 0o755))
+	testenv.Must(t, os.Mkdir("/run/cdi", 0o755))
 	if _, err := os.Stat("/etc/gpu-cdi-plugin"); err == nil { // the tests are those of a node without a policy
 		a.mount("tmpfs", "/etc/gpu-cdi-plugin", "tmpfs", "mode=755")
 	}
@@ -103,15 +103,15 @@ func newAttack(t *testing.T) *attack {
 
 func (a *attack) mount(source, target, kind, options string) {
 	a.t.Helper()
-	must(a.t, unix.Mount(source, target, kind, 0, options))
+	testenv.Must(a.t, unix.Mount(source, target, kind, 0, options))
 	a.t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) })
 }
 
 func (a *attack) writeJSON(name string, content any) {
 	a.t.Helper()
 	data, err := json.Marshal(content)
-	must(a.t, err)
-	must(a.t, os.WriteFile(name, data, 0o644))
+	testenv.Must(a.t, err)
+	testenv.Must(a.t, os.WriteFile(name, data, 0o644))
 }
 
 // workArgs are the createContainer work of the spec.
@@ -189,8 +189,8 @@ while [ $# -gt 0 ]; do mount -n --rbind "$1" "$2"; shift 2; done; echo ready; ex
 	var stderr bytes.Buffer
 	a.process.Stderr = &stderr
 	out, err := a.process.StdoutPipe()
-	must(a.t, err)
-	must(a.t, a.process.Start())
+	testenv.Must(a.t, err)
+	testenv.Must(a.t, a.process.Start())
 	process := a.process
 	a.t.Cleanup(func() { end(process) })
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
@@ -210,7 +210,7 @@ func (a *attack) state() string { return a.stateOf(a.pid()) }
 
 func (a *attack) stateOf(pid int) string {
 	annotations, err := json.Marshal(a.allAnnotations())
-	must(a.t, err)
+	testenv.Must(a.t, err)
 	return fmt.Sprintf(`{"ociVersion":"1.0.2","id":"x","status":"creating","pid":%d,"bundle":%q,"annotations":%s}`,
 		pid, a.bundle, annotations)
 }
@@ -256,7 +256,7 @@ func (a *attack) proc(name string) string { return fmt.Sprintf("/proc/%d/%s", a.
 func (a *attack) mountTable() string {
 	a.t.Helper()
 	data, err := os.ReadFile(a.proc("mountinfo"))
-	must(a.t, err)
+	testenv.Must(a.t, err)
 	var own strings.Builder
 	for line := range strings.Lines(string(data)) {
 		point := strings.Fields(line)[4]
@@ -292,7 +292,7 @@ func (a *attack) path(name string) string { return filepath.Join(a.root, name) }
 // inside opens a path in the container, as its process would after it has pivoted.
 func (a *attack) inside(name string, flags uint64) (*os.File, error) {
 	root, err := os.OpenFile(a.proc("root")+a.root, unix.O_PATH|unix.O_DIRECTORY, 0)
-	must(a.t, err)
+	testenv.Must(a.t, err)
 	defer func() { _ = root.Close() }()
 	how := unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
 	fd, err := unix.Openat2(int(root.Fd()), name, &how)

@@ -97,7 +97,7 @@ func takesBack(t *testing.T, act func(*os.Process) error, want string) bool {
 	cmd.Env, cmd.Stdin = a.env, strings.NewReader(a.state())
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	must(t, cmd.Start())
+	testenv.Must(t, cmd.Start())
 	// The last mount of the spec is there: it makes links on the file system that does not respond.
 	for end := time.Now().Add(deadline); !strings.Contains(a.mountTable(), "libcuda.so.580.1"); {
 		if time.Sleep(5 * time.Millisecond); time.Now().After(end) {
@@ -111,11 +111,11 @@ func takesBack(t *testing.T, act func(*os.Process) error, want string) bool {
 	}
 	early := ended()
 	if !early {
-		must(t, act(cmd.Process))
+		testenv.Must(t, act(cmd.Process))
 		time.Sleep(100 * time.Millisecond)
 		early = ended() // which a hook that waits for the file system cannot have
 	}
-	must(t, server.Close())
+	testenv.Must(t, server.Close())
 	_ = cmd.Wait()
 	if early {
 		t.Logf("the hook ended before: %v: %s", cmd.ProcessState, &stderr)

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // logPolicy makes a directory with a policy that has the log at a path in it, and returns both.
@@ -16,8 +18,8 @@ func logPolicy(t *testing.T) (dir, log string) {
 	t.Helper()
 	dir = t.TempDir()
 	log = filepath.Join(dir, "logs/hook.log")
-	must(t, os.Mkdir(filepath.Dir(log), 0o755))
-	must(t, os.WriteFile(filepath.Join(dir, "hook.yaml"), fmt.Appendf(nil, "log: %s\n", log), 0o644))
+	testenv.Must(t, os.Mkdir(filepath.Dir(log), 0o755))
+	testenv.Must(t, os.WriteFile(filepath.Join(dir, "hook.yaml"), fmt.Appendf(nil, "log: %s\n", log), 0o644))
 	return dir, log
 }
 
@@ -57,7 +59,7 @@ func TestALogThatHangs(t *testing.T) {
 func checkLog(t *testing.T, path string, want ...string) {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	must(t, err)
+	testenv.Must(t, err)
 	for _, text := range want {
 		if bytes.Count(data, []byte("\n")) != 1 || !bytes.Contains(data, []byte(text)) {
 			t.Errorf("the log is %q, want one line with %q", data, text)
@@ -74,12 +76,12 @@ func TestEnginesHooksLog(t *testing.T) {
 			useStaticImage(b)
 			dir, log := logPolicy(t)
 			etc := filepath.Join(dir, "etc")
-			must(t, os.MkdirAll(filepath.Join(etc, "gpu-cdi-plugin"), 0o755))
-			must(t, os.Rename(filepath.Join(dir, "hook.yaml"), filepath.Join(etc, "gpu-cdi-plugin/hook.yaml")))
+			testenv.Must(t, os.MkdirAll(filepath.Join(etc, "gpu-cdi-plugin"), 0o755))
+			testenv.Must(t, os.Rename(filepath.Join(dir, "hook.yaml"), filepath.Join(etc, "gpu-cdi-plugin/hook.yaml")))
 			b.setup = "mount -n -t overlay -o lowerdir=" + etc + ":/etc overlay /etc"
 			// The image has a policy of its own, which is none.
-			must(t, os.MkdirAll(filepath.Join(b.root(), "etc/gpu-cdi-plugin"), 0o755))
-			must(
+			testenv.Must(t, os.MkdirAll(filepath.Join(b.root(), "etc/gpu-cdi-plugin"), 0o755))
+			testenv.Must(
 				t,
 				os.WriteFile(
 					filepath.Join(b.root(), "etc/gpu-cdi-plugin/hook.yaml"),

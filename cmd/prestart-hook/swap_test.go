@@ -21,17 +21,17 @@ func TestEnginesDoNotFollowALinkInTheRootsPlace(t *testing.T) {
 			b := newBundle(t)
 			testimage.GlibcRoot(t, b.root())
 			victim := filepath.Join(t.TempDir(), "victim")
-			must(t, os.Mkdir(victim, 0o700))
+			testenv.Must(t, os.Mkdir(victim, 0o700))
 			testenv.MountPoint(t, victim)
 			testimage.GlibcRoot(t, victim)
 			before := testimage.Fingerprint(t, victim)
-			must(t, os.Lchown(b.dir, 1000, 1000))
+			testenv.Must(t, os.Lchown(b.dir, 1000, 1000))
 			waits, swapped := filepath.Join(b.dir, "waits"), filepath.Join(b.dir, "swapped")
 			b.first = fmt.Sprintf("touch %s; until [ -e %s ]; do sleep 0.01; done", waits, swapped)
 			done := make(chan error, 1)
 			go func() { done <- swapRoot(b, waits, swapped, victim) }()
 			stdout, stderr, err := b.run(e)
-			must(t, <-done)
+			testenv.Must(t, <-done)
 			if testimage.Fingerprint(t, victim) != before {
 				t.Errorf("the hook changed another mount: %v: %s %s", err, stdout, stderr)
 			}
@@ -79,12 +79,13 @@ func TestOnlyLinksOfRootAreFollowedToTheRoot(t *testing.T) {
 			root, other, bundle := filepath.Join(dir, "root"), filepath.Join(dir, "other"), filepath.Join(dir, "bundle")
 			link := filepath.Join(dir, "users", "link")
 			for _, d := range []string{root, other, bundle, filepath.Dir(link)} {
-				must(t, os.Mkdir(d, 0o755))
+				testenv.Must(t, os.Mkdir(d, 0o755))
 			}
-			must(t, os.Symlink(other, link))
-			must(t, errors.Join(os.Lchown(filepath.Dir(link), tc.owner, tc.owner), os.Lchown(link, tc.owner, tc.owner)))
+			testenv.Must(t, os.Symlink(other, link))
+			testenv.Must(t,
+				os.Lchown(filepath.Dir(link), tc.owner, tc.owner), os.Lchown(link, tc.owner, tc.owner))
 			config := fmt.Appendf(nil, `{"root":{"path":%q}}`, link)
-			must(t, os.WriteFile(filepath.Join(bundle, "config.json"), config, 0o600))
+			testenv.Must(t, os.WriteFile(filepath.Join(bundle, "config.json"), config, 0o600))
 			paths := strings.NewReplacer("LINK", link, "ROOT", root, "BUNDLE", bundle)
 			cmd := exec.Command(testenv.Command(t, "unshare"), "--mount", "sh", "-ec",
 				`for d in "$1" "$2"; do mount --bind "$d" "$d"; done; cd "$3"; shift 3; exec "$@"`,
@@ -102,12 +103,5 @@ func TestOnlyLinksOfRootAreFollowedToTheRoot(t *testing.T) {
 				t.Errorf("changed %q, want %q: %v: %s", changed, tc.changed, err, out)
 			}
 		})
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -15,12 +15,12 @@ func TestDirectoriesAreAddedAfterOneIsMovedAndRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir, other := filepath.Join(t.TempDir(), "dir"), t.TempDir()
-	must(t, os.Mkdir(dir, 0o700))
-	must(t, w.Add(dir))
+	testenv.Must(t, os.Mkdir(dir, 0o700))
+	testenv.Must(t, w.Add(dir))
 	// The watcher waits until this is received. By then, the kernel has removed the watch that fsnotify wants to remove.
-	must(t, os.Mkdir(filepath.Join(dir, "first"), 0o700))
-	must(t, os.Rename(dir, dir+".moved"))
-	must(t, os.RemoveAll(dir+".moved"))
+	testenv.Must(t, os.Mkdir(filepath.Join(dir, "first"), 0o700))
+	testenv.Must(t, os.Rename(dir, dir+".moved"))
+	testenv.Must(t, os.RemoveAll(dir+".moved"))
 	<-w.Events
 	testenv.Eventually(t, "the error about the watch that is gone", func() bool { return len(w.Errors) == 1 })
 	added := make(chan error)
@@ -30,24 +30,17 @@ func TestDirectoriesAreAddedAfterOneIsMovedAndRemoved(t *testing.T) {
 		case <-w.Events:
 			continue
 		case err := <-added:
-			must(t, err)
+			testenv.Must(t, err)
 		case <-time.After(10 * time.Second):
 			t.Fatal("a directory cannot be added")
 		}
 		break
 	}
-	must(t, os.Mkdir(filepath.Join(other, "later"), 0o700))
+	testenv.Must(t, os.Mkdir(filepath.Join(other, "later"), 0o700))
 	for e := range w.Events {
 		if e.Name == filepath.Join(other, "later") {
 			break
 		}
 	}
-	must(t, w.Close())
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, w.Close())
 }

@@ -10,38 +10,33 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-)
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+	"gpu-cdi-plugin/test/lib/testenv"
+)
 
 func TestOneProcessHoldsTheLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	first, err := Acquire(path)
-	must(t, err)
+	testenv.Must(t, err)
 	second, err := Acquire(path)
 	if second != nil || !errors.Is(err, ErrHeld) {
 		t.Fatalf("%v and %v, want %v", second, err, ErrHeld)
 	}
-	must(t, first.Release())
+	testenv.Must(t, first.Release())
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the file was not removed: %v", err)
 	}
 	third, err := Acquire(path)
-	must(t, err)
-	must(t, third.Release())
+	testenv.Must(t, err)
+	testenv.Must(t, third.Release())
 }
 
 func TestALeftFileIsNotLocked(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
-	must(t, os.WriteFile(path, nil, 0o600))
+	testenv.Must(t, os.WriteFile(path, nil, 0o600))
 	l, err := Acquire(path)
-	must(t, err)
-	must(t, l.Release())
+	testenv.Must(t, err)
+	testenv.Must(t, l.Release())
 }
 
 func TestConcurrentReleaseAndAcquireNeverGiveTwoHolders(t *testing.T) {
@@ -72,24 +67,24 @@ func TestConcurrentReleaseAndAcquireNeverGiveTwoHolders(t *testing.T) {
 func TestRenew(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	first, err := Acquire(path)
-	must(t, err)
-	must(t, first.Renew())
-	must(t, os.Remove(path))
-	must(t, first.Renew())
+	testenv.Must(t, err)
+	testenv.Must(t, first.Renew())
+	testenv.Must(t, os.Remove(path))
+	testenv.Must(t, first.Renew())
 	if _, err := Acquire(path); !errors.Is(err, ErrHeld) {
 		t.Errorf("after Renew: %v", err)
 	}
-	must(t, os.Remove(path))
+	testenv.Must(t, os.Remove(path))
 	second, err := Acquire(path)
-	must(t, err)
+	testenv.Must(t, err)
 	if err := first.Renew(); !errors.Is(err, ErrHeld) {
 		t.Errorf("another lock was acquired meanwhile: %v", err)
 	}
-	must(t, first.Release())
+	testenv.Must(t, first.Release())
 	if _, err := Acquire(path); !errors.Is(err, ErrHeld) {
 		t.Errorf("releasing the lost lock released the other one: %v", err)
 	}
-	must(t, second.Release())
+	testenv.Must(t, second.Release())
 }
 
 // A program that inherits the lock keeps it when the process that acquired it has ended.
@@ -103,22 +98,22 @@ func TestAProgramInheritsTheLock(t *testing.T) {
 	}
 	want(false)
 	l, err := Acquire(path)
-	must(t, err)
+	testenv.Must(t, err)
 	cmd := exec.Command("cat")
 	cmd.ExtraFiles = []*os.File{l.File()}
 	in, err := cmd.StdinPipe()
-	must(t, err)
-	must(t, cmd.Start())
-	must(t, l.File().Close()) // as when the process is killed
+	testenv.Must(t, err)
+	testenv.Must(t, cmd.Start())
+	testenv.Must(t, l.File().Close()) // as when the process is killed
 	want(true)
 	if _, err := Acquire(path); !errors.Is(err, ErrHeld) {
 		t.Errorf("acquired although a program has it: %v", err)
 	}
-	must(t, in.Close())
-	must(t, cmd.Wait())
+	testenv.Must(t, in.Close())
+	testenv.Must(t, cmd.Wait())
 	want(false)
-	must(t, os.Remove(path))
-	must(t, os.Symlink("elsewhere", path))
+	testenv.Must(t, os.Remove(path))
+	testenv.Must(t, os.Symlink("elsewhere", path))
 	if _, err := IsHeld(path); err == nil {
 		t.Error("a link was followed")
 	}
@@ -126,15 +121,15 @@ func TestAProgramInheritsTheLock(t *testing.T) {
 
 func TestAPipeDoesNotBlock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
-	must(t, unix.Mkfifo(path, 0o600))
+	testenv.Must(t, unix.Mkfifo(path, 0o600))
 	l, err := Acquire(path)
-	must(t, err)
-	must(t, l.Release())
+	testenv.Must(t, err)
+	testenv.Must(t, l.Release())
 }
 
 func TestAcquireRefusesPathsThatAreNoFile(t *testing.T) {
 	dir := t.TempDir()
-	must(t, os.Symlink("elsewhere", filepath.Join(dir, "link")))
+	testenv.Must(t, os.Symlink("elsewhere", filepath.Join(dir, "link")))
 	for name, path := range map[string]string{"no directory": "none/lock", "a link": "link", "a directory": "."} {
 		t.Run(name, func(t *testing.T) {
 			if l, err := Acquire(filepath.Join(dir, path)); err == nil || l != nil || errors.Is(err, ErrHeld) {

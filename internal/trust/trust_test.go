@@ -30,7 +30,7 @@ func newTree(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(top) })
-	must(t, os.Chmod(top, 0o755), os.MkdirAll(top+"/dir/sub", 0o755), os.WriteFile(top+"/dir/file", nil, 0o755),
+	testenv.Must(t, os.Chmod(top, 0o755), os.MkdirAll(top+"/dir/sub", 0o755), os.WriteFile(top+"/dir/file", nil, 0o755),
 		os.Symlink("dir/file", top+"/link"), os.Symlink("../"+filepath.Base(top)+"/dir", top+"/up"),
 		os.Symlink(top+"/dir", top+"/abs"), os.Symlink("loop", top+"/loop"), os.Symlink("none", top+"/dangling"))
 	return top
@@ -41,19 +41,12 @@ func safeDir(t *testing.T) string {
 	t.Helper()
 	for _, dir := range []string{"/", "/run"} {
 		var st unix.Stat_t
-		must(t, unix.Stat(dir, &st))
+		testenv.Must(t, unix.Stat(dir, &st))
 		if st.Uid != 0 || st.Mode&0o022 != 0 {
 			testenv.Skip(t, "needs "+dir+" to be root's alone")
 		}
 	}
 	return "/run"
-}
-
-func must(t *testing.T, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // change makes a part of the tree unsafe, or different.
@@ -171,7 +164,7 @@ func TestFile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			top := newTree(t)
-			must(t, c.change(top))
+			testenv.Must(t, c.change(top))
 			wantError(t, top, File(filepath.Join(top, c.path)), c.want)
 		})
 	}
@@ -227,7 +220,7 @@ func TestDir(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			top := newTree(t)
-			must(t, c.change(top))
+			testenv.Must(t, c.change(top))
 			wantError(t, top, Dir(filepath.Join(top, c.path)), c.want)
 		})
 	}
@@ -275,7 +268,7 @@ func TestOpenDir(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			top := newTree(t)
-			must(t, c.change(top))
+			testenv.Must(t, c.change(top))
 			path := filepath.Join(top, c.path)
 			dir, err := OpenDir(path)
 			wantError(t, top, err, c.want)
@@ -284,9 +277,9 @@ func TestOpenDir(t *testing.T) {
 			}
 			defer dir.Close()
 			there, err := os.Stat(path)
-			must(t, err)
+			testenv.Must(t, err)
 			opened, err := dir.Stat()
-			must(t, err, dir.Sync())
+			testenv.Must(t, err, dir.Sync())
 			if !os.SameFile(there, opened) || dir.Name() != path {
 				t.Errorf("opened %s, which is not %s", dir.Name(), path)
 			}
@@ -296,9 +289,9 @@ func TestOpenDir(t *testing.T) {
 
 func TestLinksHaveTheKernelsLimit(t *testing.T) {
 	top := newTree(t)
-	must(t, os.Symlink("dir/file", top+"/1"))
+	testenv.Must(t, os.Symlink("dir/file", top+"/1"))
 	for i := range maxLinks {
-		must(t, os.Symlink(fmt.Sprint(i+1), fmt.Sprint(top, "/", i+2)))
+		testenv.Must(t, os.Symlink(fmt.Sprint(i+1), fmt.Sprint(top, "/", i+2)))
 	}
 	for n, want := range map[int]error{maxLinks: nil, maxLinks + 1: unix.ELOOP} {
 		path := fmt.Sprint(top, "/", n)
@@ -315,12 +308,12 @@ func TestRelativePaths(t *testing.T) {
 	for path, want := range map[string]string{"file": "", "./file": "", "../link": "", "": "TOP/dir"} {
 		err := File(path)
 		if want == "" {
-			must(t, err)
+			testenv.Must(t, err)
 		} else if err == nil {
 			t.Errorf("%q is a file", path)
 		}
 	}
-	must(t, os.Chmod(top, 0o777))
+	testenv.Must(t, os.Chmod(top, 0o777))
 	if err := File("file"); !errors.Is(err, ErrUnsafe) {
 		t.Errorf("below an unsafe directory: %v", err)
 	}
@@ -342,9 +335,9 @@ func TestFilesOfTheCallerAreSafeUnlessTheyRunAsRoot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			top := newTree(t)
 			if c.owner < 0 {
-				must(t, chmod("dir", 0o775)(top))
+				testenv.Must(t, chmod("dir", 0o775)(top))
 			} else {
-				must(t, chown("dir", c.owner)(top), chown("dir/file", c.owner)(top))
+				testenv.Must(t, chown("dir", c.owner)(top), chown("dir/file", c.owner)(top))
 			}
 			var err error
 			runAs(t, me, func() { err = c.check(top + "/link") })
@@ -355,13 +348,13 @@ func TestFilesOfTheCallerAreSafeUnlessTheyRunAsRoot(t *testing.T) {
 
 func TestUnreadableDirectoriesAreErrors(t *testing.T) {
 	top := newTree(t)
-	must(t, os.Chmod(top+"/dir", 0o700))
+	testenv.Must(t, os.Chmod(top+"/dir", 0o700))
 	var file, dir error
 	runAs(t, me, func() { file, dir = File(top+"/dir/file"), Dir(top+"/dir/sub") })
 	if !errors.Is(file, fs.ErrPermission) || !errors.Is(dir, fs.ErrPermission) {
 		t.Errorf("%v, %v", file, dir)
 	}
-	must(t, os.Chmod(top+"/dir", 0o711), os.Chmod(top+"/dir/sub", 0o711))
+	testenv.Must(t, os.Chmod(top+"/dir", 0o711), os.Chmod(top+"/dir/sub", 0o711))
 	runAs(t, me, func() {
 		if _, err := OpenDir(top + "/dir/sub"); !errors.Is(err, fs.ErrPermission) {
 			t.Errorf("a directory that cannot be read: %v", err)
@@ -383,14 +376,14 @@ func runAs(t *testing.T, uid uintptr, do func()) {
 		}
 		done <- err
 	}()
-	must(t, <-done)
+	testenv.Must(t, <-done)
 }
 
 func TestNoHandleIsLeaked(t *testing.T) {
 	top := newTree(t)
 	open := func() int {
 		list, err := os.ReadDir("/proc/self/fd")
-		must(t, err)
+		testenv.Must(t, err)
 		return len(list)
 	}
 	before := open()
@@ -402,7 +395,7 @@ func TestNoHandleIsLeaked(t *testing.T) {
 			}
 		}
 	}
-	must(t, os.Chmod(top, 0o777))
+	testenv.Must(t, os.Chmod(top, 0o777))
 	for range 10 {
 		_, _ = File(top+"/dir/file"), Dir(top+"/dir")
 		if _, err := OpenDir(top + "/abs"); err == nil {
