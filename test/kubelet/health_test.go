@@ -33,20 +33,6 @@ func TestAPodKeepsAGPUThatBecomesUnhealthy(t *testing.T) {
 	f.checkUnchanged(t, p, s, ids)
 }
 
-// TestNoNewPodGetsAnUnhealthyGPU requests all GPUs while one is unhealthy, and again when it is healthy.
-func TestNoNewPodGetsAnUnhealthyGPU(t *testing.T) {
-	f := setUp(t, "pcie-quad")
-	all := f.uuids(t)
-	f.awaitDevices(t, gpuName, all)
-	f.set(t, all[1], map[string]string{"remap-pending": "1"})
-	f.awaitDevices(t, gpuName, append(all[:1:1], all[2:]...))
-	f.expectRefusal(t, newPod("early", gpuName, len(all)))
-	f.set(t, all[1], map[string]string{"remap-pending": "default"})
-	f.awaitDevices(t, gpuName, all)
-	p := newPod("late", gpuName, len(all))
-	f.check(t, p, f.launch(t, p))
-}
-
 // set changes values of a GPU.
 func (f *fixture) set(t *testing.T, uuid string, values map[string]string) {
 	t.Helper()
@@ -62,18 +48,4 @@ func (f *fixture) awaitHealth(t *testing.T, p Pod, want string) {
 	if err != nil {
 		t.Error(err)
 	}
-}
-
-// TestReplicasFollowTheirGPU makes a GPU unhealthy that pods share.
-func TestReplicasFollowTheirGPU(t *testing.T) {
-	f := setUp(t, "pcie-quad", writeConfig(t, `
-sharing: {time-slicing: {resources: [{name: nvidia.com/gpu, devices: [0], replicas: 2}]}}
-`))
-	all := f.uuids(t)
-	replicas := []string{all[0] + "::0", all[0] + "::1"}
-	f.awaitDevices(t, gpuName, append(replicas, all[1:]...))
-	f.set(t, all[0], map[string]string{"recovery-action": "reboot"})
-	f.awaitDevices(t, gpuName, all[1:])
-	f.set(t, all[0], map[string]string{"recovery-action": "none"})
-	f.awaitDevices(t, gpuName, append(replicas, all[1:]...))
 }

@@ -1,15 +1,12 @@
 package kubelet
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/sim/simtest"
 )
 
 // migByProfile returns the UUIDs of the machine's MIG devices by profile.
@@ -74,23 +71,6 @@ func TestMIGReconfiguration(t *testing.T) {
 	f.check(t, both, f.launch(t, both))
 }
 
-// TestMIGDevicesArePackedOnTheFullestGPU runs on a machine with 1g.10gb devices on three GPUs. The fullest is the one
-// of which a pod has four compute slices as another profile.
-func TestMIGDevicesArePackedOnTheFullestGPU(t *testing.T) {
-	f := setUp(t, "mig-h100", writeConfig(t, "{mig-strategy: mixed, allocation: {shared-policy: pack}}"))
-	const small, large = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-4g.40gb"
-	f.awaitDevices(t, small, f.migByProfile(t)["1g.10gb"])
-	f.awaitDevices(t, large, f.migByProfile(t)["4g.40gb"])
-	first := newPod("large", large, 1)
-	f.check(t, first, f.launch(t, first))
-	second := newPod("small", small, 1)
-	given := f.check(t, second, f.launch(t, second))
-	full := f.snapshot(t).Devices[5]
-	if !slices.ContainsFunc(full.MIG, func(m gpu.MIGDevice) bool { return m.UUID == given[0] }) {
-		t.Errorf("the pod has %s, which is not on GPU 5 (%v)", given, full.MIG)
-	}
-}
-
 // TestMIGStrategySingle requests GPUs and gets MIG devices. While they are not all of one profile, none is advertised.
 func TestMIGStrategySingle(t *testing.T) {
 	f := setUp(t, "mig-h100", "--mig-strategy=single")
@@ -118,32 +98,6 @@ func TestMIGStrategySingle(t *testing.T) {
 	f.reconcile(t)
 	f.awaitDevices(t, gpuName, f.migByProfile(t)["1g.20gb"])
 	f.checkUnchanged(t, one, s, ids)
-}
-
-// TestMIGModeWithoutDevices begins with all GPUs in MIG mode and no MIG device, and makes some while the plugin runs.
-func TestMIGModeWithoutDevices(t *testing.T) {
-	gpus := simtest.Node(t, "mig-h100")
-	for i := range gpus.Machine().GPUs {
-		if err := gpus.SetMIG(i, nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	f := setUpOn(t, gpus, "--mig-strategy=mixed")
-	const line = "is in MIG mode and has no MIG device"
-	err := wait(t.Context(), time.Minute, "the plugin has logged all GPUs", func() error {
-		if n := strings.Count(f.plugin.Log(), line); n < len(gpus.Machine().GPUs) {
-			return fmt.Errorf("it has logged of %d that each %s", n, line)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.setMIG(t, 0, "2g.20gb", "2g.20gb")
-	f.reconcile(t)
-	f.awaitDevices(t, "nvidia.com/mig-2g.20gb", f.migByProfile(t)["2g.20gb"])
-	p := newPod("first", "nvidia.com/mig-2g.20gb", 1)
-	f.check(t, p, f.launch(t, p))
 }
 
 func (f *fixture) setMIG(t *testing.T, gpu int, profiles ...string) {

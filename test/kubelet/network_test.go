@@ -38,33 +38,6 @@ func TestNetworks(t *testing.T) {
 	}
 }
 
-// TestReadiness stops and starts the kubelet and checks whether the plugin is ready.
-func TestReadiness(t *testing.T) {
-	f := setUp(t, "workstation", "--listen=127.0.0.1:9400")
-	for _, step := range []struct {
-		name string
-		do   func(*testing.T)
-		want int
-	}{
-		{"the kubelet has the devices", func(t *testing.T) { f.awaitDevices(t, gpuName, f.uuids(t)) }, http.StatusOK},
-		{"the kubelet is killed", f.killKubelet, http.StatusServiceUnavailable},
-		{"the kubelet is started", f.startKubelet, http.StatusOK},
-	} {
-		step.do(t)
-		what := fmt.Sprintf("/readyz returns %d after %s", step.want, step.name)
-		err := wait(t.Context(), time.Minute, what, func() error {
-			code, body, err := f.httpGet(t.Context(), "http://127.0.0.1:9400/readyz")
-			if err == nil && code != step.want {
-				err = fmt.Errorf("it returns %d %s", code, body)
-			}
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // httpGet gets a page in the node's network.
 func (f *fixture) httpGet(ctx context.Context, url string) (code int, body string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

@@ -5,28 +5,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
-
-// TestALostGPUIsNotAllocated makes a GPU fall off the bus, and come back.
-func TestALostGPUIsNotAllocated(t *testing.T) {
-	f := setUp(t, "pcie-quad")
-	all := f.uuids(t)
-	f.awaitDevices(t, gpuName, all)
-	if err := f.gpus.Lose(1); err != nil {
-		t.Fatal(err)
-	}
-	f.reconcile(t)
-	f.awaitDevices(t, gpuName, slices.Concat(all[:1], all[2:]))
-	p := newPod("rest", gpuName, 3)
-	f.check(t, p, f.launch(t, p))
-	f.expectRefusal(t, newPod("late", gpuName, 1))
-	if err := f.gpus.ClearGPU(1); err != nil {
-		t.Fatal(err)
-	}
-	f.reconcile(t)
-	f.awaitDevices(t, gpuName, all)
-}
 
 // reconcile makes the plugin reconcile now.
 func (f *fixture) reconcile(t *testing.T) {
@@ -74,23 +53,6 @@ func TestTheKubeletDiscoversThePlugin(t *testing.T) {
 	f.startKubelet(t)
 	f.awaitDevices(t, gpuName, f.uuids(t))
 	f.checkUnchanged(t, p, s, ids)
-}
-
-// TestASecondInstanceEnds starts the plugin twice. The first runs on.
-func TestASecondInstanceEnds(t *testing.T) {
-	f := setUp(t, "workstation")
-	f.awaitDevices(t, gpuName, f.uuids(t))
-	second := f.serve(t)
-	select {
-	case <-second.process.Done():
-	case <-time.After(time.Minute):
-		t.Errorf("the second instance still runs: %v", second.Kill())
-	}
-	if code := second.process.Code(); code != 12 {
-		t.Errorf("the second instance has the exit status %d, want 12", code)
-	}
-	p := newPod("first", gpuName, 1)
-	f.check(t, p, f.launch(t, p))
 }
 
 // TestSharedGPUs allocates replicas of one GPU to two pods.

@@ -29,13 +29,6 @@ func TestPodsSeeTheirGPUs(t *testing.T) {
 	}
 }
 
-// TestAPodThatRequestsTooManyGPUsIsRefused requests one GPU more than the node has.
-func TestAPodThatRequestsTooManyGPUsIsRefused(t *testing.T) {
-	f := setUp(t, "pcie-quad")
-	f.awaitDevices(t, gpuName, f.uuids(t))
-	f.expectRefusal(t, newPod("greedy", gpuName, 5))
-}
-
 // TestARestartedContainerKeepsItsGPUs kills the container of a pod, which the kubelet restarts.
 func TestARestartedContainerKeepsItsGPUs(t *testing.T) {
 	f := setUp(t, "dgx-h100")

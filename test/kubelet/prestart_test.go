@@ -75,24 +75,6 @@ func TestDevicesArePreparedAgainForARestartedContainer(t *testing.T) {
 	}
 }
 
-// TestARestartedContainerWaitsForAnUnhealthyGPU kills a container whose GPU is unhealthy. It starts again when the GPU
-// is healthy.
-func TestARestartedContainerWaitsForAnUnhealthyGPU(t *testing.T) {
-	f := setUp(t, "pcie-quad")
-	f.awaitDevices(t, gpuName, f.uuids(t))
-	p := newPod("again", gpuName, 1)
-	first := f.launch(t, p)
-	ids := f.check(t, p, first)
-	f.set(t, ids[0], map[string]string{"recovery-action": "reset"})
-	f.awaitHealth(t, p, ids[0]+"=Unhealthy")
-	f.killContainer(t, first)
-	f.awaitNotPrepared(t, p, ids[0], "unhealthy: the driver asks for a reset of the GPU; it needs a reset")
-	f.set(t, ids[0], map[string]string{"recovery-action": "none"})
-	if after := f.check(t, p, f.awaitOther(t, p, first)); !slices.Equal(after, ids) {
-		t.Errorf("the pod had %v and has %v", ids, after)
-	}
-}
-
 // TestAGPUIsCheckedAfterItsPod leaves a process on the GPU of a pod that ends. The GPU is unhealthy before another pod
 // asks for it, and healthy when the process has ended.
 func TestAGPUIsCheckedAfterItsPod(t *testing.T) {
@@ -146,29 +128,6 @@ func (f *fixture) leaveProcess(t *testing.T, uuid string) *Daemon {
 		t.Fatal(err)
 	}
 	return d
-}
-
-// TestANeighbourOnASharedGPUIsLeftAlone starts a second pod on a GPU that a first one uses. Whatever the policy is, the
-// GPU is neither reset nor are its settings changed.
-func TestANeighbourOnASharedGPUIsLeftAlone(t *testing.T) {
-	f := setUp(t, "pcie-quad", writeConfig(t, `
-gpus: {include: [0]}
-prestart: {policy: reset}
-sharing: {time-slicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}
-`))
-	gpu := f.uuids(t)[0]
-	f.awaitDevices(t, gpuName, []string{gpu + "::0", gpu + "::1"})
-	a := newPod("a", gpuName, 1)
-	sa := f.launch(t, a)
-	ids := f.check(t, a, sa)
-	f.set(t, gpu, map[string]string{"memory-used": "2GiB", "power-limit": "200000"})
-	before := f.values(t, 0)
-	b := newPod("b", gpuName, 1)
-	checkDisjoint(t, ids, f.check(t, b, f.launch(t, b)))
-	if diff := cmp.Diff(before, f.values(t, 0)); diff != "" {
-		t.Errorf("the GPU was changed for the second pod (-before +after):\n%s", diff)
-	}
-	f.checkUnchanged(t, a, sa, ids)
 }
 
 // TestAGPUThatAnotherPodStillSharesIsLeftAlone gives a whole GPU to a second pod, after a reload, while a first one has

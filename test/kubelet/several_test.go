@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"golang.org/x/sys/unix"
 
 	core "gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/sim/simtest"
@@ -132,31 +131,4 @@ func (f *fixture) globDevices(t *testing.T, patterns []string) (list []string) {
 	}
 	slices.Sort(list)
 	return list
-}
-
-// TestARequiredChannelIsMissing removes an IMEX channel that pods must have, and makes it again.
-func TestARequiredChannelIsMissing(t *testing.T) {
-	required := writeConfig(t, "{imex: {channels: [1], required: true}}")
-	f := setUpOn(t, simtest.Node(t, "pcie-quad", simtest.Extras("imex")), required)
-	f.awaitDevices(t, gpuName, f.uuids(t))
-	p := newPod("first", gpuName, 1)
-	s := f.launch(t, p)
-	ids := f.check(t, p, s)
-	channel := filepath.Join(f.gpus.Root(), "dev/nvidia-caps-imex-channels/channel1")
-	var st unix.Stat_t
-	if err := unix.Stat(channel, &st); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Unlink(channel); err != nil {
-		t.Fatal(err)
-	}
-	f.reconcile(t)
-	f.awaitDevices(t, gpuName, nil)
-	f.expectRefusal(t, newPod("late", gpuName, 1))
-	if err := unix.Mknod(channel, st.Mode, int(st.Rdev)); err != nil {
-		t.Fatal(err)
-	}
-	f.reconcile(t)
-	f.awaitDevices(t, gpuName, f.uuids(t))
-	f.checkUnchanged(t, p, s, ids)
 }
