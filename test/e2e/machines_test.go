@@ -19,7 +19,7 @@ var libDirs = map[string]string{
 	"mig-h100":    "usr/local/nvidia/lib64",
 }
 
-// TestEveryMachine requests GPUs of each simulated machine in every way, through every engine.
+// TestEveryMachine requests GPUs of each simulated machine in every way, through runc and podman.
 func TestEveryMachine(t *testing.T) {
 	t.Parallel()
 	for _, machine := range sim.Machines() {
@@ -27,7 +27,7 @@ func TestEveryMachine(t *testing.T) {
 			t.Parallel()
 			n := shared.Node(t, machine, simtest.LibDir(libDirs[machine]))
 			for name, r := range requests(t, n) {
-				for _, e := range shared.Engines() {
+				for _, e := range shared.Engines()[:2] {
 					t.Run(name+"/"+e.String(), func(t *testing.T) {
 						t.Parallel()
 						c := engine.Container{Image: image.Glibc, Args: smi(t, n)}

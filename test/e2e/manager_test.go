@@ -24,7 +24,6 @@ type managed struct {
 	*testing.T
 	node     *sim.Node
 	dir, cdi string
-	manager  *proc.Process
 }
 
 func startManaged(t *testing.T, machine string) *managed {
@@ -43,24 +42,14 @@ runtime-dir: %[1]s/run
 	if err := os.WriteFile(filepath.Join(m.dir, "config.yaml"), []byte(config), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	m.startManager()
-	m.start("serve", "--hook-path", shared.Program(t, "prestart-hook"))
-	m.awaitDevices()
-	return m
-}
-
-func (m *managed) startManager() {
-	m.Helper()
-	m.manager = m.start("manager", "--root", "/") // what simulated nodes have besides devices is not simulated
+	m.start("manager", "--root", "/") // what simulated nodes have besides devices is not simulated
 	testenv.Eventually(m, "the manager", func() bool { return m.run("node").Code == 0 })
-}
-
-func (m *managed) awaitDevices() {
-	m.Helper()
+	m.start("serve", "--hook-path", shared.Program(t, "prestart-hook"))
 	testenv.Eventually(m, "the devices", func() bool {
 		out := m.run("node", "--devices").Stdout
 		return strings.Contains(out, "Healthy") && !strings.Contains(out, "Unknown")
 	})
+	return m
 }
 
 // args is the command line of a verb on the node.
@@ -72,7 +61,7 @@ func (m *managed) args(args ...string) []string {
 }
 
 // start starts a verb that runs until the test ends.
-func (m *managed) start(args ...string) *proc.Process {
+func (m *managed) start(args ...string) {
 	m.Helper()
 	log, err := os.Create(filepath.Join(m.dir, args[0]+".log"))
 	if err != nil {
@@ -89,7 +78,6 @@ func (m *managed) start(args ...string) *proc.Process {
 		m.Fatal(err)
 	}
 	m.Cleanup(func() { _ = p.Kill() })
-	return p
 }
 
 func (m *managed) run(args ...string) proc.Result {
@@ -174,39 +162,5 @@ func TestAdmittedContainersHaveTheirGPUs(t *testing.T) {
 	}
 	if slices.ContainsFunc(held["podman"], func(id string) bool { return slices.Contains(held["oci"], id) }) {
 		t.Errorf("two pods have the same device: %v", held)
-	}
-}
-
-// TestPlacementsOutliveTheManager kills the manager, and another one finds what pods hold; the plugin registers again.
-func TestPlacementsOutliveTheManager(t *testing.T) {
-	t.Parallel()
-	m := startManaged(t, "pcie-quad")
-	first, rest := m.manifest("first", 3), m.manifest("rest", 2)
-	if r := m.run("admit", "-f", first); r.Code != 0 {
-		t.Fatal(r)
-	}
-	before := m.devices()
-	if err := m.manager.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if r := m.run("pods"); r.Code != 13 {
-		t.Errorf("without a manager: %v", r)
-	}
-	m.startManager()
-	m.awaitDevices()
-	if after := m.devices(); !slices.Equal(before["first"], after["first"]) || len(after["first"]) != 3 {
-		t.Errorf("before %v, after %v", before, after)
-	}
-	r := m.run("admit", "-f", rest)
-	const want = "UnexpectedAdmissionError: Allocate failed due to requested number of devices unavailable for " +
-		"nvidia.com/gpu. Requested: 2, Available: 1, which is unexpected"
-	if r.Code != 1 || !strings.Contains(r.Stderr, want) {
-		t.Errorf("a pod that asks for more than there is: %v", r)
-	}
-	if r := m.run("release", "first"); r.Code != 0 {
-		t.Error(r)
-	}
-	if r := m.run("admit", "-f", rest); r.Code != 0 {
-		t.Error(r)
 	}
 }
