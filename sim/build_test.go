@@ -5,9 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"sync"
 	"testing"
 
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -24,34 +22,6 @@ func countingCompiler(t *testing.T) (compiler, log string) {
 		t.Fatal(err)
 	}
 	return compiler, log
-}
-
-func TestConcurrentProcessesCompileOnce(t *testing.T) {
-	compiler, log := countingCompiler(t)
-	cache := t.TempDir()
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			dir, err := compile(t.Context(), cache, compiler)
-			if err != nil {
-				t.Error(err)
-			}
-			for _, p := range products {
-				if _, err := os.Stat(filepath.Join(dir, p.name)); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	data, err := os.ReadFile(log)
-	if err != nil || strings.Count(string(data), "compiled") != len(products) {
-		t.Errorf("compiled %d times, want each product once; error %v",
-			strings.Count(string(data), "compiled"), err)
-	}
-	if left, err := filepath.Glob(filepath.Join(cache, ".build-*")); err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, error %v", left, err)
-	}
 }
 
 func TestCompilerErrors(t *testing.T) {
@@ -105,35 +75,5 @@ func TestPatch(t *testing.T) {
 		if got, err := patch(c.library, make([]byte, c.size)); err == nil || got != nil {
 			t.Errorf("%s: %d bytes, error %v", name, len(got), err)
 		}
-	}
-}
-
-// TestPrivateTempDirRejectsDirectoriesOfOthers checks the directory for compiled files of a user without a home
-// directory. Its files are run, and other users can make directories beside it.
-func TestPrivateTempDirRejectsDirectoriesOfOthers(t *testing.T) {
-	for name, c := range map[string]struct {
-		before func(dir string) error
-		ok     bool
-	}{
-		"no directory":          {func(string) error { return nil }, true},
-		"one of an earlier run": {func(dir string) error { return os.Mkdir(dir, 0o700) }, true},
-		"one that others can change": {
-			func(dir string) error { _ = os.Mkdir(dir, 0o700); return os.Chmod(dir, 0o777) },
-			false,
-		},
-		"a link to elsewhere": {func(dir string) error { return os.Symlink(t.TempDir(), dir) }, false},
-		"a file":              {func(dir string) error { return os.WriteFile(dir, nil, 0o600) }, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			temp := t.TempDir()
-			want := filepath.Join(temp, "gpu-cdi-plugin-"+strconv.Itoa(os.Getuid()))
-			if err := c.before(want); err != nil {
-				t.Fatal(err)
-			}
-			dir, err := privateTempDir(temp)
-			if (err == nil) != c.ok || c.ok && dir != want {
-				t.Errorf("got %q, %v", dir, err)
-			}
-		})
 	}
 }

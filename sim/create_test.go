@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"context"
 	"debug/elf"
 	"errors"
 	"io/fs"
@@ -9,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -85,24 +83,6 @@ func TestLibrarySeesTheMachine(t *testing.T) {
 			t.Parallel()
 			checkList(t, makeNode(t, machine, Options{PlainNodes: true}))
 		})
-	}
-}
-
-func TestNodeCanBeMoved(t *testing.T) {
-	n := makeNode(t, "pcie-quad", Options{PlainNodes: true})
-	if err := n.Remove(1); err != nil {
-		t.Fatal(err)
-	}
-	moved := filepath.Join(t.TempDir(), "elsewhere")
-	if err := os.Rename(n.Root(), moved); err != nil {
-		t.Fatal(err)
-	}
-	n, err := Open(moved)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if lines := listGPUs(t, n); len(lines) != 3 {
-		t.Errorf("the library sees %d GPUs, want 3: the state file was not found", len(lines))
 	}
 }
 
@@ -365,24 +345,6 @@ func TestCreateErrors(t *testing.T) {
 	}
 }
 
-func TestCreateInterrupted(t *testing.T) {
-	n := makeNode(t, "workstation", Options{PlainNodes: true}) // so that the library is compiled
-	ctx, cancel := context.WithCancel(t.Context())
-	p, err := planNode(ctx, n.Machine(), must(Options{PlainNodes: true}.withDefaults(&Machine{})))
-	if err != nil {
-		t.Fatal(err)
-	}
-	cancel()
-	parent := t.TempDir()
-	err = build(ctx, filepath.Join(parent, "node"), false, p, Options{PlainNodes: true})
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v, want one of the context", err)
-	}
-	if left, _ := os.ReadDir(parent); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
-	}
-}
-
 func must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
@@ -485,27 +447,4 @@ func TestOpenErrors(t *testing.T) {
 	if _, err := Open(t.TempDir()); err == nil || !strings.Contains(err.Error(), "is not a simulated node") {
 		t.Errorf("an empty directory: error %v", err)
 	}
-}
-
-func TestNodesAreReproducible(t *testing.T) {
-	opts := must(Options{PlainNodes: true}.withDefaults(&Machine{}))
-	testenv.Command(t, "cc")
-	m := load(t, "hgx-16")
-	first, second := must(planNode(t.Context(), m, opts)), must(planNode(t.Context(), m, opts))
-	if !slices.Equal(sorted(first), sorted(second)) {
-		t.Error("two nodes have different files")
-	}
-	for path, e := range first {
-		if string(e.data) != string(second[path].data) {
-			t.Errorf("%s differs", path)
-		}
-	}
-}
-
-func sorted(p plan) (list []string) {
-	for path := range p {
-		list = append(list, path)
-	}
-	slices.Sort(list)
-	return list
 }

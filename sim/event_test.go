@@ -2,7 +2,6 @@ package sim
 
 import (
 	"regexp"
-	"strings"
 	"testing"
 )
 
@@ -59,35 +58,5 @@ func TestEventsInTheStateFile(t *testing.T) {
 	}
 	if got := state(t, n); got != "" {
 		t.Errorf("invalid events changed the state to %q", got)
-	}
-}
-
-// TestEventsAreBounded checks that only the latest events stay, in order, and that faults have room beside them.
-func TestEventsAreBounded(t *testing.T) {
-	n := makeNode(t, "workstation", Options{PlainNodes: true})
-	for range 3 {
-		batch := make([]Event, maxEvents-1)
-		for i := range batch {
-			batch[i] = Event{Type: EventXID, Data: uint64(i)}
-		}
-		if err := n.Report(batch...); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got := state(t, n)
-	if count := strings.Count(got, "event "); count != maxEvents {
-		t.Errorf("%d events, want %d", count, maxEvents)
-	}
-	last := ""
-	for _, seq := range sequence.FindAllString(got, -1) {
-		if seq <= last {
-			t.Fatalf("%s comes after %s", seq, last)
-		}
-		last = seq
-	}
-	for range 2 {
-		if err := n.Lose(0); err != nil {
-			t.Error(err)
-		}
 	}
 }

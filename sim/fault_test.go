@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -116,37 +115,6 @@ func TestInvalidFaultsChangeNothing(t *testing.T) {
 	}
 	if got := state(t, n) + state(t, quad); got != "" {
 		t.Errorf("invalid faults changed the state to %q", got)
-	}
-}
-
-func TestConcurrentFaultsAreAllStored(t *testing.T) {
-	n := makeNode(t, "dgx-h100", Options{PlainNodes: true})
-	var wg sync.WaitGroup
-	for i := range 8 {
-		wg.Go(func() {
-			own, err := Open(n.Root())
-			if err == nil {
-				err = own.Lose(i)
-			}
-			if err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	if got := strings.Count(state(t, n), "kind=lost"); got != 8 {
-		t.Errorf("%d faults, want 8", got)
-	}
-}
-
-func TestTooManyFaults(t *testing.T) {
-	n := makeNode(t, "workstation", Options{PlainNodes: true})
-	full := strings.Repeat("fault function=nvmlA return=1\n", maxFaults)
-	if err := os.WriteFile(filepath.Join(n.Root(), stateFile), []byte(full), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.Lose(0); err == nil || state(t, n) != full {
-		t.Errorf("error %v", err)
 	}
 }
 

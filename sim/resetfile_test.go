@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -78,17 +77,4 @@ func waitForFIFO(t *testing.T, path string) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	t.Fatal("the reset file did not become a FIFO")
-}
-
-func TestPCIResetEndsWithItsContext(t *testing.T) {
-	n := makeNode(t, "workstation", Options{PlainNodes: true})
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if err := n.ServePCIReset(ctx, 0, PCIReset{}); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("error %v, want that of the context", err)
-	}
-	file := filepath.Join(n.Root(), n.Machine().GPUs[0].sysDir(), "reset")
-	if info, err := os.Lstat(file); err != nil || info.Mode() != 0o200 {
-		t.Errorf("the reset file is %v, error %v", info, err)
-	}
 }
