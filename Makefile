@@ -13,7 +13,7 @@ export GOFLAGS     := $(GOFLAGS) -trimpath
 
 # Tracing of gRPC, which is off, and HTTP/2, which metrics do not need, are not linked.
 TAGS    := grpcnotrace,nethttpomithttp2
-LDFLAGS := -s -w -X main.version=$(VERSION)
+LDFLAGS := -s -w -X main.version=$(VERSION) -X gpu-cdi-plugin/internal/cli.version=$(VERSION)
 # The daemon is loaded at a random address, and what the loader has written is read-only before main begins. The table
 # of bound functions must stay writable: NVML's are bound late (above). Static programs are not position independent: Go
 # would make them ask for a dynamic loader, which a container's host need not have.
@@ -31,8 +31,9 @@ setup: ## install the packages that demo and test need (root), or print what is 
 	@scripts/setup
 
 .PHONY: build
-build: ## bin/gpu-cdi-plugin, bin/prestart-hook (static) and bin/gpu-sim
+build: ## bin/gpu-cdi-plugin; and static: bin/device-manager, bin/prestart-hook and bin/gpu-sim
 	$(GO) build -tags '$(TAGS)' $(HARDEN) -o $(BIN)/gpu-cdi-plugin ./cmd/gpu-cdi-plugin
+	CGO_ENABLED=0 $(GO) build -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o $(BIN)/device-manager ./cmd/device-manager
 	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/prestart-hook ./cmd/prestart-hook
 	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/gpu-sim ./cmd/gpu-sim
 

@@ -180,6 +180,16 @@ func (d *SpecDirs) definition(name string) *Definition {
 	return &d.Devices[i]
 }
 
+// Dirs are the directories of CDI specs below a root, from the lowest priority to the highest: the administrator's, and
+// dir. If both are one, engines still read the other of their two directories, which has the higher priority.
+func Dirs(root, dir string) []string {
+	low, high := filepath.Join(root, "etc/cdi"), filepath.Join(root, "var/run/cdi")
+	if filepath.Clean(dir) == low {
+		return []string{low, high}
+	}
+	return []string{low, dir}
+}
+
 // FilesOf are the files that define the devices, each once: of several, the one of the highest priority. Devices that
 // do not exist have none.
 func (d *SpecDirs) FilesOf(names []string) []*SpecFile {

@@ -10,11 +10,12 @@ import (
 	"strings"
 	"syscall"
 
-	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/regular"
-
 	"golang.org/x/sys/unix"
 	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/trust"
 )
 
 // Problem is something wrong with a spec.
@@ -207,4 +208,43 @@ func unusable(s *gpu.Snapshot) map[string]string {
 		}
 	}
 	return why
+}
+
+// UnsafeParts returns the problems of a spec file that others can change, and of its hooks that are not trusted:
+// trustedFile and trustedHook check a path, with errors that wrap trust.ErrUnsafe. A hook that does not exist is no such
+// problem.
+func UnsafeParts(file string, spec *specs.Spec, trustedFile, trustedHook func(path string) error) []Problem {
+	var problems []Problem
+	if err := trustedFile(file); errors.Is(err, trust.ErrUnsafe) {
+		problems = append(problems, Problem{Where: "spec", What: fmt.Sprintf("its hooks run as root, and %v", err)})
+	}
+	for _, path := range HookPaths(spec) {
+		if err := trustedHook(path); errors.Is(err, trust.ErrUnsafe) {
+			what := fmt.Sprintf("engines run it as root, and %v", err)
+			problems = append(problems, Problem{Where: "hook " + path, What: what})
+		}
+	}
+	return problems
+}
+
+// UntrustedError means that others can change a spec file, or a hook in it that the runtime of a bundle would run.
+type UntrustedError struct {
+	File    string
+	Problem Problem
+}
+
+// Error names the file and what others can change.
+func (e *UntrustedError) Error() string {
+	return fmt.Sprintf("devices of %s are not put into the bundle: %v", e.File, e.Problem)
+}
+
+// CheckTrust returns an *UntrustedError unless the spec files of the devices and the hooks in them are trusted. The
+// runtime of a bundle runs the hooks with the rights of its caller, who may own them.
+func (d *SpecDirs) CheckTrust(names []string, trusted func(path string) error) error {
+	for _, f := range d.FilesOf(names) {
+		if unsafe := UnsafeParts(f.Path, f.Spec, trusted, trusted); len(unsafe) > 0 {
+			return &UntrustedError{f.Path, unsafe[0]}
+		}
+	}
+	return nil
 }

@@ -1,8 +1,5 @@
-// Package config defines the configuration file: the options of all verbs and those of the device plugin, with
-// defaults, validation, documentation and, in the tests, the JSON schema.
-//
-// It parses bytes and reads no files. That flags override the environment and the environment the file is the command
-// line's business.
+// Package config defines gpu-cdi-plugin's configuration file: the options of all verbs and those of the device plugin,
+// with defaults, validation and documentation.
 package config
 
 import (
@@ -11,14 +8,14 @@ import (
 	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/configfile"
 	"gpu-cdi-plugin/resource"
 )
 
 // Config is the whole configuration. keys.go documents each key.
 type Config struct {
-	Common  `yaml:",inline"`
-	Plugin  `yaml:",inline"`
-	Manager `yaml:",inline"`
+	Common `yaml:",inline"`
+	Plugin `yaml:",inline"`
 }
 
 // Common are the options of all verbs.
@@ -65,7 +62,7 @@ type Plugin struct {
 	// CDIAnnotationPrefix is the beginning of annotation keys with resource.CDIAnnotations.
 	CDIAnnotationPrefix string `yaml:"cdi-annotation-prefix" json:"cdi-annotation-prefix"`
 	// GPUTimeout is how long a GPU may not answer before it is unhealthy.
-	GPUTimeout Duration `yaml:"gpu-timeout" json:"gpu-timeout"`
+	GPUTimeout configfile.Duration `yaml:"gpu-timeout" json:"gpu-timeout"`
 	// Health decides when a device is unhealthy.
 	Health Health `yaml:"health" json:"health"`
 	// ReportHealth lists what the API server gets of the health of the devices.
@@ -86,28 +83,6 @@ type Plugin struct {
 	Allocation Allocation `yaml:"allocation" json:"allocation"`
 	// Config selects the devices that are offered, and their resource names.
 	resource.Config `yaml:",inline"`
-}
-
-// Manager are the options of the device manager. It also uses Plugin.PluginsRegistryDir and Plugin.StateDir.
-type Manager struct {
-	// SocketDir is the directory of the registration socket kubelet.sock and of the plugins' sockets.
-	SocketDir string `yaml:"socket-dir" json:"socket-dir"`
-	// PodResourcesSocket is the path of the PodResources service's socket; empty means none.
-	PodResourcesSocket string `yaml:"pod-resources-socket" json:"pod-resources-socket"`
-	// APISocket is the path of the API's socket, and APIGroup the group that may use it, by name or number; empty
-	// means that only root may.
-	APISocket string `yaml:"api-socket" json:"api-socket"`
-	APIGroup  string `yaml:"api-group" json:"api-group"`
-	// TopologyPolicy and TopologyScope are those of the Topology Manager.
-	TopologyPolicy string `yaml:"topology-policy" json:"topology-policy"`
-	TopologyScope  string `yaml:"topology-scope" json:"topology-scope"`
-	// Seed is a number with which devices are chosen at random; empty means the first ones in the order of their IDs.
-	Seed string `yaml:"seed" json:"seed"`
-	// SystemReserved and KubeReserved are resources with quantities (cpu=500m) that pods cannot have, and EvictionHard
-	// signals with a threshold (memory.available<100Mi).
-	SystemReserved []string `yaml:"system-reserved" json:"system-reserved"`
-	KubeReserved   []string `yaml:"kube-reserved" json:"kube-reserved"`
-	EvictionHard   []string `yaml:"eviction-hard" json:"eviction-hard"`
 }
 
 // Registration is a method of registration with the kubelet.
@@ -169,7 +144,7 @@ type IMEX struct {
 // Health decides when a device is unhealthy, and when it is healthy again.
 type Health struct {
 	// CleanFor is how long the probes of a device must pass before it is healthy again.
-	CleanFor Duration `yaml:"clean-for" json:"clean-for"`
+	CleanFor configfile.Duration `yaml:"clean-for" json:"clean-for"`
 	// XIDs are rules that decide about events of their XIDs, before the driver's recovery action and NVIDIA's catalogue.
 	// What the driver still asks for at the next probe counts all the same.
 	XIDs []XIDRule `yaml:"xids" json:"xids"`
@@ -180,8 +155,8 @@ type XIDRule struct {
 	XID    int           `yaml:"xid" json:"xid"`
 	Action health.Action `yaml:"action" json:"action"`
 	// Count is how many events within Within are needed. 0 is 1.
-	Count  int      `yaml:"count,omitempty" json:"count,omitempty"`
-	Within Duration `yaml:"within,omitempty" json:"within,omitempty"`
+	Count  int                 `yaml:"count,omitempty" json:"count,omitempty"`
+	Within configfile.Duration `yaml:"within,omitempty" json:"within,omitempty"`
 }
 
 // Rules returns the rules as the health package takes them.
@@ -206,7 +181,7 @@ type PreStart struct {
 	// Exec is the path of a program that runs last, or empty.
 	Exec string `yaml:"exec" json:"exec"`
 	// ExecTimeout is how long it may run.
-	ExecTimeout Duration `yaml:"exec-timeout" json:"exec-timeout"`
+	ExecTimeout configfile.Duration `yaml:"exec-timeout" json:"exec-timeout"`
 	// Resources have policies of their own.
 	Resources []PreStartRule `yaml:"resources" json:"resources"`
 }
@@ -270,12 +245,12 @@ func Default() Config {
 			Strategy:            []resource.Strategy{resource.CDICRI},
 			DeviceIDStrategy:    ByUUID,
 			CDIAnnotationPrefix: "cdi.k8s.io/",
-			GPUTimeout:          Duration(10 * time.Second),
-			Health:              Health{CleanFor: Duration(health.DefaultCleanFor), XIDs: []XIDRule{}},
+			GPUTimeout:          configfile.Duration(10 * time.Second),
+			Health:              Health{CleanFor: configfile.Duration(health.DefaultCleanFor), XIDs: []XIDRule{}},
 			ReportHealth:        []HealthReport{},
 			ServiceAccountDir:   "/var/run/secrets/kubernetes.io/serviceaccount",
 			PreStart: PreStart{
-				Policy: prepare.Check, Programs: prepare.DefaultPrograms(), ExecTimeout: Duration(10 * time.Second),
+				Policy: prepare.Check, Programs: prepare.DefaultPrograms(), ExecTimeout: configfile.Duration(10 * time.Second),
 				MemoryToleranceMiB: prepare.DefaultMemoryTolerance >> 20, Resources: []PreStartRule{},
 			},
 			FailOnInitError: true,
@@ -296,16 +271,6 @@ func Default() Config {
 					MPS:         resource.MPS{Resources: []resource.SharingRule{}},
 				},
 			},
-		},
-		Manager: Manager{
-			SocketDir:          "/var/lib/kubelet/device-plugins",
-			PodResourcesSocket: "/var/lib/kubelet/pod-resources/kubelet.sock",
-			APISocket:          "/run/gpu-cdi-plugin/manager.sock",
-			TopologyPolicy:     "none",
-			TopologyScope:      "container",
-			SystemReserved:     []string{},
-			KubeReserved:       []string{},
-			EvictionHard:       []string{"memory.available<100Mi", "nodefs.available<10%"},
 		},
 	}
 }

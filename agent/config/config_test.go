@@ -1,29 +1,62 @@
 package config
 
 import (
-	"bytes"
-	"encoding/json"
 	"flag"
 	"fmt"
-	"os"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/santhosh-tekuri/jsonschema/v6"
-	"go.yaml.in/yaml/v3"
 
 	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/configfile"
 	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/test/lib/configschema"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
 
-const schemaFile = "../../specs/config.schema.json"
+// schema makes the JSON schema of the configuration file.
+var schema = &configschema.Generator{
+	Title: "Configuration of gpu-cdi-plugin", Keys: Keys, Bounds: bounds, Selector: reflect.TypeFor[resource.Selector](),
+}
+
+func bounds(path string) (minimum, maximum int) {
+	switch {
+	case path == "imex.channels":
+		return 0, maxChannel
+	case strings.HasPrefix(path, "allocation.weights."):
+		return 0, allocator.MaxWeight
+	case strings.HasSuffix(path, ".replicas"):
+		return 2, 0
+	case path == "health.xids[].xid":
+		return 1, 0
+	case path == "prestart.memory-tolerance-mib":
+		return 0, maxToleranceMiB
+	case path == "health.xids[].count":
+		return 0, health.MaxCount
+	}
+	return 0, 0
+}
+
+// parsed is the configuration of a file, and the keys that the file has.
+type parsed struct {
+	Config Config
+	Keys   []string
+}
+
+func parse(data []byte) (*parsed, error) {
+	p := &parsed{Config: Default()}
+	var err error
+	if p.Keys, err = Keys.Parse(data, &p.Config); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
 
 // full has a value for every key.
 const full = `
@@ -90,16 +123,6 @@ sharing:
     rename-by-default: true
     resources:
       - {name: example.com/h100, devices: [1], replicas: 2, rename: example.com/half}
-socket-dir: /manager/sockets
-pod-resources-socket: /manager/pod-resources.sock
-api-socket: /manager/api.sock
-api-group: gpus
-topology-policy: restricted
-topology-scope: pod
-seed: "7"
-system-reserved: [cpu=500m, memory=1Gi]
-kube-reserved: [cpu=100m]
-eviction-hard: [memory.available<5%]
 `
 
 func fullConfig() Config {
@@ -113,16 +136,16 @@ func fullConfig() Config {
 			DevicePluginDir: "/kubelet/device-plugins", PluginsRegistryDir: "/kubelet/plugins_registry",
 			Registration: RegisterWatcher, RuntimeDir: "/run/other", StateDir: "/var/other",
 			Strategy: []resource.Strategy{resource.DeviceSpecs, resource.Envvar}, DeviceIDStrategy: ByIndex,
-			CDIAnnotationPrefix: "nvidia.cdi.k8s.io/", GPUTimeout: Duration(90 * time.Second), FailOnInitError: true,
+			CDIAnnotationPrefix: "nvidia.cdi.k8s.io/", GPUTimeout: configfile.Duration(90 * time.Second), FailOnInitError: true,
 			ReportHealth: []HealthReport{ReportEvents, ReportCondition}, ServiceAccountDir: "/run/account",
 			PreStart: PreStart{
 				Policy: prepare.Clean, Strict: true, Programs: []string{"dcgm"},
-				MemoryToleranceMiB: 100, Exec: "/opt/check", ExecTimeout: Duration(3 * time.Second),
+				MemoryToleranceMiB: 100, Exec: "/opt/check", ExecTimeout: configfile.Duration(3 * time.Second),
 				Resources: []PreStartRule{{Name: "nvidia.com/gpu", Policy: prepare.Reset}},
 			},
-			Health: Health{CleanFor: Duration(30 * time.Second), XIDs: []XIDRule{
-				{XID: 48, Action: health.Reset, Count: 2, Within: Duration(time.Hour)},
-				{XID: 74, Action: health.Service, Count: 3, Within: Duration(10 * time.Minute)},
+			Health: Health{CleanFor: configfile.Duration(30 * time.Second), XIDs: []XIDRule{
+				{XID: 48, Action: health.Reset, Count: 2, Within: configfile.Duration(time.Hour)},
+				{XID: 74, Action: health.Service, Count: 3, Within: configfile.Duration(10 * time.Minute)},
 			}},
 			Listen: "127.0.0.1:9400",
 			Extras: []Extra{GDS, NVSwitch}, IMEX: IMEX{Channels: []int{1, 7}, Required: true},
@@ -159,17 +182,11 @@ func fullConfig() Config {
 				},
 			},
 		},
-		Manager: Manager{
-			SocketDir: "/manager/sockets", PodResourcesSocket: "/manager/pod-resources.sock",
-			APISocket: "/manager/api.sock", APIGroup: "gpus", TopologyPolicy: "restricted",
-			TopologyScope: "pod", Seed: "7", SystemReserved: []string{"cpu=500m", "memory=1Gi"},
-			KubeReserved: []string{"cpu=100m"}, EvictionHard: []string{"memory.available<5%"},
-		},
 	}
 }
 
 func TestParseReadsEveryKey(t *testing.T) {
-	f, err := Parse([]byte(full))
+	f, err := parse([]byte(full))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,13 +210,13 @@ func TestParseReadsEveryKey(t *testing.T) {
 func TestOptionsSetTheConfiguration(t *testing.T) {
 	c, want := Default(), fullConfig()
 	set := map[string]string{}
-	for _, o := range Options(&want) {
+	for _, o := range Keys.Options(&want) {
 		set[o.Name()] = o.String()
 	}
-	if len(set) != 37 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
+	if len(set) != 27 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
 		t.Errorf("options %q", set)
 	}
-	for _, o := range Options(&c) {
+	for _, o := range Keys.Options(&c) {
 		if o.Usage() == "" {
 			t.Errorf("%s has no usage", o.Name())
 		}
@@ -217,7 +234,7 @@ func TestOptionsSetTheConfiguration(t *testing.T) {
 func TestOptionsRefuseWrongValues(t *testing.T) {
 	c := Default()
 	got := map[string]string{}
-	for _, o := range Options(&c) {
+	for _, o := range Keys.Options(&c) {
 		if err := o.Set("wrong"); err != nil {
 			got[o.Name()] = err.Error()
 		}
@@ -232,8 +249,6 @@ func TestOptionsRefuseWrongValues(t *testing.T) {
 		"fail-on-init-error": `want true or false, got "wrong"`,
 		"mig-strategy":       `unknown value "wrong"; known are none, single, mixed`,
 		"mps":                `want true or false, got "wrong"`,
-		"topology-policy":    `unknown value "wrong"; known are none, best-effort, restricted, single-numa-node`,
-		"topology-scope":     `unknown value "wrong"; known are container, pod`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
@@ -255,7 +270,7 @@ func TestParseReturnsTheKeysOfTheFile(t *testing.T) {
 		"a number is valid as text":  {"cdi-kind: 5\n", []string{"cdi-kind"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f, err := Parse([]byte(tt.file))
+			f, err := parse([]byte(tt.file))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -319,10 +334,10 @@ func TestParseReportsAllProblems(t *testing.T) {
 		"two documents":  {"root: /a\n---\nroot: /b\n", []string{"more than one YAML document"}},
 		"no YAML":        {"root: [\n", []string{"yaml: line 1: did not find expected node content"}},
 		"no mapping":     {"only text\n", []string{`line 1: want keys and values, got "only text"`}},
-		"a file too big": {"#" + strings.Repeat("x", MaxFile), []string{"larger than 1048576 bytes"}},
+		"a file too big": {"#" + strings.Repeat("x", configfile.MaxFile), []string{"larger than 1048576 bytes"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f, err := Parse([]byte(tt.file))
+			f, err := parse([]byte(tt.file))
 			if err == nil {
 				t.Fatalf("no error, and %+v", f)
 			}
@@ -339,12 +354,10 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		PreStart: PreStart{
 			Programs: []string{"Xorg", "/bin/x"}, Resources: []PreStartRule{{"a.b/c", "none"}, {"a.b/c", "check"}},
 		},
-		Health: Health{CleanFor: Duration(time.Hour + 1)}, ReportHealth: []HealthReport{"condition"},
+		Health: Health{CleanFor: configfile.Duration(time.Hour + 1)}, ReportHealth: []HealthReport{"condition"},
 		Extras: []Extra{"rdma", GDS, GDS}, IMEX: IMEX{Channels: []int{3, -1, maxChannel + 1, 3}},
 		Allocation: Allocation{Policy: "best", Weights: allocator.Weights{Node: -1, NVLink: allocator.MaxWeight + 1}},
 		Config:     resource.Config{Resource: "gpu"},
-	}, Manager: Manager{
-		SocketDir: "sockets", PodResourcesSocket: "sockets/pods.sock", Seed: "-1",
 	}}
 	want := []string{
 		"root is empty",
@@ -381,12 +394,6 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		"allocation.weights.nvlink: want a number from 0 to 10000, got 10001",
 		`resource: resource name "gpu": want VENDOR/NAME, such as nvidia.com/gpu`,
 		`mig-strategy: unknown value ""; known are none, single, mixed`,
-		`socket-dir "sockets": want an absolute path, the same as on the host`,
-		"api-socket is empty",
-		`pod-resources-socket "sockets/pods.sock": want another directory than socket-dir, whose sockets are removed`,
-		`topology-policy: unknown value ""; known are none, best-effort, restricted, single-numa-node`,
-		`topology-scope: unknown value ""; known are container, pod`,
-		`seed "-1": want a whole number`,
 	}
 	err := c.Validate()
 	if err == nil {
@@ -486,15 +493,15 @@ func TestTheDefaultIsValidAndItsDocumentRoundTrips(t *testing.T) {
 	if err := c.Validate(); err != nil {
 		t.Error(err)
 	}
-	doc, err := c.Document()
+	doc, err := Keys.Document(&c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := Parse(doc)
+	f, err := parse(doc)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, doc)
 	}
-	again, err := f.Config.Document()
+	again, err := Keys.Document(&f.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -505,14 +512,14 @@ func TestTheDefaultIsValidAndItsDocumentRoundTrips(t *testing.T) {
 
 // Examples must be valid without their comment signs.
 func TestExamplesAreValid(t *testing.T) {
-	for path, example := range examples {
+	for path, example := range Keys.Examples {
 		indent, text := "\n", ""
 		for name := range strings.SplitSeq(path, ".") {
 			text += indent + name + ":"
 			indent += "  "
 		}
 		text += indent + strings.ReplaceAll(example, "\n", indent)
-		f, err := Parse([]byte(text))
+		f, err := parse([]byte(text))
 		if err == nil {
 			f.Config.MPS = true // documented as needed for sharing.mps
 			err = f.Config.Validate()
@@ -521,45 +528,6 @@ func TestExamplesAreValid(t *testing.T) {
 			t.Errorf("%s: %v\n%s", path, err, text)
 		}
 	}
-}
-
-func TestEveryKeyIsDocumentedInTheOrderOfTheStruct(t *testing.T) {
-	want := structPaths(reflect.TypeFor[Config](), "")
-	var got []string
-	for _, k := range keys {
-		got = append(got, k.path)
-		if k.sentence() == "" {
-			t.Errorf("%s has no documentation", k.path)
-		}
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("-struct +documented\n%s", diff)
-	}
-}
-
-// structPaths returns the paths of all keys of a type.
-func structPaths(t reflect.Type, path string) []string {
-	switch t.Kind() {
-	case reflect.Slice:
-		return structPaths(t.Elem(), path+"[]")
-	case reflect.Struct:
-	default:
-		return nil
-	}
-	var list []string
-	for field := range t.Fields() {
-		name, option, _ := strings.Cut(field.Tag.Get("yaml"), ",")
-		if jsonName, _, _ := strings.Cut(field.Tag.Get("json"), ","); jsonName != name {
-			list = append(list, "another name in JSON: "+jsonName)
-		}
-		if option == "inline" {
-			list = append(list, structPaths(field.Type, path)...)
-			continue
-		}
-		at := strings.TrimPrefix(path+"."+name, ".")
-		list = append(append(list, at), structPaths(field.Type, at)...)
-	}
-	return list
 }
 
 type leaf struct {
@@ -594,23 +562,12 @@ func leaves(v reflect.Value, path string) func(func(leaf) bool) {
 	}
 }
 
+func TestEveryKeyIsDocumentedInTheOrderOfTheStruct(t *testing.T) {
+	schema.Documented(t, reflect.TypeFor[Config]())
+}
+
 func TestThePublishedSchemaIsThisOne(t *testing.T) {
-	got, err := publishedSchema()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if *update {
-		if err := os.WriteFile(schemaFile, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(schemaFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), string(got)); diff != "" {
-		t.Errorf("-specs +program; make generate updates it\n%s", diff)
-	}
+	schema.Published(t, Default(), "../../specs/config.schema.json", *update)
 }
 
 func TestAnnotationPrefixes(t *testing.T) {
@@ -629,12 +586,12 @@ func TestAnnotationPrefixes(t *testing.T) {
 }
 
 func TestTheSchemaAndTheProgramAgree(t *testing.T) {
-	s := compileSchema(t)
-	document, err := new(fullConfig()).Document()
+	validate := schema.Compile(t, Default())
+	document, err := Keys.Document(new(fullConfig()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defaults, err := new(Default()).Document()
+	defaults, err := Keys.Document(new(Default()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -708,57 +665,18 @@ func TestTheSchemaAndTheProgramAgree(t *testing.T) {
 		"a selector that is no scalar": {"gpus: {include: [[0]]}", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f, err := Parse([]byte(tt.file))
+			f, err := parse([]byte(tt.file))
 			if err == nil {
 				err = f.Config.Validate()
 			}
 			if (err == nil) != tt.ok {
 				t.Errorf("the program returns %v", err)
 			}
-			if err := s.Validate(parseInstance(t, tt.file)); (err == nil) != tt.ok {
+			if err := validate(t, tt.file); (err == nil) != tt.ok {
 				t.Errorf("the schema returns %v", err)
 			}
 		})
 	}
-}
-
-func compileSchema(t *testing.T) *jsonschema.Schema {
-	t.Helper()
-	data, err := publishedSchema()
-	if err != nil {
-		t.Fatal(err)
-	}
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := jsonschema.NewCompiler()
-	if err := c.AddResource("config.json", doc); err != nil {
-		t.Fatal(err)
-	}
-	s, err := c.Compile("config.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-// parseInstance parses a YAML document for the schema's library.
-func parseInstance(t *testing.T, text string) any {
-	t.Helper()
-	var v any
-	if err := yaml.Unmarshal([]byte(text), &v); err != nil {
-		t.Fatal(err)
-	}
-	data, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return doc
 }
 
 func FuzzParse(f *testing.F) {
@@ -768,7 +686,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("<<: {root: /x}\ngpus: ~\n"))
 	f.Add([]byte(""))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		file, err := Parse(data)
+		file, err := parse(data)
 		if (file == nil) == (err == nil) {
 			t.Fatalf("got %v and error %v, want exactly one", file, err)
 		}

@@ -1,90 +1,20 @@
 package config
 
 import (
-	"bytes"
-	"fmt"
-	"slices"
 	"strings"
-
-	"go.yaml.in/yaml/v3"
 
 	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/configfile"
 	"gpu-cdi-plugin/resource"
 )
 
-// key documents a key of the file.
-type key struct {
-	// path is the full name: "sharing.time-slicing.resources[].replicas".
-	path string
-	// usage is the meaning. Back quotes mark the word for the value, as in the usage of flags.
-	usage string
-}
-
-func keyOf(path string) key {
-	i := slices.IndexFunc(keys, func(k key) bool { return k.path == path })
-	if i < 0 {
-		return key{}
-	}
-	return keys[i]
-}
-
-func texts[T ~string](list ...T) []string {
-	var values []string
-	for _, value := range list {
-		values = append(values, string(value))
-	}
-	return values
-}
-
-// sentence returns the usage as a sentence, for the file and the schema.
-func (k key) sentence() string {
-	text := strings.ReplaceAll(k.usage, "`", "")
-	if text == "" {
-		return ""
-	}
-	return strings.ToUpper(text[:1]) + strings.TrimSuffix(text[1:], ".") + "."
-}
-
-// Document returns the configuration as a YAML file with a comment for each key.
-func (c *Config) Document() ([]byte, error) {
-	var doc yaml.Node
-	if err := doc.Encode(c); err != nil {
-		return nil, fmt.Errorf("write the configuration as YAML: %w", err)
-	}
-	addComments(&doc, "")
-	var b bytes.Buffer
-	e := yaml.NewEncoder(&b)
-	e.SetIndent(2)
-	if err := e.Encode(&doc); err != nil {
-		return nil, fmt.Errorf("write the configuration as YAML: %w", err)
-	}
-	return b.Bytes(), nil
-}
-
-// addComments documents each key. The keys of list items are documented by examples.
-func addComments(n *yaml.Node, prefix string) {
-	if n.Kind != yaml.MappingNode {
-		return
-	}
-	for i := 0; i < len(n.Content); i += 2 {
-		name, value := n.Content[i], n.Content[i+1]
-		k := keyOf(prefix + name.Value)
-		lines := []string{"# " + k.sentence()}
-		if example := examples[k.path]; example != "" {
-			lines = append(lines, "# For example:")
-			for line := range strings.SplitSeq(example, "\n") {
-				lines = append(lines, "#   "+line)
-			}
-		}
-		name.HeadComment = strings.Join(lines, "\n")
-		addComments(value, k.path+".")
-	}
-}
+// Keys documents the configuration file.
+var Keys = &configfile.Keys{List: keys, Values: values, Examples: examples, Gone: gone}
 
 // keys are all keys in the order of Config.
-var keys = []key{
+var keys = [][2]string{
 	{"root", "`directory` with the host's /proc, /sys and /etc/cdi, and by default the driver"},
 	{"driver-root", "`directory` in which the driver is installed (default: root, or the one that nvml-library is in)"},
 	{"dev-root", "`directory` whose dev/ has the device nodes (default: root, or driver-root if only that has them)"},
@@ -103,8 +33,8 @@ var keys = []key{
 		"plugins-registry-dir)"},
 	{"runtime-dir", "`directory` for the control socket and the files of MPS daemons, in /run; the path must be the " +
 		"same on the host"},
-	{"state-dir", "`directory` for the descriptors and the health of devices, and manager's placements, which must " +
-		"survive a reboot; the path must be the same on the host"},
+	{"state-dir", "`directory` for the descriptors and the health of devices, which must survive a reboot; the path must " +
+		"be the same on the host"},
 	{"strategy", "`list` of ways to give containers their devices: cdi-cri, cdi-annotations, device-specs, envvar"},
 	{"device-id-strategy", "`names` of devices in CDI names and variables: uuid, index (can change when a GPU is " +
 		"added or removed)"},
@@ -200,39 +130,23 @@ var keys = []key{
 	{"sharing.mps.resources[].replicas", "Number of replicas of each GPU, 2 to 48, or to 16 before compute " +
 		"capability 7.0."},
 	{"sharing.mps.resources[].rename", "Name of the resource of the replicas."},
-
-	{"socket-dir", "manager: `directory` of the registration socket and of the sockets of plugins, as " +
-		"device-plugin-dir of serve"},
-	{"pod-resources-socket", "manager: `path` of the PodResources service's socket; empty for none"},
-	{"api-socket", "manager: `path` of its API's socket, where admit, pods, node and release ask it"},
-	{"api-group", "manager: `group` that may use its API besides root, by name or number (default: none)"},
-	{"topology-policy", "manager: `policy` for the alignment of devices to NUMA nodes: none, best-effort, restricted, " +
-		"single-numa-node"},
-	{"topology-scope", "manager: `scope` of that alignment: container, pod"},
-	{"seed", "manager: `number` with which devices are chosen at random (default: the first in the order of their IDs)"},
-	{"system-reserved", "manager: `list` of resources that pods cannot have, such as cpu=500m,memory=1Gi (default: none)"},
-	{"kube-reserved", "manager: `list` of more resources that pods cannot have (default: none)"},
-	{"eviction-hard", "manager: `list` of thresholds that pods cannot have, such as " +
-		"memory.available<100Mi,nodefs.available<10%"},
 }
 
 // values are the accepted values of a key, or of each item of its list; other keys accept any.
 var values = map[string][]string{
 	"log-level":                   {"debug", "info", "warn", "error"},
 	"log-format":                  {"text", "json"},
-	"registration":                texts(RegisterKubelet, RegisterWatcher),
+	"registration":                configfile.Texts(RegisterKubelet, RegisterWatcher),
 	"strategy":                    resource.Strategies(),
-	"device-id-strategy":          texts(ByUUID, ByIndex),
-	"extras":                      texts(GDS, GDRCopy, MOFED, NVSwitch),
+	"device-id-strategy":          configfile.Texts(ByUUID, ByIndex),
+	"extras":                      configfile.Texts(GDS, GDRCopy, MOFED, NVSwitch),
 	"allocation.policy":           allocator.Policies(),
 	"allocation.shared-policy":    allocator.Policies(),
 	"mig-strategy":                resource.MIGStrategies(),
-	"report-health":               texts(ReportEvents, ReportCondition),
+	"report-health":               configfile.Texts(ReportEvents, ReportCondition),
 	"health.xids[].action":        health.Actions(),
-	"prestart.policy":             texts(prepare.Policies()...),
-	"prestart.resources[].policy": texts(prepare.Policies()...),
-	"topology-policy":             {"none", "best-effort", "restricted", "single-numa-node"},
-	"topology-scope":              {"container", "pod"},
+	"prestart.policy":             configfile.Texts(prepare.Policies()...),
+	"prestart.resources[].policy": configfile.Texts(prepare.Policies()...),
 }
 
 // examples are values in YAML, for keys whose default shows too little.
@@ -256,12 +170,28 @@ resources:
   - {name: nvidia.com/gpu, devices: [2, 3], replicas: 4}`,
 }
 
-// gone are keys of earlier versions, with what to do instead.
+// gone are keys of earlier versions, also as flags and as variables of the environment, with what to do instead.
 var gone = map[string]string{
+	"socket-dir":           ofManager("socket-dir"),
+	"pod-resources-socket": ofManager("pod-resources-socket"),
+	"api-socket":           ofManager("api-socket"),
+	"api-group":            ofManager("api-group"),
 	"dialect": "this key is gone: the device manager has none of the kubelet's faults; test a plugin against a kubelet to " +
 		"see them",
 	"sharing.mps.shared-memory-mib": "this key is gone: set the size of the tmpfs in gpu-cdi-mps@.service or in " +
 		"mps-daemonset.yaml",
 	"prestart.kill-orphans": "this key is gone: use prestart.exec with a program that ends such processes, and policy " +
 		"none, since the other policies refuse a device in use before the program runs",
+	"topology-policy": ofManager("topology-policy"),
+	"topology-scope":  ofManager("topology-scope"),
+	"seed":            ofManager("seed"),
+	"system-reserved": ofManager("system-reserved"),
+	"kube-reserved":   ofManager("kube-reserved"),
+	"eviction-hard":   ofManager("eviction-hard"),
+}
+
+// ofManager says where a key of the device manager is now.
+func ofManager(key string) string {
+	return "this is an option of device-manager now: " + key + " in /etc/device-manager/config.yaml, --" + key +
+		" or DEVICE_MANAGER_" + strings.ToUpper(strings.ReplaceAll(key, "-", "_"))
 }

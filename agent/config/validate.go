@@ -15,31 +15,31 @@ import (
 
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/configfile"
 	"gpu-cdi-plugin/internal/resourcename"
-	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/resource"
 )
 
 // Validate reports all problems of the configuration that do not depend on the node. Each message begins with the key.
 func (c *Config) Validate() error {
 	return errors.Join(
-		notEmpty("root", c.Root),
-		notEmpty("cdi-dir", c.CDIDir),
+		configfile.NotEmpty("root", c.Root),
+		configfile.NotEmpty("cdi-dir", c.CDIDir),
 		checkKind(c.CDIKind),
 		known("log-level", c.LogLevel),
 		known("log-format", c.LogFormat),
-		notEmpty("device-plugin-dir", c.DevicePluginDir),
-		notEmpty("plugins-registry-dir", c.PluginsRegistryDir),
+		configfile.NotEmpty("device-plugin-dir", c.DevicePluginDir),
+		configfile.NotEmpty("plugins-registry-dir", c.PluginsRegistryDir),
 		known("registration", c.Registration),
-		absolute("runtime-dir", c.RuntimeDir),
-		absolute("state-dir", c.StateDir),
+		configfile.Absolute("runtime-dir", c.RuntimeDir),
+		configfile.Absolute("state-dir", c.StateDir),
 		checkStrategies(c.Strategy),
 		known("device-id-strategy", c.DeviceIDStrategy),
 		checkAnnotationPrefix(c.CDIAnnotationPrefix),
 		checkTimeout(c.GPUTimeout),
 		checkHealth(&c.Health),
 		knownOnce("report-health", c.ReportHealth),
-		notEmpty("service-account-dir", c.ServiceAccountDir),
+		configfile.NotEmpty("service-account-dir", c.ServiceAccountDir),
 		checkPreStart(&c.PreStart),
 		checkReplicasGiven(c),
 		checkListen(c.Listen),
@@ -47,66 +47,14 @@ func (c *Config) Validate() error {
 		checkIMEX(&c.IMEX),
 		checkAllocation(&c.Allocation),
 		c.Config.Validate(),
-		checkManager(&c.Manager),
 	)
-}
-
-// checkManager leaves the quantities of resources to nodestatus, which parses them.
-func checkManager(m *Manager) error {
-	errs := []error{
-		absolute("socket-dir", m.SocketDir),
-		socketPath("socket-dir", m.SocketDir, "/kubelet.sock"),
-		notEmpty("api-socket", m.APISocket),
-		socketPath("api-socket", m.APISocket, ""),
-		socketPath("pod-resources-socket", m.PodResourcesSocket, ""),
-		notInSocketDir("api-socket", m.APISocket, m.SocketDir),
-		notInSocketDir("pod-resources-socket", m.PodResourcesSocket, m.SocketDir),
-		known("topology-policy", m.TopologyPolicy),
-		known("topology-scope", m.TopologyScope),
-	}
-	if _, err := strconv.ParseUint(m.Seed, 10, 64); m.Seed != "" && err != nil {
-		errs = append(errs, fmt.Errorf("seed %q: want a whole number", m.Seed))
-	}
-	return errors.Join(errs...)
-}
-
-func notEmpty(key, value string) error {
-	if value == "" {
-		return fmt.Errorf("%s is empty", key)
-	}
-	return nil
-}
-
-// socketPath checks the length of a socket's path, or of that of a directory with the name of a socket in it.
-func socketPath(key, path, name string) error {
-	if size, limit := len(path), unixsocket.MaxPath-len(name); size > limit {
-		return fmt.Errorf("%s %q: it has %d bytes, and at most %d are possible, as the path of a socket has at most %d",
-			key, path, size, limit, unixsocket.MaxPath)
-	}
-	return nil
-}
-
-// notInSocketDir checks a socket of the manager, which removes all sockets in socket-dir when it starts.
-func notInSocketDir(key, path, dir string) error {
-	if path != "" && filepath.Dir(path) == filepath.Clean(dir) {
-		return fmt.Errorf("%s %q: want another directory than socket-dir, whose sockets are removed", key, path)
-	}
-	return nil
-}
-
-// absolute checks a directory that others use by its path on the host, as the kubelet or plugins.
-func absolute(key, dir string) error {
-	if !filepath.IsAbs(dir) {
-		return fmt.Errorf("%s %q: want an absolute path, the same as on the host", key, dir)
-	}
-	return nil
 }
 
 // minTimeout is the shortest timeout: a GPU that is busy may take so long to answer.
 const minTimeout = time.Second
 
-func checkTimeout(d Duration) error {
-	if d < Duration(minTimeout) || d > Duration(maxWait) {
+func checkTimeout(d configfile.Duration) error {
+	if d < configfile.Duration(minTimeout) || d > configfile.Duration(maxWait) {
 		return fmt.Errorf("gpu-timeout %v: want %v to %v", d, minTimeout, maxWait)
 	}
 	return nil
@@ -115,8 +63,8 @@ func checkTimeout(d Duration) error {
 // maxWait is the longest time that a device waits for anything: more is a mistake, such as h for s.
 const maxWait = time.Hour
 
-func checkWait(key string, d Duration) error {
-	if d <= 0 || d > Duration(maxWait) {
+func checkWait(key string, d configfile.Duration) error {
+	if d <= 0 || d > configfile.Duration(maxWait) {
 		return fmt.Errorf("%s %v: want more than 0 and at most %v", key, d, maxWait)
 	}
 	return nil
@@ -134,7 +82,7 @@ func checkHealth(h *Health) error {
 			errs = append(errs, fmt.Errorf("%s.xid %d: another rule has it", at, x.XID))
 		}
 		seen[x.XID] = true
-		errs = append(errs, oneOf(at+".action", x.Action, health.Actions()))
+		errs = append(errs, configfile.OneOf(at+".action", x.Action, health.Actions()))
 		if x.Count < 0 || x.Count > health.MaxCount {
 			errs = append(errs, fmt.Errorf("%s.count %d: want 1 to %d", at, x.Count, health.MaxCount))
 		}
@@ -169,7 +117,7 @@ func checkPreStart(p *PreStart) error {
 			errs = append(errs, fmt.Errorf("prestart.resources[%d].name %s: another entry has it", i, r.Name))
 		}
 		seen[r.Name] = true
-		errs = append(errs, oneOf(fmt.Sprintf("prestart.resources[%d].policy", i), r.Policy, values["prestart.policy"]))
+		errs = append(errs, configfile.OneOf(fmt.Sprintf("prestart.resources[%d].policy", i), r.Policy, values["prestart.policy"]))
 	}
 	return errors.Join(errs...)
 }
@@ -189,14 +137,7 @@ func checkReplicasGiven(c *Config) error {
 // maxToleranceMiB is more memory than a GPU has.
 const maxToleranceMiB = 1 << 20
 
-func known[T ~string](key string, value T) error { return oneOf(key, value, values[key]) }
-
-func oneOf[T ~string](at string, value T, list []string) error {
-	if !slices.Contains(list, string(value)) {
-		return fmt.Errorf("%s: unknown value %q; known are %s", at, value, strings.Join(list, ", "))
-	}
-	return nil
-}
+func known[T ~string](key string, value T) error { return configfile.OneOf(key, value, values[key]) }
 
 func checkKind(kind string) error {
 	vendor, class := parser.ParseQualifier(kind)

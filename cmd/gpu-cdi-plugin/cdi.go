@@ -14,7 +14,7 @@ func (a *app) cdiCommand() *cobra.Command {
 devices into bundles for runtimes without CDI.`,
 		Annotations: cli.Statuses(cli.OK, cli.Usage),
 		Args:        cli.UnknownVerb,
-		RunE:        help,
+		RunE:        cli.ShowHelp,
 	}
 	cmd.AddCommand(
 		a.generateCommand(),

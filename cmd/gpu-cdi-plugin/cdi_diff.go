@@ -13,12 +13,11 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/trust"
 )
 
 // diffOptions are the options of the verb cdi diff.
 type diffOptions struct {
-	output
+	cli.Output
 	// Capabilities are those that the spec was written with.
 	Capabilities *driver.Capabilities
 }
@@ -37,13 +36,13 @@ another program wrote is not compared.`,
   gpu-cdi-plugin cdi diff /etc/cdi/nvidia.yaml -o json`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial, cli.Differs, cli.NoDriver,
 			cli.NoGPU, cli.Interrupted),
-		Args:              oneFile,
-		ValidArgsFunction: completeFile("json", "yaml"),
+		Args:              cli.OneFile,
+		ValidArgsFunction: cli.CompleteFile("json", "yaml"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.cdiDiff(cmd.Context(), args, opts)
 		},
 	}
-	opts.addFlags(cmd, "table", "json", "yaml")
+	opts.AddFlags(cmd, "table", "json", "yaml")
 	opts.Capabilities = addCapabilitiesFlag(cmd.Flags())
 	a.addTimeout(cmd)
 	a.addExtras(cmd)
@@ -100,12 +99,12 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 			c.Differences = append(c.Differences, d)
 		}
 	}
-	if err := opts.print(a.stdout, comparisonView(c)); err != nil {
+	if err := opts.Print(a.Stdout, comparisonView(c)); err != nil {
 		return err
 	}
 	if n := len(c.Differences); n > 0 {
 		return cli.With(cli.Differs, hint,
-			fmt.Errorf("%s is not what this host should have: %s", strings.Join(paths, ", "), plural(n, "difference")))
+			fmt.Errorf("%s is not what this host should have: %s", strings.Join(paths, ", "), cli.Plural(n, "difference")))
 	}
 	return g.checkComplete()
 }
@@ -146,19 +145,19 @@ func (a *app) differences(f specFile, dirs *cdi.SpecDirs) ([]cdi.Difference, err
 	if len(list) > 0 { // serve leaves out the names that other files of the directory define
 		list = cdi.Diff(written, cdi.Without(f.spec, dirs.Conflicts(f.path, f.spec)))
 	}
-	for _, p := range a.unsafeParts(f.path, written, trust.RootFile) {
+	for _, p := range a.unsafeParts(f.path, written) {
 		list = append(list, cdi.Difference(p))
 	}
 	return list, nil
 }
 
-func comparisonView(c comparison) view {
-	t := table{header: []string{"WHERE", "DIFFERENCE"}}
+func comparisonView(c comparison) cli.View {
+	t := cli.Table{Header: []string{"WHERE", "DIFFERENCE"}}
 	for _, d := range c.Differences {
-		t.rows = append(t.rows, []string{d.Where, d.What})
+		t.Rows = append(t.Rows, []string{d.Where, d.What})
 	}
 	if len(c.Differences) == 0 {
-		t.header = []string{c.Path + " is what this host should have"}
+		t.Header = []string{c.Path + " is what this host should have"}
 	}
-	return view{data: c, table: t}
+	return cli.View{Data: c, Table: t}
 }

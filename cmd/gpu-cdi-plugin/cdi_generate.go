@@ -21,7 +21,7 @@ import (
 
 // generateOptions are the options of the verb cdi generate.
 type generateOptions struct {
-	output
+	cli.Output
 	given func(flag string) bool
 	// Write writes the spec into --cdi-dir, File into a file; otherwise it is printed.
 	Write bool
@@ -58,13 +58,13 @@ configured and that the host has is a spec of its own kind: a document of its ow
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			opts.given = cmd.Flags().Changed
 			if opts.Explain && !opts.given("output") {
-				opts.format = "table"
+				opts.Format = "table"
 			}
 			return a.cdiGenerate(cmd.Context(), opts)
 		},
 	}
 	f := cmd.Flags()
-	opts.addFlags(cmd, "json", "yaml", "table")
+	opts.AddFlags(cmd, "json", "yaml", "table")
 	f.BoolVar(&opts.Write, "write", false, "write the spec into --cdi-dir and print the file's path")
 	f.StringVar(&opts.File, "file", "", "write the spec to a `file`, .json or .yaml, and print its path")
 	f.BoolVar(&opts.Explain, "explain", false,
@@ -101,7 +101,7 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 		err = cmp.Or(a.checkHook(), a.checkDriverRoot(h))
 	}
 	if opts.Write {
-		err = cmp.Or(err, a.checkDir("cdi-dir", a.CDIDir))
+		err = cmp.Or(err, a.CheckDir("cdi-dir", a.CDIDir))
 	}
 	if err != nil {
 		return err
@@ -119,11 +119,11 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 	var printed error
 	switch {
 	case opts.Explain && g != nil: // it has the reasons of an error
-		printed = opts.print(a.stdout, explainView(g.findings))
+		printed = opts.Print(a.Stdout, explainView(g.findings))
 	case err == nil && path != "":
 		printed = a.printPaths(g.files(path, a.CDIKind))
 	case err == nil:
-		printed = a.printSpecs(g.files("", a.CDIKind), cdi.Format(opts.format))
+		printed = a.printSpecs(g.files("", a.CDIKind), cdi.Format(opts.Format))
 	}
 	if err = cmp.Or(printed, err); err != nil {
 		return err
@@ -155,7 +155,7 @@ func (a *app) destination(opts generateOptions) (path string, err error) {
 		err = errors.New("--file is for one spec, and each extra has its own; " +
 			"use --write, with --cdi-dir for the directory")
 	case opts.Explain:
-	case opts.format == "table":
+	case opts.Format == "table":
 		err = errors.New("--output table needs --explain")
 	case path != "" && opts.given("output"):
 		err = errors.New("--output is for what is printed; the format of a spec file is that of its extension")
@@ -198,7 +198,7 @@ func (a *app) write(h host.Host, files []specFile) error {
 // writeFile writes a spec, or removes the file of one without devices.
 func (a *app) writeFile(f specFile) error {
 	if f.spec != nil {
-		a.log.Debug("write the spec "+f.path, "devices", len(f.spec.Devices))
+		a.Log.Debug("write the spec "+f.path, "devices", len(f.spec.Devices))
 		return cdi.WriteFile(f.path, f.spec)
 	}
 	err := atomicfile.Remove(f.path)
@@ -208,18 +208,18 @@ func (a *app) writeFile(f specFile) error {
 	if err != nil {
 		return fmt.Errorf("remove a spec without devices: %w", err)
 	}
-	a.log.Info("the spec " + f.path + " is removed, since it would have no device")
+	a.Log.Info("the spec " + f.path + " is removed, since it would have no device")
 	return nil
 }
 
 func (a *app) printPaths(files []specFile) error {
-	out, v := output{format: "name"}, view{}
+	out, v := cli.Output{Format: "name"}, cli.View{}
 	for _, f := range files {
 		if f.spec != nil {
-			v.names = append(v.names, f.path)
+			v.Names = append(v.Names, f.path)
 		}
 	}
-	return out.print(a.stdout, v)
+	return out.Print(a.Stdout, v)
 }
 
 func (a *app) printSpecs(files []specFile, format cdi.Format) error {
@@ -237,16 +237,16 @@ func (a *app) printSpecs(files []specFile, format cdi.Format) error {
 		}
 		all = append(all, data...)
 	}
-	if _, err := a.stdout.Write(all); err != nil {
+	if _, err := a.Stdout.Write(all); err != nil {
 		return fmt.Errorf("print the spec: %w", err)
 	}
 	return nil
 }
 
-func explainView(findings []driver.Finding) view {
-	t := table{header: []string{"NAME", "KIND", "USED", "FOUND", "NOTE"}}
+func explainView(findings []driver.Finding) cli.View {
+	t := cli.Table{Header: []string{"NAME", "KIND", "USED", "FOUND", "NOTE"}}
 	for _, f := range findings {
-		t.rows = append(t.rows, []string{f.Name, string(f.Kind), yesNo(f.Used), orDash(f.Path), f.Note})
+		t.Rows = append(t.Rows, []string{f.Name, string(f.Kind), cli.YesNo(f.Used), cli.OrDash(f.Path), f.Note})
 	}
-	return view{data: map[string][]driver.Finding{"findings": append([]driver.Finding{}, findings...)}, table: t}
+	return cli.View{Data: map[string][]driver.Finding{"findings": append([]driver.Finding{}, findings...)}, Table: t}
 }

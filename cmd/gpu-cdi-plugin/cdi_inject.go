@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -46,30 +45,23 @@ func (a *app) cdiInject(bundle string, names []string) error {
 	if bundle == "" { // a variable of a script that is not set; it does not mean the current directory
 		return cli.With(cli.Usage, "see gpu-cdi-plugin cdi inject --help", errors.New("--bundle is empty"))
 	}
-	return a.inject(bundle, a.qualified(names), cdi.Additions{})
-}
-
-// inject puts devices with qualified names, and what a container gets besides them, into a bundle.
-func (a *app) inject(bundle string, names []string, more cdi.Additions) error {
 	h, err := a.host()
 	if err != nil {
 		return err
 	}
-	for _, f := range cdi.Load(a.specDirs(h)...).FilesOf(names) {
-		// The runtime of the bundle runs the hooks with the rights of its caller, who may own them.
-		if unsafe := a.unsafeParts(f.Path, f.Spec, trust.File); len(unsafe) > 0 {
-			return cli.With(cli.Failure, hintUnsafe+hintInsecure,
-				fmt.Errorf("devices of %s are not put into the bundle: %v", f.Path, unsafe[0]))
-		}
+	names = a.qualified(names)
+	trusted := func(path string) error { return a.CheckPath(trust.File, path) }
+	if err := cdi.Load(a.specDirs(h)...).CheckTrust(names, trusted); err != nil {
+		return err
 	}
-	changed, err := cdi.Inject(bundle, names, more, a.specDirs(h)...)
+	changed, err := cdi.Inject(bundle, names, cdi.Additions{}, a.specDirs(h)...)
 	if errors.Is(err, cdi.ErrNoConfig) {
 		err = cli.With(cli.Failure, "runc spec --bundle "+shellword.Quote(bundle)+" makes one", err)
 	}
 	if err != nil {
 		return err
 	}
-	a.log.Debug("the devices are in the bundle "+bundle, "changed", changed)
+	a.Log.Debug("the devices are in the bundle "+bundle, "changed", changed)
 	return nil
 }
 
@@ -87,7 +79,7 @@ func (a *app) qualified(names []string) []string {
 // completeDevices completes the names of devices, except those that are on the command line already.
 func (a *app) completeDevices(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	// Completion does not run the verb, which reads the environment and the configuration file.
-	if err := a.resolve(cmd.Root().PersistentFlags()); err != nil {
+	if err := a.Resolve(); err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
 	h, err := a.host()

@@ -10,7 +10,7 @@ import (
 )
 
 func (a *app) listCommand() *cobra.Command {
-	var out output
+	var out cli.Output
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the devices that the CDI directories offer",
@@ -25,17 +25,17 @@ with its error.`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial),
 		RunE:        func(*cobra.Command, []string) error { return a.cdiList(out) },
 	}
-	out.addFlags(cmd, "table", "wide", "json", "yaml", "name")
+	out.AddFlags(cmd, "table", "wide", "json", "yaml", "name")
 	return cmd
 }
 
-func (a *app) cdiList(out output) error {
+func (a *app) cdiList(out cli.Output) error {
 	h, err := a.host()
 	if err != nil {
 		return err
 	}
 	dirs := cdi.Load(a.specDirs(h)...)
-	if err := out.print(a.stdout, specDirsView(dirs)); err != nil {
+	if err := out.Print(a.Stdout, specDirsView(dirs)); err != nil {
 		return err
 	}
 	return specDirsError(dirs)
@@ -56,10 +56,10 @@ func specDirsError(dirs *cdi.SpecDirs) error {
 	}
 	var problems []string
 	if unread > 0 {
-		problems = append(problems, plural(unread, "file")+" cannot be read")
+		problems = append(problems, cli.Plural(unread, "file")+" cannot be read")
 	}
 	if len(lost) > 0 {
-		problems = append(problems, plural(len(lost), "device")+" defined twice, so engines do not offer them")
+		problems = append(problems, cli.Plural(len(lost), "device")+" defined twice, so engines do not offer them")
 	}
 	if problems == nil {
 		return nil
@@ -67,18 +67,18 @@ func specDirsError(dirs *cdi.SpecDirs) error {
 	return partly("repair or remove the files that the list names", "%s", strings.Join(problems, "; "))
 }
 
-func specDirsView(dirs *cdi.SpecDirs) view {
-	t := table{header: []string{"NAME", "STATE", "FILE", "OTHER FILE"}, wide: 3}
+func specDirsView(dirs *cdi.SpecDirs) cli.View {
+	t := cli.Table{Header: []string{"NAME", "STATE", "FILE", "OTHER FILE"}, Wide: 3}
 	for _, d := range dirs.Devices {
-		t.rows = append(t.rows, []string{d.Name, string(d.State), d.File, orDash(d.Other)})
+		t.Rows = append(t.Rows, []string{d.Name, string(d.State), d.File, cli.OrDash(d.Other)})
 	}
 	for _, f := range dirs.Files {
 		if f.Error != "" {
-			t.rows = append(t.rows, []string{"-", "error: " + f.Error, f.Path, "-"})
+			t.Rows = append(t.Rows, []string{"-", "error: " + f.Error, f.Path, "-"})
 		}
 	}
 	data := *dirs // with empty lists in place of null
 	data.Files = append([]cdi.SpecFile{}, dirs.Files...)
 	data.Devices = append([]cdi.Definition{}, dirs.Devices...)
-	return view{data: data, table: t, names: dirs.Names()}
+	return cli.View{Data: data, Table: t, Names: dirs.Names()}
 }

@@ -13,7 +13,7 @@ import (
 )
 
 func (a *app) removeCommand() *cobra.Command {
-	var out output
+	var out cli.Output
 	cmd := &cobra.Command{
 		Use:   "remove",
 		Short: "Remove the specs that generate --write has written",
@@ -25,11 +25,11 @@ nothing.`,
   gpu-cdi-plugin cdi remove -o json`,
 		RunE: func(*cobra.Command, []string) error { return a.cdiRemove(out) },
 	}
-	out.addFlags(cmd, "name", "json", "yaml")
+	out.AddFlags(cmd, "name", "json", "yaml")
 	return cmd
 }
 
-func (a *app) cdiRemove(out output) error {
+func (a *app) cdiRemove(out cli.Output) error {
 	path := a.ownSpec()
 	if kind := otherKind(path, a.CDIKind); kind != "" {
 		return cli.With(cli.Failure, "remove it by hand if it is not needed",
@@ -42,13 +42,13 @@ func (a *app) cdiRemove(out output) error {
 		case err == nil:
 			removed = append(removed, path)
 		case errors.Is(err, fs.ErrNotExist):
-			a.log.Info("there is no spec " + path + " to remove")
+			a.Log.Info("there is no spec " + path + " to remove")
 		default:
 			failed = errors.Join(failed, fmt.Errorf("remove the spec: %w", err))
 		}
 	}
-	v := view{data: map[string][]string{"removed": removed}, names: removed}
-	return errors.Join(out.print(a.stdout, v), failed)
+	v := cli.View{Data: map[string][]string{"removed": removed}, Names: removed}
+	return errors.Join(out.Print(a.Stdout, v), failed)
 }
 
 // otherKind is the kind of the spec in a file if it is another than expected, or empty. A file that cannot be read has

@@ -11,11 +11,10 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/trust"
 )
 
 func (a *app) validateCommand() *cobra.Command {
-	var out output
+	var out cli.Output
 	cmd := &cobra.Command{
 		Use:   "validate [FILE...]",
 		Short: "Check that spec files are valid on this host",
@@ -28,12 +27,12 @@ that exist.`,
   gpu-cdi-plugin cdi validate /etc/cdi/*.yaml -o json`,
 		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Differs),
 		Args:              cobra.ArbitraryArgs,
-		ValidArgsFunction: completeFiles("json", "yaml"),
+		ValidArgsFunction: cli.CompleteFiles("json", "yaml"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.cdiValidate(cmd.Context(), args, out)
 		},
 	}
-	out.addFlags(cmd, "table", "json", "yaml")
+	out.AddFlags(cmd, "table", "json", "yaml")
 	a.addExtras(cmd)
 	a.addTimeout(cmd)
 	return cmd
@@ -46,7 +45,7 @@ type verdict struct {
 	Problems []cdi.Problem `json:"problems"`
 }
 
-func (a *app) cdiValidate(ctx context.Context, files []string, out output) error {
+func (a *app) cdiValidate(ctx context.Context, files []string, out cli.Output) error {
 	written := len(files) == 0
 	if written {
 		files = append([]string{a.ownSpec()}, a.extraFiles()...)
@@ -64,7 +63,7 @@ func (a *app) cdiValidate(ctx context.Context, files []string, out output) error
 		}
 		spec, err := cdi.ReadFile(file) // a file that cannot be parsed has that problem
 		if err == nil {
-			problems = append(problems, a.unsafeParts(file, spec, trust.RootFile)...)
+			problems = append(problems, a.unsafeParts(file, spec)...)
 		}
 		if err == nil && cdi.NamesGPUs(spec) && devices() != nil {
 			problems = append(problems, cdi.ValidateDevices(spec, devices())...)
@@ -82,7 +81,7 @@ func (a *app) cdiValidate(ctx context.Context, files []string, out output) error
 		return context.Cause(ctx)
 	}
 	if len(verdicts) > 0 {
-		if err := out.print(a.stdout, verdictsView(verdicts)); err != nil {
+		if err := out.Print(a.Stdout, verdictsView(verdicts)); err != nil {
 			return err
 		}
 	}
@@ -93,7 +92,7 @@ func (a *app) cdiValidate(ctx context.Context, files []string, out output) error
 		return cli.With(cli.Failure, "gpu-cdi-plugin cdi list shows the spec files that there are", unread)
 	case invalid > 0:
 		return cli.With(cli.Differs, hintInvalid,
-			fmt.Errorf("not valid on this host: %d of %s", invalid, plural(len(verdicts), "spec file")))
+			fmt.Errorf("not valid on this host: %d of %s", invalid, cli.Plural(len(verdicts), "spec file")))
 	}
 	return nil
 }
@@ -109,25 +108,25 @@ func (a *app) knownDevices(ctx context.Context) *gpu.Snapshot {
 		return &gpu.Snapshot{}
 	}
 	if err != nil {
-		why := oneLine(err)
-		if hint := cli.HintOf(classify(err)); hint != "" {
+		why := cli.OneLine(err)
+		if hint := cli.HintOf(a.Classify(err)); hint != "" {
 			why += "; " + hint
 		}
-		a.log.Warn("the devices of the specs are not checked: " + why)
+		a.Log.Warn("the devices of the specs are not checked: " + why)
 		return nil
 	}
 	return s
 }
 
-func verdictsView(verdicts []verdict) view {
-	t := table{header: []string{"FILE", "RESULT"}}
+func verdictsView(verdicts []verdict) cli.View {
+	t := cli.Table{Header: []string{"FILE", "RESULT"}}
 	for _, v := range verdicts {
 		if v.Valid {
-			t.rows = append(t.rows, []string{v.Path, "valid"})
+			t.Rows = append(t.Rows, []string{v.Path, "valid"})
 		}
 		for _, p := range v.Problems {
-			t.rows = append(t.rows, []string{v.Path, p.String()})
+			t.Rows = append(t.Rows, []string{v.Path, p.String()})
 		}
 	}
-	return view{data: map[string][]verdict{"files": verdicts}, table: t}
+	return cli.View{Data: map[string][]verdict{"files": verdicts}, Table: t}
 }

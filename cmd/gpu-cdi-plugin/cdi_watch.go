@@ -31,7 +31,7 @@ spec.`,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return a.cdiWatch(cmd) },
 	}
 	for _, name := range []string{"listen", "gpu-timeout", "fail-on-init-error"} {
-		cmd.Flags().AddFlag(a.pluginFlags.Lookup(name))
+		cmd.Flags().AddFlag(a.ServiceFlags.Lookup(name))
 	}
 	a.addExtras(cmd)
 	return cmd
@@ -46,7 +46,7 @@ func (a *app) cdiWatch(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	d.admit = func(fresh *app) error { return fresh.checkDir("cdi-dir", fresh.CDIDir) }
+	d.admit = func(fresh *app) error { return fresh.CheckDir("cdi-dir", fresh.CDIDir) }
 	d.ready = func() error { return checkSpec(d.node.State()) }
 	d.summary = func() []string { return []string{countOffered(d.node.State()) + " in " + a.ownSpec()} }
 	return d.run(cmd)
@@ -85,5 +85,5 @@ func countOffered(s node.State) string {
 			}
 		}
 	}
-	return fmt.Sprintf("%d of %s", healthy, plural(all, "device"))
+	return fmt.Sprintf("%d of %s", healthy, cli.Plural(all, "device"))
 }

@@ -12,6 +12,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // newWatched starts cdi watch on a simulated node.
@@ -215,7 +216,7 @@ func TestWatchReloadsWithoutTheDirectoriesOfServe(t *testing.T) {
 func TestWatchReportsToSystemd(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "")
-	address, until := systemd(t)
+	address, until := testenv.Systemd(t)
 	s.startVerb([]string{"NOTIFY_SOCKET=" + address}, "cdi", "watch")
 	until("READY=1\nSTATUS=4 of 4 devices in " + s.spec)
 	other := s.writeForeign(cdi.DefaultKind, s.uuids()[2])

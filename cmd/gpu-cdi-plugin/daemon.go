@@ -65,13 +65,13 @@ func (a *app) newDaemon(
 	if err := cmp.Or(a.checkHook(), a.checkDriverRoot(h)); err != nil {
 		return nil, err
 	}
-	b := thisBuild()
+	b := cli.ThisBuild()
 	d := &daemon{
 		app:     a,
 		host:    h,
 		offerOf: offerOf,
 		metrics: metrics.New(metrics.BuildInfo{Version: b.Version, Revision: b.Revision, GoVersion: b.Go}),
-		systemd: sdnotify.New(a.env),
+		systemd: sdnotify.New(a.Env),
 		wake:    wake.New(),
 
 		released: func() <-chan struct{} { return nil },
@@ -89,7 +89,7 @@ func (a *app) newDaemon(
 		Build: func(s *gpu.Snapshot) ([]resource.Resource, []resource.Finding, error) {
 			return resource.Build(s, *d.offer.Load())
 		},
-		Publish: publish, Log: a.log, Observer: d.metrics,
+		Publish: publish, Log: a.Log, Observer: d.metrics,
 		Health: node.HealthOptions{
 			Prober: d.session, Rules: a.plugin.Health.Rules(), Path: healthRecord, Observer: d.metrics,
 			StillResetting: func() ([]string, error) { return d.stillResetting() },
@@ -142,15 +142,15 @@ func (d *daemon) run(cmd *cobra.Command, actors ...actor) error {
 	}
 	endOpening()
 	if closing := d.session.Close(); closing != nil {
-		d.app.log.Debug("the driver's library could not be closed: " + closing.Error())
+		d.app.Log.Debug("the driver's library could not be closed: " + closing.Error())
 	}
 	if errors.Is(err, errRestart) || errors.Is(err, node.ErrDriverChanged) {
 		// A signal before the release means: end. After it, signals kill the process.
-		if d.app.releaseSignals() || cmd.Context().Err() != nil {
+		if d.app.ReleaseSignals() || cmd.Context().Err() != nil {
 			return nil
 		}
-		d.app.log.Info("starting again, since " + err.Error())
-		return restart(d.app.env)
+		d.app.Log.Info("starting again, since " + err.Error())
+		return restart(d.app.Env)
 	}
 	return err
 }
@@ -163,7 +163,7 @@ func (d *daemon) runActors(cmd *cobra.Command, actors []actor) error {
 	defer server.Close() // which has no effect after its end
 	return runAll(cmd.Context(), server.Run, func(ctx context.Context) error {
 		waiting := d.app.logSlowCalls()
-		err := classify(d.node.Start(ctx))
+		err := d.app.Classify(d.node.Start(ctx))
 		waiting.Stop()
 		switch {
 		case cli.CodeOf(err) == cli.NoDriver:
@@ -193,15 +193,15 @@ func (d *daemon) listen(ctx context.Context) (*metrics.Server, error) {
 			return state.Remarks()
 		},
 	}
-	server, err := d.metrics.Listen(ctx, address, checks, d.app.log)
+	server, err := d.metrics.Listen(ctx, address, checks, d.app.Log)
 	if err == nil {
-		d.app.log.Info("metrics and health are served on "+server.Address(), "address", server.Address())
+		d.app.Log.Info("metrics and health are served on "+server.Address(), "address", server.Address())
 	}
 	return server, err
 }
 
 func (d *daemon) watchdog(ctx context.Context) error {
-	d.systemd.Watch(ctx, d.node.Alive, d.app.log)
+	d.systemd.Watch(ctx, d.node.Alive, d.app.Log)
 	return nil
 }
 
@@ -226,7 +226,7 @@ func (d *daemon) status(ctx context.Context) error {
 // reported logs the error of a report to systemd.
 func (a *app) reported(err error) {
 	if err != nil {
-		a.log.Warn("the state cannot be reported to systemd: " + err.Error())
+		a.Log.Warn("the state cannot be reported to systemd: " + err.Error())
 	}
 }
 

@@ -29,10 +29,10 @@ func (a *app) deviceCommand() *cobra.Command {
 device (3:0), as gpu-cdi-plugin devices lists them.`,
 		Annotations: cli.Statuses(cli.OK, cli.Usage),
 		Args:        cli.UnknownVerb,
-		RunE:        help,
+		RunE:        cli.ShowHelp,
 	}
 	for _, option := range []string{"runtime-dir", "state-dir"} {
-		cmd.PersistentFlags().AddFlag(a.pluginFlags.Lookup(option))
+		cmd.PersistentFlags().AddFlag(a.ServiceFlags.Lookup(option))
 	}
 	cmd.AddCommand(a.cordonCommand(), a.uncordonCommand(), a.resetCommand(),
 		a.releaseCommand(), a.reopenCommand())
@@ -161,7 +161,7 @@ func (a *app) setCordon(ctx context.Context, r control.Request) error {
 	if !errors.Is(err, control.ErrNoServer) {
 		return err
 	}
-	if err := a.checkDir("state-dir", a.descriptorDir()); err != nil {
+	if err := a.CheckDir("state-dir", a.descriptorDir()); err != nil {
 		return err
 	}
 	what := ""
@@ -181,7 +181,7 @@ func (a *app) setCordon(ctx context.Context, r control.Request) error {
 	case editing != nil:
 		return editing
 	}
-	_, err = fmt.Fprintf(a.stdout, "%s in %s: no serve runs here, and the next one finds it there\n",
+	_, err = fmt.Fprintf(a.Stdout, "%s in %s: no serve runs here, and the next one finds it there\n",
 		what, a.healthRecord())
 	return err
 }
@@ -191,15 +191,15 @@ func (a *app) ask(ctx context.Context, r control.Request) error {
 	if err := r.Check(); err != nil {
 		return cli.With(cli.Usage, "", err)
 	}
-	if err := a.checkDir("runtime-dir", a.plugin.RuntimeDir); err != nil { // another program could answer
+	if err := a.CheckDir("runtime-dir", a.plugin.RuntimeDir); err != nil { // another program could answer
 		return err
 	}
-	progress := func(text string) { fmt.Fprintln(a.stderr, text) }
+	progress := func(text string) { fmt.Fprintln(a.Stderr, text) }
 	result, err := control.Send(ctx, a.plugin.RuntimeDir, r, progress)
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(a.stdout, result)
+	_, err = fmt.Fprintln(a.Stdout, result)
 	return err
 }
 
@@ -256,7 +256,7 @@ var errUnknownDevice = errors.New("the driver of this host has no device")
 func (a *app) completeDevice(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	var list []string
 	if len(args) == 0 {
-		_ = a.start(cmd) // for the path of the record; a required flag may still follow
+		_ = a.Start(cmd) // for the path of the record; a required flag may still follow
 		data, err := regular.ReadFile(a.healthRecord(), node.MaxHealthRecord)
 		if err == nil {
 			recorded, _ := health.Recorded(data, health.Identity{})

@@ -21,7 +21,7 @@ import (
 )
 
 func (a *app) devicesCommand() *cobra.Command {
-	var out output
+	var out cli.Output
 	cmd := &cobra.Command{
 		Use:   "devices",
 		Short: "List the GPUs and MIG devices of this host",
@@ -38,12 +38,12 @@ policy, the result with the step that failed, and how long it took. JSON and YAM
 			cli.Interrupted),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.devices(cmd.Context(), out) },
 	}
-	out.addFlags(cmd, "table", "wide", "json", "yaml", "name")
+	out.AddFlags(cmd, "table", "wide", "json", "yaml", "name")
 	a.addTimeout(cmd)
 	return cmd
 }
 
-func (a *app) devices(ctx context.Context, out output) error {
+func (a *app) devices(ctx context.Context, out cli.Output) error {
 	h, err := a.host()
 	if err != nil {
 		return err
@@ -57,11 +57,11 @@ func (a *app) devices(ctx context.Context, out output) error {
 			return health.Recorded(data, node.HealthIdentity(h, s.DriverVersion))
 		})
 	preparations := recorded(a, a.preparations(), "their last preparations", prepare.MaxRecords, prepare.ParseRecords)
-	if err := out.print(a.stdout, devicesView(s, recordedHealth, preparations, a.CDIKind)); err != nil {
+	if err := out.Print(a.Stdout, devicesView(s, recordedHealth, preparations, a.CDIKind)); err != nil {
 		return err
 	}
 	if !hasNodes(h) {
-		a.log.Warn("containers cannot be given these GPUs: " + hintDevRoot(h))
+		a.Log.Warn("containers cannot be given these GPUs: " + hintDevRoot(h))
 	}
 	return unreadableGPUs(s)
 }
@@ -75,12 +75,12 @@ func recorded[T any](
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	err = cmp.Or(err, a.check(trust.File, path))
+	err = cmp.Or(err, a.CheckPath(trust.File, path))
 	if err == nil {
 		all, err = parse(data)
 	}
 	if err != nil {
-		a.log.Warn("what serve has recorded of " + what + " is not shown: " + err.Error())
+		a.Log.Warn("what serve has recorded of " + what + " is not shown: " + err.Error())
 	}
 	return all
 }
@@ -115,14 +115,14 @@ func deviceObjects(devices []gpu.Device) []deviceJSON {
 
 func devicesView(
 	s *gpu.Snapshot, recorded map[string]health.Status, prepared map[string]prepare.Record, kind string,
-) view {
-	v := view{
-		data: deviceList{s.DriverVersion, s.CUDAVersion, deviceObjects(s.Devices), recorded, prepared},
-		table: table{
-			header: []string{
+) cli.View {
+	v := cli.View{
+		Data: deviceList{s.DriverVersion, s.CUDAVersion, deviceObjects(s.Devices), recorded, prepared},
+		Table: cli.Table{
+			Header: []string{
 				"INDEX", "NAME", "UUID", "MEMORY", "NUMA", "MIG", "STATUS", "SINCE", "MINOR", "PCI", "COMPUTE", "PRESTART",
 			},
-			wide: 7,
+			Wide: 7,
 		},
 	}
 	for i := range s.Devices {
@@ -141,9 +141,9 @@ func devicesView(
 			if r, known := prepared[uuid]; known {
 				last = r.String()
 			}
-			v.table.rows = append(v.table.rows, []string{
-				index, orDash(name), orDash(uuid), gibibytes(memory), number(d.NUMANode), mig, cmp.Or(problem, "ok"),
-				since, number(d.Minor), orDash(d.PCIBusID), orDash(d.ComputeCapability), last,
+			v.Table.Rows = append(v.Table.Rows, []string{
+				index, cli.OrDash(name), cli.OrDash(uuid), gibibytes(memory), number(d.NUMANode), mig, cmp.Or(problem, "ok"),
+				since, number(d.Minor), cli.OrDash(d.PCIBusID), cli.OrDash(d.ComputeCapability), last,
 			})
 		}
 		allocatable := d.Allocatables()
@@ -163,7 +163,7 @@ func devicesView(
 				add(a.IndexName(), "MIG "+m.Profile, m.UUID, m.MemoryBytes, "-", a.Reason)
 			}
 			if a.Reason == "" {
-				v.names = append(v.names, kind+"="+a.UUID())
+				v.Names = append(v.Names, kind+"="+a.UUID())
 			}
 		}
 	}

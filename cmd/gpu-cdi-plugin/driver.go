@@ -13,8 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/configfile"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/nvml"
 )
@@ -82,7 +83,7 @@ func (a *app) readDriver(ctx context.Context, h host.Host,
 func (a *app) newSession(h host.Host, returned func(), events func(gpu.Event)) *nvml.Session {
 	return nvml.NewSession(nvml.Options{
 		Host: h, Library: a.NVMLLibrary, Check: a.checkLibrary,
-		GPUTimeout: time.Duration(a.plugin.GPUTimeout), Returned: returned, Events: events, Log: a.log,
+		GPUTimeout: time.Duration(a.plugin.GPUTimeout), Returned: returned, Events: events, Log: a.Log,
 	})
 }
 
@@ -100,7 +101,7 @@ func openInBackground(ctx context.Context, s *nvml.Session) (end func()) {
 
 // addTimeout adds the option for how long to wait for the driver.
 func (a *app) addTimeout(cmd *cobra.Command) {
-	cmd.Flags().Var((*config.Duration)(&a.timeout), "timeout",
+	cmd.Flags().Var((*configfile.Duration)(&a.timeout), "timeout",
 		"`duration` that the driver may take to start, and then each GPU to answer")
 }
 
@@ -111,7 +112,7 @@ const quiet = 2 * time.Second
 func (a *app) logSlowCalls() *time.Timer {
 	return time.AfterFunc(quiet, func() {
 		if calls := nvml.InFlight(); len(calls) > 0 {
-			a.log.Warn("waiting for the NVIDIA driver to answer " + strings.Join(calls, ", "))
+			a.Log.Warn("waiting for the NVIDIA driver to answer " + strings.Join(calls, ", "))
 		}
 	})
 }
@@ -129,5 +130,5 @@ func unreadableGPUs(s *gpu.Snapshot) error {
 		return nil
 	}
 	return partly("see the kernel log (dmesg) for messages of NVRM",
-		"%d of %s could not be read: %s", len(which), plural(len(s.Devices), "GPU"), strings.Join(which, "; "))
+		"%d of %s could not be read: %s", len(which), cli.Plural(len(s.Devices), "GPU"), strings.Join(which, "; "))
 }

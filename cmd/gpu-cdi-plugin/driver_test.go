@@ -25,7 +25,7 @@ func TestDriverErrorsHaveStatusAndHint(t *testing.T) {
 		gpu.ErrNotAnswering:     {cli.NoDriver, "dmesg"},
 		errNoGPU:                {cli.NoGPU, "lspci"},
 	} {
-		got := classify(fmt.Errorf("read the driver: %w", err))
+		got := newApp().Classify(fmt.Errorf("read the driver: %w", err))
 		if cli.CodeOf(got) != c.code || !strings.Contains(cli.HintOf(got), c.hint) {
 			t.Errorf("%v: status %d, hint %q; want %d and %q", err, cli.CodeOf(got), cli.HintOf(got), c.code, c.hint)
 		}

@@ -2,11 +2,6 @@ package main
 
 import (
 	"fmt"
-	"net/http"
-	"strings"
-
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"gpu-cdi-plugin/agent/control"
 	"gpu-cdi-plugin/agent/metrics"
@@ -16,17 +11,9 @@ import (
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/hook/install"
-	"gpu-cdi-plugin/internal/checkpoint"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/lock"
-	"gpu-cdi-plugin/internal/shellword"
 	"gpu-cdi-plugin/internal/trust"
-	"gpu-cdi-plugin/manager"
-	"gpu-cdi-plugin/manager/api"
-	"gpu-cdi-plugin/manager/conformance"
-	"gpu-cdi-plugin/manager/endpoint"
-	"gpu-cdi-plugin/manager/nodestatus"
-	"gpu-cdi-plugin/manager/state"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/nvml"
 	"gpu-cdi-plugin/resource"
@@ -37,10 +24,7 @@ import (
 // wraps or joins several. An error without a row ends with status 1 and no hint.
 var errorTable = []cli.ErrorRow{
 	// 1: an error
-	cli.Sentinel(trust.ErrUnsafe, cli.Failure, hintUnsafe),
-	cli.Sentinel(endpoint.ErrForeignDirectory, cli.Failure,
-		"name a new directory with --socket-dir, or if only device plugins use this one, make the file "+
-			endpoint.LockName+" in it"),
+	cli.Sentinel(trust.ErrUnsafe, cli.Failure, cli.HintUnsafe),
 	cli.Typed(func(e *node.TakenError) (cli.Code, string) {
 		hint := hintConflict(e.Conflicts[0])
 		if e.Path != "" {
@@ -55,13 +39,6 @@ var errorTable = []cli.ErrorRow{
 		return cli.Failure, "make the channels (the driver makes channel 0 with NVreg_CreateImexChannel0=1, mknod " +
 			"makes any; its major is that of nvidia-caps-imex-channels in /proc/devices), or set imex.required to false"
 	}),
-	// Before lock.ErrHeld, which these may wrap.
-	cli.Sentinel(endpoint.ErrInUse, cli.Locked,
-		"stop the kubelet or the other manager, or name another directory with --socket-dir and in the plugins' options"),
-	cli.Sentinel(endpoint.ErrRegistryInUse, cli.Locked,
-		"stop the other manager, or name another directory with --plugins-registry-dir and in the plugins' options"),
-	cli.Sentinel(api.ErrServed, cli.Locked, "stop the other manager, or name another socket with --api-socket"),
-	cli.Sentinel(state.ErrLocked, cli.Locked, "stop the manager, or name another directory with --state-dir"),
 	// Before node.SpecError, which may wrap it.
 	cli.Sentinel(lock.ErrHeld, cli.Locked,
 		"stop the other instance, or give this one its own --cdi-kind, --state-dir and --runtime-dir; "+
@@ -73,6 +50,7 @@ var errorTable = []cli.ErrorRow{
 		return cli.Failure, "remove it by hand if it is not needed, or name another directory with --cdi-dir"
 	}),
 	cli.Typed(func(e *cdi.ConflictError) (cli.Code, string) { return cli.Failure, hintConflict(e.Conflict) }),
+	cli.Typed(func(*cdi.UntrustedError) (cli.Code, string) { return cli.Failure, cli.HintUnsafe + cli.HintInsecure }),
 	cli.Typed(func(*cdi.OtherDriverError) (cli.Code, string) {
 		return cli.Failure, "make a new config.json, then inject the devices"
 	}),
@@ -90,35 +68,13 @@ var errorTable = []cli.ErrorRow{
 	cli.Typed(func(*install.SettingError) (cli.Code, string) {
 		return cli.Failure, "change that by hand, then install again"
 	}),
-	cli.Sentinel(conformance.ErrNotStarted, cli.Failure,
-		"give a program by its path or by a name in PATH; there is no shell to run it"),
 	cli.Sentinel(errUnknownDevice, cli.Failure, "gpu-cdi-plugin devices lists the devices of this host"),
-	cli.Sentinel(state.ErrNewer, cli.Failure,
-		"start the newer version of this program, or name another directory with --state-dir"),
-	cli.Sentinel(checkpoint.ErrChecksum, cli.Failure, "the file is damaged, or was changed by hand"),
-	cli.Sentinel(manager.ErrPlaced, cli.Failure, "start the manager and release the pod that has it"),
-	cli.Sentinel(errNoPod, cli.Failure, "gpu-cdi-plugin pods lists the pods"),
-	cli.Sentinel(api.ErrNotAllowed, cli.Failure, "run as root, or as a member of the manager's --api-group"),
-	cli.Typed(func(e *api.Error) (cli.Code, string) {
-		switch e.Code {
-		case http.StatusConflict, http.StatusNotFound:
-			return cli.Failure, "gpu-cdi-plugin pods lists what is placed, and release takes it back"
-		case http.StatusUnprocessableEntity, http.StatusServiceUnavailable:
-			return cli.Failure, "gpu-cdi-plugin node --devices lists the devices, their health and the pods that have them"
-		}
-		return cli.Failure, ""
-	}),
 
 	// 2: a usage error
 	cli.Sentinel(cdi.ErrExtension, cli.Usage, ""),
-	cli.Sentinel(endpoint.ErrSameDirectory, cli.Usage,
-		"name a directory for --plugins-registry-dir that is neither --socket-dir nor above it"),
 	cli.Sentinel(cdi.ErrBadName, cli.Usage, ""),
 	cli.Sentinel(mps.ErrNotGPU, cli.Usage, "gpu-cdi-plugin devices -o wide lists the UUIDs of this host's GPUs"),
-	cli.Sentinel(conformance.ErrOptions, cli.Usage, "see gpu-cdi-plugin conformance --help"),
-	cli.Sentinel(shellword.ErrQuotes, cli.Usage, ""),
 	cli.Sentinel(install.ErrUnknown, cli.Usage, "gpu-cdi-plugin hook install without arguments lists them"),
-	cli.Sentinel(nodestatus.ErrReserved, cli.Usage, ""),
 	cli.Sentinel(plugin.ErrLongPath, cli.Usage, "give a directory with a shorter path, or a link to it"),
 	cli.Typed(func(e *resource.TooManyDevicesError) (cli.Code, string) {
 		if e.Shared == 0 {
@@ -157,11 +113,8 @@ var errorTable = []cli.ErrorRow{
 	// 11 and 13; 12, another instance, is above
 	cli.Sentinel(errNoGPU, cli.NoGPU,
 		"see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM"),
-	cli.Sentinel(conformance.ErrInUse, cli.Locked, "stop it, or name another directory with --kubelet-dir"),
 	cli.Sentinel(control.ErrNoServer, cli.Unreachable,
 		"start gpu-cdi-plugin serve, or name the directory that it was given with --runtime-dir"),
-	cli.Sentinel(api.ErrNoManager, cli.Unreachable,
-		"start gpu-cdi-plugin manager, or name the socket that it was given with --api-socket"),
 	cli.Sentinel(plugin.ErrNoKubelet, cli.Unreachable,
 		"start the kubelet, which makes the directory, or name its own with --device-plugin-dir or "+
 			"--plugins-registry-dir"),
@@ -182,37 +135,11 @@ var statuses = map[cli.Code]string{
 	cli.NoDriver:    "there is no NVIDIA driver, or it cannot be used",
 	cli.NoGPU:       "there is a driver, but no GPU",
 	cli.Locked:      "another instance is running",
-	cli.Unreachable: "there is no kubelet, no serve or no manager, or it cannot be reached",
+	cli.Unreachable: "there is no kubelet or no serve, or it cannot be reached",
 	cli.Interrupted: "interrupted",
 }
-
-// classify returns err with the exit status and the hint of the table, unless it carries its own.
-func classify(err error) error { return cli.Classify(err, errorTable) }
 
 // partly is the error of a verb that did a part of its work.
 func partly(hint, format string, args ...any) error {
 	return cli.With(cli.Partial, hint, fmt.Errorf(format, args...))
-}
-
-// withOptions adds the options that cmd was given as flags to the commands in the hint of err: without them those would
-// work on another node. Options of the environment or the file apply too, and help needs none.
-func withOptions(cmd *cobra.Command, err error) error {
-	const program, generate = "gpu-cdi-plugin ", "cdi generate "
-	hint := cli.HintOf(err)
-	if strings.Contains(hint, "--help") || strings.Contains(hint, "config default") {
-		return err
-	}
-	var global, local string
-	cmd.Flags().Visit(func(f *pflag.Flag) {
-		option := "--" + f.Name + "=" + shellword.Quote(f.Value.String()) + " "
-		switch {
-		case f.Name == "capabilities" || f.Name == "extras":
-			local += option
-		case f.Name == "api-socket" || cmd.InheritedFlags().Lookup(f.Name) != nil && !strings.HasPrefix(f.Name, "log-"):
-			global += option
-		}
-	})
-	hint = strings.ReplaceAll(hint, program, program+global)
-	hint = strings.ReplaceAll(hint, generate, generate+local)
-	return cli.With(cli.CodeOf(err), hint, err)
 }

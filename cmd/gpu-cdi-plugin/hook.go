@@ -23,7 +23,7 @@ and CRI-O, or with gpu-cdi-runtime in front of runc or crun. Engines that read C
 the devices that a user or the kubelet asks for.`,
 		Annotations: cli.Statuses(cli.OK, cli.Usage),
 		Args:        cli.UnknownVerb,
-		RunE:        help,
+		RunE:        cli.ShowHelp,
 	}
 	cmd.AddCommand(a.hookInstallCommand(), a.hookUninstallCommand(), a.hookPrintCommand())
 	return cmd
@@ -78,14 +78,14 @@ func (a *app) locked(dryRun bool, change func() error) error {
 }
 
 // applyHook makes the changes of a plan, or prints their differences.
-func (a *app) applyHook(p *install.Plan, out output, dryRun bool) error {
+func (a *app) applyHook(p *install.Plan, out cli.Output, dryRun bool) error {
 	for _, file := range p.Kept {
-		a.log.Warn(file + " is left as it is, since it was changed after hook install wrote it; remove it if that change " +
+		a.Log.Warn(file + " is left as it is, since it was changed after hook install wrote it; remove it if that change " +
 			"is not needed")
 	}
-	if dryRun && out.format == "table" {
+	if dryRun && out.Format == "table" {
 		for _, c := range p.Changes {
-			if _, err := io.WriteString(a.stdout, unified(c)); err != nil {
+			if _, err := io.WriteString(a.Stdout, unified(c)); err != nil {
 				return fmt.Errorf("print the result: %w", err)
 			}
 		}
@@ -97,7 +97,7 @@ func (a *app) applyHook(p *install.Plan, out output, dryRun bool) error {
 			return err
 		}
 		for _, dir := range dirs {
-			if err := a.checkDir("the directory", dir); err != nil {
+			if err := a.CheckDir("the directory", dir); err != nil {
 				return err
 			}
 		}
@@ -105,11 +105,11 @@ func (a *app) applyHook(p *install.Plan, out output, dryRun bool) error {
 			return err
 		}
 	}
-	return out.print(a.stdout, planView(p, dryRun))
+	return out.Print(a.Stdout, planView(p, dryRun))
 }
 
 // planView is what was changed, or would be.
-func planView(p *install.Plan, dryRun bool) view {
+func planView(p *install.Plan, dryRun bool) cli.View {
 	type file struct {
 		Path   string `json:"path"`
 		Change string `json:"change"`
@@ -119,7 +119,7 @@ func planView(p *install.Plan, dryRun bool) view {
 		Files   []file   `json:"files"`
 		Restart []string `json:"restart"`
 	}{[]file{}, append([]string{}, p.Restart...)}
-	t := table{header: []string{"FILE", "CHANGE"}}
+	t := cli.Table{Header: []string{"FILE", "CHANGE"}}
 	for _, c := range p.Changes {
 		f := file{Path: c.Path, Change: "changed"}
 		switch {
@@ -132,16 +132,16 @@ func planView(p *install.Plan, dryRun bool) view {
 			f.Diff = unified(c)
 		}
 		data.Files = append(data.Files, f)
-		t.rows = append(t.rows, []string{f.Path, f.Change})
+		t.Rows = append(t.Rows, []string{f.Path, f.Change})
 	}
 	for _, service := range p.Restart {
-		t.legend += "Restart " + service + ": it reads its configuration only when it starts (systemctl restart " +
+		t.Legend += "Restart " + service + ": it reads its configuration only when it starts (systemctl restart " +
 			service + ").\n"
 	}
-	if len(t.rows) == 0 {
-		t = table{legend: "Nothing has to be changed.\n"}
+	if len(t.Rows) == 0 {
+		t = cli.Table{Legend: "Nothing has to be changed.\n"}
 	}
-	return view{data: data, table: t}
+	return cli.View{Data: data, Table: t}
 }
 
 // unified is the change of a file as a unified diff.

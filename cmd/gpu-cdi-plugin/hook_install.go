@@ -13,7 +13,7 @@ import (
 )
 
 func (a *app) hookInstallCommand() *cobra.Command {
-	var out output
+	var out cli.Output
 	var dryRun bool
 	cmd := &cobra.Command{
 		Use:   "install ENGINE...",
@@ -47,13 +47,13 @@ in /etc/gpu-cdi-plugin/hook.yaml: every container that can be annotated may take
 			return a.locked(dryRun, func() error { return a.hookInstall(args, out, dryRun) })
 		},
 	}
-	out.addFlags(cmd, "table", "json", "yaml")
+	out.AddFlags(cmd, "table", "json", "yaml")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print the difference of each file and change nothing")
 	return cmd
 }
 
 // printEngines prints which engines the hook can be installed for, and for which it is on this host.
-func (a *app) printEngines(out output) error {
+func (a *app) printEngines(out cli.Output) error {
 	h, err := a.host()
 	if err != nil {
 		return err
@@ -73,18 +73,18 @@ func (a *app) printEngines(out output) error {
 		Without   string `json:"without"`
 		Gives     string `json:"gives"`
 	}
-	t := table{header: []string{"ENGINE", "FOUND", "INSTALLED", "WITHOUT THE HOOK", "WITH THE HOOK"}}
+	t := cli.Table{Header: []string{"ENGINE", "FOUND", "INSTALLED", "WITHOUT THE HOOK", "WITH THE HOOK"}}
 	var rows []row
 	for _, e := range install.Engines() {
 		r := row{e.Name, hasProgram(h.Root(), e.Program), slices.Contains(installed, e.Name), e.Without, e.Gives}
-		found := yesNo(r.Found)
+		found := cli.YesNo(r.Found)
 		if e.Program == "" {
 			found = "-"
 		}
 		rows = append(rows, r)
-		t.rows = append(t.rows, []string{r.Engine, found, yesNo(r.Installed), r.Without, r.Gives})
+		t.Rows = append(t.Rows, []string{r.Engine, found, cli.YesNo(r.Installed), r.Without, r.Gives})
 	}
-	return out.print(a.stdout, view{data: map[string][]row{"engines": rows}, table: t})
+	return out.Print(a.Stdout, cli.View{Data: map[string][]row{"engines": rows}, Table: t})
 }
 
 // hasProgram reports whether a host has a program in one of the standard directories.
@@ -96,7 +96,7 @@ func hasProgram(root, name string) bool {
 		})
 }
 
-func (a *app) hookInstall(engines []string, out output, dryRun bool) error {
+func (a *app) hookInstall(engines []string, out cli.Output, dryRun bool) error {
 	p, err := a.planInstall(engines)
 	if err == nil && !dryRun {
 		err = a.checkHook()
@@ -121,7 +121,7 @@ func (a *app) warnOfNoPolicy() error {
 		return err == nil
 	}
 	if exists("var/lib/kubelet") && !exists("etc/gpu-cdi-plugin/hook.yaml") {
-		a.log.Warn("this node has a kubelet and no /etc/gpu-cdi-plugin/hook.yaml: every container that can be annotated " +
+		a.Log.Warn("this node has a kubelet and no /etc/gpu-cdi-plugin/hook.yaml: every container that can be annotated " +
 			"may take any GPU; with allocated: true in that file it gets only those that the kubelet gave it")
 	}
 	return nil

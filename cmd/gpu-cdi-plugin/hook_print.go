@@ -6,10 +6,12 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/internal/cli"
 )
 
 func (a *app) hookPrintCommand() *cobra.Command {
-	out := output{}
+	out := cli.Output{}
 	cmd := &cobra.Command{
 		Use:   "print ENGINE...",
 		Short: "Print the files that hook install would write",
@@ -26,11 +28,11 @@ not. The hook need not exist: with --hook-path the files can be for another host
 		},
 		RunE: func(_ *cobra.Command, args []string) error { return a.hookPrint(args, out) },
 	}
-	out.addFlags(cmd, "text", "json", "yaml")
+	out.AddFlags(cmd, "text", "json", "yaml")
 	return cmd
 }
 
-func (a *app) hookPrint(engines []string, out output) error {
+func (a *app) hookPrint(engines []string, out cli.Output) error {
 	p, err := a.planInstall(engines)
 	if err != nil {
 		return err
@@ -53,8 +55,8 @@ func (a *app) hookPrint(engines []string, out output) error {
 		files = append(files, f)
 		fmt.Fprintf(&text, "# %s\n%s\n", c.Path, content(c.After))
 	}
-	return out.print(a.stdout, view{
-		data: map[string][]file{"files": files},
-		text: strings.TrimSuffix(text.String(), "\n"),
+	return out.Print(a.Stdout, cli.View{
+		Data: map[string][]file{"files": files},
+		Text: strings.TrimSuffix(text.String(), "\n"),
 	})
 }

@@ -4,10 +4,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/hook/install"
+	"gpu-cdi-plugin/internal/cli"
 )
 
 func (a *app) hookUninstallCommand() *cobra.Command {
-	var out output
+	var out cli.Output
 	var dryRun bool
 	cmd := &cobra.Command{
 		Use:   "uninstall [ENGINE...]",
@@ -24,12 +25,12 @@ does not exist.`,
 			return a.locked(dryRun, func() error { return a.hookUninstall(args, out, dryRun) })
 		},
 	}
-	out.addFlags(cmd, "table", "json", "yaml")
+	out.AddFlags(cmd, "table", "json", "yaml")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print the difference of each file and change nothing")
 	return cmd
 }
 
-func (a *app) hookUninstall(engines []string, out output, dryRun bool) error {
+func (a *app) hookUninstall(engines []string, out cli.Output, dryRun bool) error {
 	h, err := a.host()
 	if err != nil {
 		return err

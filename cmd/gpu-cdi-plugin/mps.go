@@ -33,7 +33,6 @@ are not run, unless --insecure-paths allows it.`,
 		Example: `  gpu-cdi-plugin mps --gpu GPU-8f6c3a1e-0000-4000-8000-000000000001
   gpu-cdi-plugin mps --all`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.NoDriver, cli.Locked),
-		Args:        noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o, err := a.mpsOptions()
 			if err != nil {
@@ -51,7 +50,7 @@ are not run, unless --insecure-paths allows it.`,
 	cmd.MarkFlagsMutuallyExclusive("gpu", "all")
 	_ = cmd.RegisterFlagCompletionFunc("gpu", cobra.NoFileCompletions)
 	for _, option := range []string{"runtime-dir", "state-dir"} {
-		cmd.Flags().AddFlag(a.pluginFlags.Lookup(option))
+		cmd.Flags().AddFlag(a.ServiceFlags.Lookup(option))
 	}
 	return cmd
 }
@@ -64,7 +63,7 @@ func (a *app) mpsOptions() (mps.Options, error) {
 	return mps.Options{
 		Dir: a.mpsDir(), Descriptors: a.descriptorDir(),
 		Program: func() (mps.Program, error) { return findMPS(h) },
-		Check:   a.check, Output: a.stderr, Log: a.log,
+		Check:   a.CheckPath, Output: a.Stderr, Log: a.Log,
 	}, nil
 }
 

@@ -71,7 +71,7 @@ devices can be given to containers unless the GPUs themselves are at fault.`,
 		PersistentPreRunE: a.startDaemon,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return a.serve(cmd) },
 	}
-	cmd.Flags().AddFlagSet(a.pluginFlags)
+	cmd.Flags().AddFlagSet(a.ServiceFlags)
 	return cmd
 }
 
@@ -80,7 +80,7 @@ func (a *app) startDaemon(cmd *cobra.Command, _ []string) error {
 	// Until now a SIGHUP ends the process; from now on it has the configuration read again.
 	a.hangups = make(chan os.Signal, 1)
 	signal.Notify(a.hangups, unix.SIGHUP)
-	return a.start(cmd)
+	return a.Start(cmd)
 }
 
 // service is the device plugin: a daemon that publishes the node's state to the kubelet.
@@ -119,7 +119,7 @@ func (a *app) newService() (*service, error) {
 	}
 	s.mps, s.preparer = s.newMonitor(), s.newPreparer()
 	offered := func(uuid string) bool { return s.preparer.find(uuid) != nil }
-	s.prepared = prepare.NewRecordFile(a.preparations(), offered, a.log)
+	s.prepared = prepare.NewRecordFile(a.preparations(), offered, a.Log)
 	s.releaser, s.reporter = newReleaser(s), a.newReporter()
 	s.ready, s.summary, s.admit = func() error { return s.plugin.Ready() }, s.resources, s.checkConfig
 	s.released = s.releaser.released
@@ -133,7 +133,7 @@ func (a *app) newReporter() *kubeapi.Reporter {
 	return kubeapi.New(kubeapi.Options{
 		Events:      reports(a.plugin.ReportHealth, config.ReportEvents),
 		Condition:   reports(a.plugin.ReportHealth, config.ReportCondition),
-		Credentials: a.plugin.ServiceAccountDir, Env: a.env, Log: a.log,
+		Credentials: a.plugin.ServiceAccountDir, Env: a.Env, Log: a.Log,
 	})
 }
 
@@ -156,7 +156,7 @@ func (a *app) healthRecord() string { return filepath.Join(a.plugin.StateDir, "h
 func (a *app) preparations() string { return filepath.Join(a.plugin.StateDir, "prestart.json") }
 
 func (s *service) pluginOptions() plugin.Options {
-	p := &s.app.plugin
+	p := s.app.plugin
 	o := plugin.Options{
 		Dir: p.DevicePluginDir,
 		Allocate: plugin.AllocateOptions{
@@ -167,7 +167,7 @@ func (s *service) pluginOptions() plugin.Options {
 			},
 			PreStart: s.preparer.prepare,
 		},
-		Log:      s.app.log,
+		Log:      s.app.Log,
 		Observer: observer{s.metrics, s.daemon},
 	}
 	if p.Registration == config.RegisterWatcher {
@@ -212,7 +212,7 @@ func (s *service) publish(state node.State) {
 func (s *service) updateConnections(snapshot *gpu.Snapshot) {
 	connections, err := allocator.NewGPUs(snapshot, s.app.plugin.Allocation.Weights)
 	if err != nil {
-		s.app.log.Error("containers get any GPUs instead of the best connected ones: " + oneLine(err))
+		s.app.Log.Error("containers get any GPUs instead of the best connected ones: " + cli.OneLine(err))
 	}
 	s.connections.Store(connections)
 }
@@ -226,13 +226,13 @@ func (s *service) advertise() {
 	state.Resources = mps.WithGrants(resource.MarkUnhealthy(state.Resources, s.mps.Reason), s.app.mpsDir())
 	refused := ""
 	if err := s.plugin.Update(state.Resources); err != nil {
-		refused = oneLine(err)
+		refused = cli.OneLine(err)
 	}
 	switch {
 	case refused != "" && refused != s.refused:
-		s.app.log.Error("some resources keep their old devices, since the new ones cannot be advertised: " + refused)
+		s.app.Log.Error("some resources keep their old devices, since the new ones cannot be advertised: " + refused)
 	case refused == "" && s.refused != "":
-		s.app.log.Info("the devices of all resources are advertised again")
+		s.app.Log.Info("the devices of all resources are advertised again")
 	}
 	s.refused = refused
 	s.metrics.Advertised(state)
@@ -247,7 +247,7 @@ func (s *service) advertise() {
 func (s *service) resources() []string {
 	var parts []string
 	for _, r := range s.plugin.Status() {
-		text := fmt.Sprintf("%s: %d of %s healthy", r.Resource, r.Healthy, plural(r.Devices, "device"))
+		text := fmt.Sprintf("%s: %d of %s healthy", r.Resource, r.Healthy, cli.Plural(r.Devices, "device"))
 		if !r.Watched {
 			text += ", not connected to the kubelet"
 		}

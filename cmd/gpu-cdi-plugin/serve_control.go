@@ -28,7 +28,7 @@ var _ control.Handler = (*administrator)(nil)
 
 // newControl returns the server of the control socket.
 func (s *service) newControl() *control.Server {
-	return &control.Server{Dir: s.app.plugin.RuntimeDir, Handler: &administrator{service: s}, Log: s.app.log}
+	return &control.Server{Dir: s.app.plugin.RuntimeDir, Handler: &administrator{service: s}, Log: s.app.Log}
 }
 
 // Handle implements control.Handler.

@@ -30,7 +30,7 @@ func (a *app) checkDirs(log *slog.Logger) error {
 		if !d.used {
 			continue
 		}
-		err := a.checkDir(d.option, d.path)
+		err := a.CheckDir(d.option, d.path)
 		if err == nil && d.own {
 			err = checkWritable(d.option, d.path, log)
 		}

@@ -10,7 +10,7 @@ import (
 // newFreed returns what checks devices after their containers.
 func (s *service) newFreed() *prepare.FreedChecker {
 	return prepare.NewFreedChecker(prepare.FreedOptions{
-		Runner: s.preparer.runner, State: s.node.Monitor(), Offered: s.preparer.offered, Held: s.held, Log: s.app.log,
+		Runner: s.preparer.runner, State: s.node.Monitor(), Offered: s.preparer.offered, Held: s.held, Log: s.app.Log,
 	})
 }
 

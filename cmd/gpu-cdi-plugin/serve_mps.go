@@ -12,6 +12,6 @@ func (a *app) mpsDir() string { return filepath.Join(a.plugin.RuntimeDir, "mps")
 // newMonitor returns what checks the MPS control daemons.
 func (s *service) newMonitor() *mps.Monitor {
 	return mps.New(mps.MonitorOptions{
-		Dir: s.app.mpsDir(), Modes: s.session, Changed: s.advertise, Log: s.app.log,
+		Dir: s.app.mpsDir(), Modes: s.session, Changed: s.advertise, Log: s.app.Log,
 	})
 }

@@ -19,6 +19,7 @@ import (
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/topology"
 	"gpu-cdi-plugin/internal/trust"
@@ -34,13 +35,13 @@ type preparer struct {
 
 func (s *service) newPreparer() *preparer {
 	p := &preparer{service: s, warned: map[string]bool{}}
-	check := func(path string) error { return s.app.check(trust.RootFile, path) }
+	check := func(path string) error { return s.app.CheckPath(trust.RootFile, path) }
 	resetter := &prepare.DriverReset{
 		Host: s.host, Find: p.findSMI, Check: check, LockDir: filepath.Join(s.app.plugin.StateDir, "resets"),
 	}
 	s.stillResetting = resetter.StillResetting
 	p.runner = prepare.New(prepare.Options{
-		Host: s.host, Driver: s.session, State: p, Check: check, Resetter: resetter, Log: s.app.log,
+		Host: s.host, Driver: s.session, State: p, Check: check, Resetter: resetter, Log: s.app.Log,
 	})
 	return p
 }
@@ -54,7 +55,7 @@ func (p *preparer) warnOfParts(resources []resource.Resource) {
 			continue
 		}
 		p.warned[r.Name] = true
-		p.app.log.Warn("no container gets a MIG device of " + r.Name + ", since policy reset cannot reset them and " +
+		p.app.Log.Warn("no container gets a MIG device of " + r.Name + ", since policy reset cannot reset them and " +
 			"prestart.strict is set: give the resource another policy in prestart.resources")
 	}
 }
@@ -108,7 +109,7 @@ func (p *preparer) prepare(ctx context.Context, resourceName string, devices []*
 	for _, d := range devices {
 		if why := p.whyNotReady(d); why != "" {
 			err := fmt.Errorf("%s is not ready for a container: %s", d.ID, why)
-			p.app.log.Warn(err.Error(), "resource", resourceName)
+			p.app.Log.Warn(err.Error(), "resource", resourceName)
 			return err
 		}
 	}
@@ -186,9 +187,9 @@ func (p *preparer) log(resourceName string, r *prepare.Record) {
 		}
 		steps = append(steps, text)
 	}
-	log, text := p.app.log.Debug, "was prepared for a container"
+	log, text := p.app.Log.Debug, "was prepared for a container"
 	if r.Error != "" {
-		log, text = p.app.log.Warn, "is not given to a container"
+		log, text = p.app.Log.Warn, "is not given to a container"
 	}
 	log(r.UUID+" "+text+" of "+resourceName+": "+strings.Join(steps, ", "), "took", r.Duration)
 }
@@ -246,7 +247,7 @@ func (p *preparer) Shared(_ context.Context, uuid string) (string, error) {
 	if replicas == 0 {
 		return "", nil
 	}
-	return fmt.Sprintf("it has %s", plural(replicas, "replica")), nil
+	return fmt.Sprintf("it has %s", cli.Plural(replicas, "replica")), nil
 }
 
 // WasReset implements prepare.State.

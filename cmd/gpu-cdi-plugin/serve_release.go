@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/kernel"
 )
 
@@ -122,7 +123,7 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	err := r.preparer.runner.WithoutDriver(limited, func() (reopen bool) {
 		closed = true
 		one.began <- nil
-		r.app.log.Warn("the NVIDIA driver is released: its devices stay advertised, and no container starts with one, " +
+		r.app.Log.Warn("the NVIDIA driver is released: its devices stay advertised, and no container starts with one, " +
 			"until gpu-cdi-plugin device reopen or until the driver is loaded again")
 		r.advertise()
 		reopen, reloaded = r.awaitEnd(ctx, one, loaded)
@@ -137,9 +138,9 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	case ctx.Err() != nil:
 		return
 	case err != nil:
-		r.app.log.Error("the NVIDIA driver cannot be opened again, and this is tried at each reconciliation: " + oneLine(err))
+		r.app.Log.Error("the NVIDIA driver cannot be opened again, and this is tried at each reconciliation: " + cli.OneLine(err))
 	default:
-		r.app.log.Info("the NVIDIA driver is opened again")
+		r.app.Log.Info("the NVIDIA driver is opened again")
 	}
 	if s := r.node.State().Snapshot; reloaded && s != nil { // loading a module initialises the GPUs
 		for i := range s.Devices {
@@ -170,7 +171,7 @@ func (r *releaser) awaitEnd(ctx context.Context, one *release, before kernel.Dri
 		case ended:
 			return true, reloaded
 		case reloaded && now.Version != "":
-			r.app.log.Info("the NVIDIA kernel module was loaded again, which ends the release")
+			r.app.Log.Info("the NVIDIA kernel module was loaded again, which ends the release")
 			return true, true
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"os/signal"
 	"reflect"
 
-	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/cli"
@@ -44,18 +43,18 @@ func (d *daemon) reload(ctx context.Context) error {
 		}
 		switch {
 		case err != nil:
-			d.app.log.Error("the configuration is invalid, and the old one stays in use: " + oneLine(err))
+			d.app.Log.Error("the configuration is invalid, and the old one stays in use: " + cli.OneLine(err))
 		case !sameButOffer(d.app, fresh):
 			if released = d.released(); released == nil {
 				return errRestart
 			}
-			d.app.log.Warn("the old configuration stays in use until the driver is no longer released: the new one needs " +
+			d.app.Log.Warn("the old configuration stays in use until the driver is no longer released: the new one needs " +
 				"a restart of this program, which would open the driver (gpu-cdi-plugin device reopen)")
 		default:
 			offer := d.offerOf(fresh)
 			d.offer.Store(&offer)
 			d.app.plugin.Config = fresh.plugin.Config
-			d.app.log.Info("the configuration was read again")
+			d.app.Log.Info("the configuration was read again")
 		}
 		d.node.Trigger()
 		d.app.reported(d.systemd.Ready(d.statusLine()))
@@ -65,24 +64,15 @@ func (d *daemon) reload(ctx context.Context) error {
 // reread returns an app with the configuration as it is now: from the same flags and environment, and from the file,
 // which is read again.
 func (a *app) reread() (*app, error) {
-	fresh := newApp()
-	fresh.env, fresh.stdin, fresh.stdout, fresh.stderr = a.env, a.stdin, a.stdout, a.stderr
-	fresh.log, fresh.warned = a.log, a.warned
-	flags := fresh.options() // a command would stay in cobra's list of completions for ever
-	var errs []error
-	a.options().VisitAll(func(f *pflag.Flag) {
-		if a.sources[f.Name] == fromFlag {
-			errs = append(errs, flags.Set(f.Name, f.Value.String()))
-		}
-	})
-	return fresh, errors.Join(append(errs, fresh.resolve(flags))...)
+	fresh := newApp() // a command would stay in cobra's list of completions for ever
+	return fresh, fresh.Reread(a.Program)
 }
 
 // checkConfig returns an error if the service cannot use a configuration. If only the offer is another, the directories
 // are in use already.
 func (s *service) checkConfig(fresh *app) error {
 	if fresh == s.app || !sameButOffer(s.app, fresh) {
-		return fresh.checkDirs(s.app.log)
+		return fresh.checkDirs(s.app.Log)
 	}
 	return nil
 }
@@ -94,7 +84,7 @@ func (d *daemon) checkOffer(fresh *app) error {
 		return nil
 	}
 	_, _, err := resource.Build(snapshot, d.offerOf(fresh))
-	if hint := cli.HintOf(classify(err)); hint != "" {
+	if hint := cli.HintOf(d.app.Classify(err)); hint != "" {
 		return fmt.Errorf("%w; %s", err, hint)
 	}
 	return err
@@ -102,9 +92,9 @@ func (d *daemon) checkOffer(fresh *app) error {
 
 // sameButOffer reports whether two configurations differ in nothing but what is offered.
 func sameButOffer(a, b *app) bool {
-	x, y := a.plugin, b.plugin
+	x, y := *a.plugin, *b.plugin
 	x.Config, y.Config = resource.Config{}, resource.Config{}
-	return a.Common == b.Common && reflect.DeepEqual(x, y)
+	return *a.Common == *b.Common && reflect.DeepEqual(x, y)
 }
 
 // restart re-executes the program with the same process ID, so that a supervisor sees no exit. It returns only with an

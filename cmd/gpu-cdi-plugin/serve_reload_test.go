@@ -64,14 +64,14 @@ func TestServeEndsInsteadOfRestarting(t *testing.T) {
 func TestReloadLeavesTheOfferInUse(t *testing.T) {
 	t.Parallel()
 	a, log := newApp(), &testenv.Log{}
-	a.stderr, a.hangups = log, make(chan os.Signal)
+	a.Stderr, a.hangups = log, make(chan os.Signal)
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	mustDo(t, os.WriteFile(config, []byte("mig-strategy: mixed\n"), 0o600))
 	root := a.rootCommand()
 	mustDo(t, root.ParseFlags([]string{"--config", config, "--root", t.TempDir(), "--hook-path", "/bin/true"}))
 	cmd, _, err := root.Find([]string{"serve"})
 	mustDo(t, err)
-	mustDo(t, a.start(cmd))
+	mustDo(t, a.Start(cmd))
 	s, err := a.newService()
 	mustDo(t, err)
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -355,35 +354,9 @@ func TestServeReadsItsConfigurationAgain(t *testing.T) {
 	}
 }
 
-// systemd listens like systemd does for notifications. until waits for one that contains a text.
-func systemd(t *testing.T) (socket string, until func(string) string) {
-	t.Helper()
-	socket = filepath.Join(t.TempDir(), "notify")
-	systemd, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
-	mustDo(t, err)
-	t.Cleanup(func() { _ = systemd.Close() })
-	next := func() string {
-		t.Helper()
-		mustDo(t, systemd.SetReadDeadline(time.Now().Add(time.Minute)))
-		b := make([]byte, 4096)
-		n, err := systemd.Read(b)
-		mustDo(t, err)
-		return string(b[:n])
-	}
-	until = func(want string) string {
-		t.Helper()
-		got := next()
-		for ; !strings.Contains(got, want); got = next() {
-			t.Logf("before %q: %q", want, got)
-		}
-		return got
-	}
-	return socket, until
-}
-
 func TestServeTellsSystemd(t *testing.T) {
 	t.Parallel()
-	socket, until := systemd(t)
+	socket, until := testenv.Systemd(t)
 	s := newServed(t, "pcie-quad", "")
 	s.start("NOTIFY_SOCKET="+socket, "WATCHDOG_USEC=200000")
 	// The kubelet may connect before it is ready or after.

@@ -24,15 +24,8 @@ import (
 
 const hookName = "prestart-hook"
 
-// specDirs are the directories of CDI specs, from the lowest priority to the highest: the administrator's, and
-// --cdi-dir. If both are one, engines still read the other of their two directories, which has the higher priority.
-func (a *app) specDirs(h host.Host) []string {
-	low, high := filepath.Join(h.Root(), "etc/cdi"), filepath.Join(h.Root(), "var/run/cdi")
-	if filepath.Clean(a.CDIDir) == low {
-		return []string{low, high}
-	}
-	return []string{low, a.CDIDir}
-}
+// specDirs are the directories of CDI specs, from the lowest priority to the highest.
+func (a *app) specDirs(h host.Host) []string { return cdi.Dirs(h.Root(), a.CDIDir) }
 
 // ownSpec is the path of the spec that generate --write writes.
 func (a *app) ownSpec() string { return filepath.Join(a.CDIDir, cdi.FileName(a.CDIKind)) }
@@ -177,7 +170,7 @@ type specFile struct {
 
 // addExtras adds the device plugin's flag for extras to a verb, so that it handles the same spec files as serve.
 func (a *app) addExtras(cmd *cobra.Command) {
-	cmd.Flags().AddFlag(a.pluginFlags.Lookup("extras"))
+	cmd.Flags().AddFlag(a.ServiceFlags.Lookup("extras"))
 }
 
 // extraPath is the path of the spec of an extra.

@@ -16,7 +16,7 @@ import (
 )
 
 func (a *app) topologyCommand() *cobra.Command {
-	var out output
+	var out cli.Output
 	socket := podresources.Socket
 	cmd := &cobra.Command{
 		Use:   "topology",
@@ -30,11 +30,10 @@ JSON and YAML have the pods too, as holders: null without a kubelet.`,
   gpu-cdi-plugin topology -o svg > node.svg`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial, cli.NoDriver, cli.NoGPU,
 			cli.Interrupted),
-		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return a.topology(cmd.Context(), out, socket) },
 	}
-	out.addFlags(cmd, "table", "json", "yaml", "svg")
+	out.AddFlags(cmd, "table", "json", "yaml", "svg")
 	a.addTimeout(cmd)
 	cmd.Flags().StringVar(&socket, "pod-resources-socket", socket,
 		"`path` of the kubelet's socket that lists the devices of pods")
@@ -43,7 +42,7 @@ JSON and YAML have the pods too, as holders: null without a kubelet.`,
 	return cmd
 }
 
-func (a *app) topology(ctx context.Context, out output, socket string) error {
+func (a *app) topology(ctx context.Context, out cli.Output, socket string) error {
 	h, err := a.host()
 	if err != nil {
 		return err
@@ -53,10 +52,10 @@ func (a *app) topology(ctx context.Context, out output, socket string) error {
 		return err
 	}
 	n := topology.Node{Snapshot: s}
-	if out.format != "table" { // a table has no holders
+	if out.Format != "table" { // a table has no holders
 		n.Holders, n.HoldersUnknown = a.holders(ctx, socket)
 	}
-	if err := out.print(a.stdout, topologyView(n)); err != nil {
+	if err := out.Print(a.Stdout, topologyView(n)); err != nil {
 		return err
 	}
 	return unreadableGPUs(s)
@@ -72,7 +71,7 @@ func (a *app) holders(ctx context.Context, socket string) (list []topology.Holde
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, "there is no kubelet socket at " + socket
 	default:
-		a.log.Warn("the containers that hold devices are unknown: " + err.Error())
+		a.Log.Warn("the containers that hold devices are unknown: " + err.Error())
 		return nil, "the kubelet did not answer"
 	}
 }
@@ -98,26 +97,26 @@ SYS   through the link between NUMA nodes
 ?     unknown
 `
 
-func topologyView(n topology.Node) view {
+func topologyView(n topology.Node) cli.View {
 	s := n.Snapshot
-	t := table{header: []string{""}, legend: legend}
+	t := cli.Table{Header: []string{""}, Legend: legend}
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		row := []string{gpuName(d)}
 		for j := range s.Devices {
 			row = append(row, linkCell(s, d.Index, s.Devices[j].Index))
 		}
-		t.header = append(t.header, gpuName(d))
-		t.rows = append(t.rows, append(row, number(d.NUMANode)))
+		t.Header = append(t.Header, gpuName(d))
+		t.Rows = append(t.Rows, append(row, number(d.NUMANode)))
 	}
-	t.header = append(t.header, "NUMA")
+	t.Header = append(t.Header, "NUMA")
 	list := linkList{
 		DriverVersion: s.DriverVersion, Devices: deviceObjects(s.Devices), Links: append([]gpu.Link{}, s.Links...),
 	}
 	if n.HoldersUnknown == "" {
 		list.Holders = n.DeviceHolders()
 	}
-	return view{data: list, table: t, draw: func(w io.Writer) error { return topology.WriteSVG(w, n) }}
+	return cli.View{Data: list, Table: t, Draw: func(w io.Writer) error { return topology.WriteSVG(w, n) }}
 }
 
 func linkCell(s *gpu.Snapshot, a, b int) string {

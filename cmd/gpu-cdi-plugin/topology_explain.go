@@ -21,7 +21,7 @@ type explainOptions struct {
 	available, must []string
 	policy          string
 	weights         allocator.Weights
-	out             output
+	out             cli.Output
 }
 
 func (a *app) explainCommand() *cobra.Command {
@@ -39,7 +39,6 @@ the policies spread and pack are the same as topology. -o name prints the CDI na
   gpu-cdi-plugin topology explain --size 2 --policy numa -o json | jq '.chosen.score'`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial, cli.NoDriver, cli.NoGPU,
 			cli.Interrupted),
-		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.weights = a.plugin.Allocation.Weights
@@ -54,14 +53,14 @@ the policies spread and pack are the same as topology. -o name prints the CDI na
 	f.StringSliceVar(&o.available, "available", nil,
 		"`GPUs` to choose from, by index or UUID (default: all usable GPUs that are not in MIG mode)")
 	f.StringSliceVar(&o.must, "must", nil, "`GPUs` that must be chosen, by index or UUID")
-	f.Var(&choice{&o.policy, allocator.Policies()}, "policy",
+	f.Var(&cli.Choice{Value: &o.policy, Known: allocator.Policies()}, "policy",
 		"`policy`: "+strings.Join(allocator.Policies(), ", ")+" (default: allocation.policy of the configuration)")
 	_ = cmd.MarkFlagRequired("size")
 	_ = cmd.RegisterFlagCompletionFunc("size", cobra.NoFileCompletions)
 	for _, name := range []string{"available", "must"} {
 		_ = cmd.RegisterFlagCompletionFunc(name, a.completeGPUs)
 	}
-	o.out.addFlags(cmd, "table", "json", "yaml", "name")
+	o.out.AddFlags(cmd, "table", "json", "yaml", "name")
 	a.addTimeout(cmd)
 	return cmd
 }
@@ -107,9 +106,9 @@ func (a *app) explain(ctx context.Context, o *explainOptions) error {
 	}
 	out, v := o.out, e.view()
 	for _, d := range e.Chosen.Devices {
-		v.names = append(v.names, a.CDIKind+"="+d.UUID)
+		v.Names = append(v.Names, a.CDIKind+"="+d.UUID)
 	}
-	if err := out.print(a.stdout, v); err != nil {
+	if err := out.Print(a.Stdout, v); err != nil {
 		return err
 	}
 	return unreadableGPUs(s)

@@ -9,6 +9,7 @@ import (
 
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/excerpt"
 )
 
@@ -91,18 +92,18 @@ func sortedGPUs(s *gpu.Snapshot, ids []string) []indexedGPU {
 	return list
 }
 
-func (e *explanation) view() view {
+func (e *explanation) view() cli.View {
 	var nodes []string
 	for _, n := range e.Chosen.NUMANodes {
 		nodes = append(nodes, number(n))
 	}
-	return view{data: e, table: table{
-		header: []string{"GPUS", "SCORE", "NUMA", "LEFT"},
-		rows: [][]string{{
+	return cli.View{Data: e, Table: cli.Table{
+		Header: []string{"GPUS", "SCORE", "NUMA", "LEFT"},
+		Rows: [][]string{{
 			indexRanges(e.Chosen.Devices), strconv.Itoa(e.Chosen.Score), strings.Join(nodes, ","),
 			indexRanges(e.Chosen.Left),
 		}},
-		legend: fmt.Sprintf("\nPolicy %s: %s.\n%s\n%s", e.Policy, e.Objective, e.exactText(), e.sumText()),
+		Legend: fmt.Sprintf("\nPolicy %s: %s.\n%s\n%s", e.Policy, e.Objective, e.exactText(), e.sumText()),
 	}}
 }
 
@@ -132,16 +133,16 @@ func (e *explanation) sumText() string {
 	slices.SortStableFunc(kinds, func(a, b gpu.Link) int {
 		return cmp.Compare(e.weights.Score(b), e.weights.Score(a))
 	})
-	t := table{header: []string{"PAIRS", "LINK", "SCORE OF EACH", "TOGETHER", "WHICH"}}
+	t := cli.Table{Header: []string{"PAIRS", "LINK", "SCORE OF EACH", "TOGETHER", "WHICH"}}
 	for _, kind := range kinds {
 		n, which := len(pairs[kind]), excerpt.List(pairs[kind], 8, " ")
-		t.rows = append(t.rows, []string{
+		t.Rows = append(t.Rows, []string{
 			strconv.Itoa(n), linkText(kind), e.scoreText(kind), strconv.Itoa(n * e.weights.Score(kind)), which,
 		})
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "The score %d is the sum over its %s:\n\n", e.Chosen.Score, plural(len(e.Chosen.Pairs), "pair"))
-	_ = t.write(&b, false, false) // a strings.Builder returns no error
+	fmt.Fprintf(&b, "The score %d is the sum over its %s:\n\n", e.Chosen.Score, cli.Plural(len(e.Chosen.Pairs), "pair"))
+	_ = t.Write(&b, false, false) // a strings.Builder returns no error
 	return b.String()
 }
 
@@ -187,5 +188,5 @@ func indexRanges(list []indexedGPU) string {
 		parts = append(parts, part)
 		i = j + 1
 	}
-	return orDash(strings.Join(parts, ","))
+	return cli.OrDash(strings.Join(parts, ","))
 }

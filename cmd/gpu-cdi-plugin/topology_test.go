@@ -102,7 +102,7 @@ func TestExplanationStatesItsExactness(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if legend := e.view().table.legend; !strings.Contains(legend, want) || e.Chosen.Exact != (gpus == 16) {
+		if legend := e.view().Table.Legend; !strings.Contains(legend, want) || e.Chosen.Exact != (gpus == 16) {
 			t.Errorf("%d GPUs: exact %v, legend %q, want %q", gpus, e.Chosen.Exact, legend, want)
 		}
 	}

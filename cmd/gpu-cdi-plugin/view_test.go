@@ -3,22 +3,18 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	"go.yaml.in/yaml/v3"
-
 	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/topology"
-	"gpu-cdi-plugin/manager"
-	"gpu-cdi-plugin/manager/api"
+	"gpu-cdi-plugin/test/lib/clitest"
 )
 
 // snapshot returns a node with a GPU of each kind: a whole one, one in MIG mode, one that cannot be read.
@@ -75,7 +71,7 @@ var (
 )
 
 func TestViews(t *testing.T) {
-	for name, v := range map[string]view{
+	for name, v := range map[string]cli.View{
 		"devices":  devicesView(snapshot(), recordedStatuses, preparations, "nvidia.com/gpu"),
 		"topology": topologyView(topology.Node{Snapshot: snapshot(), HoldersUnknown: "there is no kubelet"}),
 	} {
@@ -85,63 +81,12 @@ func TestViews(t *testing.T) {
 			}
 			t.Run(name+" as "+format, func(t *testing.T) {
 				var b bytes.Buffer
-				if err := (&output{format: format}).print(&b, v); err != nil {
+				if err := (&cli.Output{Format: format}).Print(&b, v); err != nil {
 					t.Fatal(err)
 				}
-				golden(t, filepath.Join("testdata", "view", name+"."+format), b.String())
+				clitest.Golden(t, filepath.Join("testdata", "view", name+"."+format), b.String(), *update)
 			})
 		}
-	}
-}
-
-// Plugins, drivers and files choose names. None of them controls the terminal that a table is read on, or its lines.
-func TestTablesEscapeNames(t *testing.T) {
-	for name, c := range map[string]struct{ in, want string }{
-		"a title of the window":       {"d0\x1b]0;owned\a", `d0\x1b]0;owned\a`},
-		"a C1 control character":      {"d0\u009b2J", `d0\u009b2J`},
-		"a byte that is no character": {"d0\x9b2J", "d0\ufffd2J"},
-		"text from right to left":     {"d0\u202e1", `d0\u202e1`},
-		"another column":              {"d0\tHealthy", `d0\tHealthy`},
-		"another line":                {"d0\nd1", "d0 d1"},
-		"letters of any language":     {"GPU für ß 型", "GPU für ß 型"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			device := manager.Device{ID: c.in, Health: manager.Healthy}
-			list := api.ResourceList{Items: []manager.Resource{{Name: "r", Devices: []manager.Device{device}}}}
-			var b bytes.Buffer
-			if err := (&output{format: "table", noHeaders: true}).print(&b, nodeDevicesView(list, nil)); err != nil {
-				t.Fatal(err)
-			}
-			if want := "r   " + c.want + "   Healthy   -\n"; b.String() != want {
-				t.Errorf("got %q, want %q", b.String(), want)
-			}
-		})
-	}
-	var b bytes.Buffer
-	if err := (&table{legend: "why\n\x1b[2J\n"}).write(&b, false, false); err != nil || b.String() != "why\n\\x1b[2J\n" {
-		t.Errorf("the text below a table: %q, %v", b.String(), err)
-	}
-}
-
-func TestYAMLHasTheValuesOfJSON(t *testing.T) {
-	v := map[string]any{
-		"text": "13.0", "yes": "on", "null": "null", "line": "a\nb", "empty": "", "colon": "a: b", "number": 1.5,
-		"whole": 1 << 53, "list": []any{"x"}, "none": []any{}, "map": map[string]any{"k": true}, "nothing": nil,
-	}
-	var asJSON, asYAML bytes.Buffer
-	if err := errors.Join(printJSON(&asJSON, v), printYAML(&asYAML, v)); err != nil {
-		t.Fatal(err)
-	}
-	var fromYAML any
-	if err := yaml.Unmarshal(asYAML.Bytes(), &fromYAML); err != nil {
-		t.Fatal(err)
-	}
-	again, err := json.MarshalIndent(fromYAML, "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(asJSON.String(), string(again)+"\n"); diff != "" {
-		t.Errorf("JSON and YAML differ (-json +yaml):\n%s\nYAML:\n%s", diff, &asYAML)
 	}
 }
 

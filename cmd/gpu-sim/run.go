@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,9 +12,6 @@ import (
 
 	"gpu-cdi-plugin/internal/cli"
 )
-
-// version is set by the linker.
-var version string
 
 // meanings are the exit statuses in the help.
 var meanings = map[cli.Code]string{
@@ -96,7 +92,7 @@ it.`,
 	cmd.SetUsageTemplate(strings.Replace(cmd.UsageTemplate(), "{{.UseLine}}",
 		"{{if .Annotations.usage}}{{.Annotations.usage}}{{else}}{{.UseLine}}{{end}}", 1))
 	cmd.SetFlagErrorFunc(cli.FlagError)
-	cli.AddVersion(cmd, cmp.Or(version, "unknown"))
+	cli.AddVersion(cmd, cli.ThisBuild().Version)
 	cmd.AddCommand(a.createCommand(), a.faultCommand(), a.listCommand(), a.showCommand())
 	return cmd
 }

@@ -19,7 +19,7 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// managed is a simulated node without a kubelet: manager and serve as processes of the shipped program.
+// managed is a simulated node without a kubelet: device-manager and gpu-cdi-plugin as processes of the shipped programs.
 type managed struct {
 	*testing.T
 	node     *sim.Node
@@ -31,20 +31,23 @@ func startManaged(t *testing.T, machine string) *managed {
 	m := &managed{T: t, node: simtest.Node(t, machine), dir: t.TempDir()}
 	m.cdi = filepath.Join(m.dir, "cdi")
 	config := fmt.Sprintf(`
-device-plugin-dir: %[1]s/sockets
+root: %[2]s
+cdi-dir: %[3]s
 socket-dir: %[1]s/sockets
 plugins-registry-dir: %[1]s/registry
 pod-resources-socket: %[1]s/pod-resources.sock
 api-socket: %[1]s/manager.sock
-state-dir: %[1]s/state
-runtime-dir: %[1]s/run
-`, m.dir)
+state-dir: %[1]s/manager
+`, m.dir, m.node.Root(), m.cdi)
 	if err := os.WriteFile(filepath.Join(m.dir, "config.yaml"), []byte(config), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	m.start("manager", "--root", "/") // what simulated nodes have besides devices is not simulated
+	// What simulated nodes have besides devices is not simulated.
+	m.start("device-manager", m.args("serve", "--root", "/")[1:]...)
 	testenv.Eventually(m, "the manager", func() bool { return m.run("node").Code == 0 })
-	m.start("serve", "--hook-path", shared.Program(t, "prestart-hook"))
+	m.start("gpu-cdi-plugin", "serve", "--root", m.node.Root(), "--cdi-dir", m.cdi,
+		"--hook-path", shared.Program(t, "prestart-hook"), "--device-plugin-dir", filepath.Join(m.dir, "sockets"),
+		"--state-dir", filepath.Join(m.dir, "serve"), "--runtime-dir", filepath.Join(m.dir, "run"))
 	testenv.Eventually(m, "the devices", func() bool {
 		out := m.run("node", "--devices").Stdout
 		return strings.Contains(out, "Healthy") && !strings.Contains(out, "Unknown")
@@ -52,18 +55,16 @@ runtime-dir: %[1]s/run
 	return m
 }
 
-// args is the command line of a verb on the node.
+// args is the command line of a verb of device-manager.
 func (m *managed) args(args ...string) []string {
-	return append([]string{
-		shared.Program(m.T, "gpu-cdi-plugin"), "--root", m.node.Root(), "--cdi-dir", m.cdi,
-		"--config", filepath.Join(m.dir, "config.yaml"),
-	}, args...)
+	return append([]string{shared.Program(m.T, "device-manager"), "--config", filepath.Join(m.dir, "config.yaml")},
+		args...)
 }
 
-// start starts a verb that runs until the test ends.
-func (m *managed) start(args ...string) {
+// start starts a program that runs until the test ends.
+func (m *managed) start(program string, args ...string) {
 	m.Helper()
-	log, err := os.Create(filepath.Join(m.dir, args[0]+".log"))
+	log, err := os.Create(filepath.Join(m.dir, program+".log"))
 	if err != nil {
 		m.Fatal(err)
 	}
@@ -73,7 +74,7 @@ func (m *managed) start(args ...string) {
 		}
 		_ = log.Close()
 	})
-	p, err := proc.Start(proc.Cmd{Args: m.args(args...)}, log)
+	p, err := proc.Start(proc.Cmd{Args: append([]string{shared.Program(m.T, program)}, args...)}, log)
 	if err != nil {
 		m.Fatal(err)
 	}

@@ -46,7 +46,7 @@ func (p *program) plug(plugin *plugintest.Plugin, devices int) {
 func (p *program) verb(code int, args ...string) proc.Result {
 	p.Helper()
 	args = append(args, "--api-socket", filepath.Join(p.dir, "api", "manager.sock"))
-	return proc.Must(p, code, proc.Cmd{Args: append([]string{shared.Program(p.T, "gpu-cdi-plugin")}, args...)})
+	return proc.Must(p, code, proc.Cmd{Args: append([]string{shared.Program(p.T, "device-manager")}, args...)})
 }
 
 // manifest writes the manifest of a pod with a container main.
@@ -114,7 +114,7 @@ func TestAnInterruptedAdmissionSaysThatThePodIsPlaced(t *testing.T) {
 	}
 	defer log.Close()
 	admit, err := proc.Start(proc.Cmd{Args: []string{
-		shared.Program(t, "gpu-cdi-plugin"), "admit", "-f", p.manifest("slow", 1), "-o", "podman",
+		shared.Program(t, "device-manager"), "admit", "-f", p.manifest("slow", 1), "-o", "podman",
 		"--api-socket", filepath.Join(p.dir, "api", "manager.sock"),
 	}}, log)
 	if err != nil {
@@ -130,7 +130,7 @@ func TestAnInterruptedAdmissionSaysThatThePodIsPlaced(t *testing.T) {
 	<-admit.Done()
 	text, err := os.ReadFile(log.Name())
 	if err != nil || admit.Code() != 130 || !strings.Contains(string(text), "pod default/slow keeps its devices") ||
-		!strings.Contains(string(text), "gpu-cdi-plugin release slow") {
+		!strings.Contains(string(text), "device-manager release slow") {
 		t.Errorf("exit status %d, %v: %s", admit.Code(), err, text)
 	}
 	p.verb(0, "release", "slow")
@@ -149,8 +149,8 @@ func TestTheGroupMayAsk(t *testing.T) {
 	}
 	p.start()
 	p.plug(plugintest.New(gpu, plugintest.Devices(2)...), 2)
-	program := filepath.Join(p.dir, "gpu-cdi-plugin") // where every user can run it
-	data, err := os.ReadFile(shared.Program(t, "gpu-cdi-plugin"))
+	program := filepath.Join(p.dir, "device-manager") // where every user can run it
+	data, err := os.ReadFile(shared.Program(t, "device-manager"))
 	if err != nil {
 		t.Fatal(err)
 	}

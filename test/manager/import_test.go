@@ -43,9 +43,9 @@ func TestAnImportThatFailsChangesNothing(t *testing.T) {
 		return path
 	}
 	named := func(name string) func(int) string { return func(i int) string { return fmt.Sprint(name, i) } }
-	program := shared.Program(t, "gpu-cdi-plugin")
+	program := shared.Program(t, "device-manager")
 	verb := func(name, file string) []string {
-		return []string{program, "manager", "checkpoint", name, file, "--state-dir", state}
+		return []string{program, "checkpoint", name, file, "--state-dir", state}
 	}
 	fifo := filepath.Join(p.dir, "fifo")
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {

@@ -12,7 +12,7 @@ import (
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
-// program is `gpu-cdi-plugin manager`, in directories of its own.
+// program is `device-manager serve`, in directories of its own.
 type program struct {
 	*testing.T
 	dir     string
@@ -57,7 +57,7 @@ func (p *program) start() {
 	p.Helper()
 	var err error
 	p.process, err = proc.Start(proc.Cmd{Args: append([]string{
-		shared.Program(p.T, "gpu-cdi-plugin"), "manager",
+		shared.Program(p.T, "device-manager"), "serve",
 		"--socket-dir", p.plugins, "--plugins-registry-dir", filepath.Join(p.dir, "registry"),
 		"--state-dir", filepath.Join(p.dir, "state"), "--api-socket", filepath.Join(p.dir, "api", "manager.sock"),
 		"--pod-resources-socket", filepath.Join(p.dir, "pod-resources", "kubelet.sock"),

@@ -43,9 +43,11 @@ func Run(m *testing.M, s **Suite) int {
 	}
 	*s = newSuite(dir)
 	// The programs and the nodes are under /tmp, where every user can write. Programs of the tests inherit this.
-	if err := os.Setenv("GPU_CDI_INSECURE_PATHS", "true"); err != nil {
-		log.Print(err)
-		return 1
+	for _, name := range []string{"GPU_CDI_INSECURE_PATHS", "DEVICE_MANAGER_INSECURE_PATHS"} {
+		if err := os.Setenv(name, "true"); err != nil {
+			log.Print(err)
+			return 1
+		}
 	}
 	code := m.Run()
 	if err := errors.Join((*s).Images.Close(), os.RemoveAll(dir)); err != nil {
@@ -69,7 +71,8 @@ func newSuite(dir string) *Suite {
 	return s
 }
 
-// Program is the path of a program of this project, built as it is shipped: gpu-cdi-plugin, prestart-hook or gpu-sim.
+// Program is the path of a program of this project, built as it is shipped: gpu-cdi-plugin, device-manager,
+// prestart-hook or gpu-sim.
 func (s *Suite) Program(t testing.TB, name string) string {
 	t.Helper()
 	if err := s.buildProduct(); err != nil {

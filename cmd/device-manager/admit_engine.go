@@ -1,0 +1,65 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/shellword"
+	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/manager/arguments"
+	"gpu-cdi-plugin/manager/model"
+)
+
+// printArguments prints run options as a line of arguments of a container engine.
+func (a *app) printArguments(engine string, run model.RunOptions) error {
+	args, err := arguments.For(engine, run)
+	if err != nil {
+		return err
+	}
+	line := shellword.Line(args)
+	if line != strings.Join(args, " ") {
+		a.Log.Warn("some arguments are quoted; pass them through eval: " +
+			`eval "` + engine + ` run $(device-manager admit ...) IMAGE"`)
+	}
+	_, err = fmt.Fprintln(a.Stdout, line)
+	return err
+}
+
+// injectRunOptions puts a container's run options into a bundle. CDI names come as such, or in annotations for engines.
+func (a *app) injectRunOptions(bundle string, run model.RunOptions) error {
+	names := slices.Clone(run.CDIDevices)
+	keys, annotated, err := cdilib.ParseAnnotations(run.Annotations)
+	if err != nil {
+		return fmt.Errorf("read the annotations of the run options: %w", err)
+	}
+	for _, name := range annotated {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	edits, err := arguments.Edits(run)
+	if err != nil {
+		return err
+	}
+	more := cdi.Additions{Edits: *edits, Annotations: maps.Clone(run.Annotations)}
+	for _, key := range keys {
+		delete(more.Annotations, key)
+	}
+	dirs := cdi.Dirs(a.Root, a.CDIDir)
+	trusted := func(path string) error { return a.CheckPath(trust.File, path) }
+	if err := cdi.Load(dirs...).CheckTrust(names, trusted); err != nil {
+		return err
+	}
+	_, err = cdi.Inject(bundle, names, more, dirs...)
+	if errors.Is(err, cdi.ErrNoConfig) {
+		err = cli.With(cli.Failure, "runc spec --bundle "+shellword.Quote(bundle)+" makes one", err)
+	}
+	return err
+}

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/checkpoint"
+	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/manager/state"
+)
+
+func (a *app) checkpointCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "checkpoint",
+		Short: "Exchange placements with a kubelet",
+		Long: `Reads and writes the file in which a kubelet records the devices of its pods, ` + checkpoint.Name + `, in its
+device plugin directory. Neither the kubelet nor the manager may be running: each reads its record when it starts.`,
+		Annotations: cli.Statuses(cli.OK, cli.Usage),
+		Args:        cli.UnknownVerb,
+		RunE:        cli.ShowHelp,
+	}
+	cmd.PersistentFlags().AddFlag(a.ServiceFlags.Lookup("state-dir"))
+	cmd.AddCommand(a.importCommand(), a.exportCommand())
+	return cmd
+}
+
+// checkpointFile is the argument check of the verbs below checkpoint.
+func checkpointFile(cmd *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("%s: want one file, got %q", cmd.CommandPath(), args)
+	}
+	return nil
+}
+
+func (a *app) importCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "import FILE",
+		Short: "Take the placements of a kubelet over",
+		Long: `Adds the placements of a kubelet's file to those of the manager, all of them or none. The file has the UIDs of
+pods but no names. None is added if a pod or a device is placed already, but a pod that has the same devices is left as
+it is, so the same file can be imported again. Devices that were withheld since the manager's own file was damaged are
+free afterwards, unless an imported pod has them. - is standard input.`,
+		Example:           `  device-manager checkpoint import /var/lib/kubelet/device-plugins/` + checkpoint.Name,
+		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Locked, cli.Interrupted),
+		Args:              checkpointFile,
+		ValidArgsFunction: cli.CompleteFile(),
+		RunE:              func(_ *cobra.Command, args []string) error { return a.importCheckpoint(args[0]) },
+	}
+}
+
+func (a *app) exportCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "export FILE",
+		Short: "Write the manager's placements as a kubelet would",
+		Long: `Writes the placements of the manager to a file that a kubelet reads when it starts, with its checksum. - is
+standard output. The kubelet knows a pod by its UID, so the pods keep their devices if the kubelet runs them under
+the same UIDs.`,
+		Example:           `  device-manager checkpoint export /var/lib/kubelet/device-plugins/` + checkpoint.Name,
+		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Locked, cli.Interrupted),
+		Args:              checkpointFile,
+		ValidArgsFunction: cli.CompleteFile(),
+		RunE:              func(_ *cobra.Command, args []string) error { return a.exportCheckpoint(args[0]) },
+	}
+}
+
+// maxCheckpoint is more than the bytes of a checkpoint with 10,000 devices.
+const maxCheckpoint = 64 << 20
+
+func (a *app) importCheckpoint(path string) error {
+	data, err := a.readNamed(path, maxCheckpoint, fmt.Errorf("it is larger than %d MiB", maxCheckpoint>>20))
+	if err != nil {
+		return fmt.Errorf("import the checkpoint: %w", err)
+	}
+	c, err := checkpoint.Parse(data)
+	if err != nil {
+		return fmt.Errorf("import the checkpoint %s: %w", path, err)
+	}
+	store, loaded, err := a.openPlacements()
+	if err != nil {
+		return err
+	}
+	names := slices.AppendSeq(slices.Clone(loaded.Resources), maps.Keys(c.RegisteredDevices))
+	slices.Sort(names)
+	names = slices.Compact(names)
+	imported, err := manager.Importable(loaded.Placements, manager.PlacementsOf(c), names)
+	if err == nil {
+		caller, now := model.Caller{UID: os.Getuid(), GID: os.Getgid(), PID: os.Getpid()}, time.Now().UTC()
+		for i := range imported {
+			imported[i].Admitted, imported[i].Caller = now, caller
+		}
+		// Pods that ask for the named resources are rejected until the plugins register, not started without devices.
+		err = store.Import(imported, names)
+	}
+	if err := errors.Join(err, store.Close()); err != nil {
+		return fmt.Errorf("import the checkpoint %s: %w", path, err)
+	}
+	if loaded.Loss != nil {
+		a.Log.Warn("no device is withheld any more: the import says which pods have devices", "lost", loaded.Loss.File)
+	}
+	_, err = fmt.Fprintf(a.Stdout, "%s imported into %s\n", cli.Plural(len(imported), "pod"), a.placementsFile())
+	return err
+}
+
+func (a *app) exportCheckpoint(path string) error {
+	store, loaded, err := a.openPlacements()
+	if err != nil {
+		return err
+	}
+	if err := store.Close(); err != nil {
+		return err
+	}
+	for i := range loaded.Placements {
+		loaded.Placements[i].Allocations = loaded.Placements[i].Held()
+	}
+	registered := map[string][]string{}
+	for _, name := range loaded.Resources {
+		registered[name] = []string{}
+	}
+	data, err := manager.NewCheckpoint(loaded.Placements, registered).Marshal()
+	if err != nil {
+		return fmt.Errorf("export the checkpoint: %w", err)
+	}
+	if path == "-" {
+		_, err = a.Stdout.Write(data)
+		return err
+	}
+	if err := atomicfile.Write(path, data, 0o600); err != nil {
+		return fmt.Errorf("export the checkpoint: %w", err)
+	}
+	_, err = fmt.Fprintf(a.Stdout, "%s exported to %s\n", cli.Plural(len(loaded.Placements), "pod"), path)
+	return err
+}
+
+// openPlacements opens the placements of the manager, which does not run meanwhile.
+func (a *app) openPlacements() (*state.Store, state.Loaded, error) {
+	if err := atomicfile.MakeDirs(a.StateDir); err != nil {
+		return nil, state.Loaded{}, fmt.Errorf("state-dir: %w", err)
+	}
+	store, loaded, err := state.Open(a.placementsFile(), a.Log)
+	if err != nil {
+		return nil, state.Loaded{}, fmt.Errorf("open the placements of the device manager: %w", err)
+	}
+	return store, loaded, nil
+}

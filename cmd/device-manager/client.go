@@ -1,0 +1,239 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/api"
+)
+
+// asksServe makes cmd a verb that asks the manager of this host.
+func (a *app) asksServe(cmd *cobra.Command) *cobra.Command {
+	cmd.Annotations = cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Unreachable, cli.Interrupted)
+	return cmd
+}
+
+func (a *app) client() *api.Client { return api.NewClient(a.APISocket) }
+
+// errNoPod is that no placed pod has a name or UID, or that several have it.
+var errNoPod = errors.New("there is no such pod")
+
+// findPod finds a placed pod by its UID, its name, or NAMESPACE/NAME.
+func findPod(pods []api.Pod, name string) (api.Pod, error) {
+	var found []api.Pod
+	for _, p := range pods {
+		switch name {
+		case p.Metadata.UID:
+			return p, nil
+		case p.Metadata.Name, p.Metadata.Namespace + "/" + p.Metadata.Name:
+			found = append(found, p)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return api.Pod{}, fmt.Errorf("%w: %q", errNoPod, name)
+	case 1:
+		return found[0], nil
+	}
+	var names []string
+	for _, p := range found {
+		names = append(names, p.Metadata.Namespace+"/"+p.Metadata.Name+" ("+p.Metadata.UID+")")
+	}
+	return api.Pod{}, fmt.Errorf("%w that is meant alone: %q is %s", errNoPod, name, strings.Join(names, " and "))
+}
+
+// containersOf are all containers of a pod in the order of their start.
+func containersOf(p api.Pod) []api.Container { return slices.Concat(p.InitContainers, p.Containers) }
+
+// podName is NAMESPACE/NAME, or the UID of a pod whose name is not known, as after an import.
+func podName(m api.Metadata) string {
+	if m.Name == "" {
+		return m.UID
+	}
+	return m.Namespace + "/" + m.Name
+}
+
+// completePod completes the names of placed pods.
+func (a *app) completePod(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	var names []string
+	if len(args) == 0 && a.Resolve() == nil {
+		pods, _ := a.client().Pods(cmd.Context())
+		for _, p := range pods {
+			if name := podName(p.Metadata); strings.HasPrefix(name, prefix) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+func (a *app) podsCommand() *cobra.Command {
+	var out cli.Output
+	cmd := a.asksServe(&cobra.Command{
+		Use:   "pods",
+		Short: "List the pods that the device manager has placed",
+		Long: `Lists the pods that hold devices of device-manager serve, in the order of their admission. -o wide has the
+devices too, and the process that admitted the pod. -o json and yaml have the health of the devices in
+allocatedResourcesStatus, as a v1.PodStatus has it. -o name prints the pods' UIDs.`,
+		Example: `  device-manager pods
+  device-manager pods -o json | jq -r '.items[].containers[].devices[]?.deviceIds[]'
+  device-manager pods -o json | jq '.items[].containers[].allocatedResourcesStatus[]?'`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.pods(cmd.Context(), out) },
+	})
+	out.AddFlags(cmd, "table", "wide", "json", "yaml", "name")
+	return cmd
+}
+
+func (a *app) pods(ctx context.Context, out cli.Output) error {
+	pods, err := a.client().Pods(ctx)
+	if err != nil {
+		return err
+	}
+	return out.Print(a.Stdout, podsView(pods))
+}
+
+func podsView(pods []api.Pod) cli.View {
+	v := cli.View{
+		Data: api.PodList{Items: pods},
+		Table: cli.Table{
+			Header: []string{"NAMESPACE", "NAME", "DEVICES", "ADMITTED", "UID", "CALLER", "IDS"}, Wide: 4,
+		},
+	}
+	for _, p := range pods {
+		devices := devicesOf(p)
+		var counts, ids []string
+		for _, d := range devices {
+			counts = append(counts, fmt.Sprintf("%s=%d", d.ResourceName, len(d.DeviceIDs)))
+			ids = append(ids, d.ResourceName+"="+strings.Join(d.DeviceIDs, ","))
+		}
+		v.Table.Rows = append(v.Table.Rows, []string{
+			cli.OrDash(p.Metadata.Namespace), cmp.Or(p.Metadata.Name, p.Metadata.UID), cli.OrDash(strings.Join(counts, " ")),
+			p.Metadata.CreationTimestamp.UTC().Format(time.RFC3339), p.Metadata.UID,
+			fmt.Sprintf("user %d, process %d", p.Caller.UID, p.Caller.PID), cli.OrDash(strings.Join(ids, " ")),
+		})
+		v.Names = append(v.Names, p.Metadata.UID)
+	}
+	return v
+}
+
+// devicesOf are the devices that a pod holds, by resource. Containers may share some.
+func devicesOf(p api.Pod) []api.ContainerDevices {
+	var list []api.ContainerDevices
+	for _, c := range containersOf(p) {
+		for _, d := range c.Devices {
+			i, found := slices.BinarySearchFunc(list, d.ResourceName, func(e api.ContainerDevices, name string) int {
+				return cmp.Compare(e.ResourceName, name)
+			})
+			if !found {
+				list = slices.Insert(list, i, api.ContainerDevices{ResourceName: d.ResourceName})
+			}
+			for _, id := range d.DeviceIDs {
+				if !slices.Contains(list[i].DeviceIDs, id) {
+					list[i].DeviceIDs = append(list[i].DeviceIDs, id)
+				}
+			}
+		}
+	}
+	return list
+}
+
+func (a *app) nodeCommand() *cobra.Command {
+	var out cli.Output
+	var devices bool
+	cmd := a.asksServe(&cobra.Command{
+		Use:   "node",
+		Short: "Show what this node has, as the device manager counts it",
+		Long: `Shows capacity and allocatable of this node, as a kubelet would report them: cpu, memory, hugepages, ephemeral
+storage, and the resources of the plugins that are registered with device-manager serve. -o json prints a
+v1.NodeStatus.
+
+--devices lists the devices of these resources instead, with their health and the pods that hold them. A device whose
+plugin is away has the health Unknown. When the placements were lost with a damaged file, all devices are withheld: see
+device-manager release --withheld. -o name prints RESOURCE=ID.`,
+		Example: `  device-manager node
+  device-manager node -o json | jq '.allocatable["nvidia.com/gpu"]'
+  device-manager node --devices -o wide`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if devices {
+				return a.nodeDevices(cmd.Context(), out)
+			}
+			return a.nodeStatus(cmd.Context(), out)
+		},
+	})
+	out.AddFlags(cmd, "table", "wide", "json", "yaml", "name")
+	cmd.Flags().BoolVar(&devices, "devices", false, "list the devices")
+	return cmd
+}
+
+func (a *app) nodeStatus(ctx context.Context, out cli.Output) error {
+	status, err := a.client().Node(ctx)
+	if err != nil {
+		return err
+	}
+	v := cli.View{Data: status, Table: cli.Table{Header: []string{"RESOURCE", "CAPACITY", "ALLOCATABLE"}}}
+	for name := range status.Capacity {
+		v.Names = append(v.Names, name)
+	}
+	slices.Sort(v.Names)
+	for _, name := range v.Names {
+		v.Table.Rows = append(v.Table.Rows, []string{name, status.Capacity[name], cli.OrDash(status.Allocatable[name])})
+	}
+	return out.Print(a.Stdout, v)
+}
+
+func (a *app) nodeDevices(ctx context.Context, out cli.Output) error {
+	client := a.client()
+	list, err := client.Devices(ctx)
+	if err != nil {
+		return err
+	}
+	pods, err := client.Pods(ctx)
+	if err != nil {
+		return err
+	}
+	if err := out.Print(a.Stdout, nodeDevicesView(list, pods)); err != nil {
+		return err
+	}
+	if list.Withheld != nil {
+		a.Log.Warn("devices are withheld, since placements were lost and pods that are not known may hold them: see "+
+			"device-manager release --withheld", "reason", list.Withheld.Reason, "file", list.Withheld.File)
+	}
+	return nil
+}
+
+func nodeDevicesView(list api.ResourceList, pods []api.Pod) cli.View {
+	names := map[string]string{}
+	for _, p := range pods {
+		names[p.Metadata.UID] = podName(p.Metadata)
+	}
+	v := cli.View{
+		Data:  list,
+		Table: cli.Table{Header: []string{"RESOURCE", "DEVICE", "HEALTH", "POD", "CONTAINERS", "NUMA"}, Wide: 4},
+	}
+	for _, r := range list.Items {
+		for _, d := range r.Devices {
+			v.Table.Rows = append(v.Table.Rows, []string{
+				r.Name, d.ID, healthCell(d), cli.OrDash(cmp.Or(names[d.Pod], d.Pod)),
+				cli.OrDash(strings.Join(d.Containers, ",")), cli.OrDash(strings.Trim(fmt.Sprint(d.NUMA), "[]")),
+			})
+			v.Names = append(v.Names, r.Name+"="+d.ID)
+		}
+	}
+	return v
+}
+
+func healthCell(d manager.Device) string {
+	if d.Withheld {
+		return string(d.Health) + ", withheld"
+	}
+	return string(d.Health)
+}

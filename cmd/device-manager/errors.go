@@ -1,0 +1,81 @@
+package main
+
+import (
+	"net/http"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/checkpoint"
+	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/shellword"
+	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/api"
+	"gpu-cdi-plugin/manager/conformance"
+	"gpu-cdi-plugin/manager/endpoint"
+	"gpu-cdi-plugin/manager/nodestatus"
+	"gpu-cdi-plugin/manager/state"
+)
+
+// errorTable gives the errors of the libraries, which know no exit status and no flag, their exit status and a hint
+// what to do. The rows are in the order of the exit statuses. The first row that matches counts, also for an error that
+// wraps or joins several. An error without a row ends with status 1 and no hint.
+var errorTable = []cli.ErrorRow{
+	// 1: an error
+	cli.Sentinel(trust.ErrUnsafe, cli.Failure, cli.HintUnsafe),
+	cli.Sentinel(endpoint.ErrForeignDirectory, cli.Failure,
+		"name a new directory with --socket-dir, or if only device plugins use this one, make the file "+
+			endpoint.LockName+" in it"),
+	cli.Typed(func(*cdi.UntrustedError) (cli.Code, string) { return cli.Failure, cli.HintUnsafe + cli.HintInsecure }),
+	cli.Typed(func(*cdi.OtherDriverError) (cli.Code, string) {
+		return cli.Failure, "make a new config.json, then inject the devices"
+	}),
+	cli.Sentinel(cdi.ErrNothingOffered, cli.Failure, "write a CDI spec of the devices to /etc/cdi or --cdi-dir"),
+	cli.Sentinel(cdi.ErrStale, cli.Failure, "write the CDI spec of the devices again"),
+	cli.Sentinel(conformance.ErrNotStarted, cli.Failure,
+		"give a program by its path or by a name in PATH; there is no shell to run it"),
+	cli.Sentinel(state.ErrNewer, cli.Failure,
+		"start the newer version of this program, or name another directory with --state-dir"),
+	cli.Sentinel(checkpoint.ErrChecksum, cli.Failure, "the file is damaged, or was changed by hand"),
+	cli.Sentinel(manager.ErrPlaced, cli.Failure, "start the manager and release the pod that has it"),
+	cli.Sentinel(errNoPod, cli.Failure, "device-manager pods lists the pods"),
+	cli.Sentinel(api.ErrNotAllowed, cli.Failure, "run as root, or as a member of the manager's --api-group"),
+	cli.Typed(func(e *api.Error) (cli.Code, string) {
+		switch e.Code {
+		case http.StatusConflict, http.StatusNotFound:
+			return cli.Failure, "device-manager pods lists what is placed, and release takes it back"
+		case http.StatusUnprocessableEntity, http.StatusServiceUnavailable:
+			return cli.Failure, "device-manager node --devices lists the devices, their health and the pods that have them"
+		}
+		return cli.Failure, ""
+	}),
+
+	// 2: a usage error
+	cli.Sentinel(endpoint.ErrSameDirectory, cli.Usage,
+		"name a directory for --plugins-registry-dir that is neither --socket-dir nor above it"),
+	cli.Sentinel(cdi.ErrBadName, cli.Usage, ""),
+	cli.Sentinel(conformance.ErrOptions, cli.Usage, "see device-manager conformance --help"),
+	cli.Sentinel(shellword.ErrQuotes, cli.Usage, ""),
+	cli.Sentinel(nodestatus.ErrReserved, cli.Usage, ""),
+
+	// 12 and 13
+	cli.Sentinel(endpoint.ErrInUse, cli.Locked,
+		"stop the kubelet or the other manager, or name another directory with --socket-dir and in the plugins' options"),
+	cli.Sentinel(endpoint.ErrRegistryInUse, cli.Locked,
+		"stop the other manager, or name another directory with --plugins-registry-dir and in the plugins' options"),
+	cli.Sentinel(api.ErrServed, cli.Locked, "stop the other manager, or name another socket with --api-socket"),
+	cli.Sentinel(state.ErrLocked, cli.Locked, "stop the manager, or name another directory with --state-dir"),
+	cli.Sentinel(conformance.ErrInUse, cli.Locked, "stop it, or name another directory with --kubelet-dir"),
+	cli.Sentinel(api.ErrNoManager, cli.Unreachable,
+		"start device-manager serve, or name the socket that it was given with --api-socket"),
+}
+
+// statuses are the exit statuses in the words of the help.
+var statuses = map[cli.Code]string{
+	cli.OK:          "done",
+	cli.Failure:     "an error",
+	cli.Usage:       "a usage error, or a wrong value in the environment or the configuration file",
+	cli.Differs:     "the plugin breaks a rule",
+	cli.Locked:      "another instance is running",
+	cli.Unreachable: "there is no manager, or it cannot be reached",
+	cli.Interrupted: "interrupted",
+}

@@ -1,0 +1,15 @@
+// Command device-manager is the kubelet's side of the device plugin API, for hosts without a kubelet and for authors of
+// plugins. It knows nothing of GPUs.
+//
+// Each verb has a file: it reads its options, calls the libraries and prints the result. main does nothing, and only
+// main ends the process.
+package main
+
+import (
+	"context"
+	"os"
+)
+
+func main() {
+	os.Exit(run(context.Background(), os.Args[1:], os.Environ(), os.Stdin, os.Stdout, os.Stderr))
+}

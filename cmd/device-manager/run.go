@@ -1,0 +1,58 @@
+package main
+
+import (
+	"context"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/manager/config"
+)
+
+// app is what all verbs share: their options, their input and their output.
+type app struct {
+	*cli.Program
+	*config.Config
+}
+
+// newApp returns an app with the defaults of everything that can be configured.
+func newApp() *app {
+	c, defaults := config.Default(), config.Default()
+	return &app{
+		Program: cli.New(cli.Options{
+			Name: "device-manager", EnvPrefix: "DEVICE_MANAGER_", Errors: errorTable, Statuses: statuses,
+			Config: &c, Default: &defaults, Keys: config.Keys, Common: &c.Common, Service: &c.Serve,
+			Schema: "specs/device-manager.schema.json", ConfigFile: config.DefaultFile,
+		}),
+		Config: &c,
+	}
+}
+
+// run is the whole program: main without the process. It returns the exit status.
+func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	a := newApp()
+	a.Env, a.Stdin, a.Stdout, a.Stderr = env, stdin, stdout, stderr
+	return a.Run(ctx, args, a.rootCommand()) //nolint:contextcheck // the verbs get ctx from cobra
+}
+
+func (a *app) rootCommand() *cobra.Command {
+	return a.Command(
+		&cobra.Command{
+			Short: "Gives pods the devices of device plugins, without a kubelet",
+			Long: `Runs a device manager, which is what a kubelet does for device plugins: plugins register with it, pods get
+devices, and their containers get run options. It checks any device plugin against the rules of the API too. It speaks
+to plugins through their sockets only.
+
+Options come from flags, then from the environment (--state-dir is DEVICE_MANAGER_STATE_DIR), then from the file of
+--config (state-dir: DIR). device-manager config default prints a file with all of them.`,
+		},
+		a.serveCommand(),
+		a.admitCommand(),
+		a.releaseCommand(),
+		a.podsCommand(),
+		a.nodeCommand(),
+		a.checkpointCommand(),
+		a.conformanceCommand(),
+	)
+}

@@ -1,0 +1,237 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/sdnotify"
+	"gpu-cdi-plugin/internal/unixhttp"
+	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/admission"
+	"gpu-cdi-plugin/manager/api"
+	"gpu-cdi-plugin/manager/config"
+	"gpu-cdi-plugin/manager/metrics"
+	"gpu-cdi-plugin/manager/nodestatus"
+	"gpu-cdi-plugin/manager/pod"
+	"gpu-cdi-plugin/manager/podresources"
+)
+
+func (a *app) serveCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the kubelet's device manager without a kubelet",
+		Long: `Runs a device manager: what a kubelet does for device plugins, for hosts without Kubernetes and for tests of
+plugins. Plugins register with it as with a kubelet, at kubelet.sock in --socket-dir or by --plugins-registry-dir. admit
+gives the pod of a manifest its devices and prints what its containers get, as arguments for podman and others; pods,
+node and release are its other verbs. They ask at --api-socket, which only root and --api-group may use; its requests
+are documented in specs/manager.openapi.yaml.
+
+It runs until SIGTERM or SIGINT. Pods keep their devices meanwhile: the placements are in placements.json in
+--state-dir, and each is on the disk when admit returns. If that file is damaged, it is set aside, and all devices are
+withheld: see release --withheld.
+
+Only root, or the user that runs the manager, may be able to write to the directories of plugins, of the state and of
+the sockets. With --insecure-paths other users may be able to write to the directories of --api-socket and
+--pod-resources-socket, and to no others.
+
+A kubelet and this manager cannot serve the same --socket-dir. device-manager checkpoint takes a kubelet's placements
+over, and gives them back.
+
+It behaves like a kubelet, without the kubelet's known faults.
+
+Under systemd it reports readiness and the watchdog (Type=notify).`,
+		Example: `  device-manager serve
+  device-manager serve --topology-policy restricted --api-group gpu
+  device-manager serve --socket-dir /run/bench --pod-resources-socket= --seed 7`,
+		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Locked, cli.Interrupted),
+		RunE:        func(cmd *cobra.Command, _ []string) error { return a.serve(cmd.Context()) },
+	}
+	cmd.Flags().AddFlagSet(a.ServiceFlags)
+	return cmd
+}
+
+// placementsFile is the file with the placements of the device manager.
+func (a *app) placementsFile() string { return filepath.Join(a.StateDir, "placements.json") }
+
+func (a *app) serve(ctx context.Context) error {
+	reserved, err := nodestatus.ParseReserved(a.SystemReserved, a.KubeReserved, a.EvictionHard)
+	if err != nil {
+		return err
+	}
+	group, err := lookupGroup(a.APIGroup)
+	if err != nil {
+		return err
+	}
+	if err := atomicfile.MakeDirs(a.StateDir); err != nil {
+		return fmt.Errorf("state-dir: %w", err)
+	}
+	if a.StateDir == config.Default().StateDir {
+		if err := checkEarlier(earlierPlacements, a.placementsFile()); err != nil {
+			return err
+		}
+	}
+	h, err := host.New(a.Root, "", "")
+	if err != nil {
+		return err
+	}
+	machine, err := nodestatus.ReadMachine(h, a.StateDir)
+	if err != nil {
+		return err
+	}
+	a.warnReserved(nodestatus.Compute(machine, reserved, nil))
+	options, err := a.managerOptions(machine)
+	if err != nil {
+		return err
+	}
+	if err := a.CheckDir("the directory of api-socket", filepath.Dir(a.APISocket)); err != nil {
+		return err
+	}
+	l, err := api.Listen(ctx, a.APISocket, group)
+	if err != nil {
+		return err
+	}
+	defer l.Close() // which has no effect after its end
+	podResources, err := a.listenPodResources(ctx, group)
+	if err != nil {
+		return err
+	}
+	observed := metrics.New()
+	options.Observer = observed
+	m, err := manager.New(options) //nolint:contextcheck // Run takes ctx, and ends what New has begun
+	if err != nil {
+		return errors.Join(err, podResources.Close())
+	}
+	observed.ObserveSockets(m.PluginSockets)
+	server := &api.Server{
+		Manager: m, ParsePod: pod.Parse, Log: a.Log, Metrics: observed.Text,
+		NodeStatus: func() api.NodeStatus { return api.NodeStatus(nodestatus.Compute(machine, reserved, m.Counts())) },
+	}
+	a.Log.Info("device plugins can register in "+options.Dir, "api", a.APISocket)
+	actors, ctx := errgroup.WithContext(ctx)
+	actors.Go(func() error { return m.Run(ctx) })
+	actors.Go(func() error { return server.Run(ctx, l) })
+	actors.Go(func() error { return a.notify(ctx, m.Check) })
+	if podResources != nil {
+		reads := &podresources.Server{Manager: m, OnCall: observed.Called}
+		actors.Go(func() error { return reads.Run(ctx, podResources) })
+	}
+	return actors.Wait()
+}
+
+// earlierPlacements is where gpu-cdi-plugin manager kept the placements by default.
+const earlierPlacements = "/var/lib/gpu-cdi-plugin/manager.db"
+
+// checkEarlier returns an error if there are placements of an earlier version only: without them the devices of running
+// pods would be given to others.
+func checkEarlier(earlier, placements string) error {
+	if _, err := os.Lstat(placements); err == nil {
+		return nil
+	}
+	if _, err := os.Lstat(earlier); err != nil {
+		return nil //nolint:nilerr // there was no earlier version
+	}
+	return cli.With(cli.Failure, "export them with that version (gpu-cdi-plugin manager checkpoint export FILE), import "+
+		"them with device-manager checkpoint import FILE, and remove "+earlier,
+		fmt.Errorf("%s has the placements of an earlier version", earlier))
+}
+
+// warnReserved logs what pods get nothing of. A kubelet refuses to start if more is reserved than there is, but here
+// devices can be given to pods all the same.
+func (a *app) warnReserved(s nodestatus.Status) {
+	for _, name := range slices.Sorted(maps.Keys(s.Capacity)) {
+		if s.Allocatable[name] == "0" && s.Capacity[name] != "0" {
+			a.Log.Warn("all "+name+" of this machine is reserved, and nothing of it is allocatable: see --system-reserved, "+
+				"--kube-reserved and --eviction-hard", "capacity", s.Capacity[name])
+		}
+	}
+}
+
+// listenPodResources makes the socket of the PodResources service, or returns nil if there is to be none.
+func (a *app) listenPodResources(ctx context.Context, group int) (*unixhttp.Listener, error) {
+	path := a.PodResourcesSocket
+	if path == "" {
+		return nil, nil //nolint:nilnil // it is an option
+	}
+	if err := a.CheckDir("the directory of pod-resources-socket", filepath.Dir(path)); err != nil {
+		return nil, err
+	}
+	l, err := podresources.Listen(ctx, path, group)
+	if errors.Is(err, lock.ErrHeld) {
+		err = cli.With(
+			cli.Locked,
+			"stop the kubelet or the other manager, or name another socket with --pod-resources-socket",
+			err,
+		)
+	}
+	return l, err
+}
+
+// managerOptions are the options of the device manager by the configuration.
+func (a *app) managerOptions(machine nodestatus.Machine) (o manager.Options, err error) {
+	o = manager.Options{
+		Dir: a.SocketDir, StateFile: a.placementsFile(), Log: a.Log,
+		Topology: admission.Topology{
+			Policy: admission.Policy(a.TopologyPolicy), Scope: admission.Scope(a.TopologyScope),
+			Machine: admission.NodesOf(machine.NUMANodes...),
+		},
+	}
+	if o.RegistryDir, err = filepath.Abs(a.PluginsRegistryDir); err != nil {
+		return o, fmt.Errorf("plugins-registry-dir: %w", err)
+	}
+	if a.Seed != "" {
+		seed, err := strconv.ParseUint(a.Seed, 10, 64)
+		if err != nil {
+			return o, fmt.Errorf("seed: %w", err)
+		}
+		o.Seed = &seed
+	}
+	return o, nil
+}
+
+// lookupGroup returns the GID of a group by its name or number.
+func lookupGroup(name string) (int, error) {
+	if name == "" {
+		return unixhttp.OwnerOnly, nil
+	}
+	g, err := user.LookupGroup(name)
+	if err == nil {
+		name = g.Gid
+	}
+	gid, notNumber := strconv.ParseUint(name, 10, 31)
+	if notNumber != nil {
+		return 0, cli.With(cli.Usage, "name a group of this host, or its number", fmt.Errorf("api-group: %w", err))
+	}
+	return int(gid), nil
+}
+
+// notify reports to systemd that the manager is ready, feeds the watchdog while check returns no error, and reports its
+// end.
+func (a *app) notify(ctx context.Context, check func() error) error {
+	systemd := sdnotify.New(a.Env)
+	a.reported(systemd.Ready("device plugins can register in " + a.SocketDir))
+	systemd.Watch(ctx, check, a.Log)
+	<-ctx.Done()
+	a.reported(systemd.Stopping())
+	return nil
+}
+
+// reported logs the error of a report to systemd.
+func (a *app) reported(err error) {
+	if err != nil {
+		a.Log.Warn("the state cannot be reported to systemd: " + err.Error())
+	}
+}

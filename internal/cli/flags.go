@@ -1,0 +1,94 @@
+package cli
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// Choice is a flag with a fixed set of values.
+type Choice struct {
+	Value *string
+	Known []string
+}
+
+var _ pflag.Value = (*Choice)(nil)
+
+// String implements pflag.Value.
+func (c *Choice) String() string { return *c.Value }
+
+// Type implements pflag.Value.
+func (c *Choice) Type() string { return "string" }
+
+// Values returns the accepted values.
+func (c *Choice) Values() []string { return c.Known }
+
+// Set returns an error with the known values if the value is unknown.
+func (c *Choice) Set(s string) error {
+	if !slices.Contains(c.Known, s) {
+		return fmt.Errorf("unknown value %q; known are %s", s, strings.Join(c.Known, ", "))
+	}
+	*c.Value = s
+	return nil
+}
+
+// CompleteFiles completes the names of files with these extensions.
+func CompleteFiles(extensions ...string) cobra.CompletionFunc {
+	return cobra.FixedCompletions(extensions, cobra.ShellCompDirectiveFilterFileExt)
+}
+
+// CompleteFile completes the name of one file.
+func CompleteFile(extensions ...string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return CompleteFiles(extensions...)(cmd, args, prefix)
+	}
+}
+
+// complete gives cmd and the verbs below it what most of them have: no arguments.
+func complete(cmd *cobra.Command) {
+	if cmd.Args == nil {
+		cmd.Args = noArgs
+	}
+	if cmd.ValidArgsFunction == nil {
+		cmd.ValidArgsFunction = cobra.NoFileCompletions
+	}
+	for _, verb := range cmd.Commands() {
+		complete(verb)
+	}
+}
+
+// completeFlags gives cmd and the verbs below it shell completion for flags with a fixed set of values and for those
+// whose usage calls the value a directory.
+func completeFlags(cmd *cobra.Command) {
+	completeFlag := func(f *pflag.Flag) {
+		word, _ := pflag.UnquoteUsage(f)
+		v, ok := f.Value.(interface{ Values() []string })
+		// A flag that several verbs have is completed already: that error does no harm.
+		switch {
+		case ok && len(v.Values()) > 0:
+			values := cobra.FixedCompletions(v.Values(), cobra.ShellCompDirectiveNoFileComp)
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, values)
+		case word == "directory":
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs))
+		}
+	}
+	cmd.PersistentFlags().VisitAll(completeFlag)
+	cmd.Flags().VisitAll(completeFlag)
+	for _, verb := range cmd.Commands() {
+		completeFlags(verb)
+	}
+}
+
+// noArgs is the argument check of a verb without arguments.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s takes no arguments, got %q", cmd.CommandPath(), args)
+}

@@ -1,0 +1,227 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"gpu-cdi-plugin/internal/configfile"
+	"gpu-cdi-plugin/internal/shellword"
+)
+
+// Options are what differs between the programs.
+type Options struct {
+	// Name is the program's name. EnvPrefix begins the names of its environment variables: GPU_CDI_.
+	Name, EnvPrefix string
+	// Errors gives the errors of the libraries an exit status and a hint; the first row that matches counts. Statuses
+	// are the exit statuses in the words of the help.
+	Errors   []ErrorRow
+	Statuses map[Code]string
+	// Config points to the configuration, and Default to another one that keeps the defaults. Keys documents both.
+	Config, Default configfile.Validator
+	Keys            *configfile.Keys
+	// Common and Service point to the parts of Config with the options of all verbs and with those of the service. The
+	// common options include insecure-paths, log-level and log-format.
+	Common, Service any
+	// Schema is the path of the JSON schema of the configuration file in the sources.
+	Schema string
+	// ConfigFile is the file that is read if --config names none, and that need not exist. Empty means none.
+	ConfigFile string
+	// HintFlags are flags of a verb that are added where a hint has the words before them.
+	HintFlags map[string][]string
+}
+
+// Program is a command line: its configuration, its input and output, and what its verbs share.
+type Program struct {
+	Options
+
+	// CommonFlags are flags of all verbs, ServiceFlags those of the service.
+	CommonFlags, ServiceFlags *pflag.FlagSet
+	Env                       []string
+	Stdin                     io.Reader
+	Stdout, Stderr            io.Writer
+	Log                       *slog.Logger
+
+	configFile     string
+	sources        map[string]string // where the value of a key comes from; a default has no entry
+	releaseSignals func() bool       // see endAtSignal
+	warned         *sync.Map         // the paths that --insecure-paths allowed: each is logged once
+	started        bool              // the command line is valid: later errors are no usage errors
+}
+
+// New returns a program whose flags set the configuration.
+func New(o Options) *Program {
+	p := &Program{
+		Options:      o,
+		CommonFlags:  pflag.NewFlagSet("common", pflag.ContinueOnError),
+		ServiceFlags: pflag.NewFlagSet("service", pflag.ContinueOnError),
+		configFile:   o.ConfigFile,
+		sources:      map[string]string{},
+		warned:       new(sync.Map),
+	}
+	p.addOptions(p.CommonFlags, o.Common)
+	p.CommonFlags.StringVar(&p.configFile, "config", o.ConfigFile, "YAML `file` with these options, and those of serve")
+	p.addOptions(p.ServiceFlags, o.Service)
+	return p
+}
+
+// Command returns the root command with the verbs and those that every program has.
+func (p *Program) Command(root *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
+	root.Use = p.Name
+	root.Annotations = Statuses(OK, Failure, Usage, Interrupted)
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.Args, root.RunE = UnknownVerb, ShowHelp
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return p.Start(cmd) }
+	root.SetIn(p.Stdin)
+	root.SetOut(p.Stdout)
+	root.SetErr(p.Stderr)
+	root.SetHelpFunc(Help(p.Statuses))
+	root.SetHelpCommand(HelpCommand())
+	root.SetFlagErrorFunc(p.flagError)
+	AddVersion(root, ThisBuild().Version)
+	root.PersistentFlags().AddFlagSet(p.CommonFlags)
+	_ = root.MarkPersistentFlagFilename("config", "yaml", "yml")
+	root.AddCommand(verbs...)
+	root.AddCommand(p.configCommand(), p.versionCommand())
+	root.InitDefaultCompletionCmd()
+	for _, verb := range root.Commands() {
+		if verb.Name() == "completion" {
+			verb.Args, verb.RunE = UnknownVerb, ShowHelp
+		}
+	}
+	complete(root)
+	return root
+}
+
+// ShowHelp is what a command does that only holds verbs.
+func ShowHelp(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+
+// Moved returns a hidden verb, which is an error that names the replacement. The verbs are those below it.
+func Moved(name, replacement string, verbs ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:                name,
+		Hidden:             true,
+		DisableFlagParsing: true,
+		Long:               "This verb is now: " + replacement,
+		Args: func(cmd *cobra.Command, _ []string) error {
+			return With(Usage, "use "+replacement, fmt.Errorf("%s is now: %s", cmd.CommandPath(), replacement))
+		},
+		RunE: ShowHelp,
+	}
+	cmd.AddCommand(verbs...)
+	return cmd
+}
+
+// Run executes a root command until it ends or a signal comes, and reports its error. It returns the exit status.
+func (p *Program) Run(ctx context.Context, args []string, root *cobra.Command) int {
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	p.releaseSignals = endAtSignal(end)
+	defer p.releaseSignals()
+	root.SetArgs(args)
+	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) { // with or without descriptions
+		completeFlags(root)
+	}
+	cmd, err := root.ExecuteContextC(ctx)
+	err = p.Classify(err)
+	switch {
+	case err == nil:
+		return int(OK)
+	case ctx.Err() != nil:
+		err = With(Interrupted, "", errors.New("interrupted"))
+	case !p.started && CodeOf(err) == Failure:
+		err = With(Usage, UsageHint(cmd), err)
+	}
+	err = p.withOptions(cmd, err)
+	Report(p.Stderr, err, wantsJSON(cmd, args) || p.option("log-format") == "json")
+	return int(CodeOf(err))
+}
+
+// ReleaseSignals restores the default effect of SIGINT and SIGTERM, and reports whether one came before.
+func (p *Program) ReleaseSignals() bool { return p.releaseSignals() }
+
+// Start prepares a verb: it resolves the options and makes the logger.
+func (p *Program) Start(cmd *cobra.Command) error {
+	if err := p.Resolve(); err != nil {
+		return err
+	}
+	if err := cmd.ValidateRequiredFlags(); err != nil { // cobra does it only after Start
+		return err
+	}
+	if err := cmd.ValidateFlagGroups(); err != nil {
+		return err
+	}
+	format := p.option("log-format")
+	if p.sources["log-format"] == "" && wantsJSON(cmd, nil) {
+		format = "json" // the error will be JSON: a reader of stderr finds nothing else there
+	}
+	p.Log = newLogger(p.Stderr, p.option("log-level"), format)
+	p.warnUnknownEnv()
+	p.started = true
+	return nil
+}
+
+func newLogger(w io.Writer, level, format string) *slog.Logger {
+	var minimum slog.Level
+	_ = minimum.UnmarshalText([]byte(level)) // it was validated
+	opts := &slog.HandlerOptions{Level: minimum}
+	if format == "json" {
+		return slog.New(slog.NewJSONHandler(w, opts))
+	}
+	return slog.New(slog.NewTextHandler(w, opts))
+}
+
+// Classify returns err with the exit status and the hint of the program's table, unless it carries its own.
+func (p *Program) Classify(err error) error { return Classify(err, p.Errors) }
+
+// wantsJSON reports whether --output json was given. If the flags could not be parsed, it searches the arguments, so
+// that a program that reads JSON can read that error too.
+func wantsJSON(cmd *cobra.Command, args []string) bool {
+	if f := cmd.Flags().Lookup("output"); f != nil && f.Changed {
+		return f.Value.String() == "json"
+	}
+	for i, arg := range args {
+		switch arg {
+		case "-ojson", "-o=json", "--output=json":
+			return true
+		case "-o", "--output":
+			return slices.Equal(args[i+1:min(i+2, len(args))], []string{"json"})
+		}
+	}
+	return false
+}
+
+// withOptions adds the options that cmd was given as flags to the commands in the hint of err: without them those would
+// work on another host. Options of the environment or the file apply too, and help needs none.
+func (p *Program) withOptions(cmd *cobra.Command, err error) error {
+	hint := HintOf(err)
+	if strings.Contains(hint, "--help") || strings.Contains(hint, "config default") {
+		return err
+	}
+	var common string
+	local := map[string]string{}
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		option := "--" + f.Name + "=" + shellword.Quote(f.Value.String()) + " "
+		if cmd.InheritedFlags().Lookup(f.Name) != nil && !strings.HasPrefix(f.Name, "log-") {
+			common += option
+		}
+		for words, flags := range p.HintFlags {
+			if slices.Contains(flags, f.Name) {
+				local[words] += option
+			}
+		}
+	})
+	hint = strings.ReplaceAll(hint, p.Name+" ", p.Name+" "+common)
+	for words, options := range local {
+		hint = strings.ReplaceAll(hint, words, words+options)
+	}
+	return With(CodeOf(err), hint, err)
+}

@@ -1,0 +1,40 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+
+	"gpu-cdi-plugin/internal/trust"
+)
+
+// Hints about a path that others than root can change.
+const (
+	HintInsecure = "; --insecure-paths allows it, for work from a source tree"
+	HintUnsafe   = "give it and the directories above it to root (chown root:root, chmod go-w), or name another"
+)
+
+// CheckPath applies a check of the package trust to a path. With --insecure-paths a path that others can change is not
+// an error; it is logged once. The libraries' own checks, whose errors do not come from here, have no such exception.
+func (p *Program) CheckPath(trusted func(path string) error, path string) error {
+	err := trusted(path)
+	switch {
+	case !errors.Is(err, trust.ErrUnsafe):
+		return err
+	case p.option("insecure-paths") != "true":
+		return With(Failure, HintUnsafe+HintInsecure, err)
+	}
+	if _, before := p.warned.LoadOrStore(path, true); !before {
+		p.Log.Warn("--insecure-paths is given: users who can change "+path+" can become root on this host",
+			"error", err)
+	}
+	return nil
+}
+
+// CheckDir returns an error if others can change what is in a directory, or put another in its place. Whether it exists
+// and can be written to is checked elsewhere.
+func (p *Program) CheckDir(name, path string) error {
+	if err := p.CheckPath(trust.Dir, path); errors.Is(err, trust.ErrUnsafe) {
+		return fmt.Errorf("%s %s is not used: %w", name, path, err)
+	}
+	return nil
+}

@@ -1,0 +1,32 @@
+package configfile
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// NotEmpty returns an error if a value is empty.
+func NotEmpty(key, value string) error {
+	if value == "" {
+		return fmt.Errorf("%s is empty", key)
+	}
+	return nil
+}
+
+// Absolute returns an error if a directory that other programs use by its path on the host has a relative path.
+func Absolute(key, dir string) error {
+	if !filepath.IsAbs(dir) {
+		return fmt.Errorf("%s %q: want an absolute path, the same as on the host", key, dir)
+	}
+	return nil
+}
+
+// OneOf returns an error unless the list has the value.
+func OneOf[T ~string](at string, value T, list []string) error {
+	if !slices.Contains(list, string(value)) {
+		return fmt.Errorf("%s: unknown value %q; known are %s", at, value, strings.Join(list, ", "))
+	}
+	return nil
+}

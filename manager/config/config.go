@@ -1,0 +1,175 @@
+// Package config defines device-manager's configuration file: the options of all verbs and those of serve, with
+// defaults, validation and documentation.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+
+	"gpu-cdi-plugin/internal/configfile"
+	"gpu-cdi-plugin/internal/unixsocket"
+)
+
+// DefaultFile is the configuration file that is read if none is named.
+const DefaultFile = "/etc/device-manager/config.yaml"
+
+// Config is the whole configuration. Keys documents each key.
+type Config struct {
+	Common `yaml:",inline"`
+	Serve  `yaml:",inline"`
+}
+
+// Common are the options of all verbs.
+type Common struct {
+	// Root is the directory with the host's /proc, /sys and /etc/cdi.
+	Root string `yaml:"root" json:"root"`
+	// CDIDir is the directory of the CDI specs that programs write, besides /etc/cdi.
+	CDIDir string `yaml:"cdi-dir" json:"cdi-dir"`
+	// APISocket is the path of the API's socket.
+	APISocket string `yaml:"api-socket" json:"api-socket"`
+	// InsecurePaths allows directories and files that other users than root can change.
+	InsecurePaths bool `yaml:"insecure-paths" json:"insecure-paths"`
+	// LogLevel is the minimum level to log, and LogFormat the format.
+	LogLevel  string `yaml:"log-level" json:"log-level"`
+	LogFormat string `yaml:"log-format" json:"log-format"`
+}
+
+// Serve are the options of the device manager.
+type Serve struct {
+	// SocketDir is the directory of the registration socket kubelet.sock and of the plugins' sockets.
+	SocketDir string `yaml:"socket-dir" json:"socket-dir"`
+	// PluginsRegistryDir is the directory in which plugins make a socket to register.
+	PluginsRegistryDir string `yaml:"plugins-registry-dir" json:"plugins-registry-dir"`
+	// StateDir has the placements.
+	StateDir string `yaml:"state-dir" json:"state-dir"`
+	// PodResourcesSocket is the path of the PodResources service's socket; empty means none.
+	PodResourcesSocket string `yaml:"pod-resources-socket" json:"pod-resources-socket"`
+	// APIGroup is the group that may use the API, by name or number; empty means that only root may.
+	APIGroup string `yaml:"api-group" json:"api-group"`
+	// TopologyPolicy and TopologyScope are those of the Topology Manager.
+	TopologyPolicy string `yaml:"topology-policy" json:"topology-policy"`
+	TopologyScope  string `yaml:"topology-scope" json:"topology-scope"`
+	// Seed is a number with which devices are chosen at random; empty means the first ones in the order of their IDs.
+	Seed string `yaml:"seed" json:"seed"`
+	// SystemReserved and KubeReserved are resources with quantities (cpu=500m) that pods cannot have, and EvictionHard
+	// signals with a threshold (memory.available<100Mi).
+	SystemReserved []string `yaml:"system-reserved" json:"system-reserved"`
+	KubeReserved   []string `yaml:"kube-reserved" json:"kube-reserved"`
+	EvictionHard   []string `yaml:"eviction-hard" json:"eviction-hard"`
+}
+
+// Default returns the default configuration.
+func Default() Config {
+	return Config{
+		Common: Common{
+			Root:      "/",
+			CDIDir:    "/var/run/cdi",
+			APISocket: "/run/device-manager/api.sock",
+			LogLevel:  "info",
+			LogFormat: "text",
+		},
+		Serve: Serve{
+			SocketDir:          "/var/lib/kubelet/device-plugins",
+			PluginsRegistryDir: "/var/lib/kubelet/plugins_registry",
+			StateDir:           "/var/lib/device-manager",
+			PodResourcesSocket: "/var/lib/kubelet/pod-resources/kubelet.sock",
+			TopologyPolicy:     "none",
+			TopologyScope:      "container",
+			SystemReserved:     []string{},
+			KubeReserved:       []string{},
+			EvictionHard:       []string{"memory.available<100Mi", "nodefs.available<10%"},
+		},
+	}
+}
+
+// Keys documents the configuration file, in the order of Config.
+var Keys = &configfile.Keys{
+	List: [][2]string{
+		{"root", "`directory` with the host's /proc, /sys and /etc/cdi"},
+		{"cdi-dir", "`directory` of CDI specs besides /etc/cdi, for admit -o oci"},
+		{"api-socket", "`path` of the API's socket, where admit, pods, node and release ask serve"},
+		{"insecure-paths", "allow that other users can change the directories of api-socket and " +
+			"pod-resources-socket and the CDI specs, with a warning; for development"},
+		{"log-level", "minimum log `level`: debug, info, warn, error"},
+		{"log-format", "log `format`: text, json"},
+
+		{"socket-dir", "`directory` of the registration socket and of the sockets of plugins, which are " +
+			"given it as the kubelet's directory"},
+		{"plugins-registry-dir", "`directory` in which plugins that do not call the registration socket " +
+			"make a socket to register"},
+		{"state-dir", "`directory` for the placements of pods, which must survive a reboot"},
+		{"pod-resources-socket", "`path` of the PodResources service's socket; empty for none"},
+		{"api-group", "`group` that may use the API besides root, by name or number (default: none)"},
+		{"topology-policy", "`policy` for the alignment of devices to NUMA nodes: none, best-effort, " +
+			"restricted, single-numa-node"},
+		{"topology-scope", "`scope` of that alignment: container, pod"},
+		{"seed", "`number` with which devices are chosen at random (default: the first in the order of " +
+			"their IDs)"},
+		{"system-reserved", "`list` of resources that pods cannot have, such as cpu=500m,memory=1Gi " +
+			"(default: none)"},
+		{"kube-reserved", "`list` of more resources that pods cannot have (default: none)"},
+		{"eviction-hard", "`list` of thresholds that pods cannot have, such as " +
+			"memory.available<100Mi,nodefs.available<10%"},
+	},
+	Values: map[string][]string{
+		"log-level":       {"debug", "info", "warn", "error"},
+		"log-format":      {"text", "json"},
+		"topology-policy": {"none", "best-effort", "restricted", "single-numa-node"},
+		"topology-scope":  {"container", "pod"},
+	},
+	Gone: map[string]string{
+		"dialect": "the device manager no longer imitates releases of the kubelet; docs/manager-differences.md says where " +
+			"they differ",
+	},
+}
+
+// Validate reports all problems of the configuration that do not depend on the host. Each message begins with the key.
+// The package nodestatus checks quantities of resources.
+func (c *Config) Validate() error {
+	return errors.Join(
+		configfile.NotEmpty("root", c.Root),
+		configfile.NotEmpty("cdi-dir", c.CDIDir),
+		configfile.NotEmpty("api-socket", c.APISocket),
+		checkSocket("api-socket", c.APISocket, ""),
+		checkOutside("api-socket", c.APISocket, c.SocketDir),
+		checkValue("log-level", c.LogLevel),
+		checkValue("log-format", c.LogFormat),
+		configfile.Absolute("socket-dir", c.SocketDir),
+		checkSocket("socket-dir", c.SocketDir, "/kubelet.sock"),
+		configfile.NotEmpty("plugins-registry-dir", c.PluginsRegistryDir),
+		configfile.Absolute("state-dir", c.StateDir),
+		checkSocket("pod-resources-socket", c.PodResourcesSocket, ""),
+		checkOutside("pod-resources-socket", c.PodResourcesSocket, c.SocketDir),
+		checkValue("topology-policy", c.TopologyPolicy),
+		checkValue("topology-scope", c.TopologyScope),
+		checkSeed(c.Seed),
+	)
+}
+
+func checkValue(key, value string) error { return configfile.OneOf(key, value, Keys.Values[key]) }
+
+// checkSocket checks the length of a socket's path, or of that of a directory with the name of a socket in it.
+func checkSocket(key, path, name string) error {
+	if size, limit := len(path), unixsocket.MaxPath-len(name); size > limit {
+		return fmt.Errorf("%s %q: it has %d bytes, and at most %d are possible, as the path of a socket has at most %d",
+			key, path, size, limit, unixsocket.MaxPath)
+	}
+	return nil
+}
+
+// checkOutside checks that a socket is not in socket-dir: serve removes all sockets there when it starts.
+func checkOutside(key, path, socketDir string) error {
+	if path != "" && filepath.Dir(path) == filepath.Clean(socketDir) {
+		return fmt.Errorf("%s %q: want another directory than socket-dir, whose sockets are removed", key, path)
+	}
+	return nil
+}
+
+func checkSeed(seed string) error {
+	if _, err := strconv.ParseUint(seed, 10, 64); seed != "" && err != nil {
+		return fmt.Errorf("seed %q: want a whole number", seed)
+	}
+	return nil
+}

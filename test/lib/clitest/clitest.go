@@ -1,0 +1,148 @@
+// Package clitest tests command lines: scripts that run them, and golden files of what they print.
+package clitest
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/cobra"
+)
+
+// Run is a whole program without the process. It returns the exit status.
+type Run func(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int
+
+// Result runs a program in this process.
+func (r Run) Result(args ...string) (code int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	code = r(context.Background(), args, nil, strings.NewReader(""), &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+// Scripts runs the scripts of a directory, with more commands and with variables of the environment. Programs may use
+// paths that others can change: those of tests are under /tmp.
+func Scripts(t *testing.T, dir string, update bool, more map[string]Command, env ...string) {
+	t.Helper()
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := commands(t)
+	maps.Copy(known, more)
+	const scriptTimeout = 5 * time.Minute
+	testscript.Run(t, testscript.Params{
+		Dir:                 dir,
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		UpdateScripts:       update,
+		Cmds:                known,
+		Deadline:            time.Now().Add(scriptTimeout), // a program that hangs fails its script
+		Setup: func(e *testscript.Env) error {
+			e.Setenv("XDG_CACHE_HOME", cache) // gpu-sim compiles the simulated library only once
+			e.Vars = append(e.Vars, "GPU_CDI_INSECURE_PATHS=true", "DEVICE_MANAGER_INSECURE_PATHS=true",
+				"GORACE="+os.Getenv("GORACE"))
+			e.Vars = append(e.Vars, env...)
+			return nil
+		},
+	})
+}
+
+// SafeDir is a new directory in one that only root can write to, which /tmp is not.
+func SafeDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/run", "gpu-cdi-test-") //nolint:usetesting // t.TempDir is under /tmp
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// Programs builds programs of the project for a test of one of them. It returns their directory, which every user can
+// read.
+func Programs(t *testing.T, names ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, d := range []string{dir, filepath.Dir(dir)} {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range names {
+		cmd := exec.Command("go", "build", "-o", dir, "../"+name)
+		if name != "gpu-cdi-plugin" {
+			cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	return dir
+}
+
+// Help tests each verb of a program, except hidden ones and completion, which is cobra's: its help is the golden file
+// in testdata/help, lists the exit statuses and fits the width of a terminal, and it has an example.
+func Help(t *testing.T, run Run, root *cobra.Command, update bool) {
+	t.Helper()
+	for _, cmd := range verbs(root) {
+		path := strings.Fields(cmd.CommandPath())[1:]
+		t.Run(cmd.CommandPath(), func(t *testing.T) {
+			code, got, stderr := run.Result(append(path, "--help")...)
+			if code != 0 || stderr != "" {
+				t.Fatalf("exit %d, stderr %q", code, stderr)
+			}
+			if !strings.Contains(got, "\nExit Status:\n    0  done\n") {
+				t.Errorf("the help has no exit statuses:\n%s", got)
+			}
+			for line := range strings.SplitSeq(got, "\n") {
+				if len([]rune(line)) > 120 {
+					t.Errorf("the help has a line of %d characters: %s", len([]rune(line)), line)
+				}
+			}
+			if !cmd.HasSubCommands() && cmd.Name() != "help" && cmd.Example == "" {
+				t.Error("it has no example")
+			}
+			Golden(t, filepath.Join("testdata", "help", strings.Join(append(path, "help"), "-")+".txt"), got, update)
+		})
+	}
+}
+
+// verbs are a command and those below it.
+func verbs(cmd *cobra.Command) []*cobra.Command {
+	list := []*cobra.Command{cmd}
+	for _, c := range cmd.Commands() {
+		if c.Name() != "completion" && !c.Hidden {
+			list = append(list, verbs(c)...)
+		}
+	}
+	return list
+}
+
+// Golden compares a text with a golden file, or writes the file.
+func Golden(t *testing.T, path, got string, update bool) {
+	t.Helper()
+	if update {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got; -update writes the file):\n%s", path, diff)
+	}
+}

@@ -1,0 +1,167 @@
+package clitest
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"gpu-cdi-plugin/sim"
+)
+
+// Command is a command of scripts.
+type Command = func(ts *testscript.TestScript, neg bool, args []string)
+
+// commands are the commands of scripts besides testscript's own.
+func commands(t *testing.T) map[string]Command {
+	return map[string]Command{
+		"exits":   runForStatus,
+		"node":    func(ts *testscript.TestScript, _ bool, args []string) { createNode(t, ts, args) },
+		"fault":   injectFault,
+		"appears": awaitFile,
+		"awaits":  awaitOutput,
+		"silent":  checkSilent,
+	}
+}
+
+// appears FILE waits for a file of that name.
+func awaitFile(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: appears FILE")
+	}
+	deadline := time.Now().Add(time.Minute)
+	for {
+		_, err := os.Lstat(ts.MkAbs(args[0]))
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, fs.ErrNotExist) || time.Now().After(deadline) {
+			ts.Fatalf("%v", err)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// awaits [-count=N] PATTERN PROGRAM ARGS... runs a program again and again until its output has N lines that match, or
+// one.
+func awaitOutput(ts *testscript.TestScript, neg bool, args []string) {
+	want := 1
+	if len(args) > 0 {
+		if count, ok := strings.CutPrefix(args[0], "-count="); ok {
+			n, err := strconv.Atoi(count)
+			ts.Check(err)
+			want, args = n, args[1:]
+		}
+	}
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: awaits [-count=N] PATTERN PROGRAM ARGS...")
+	}
+	pattern, err := regexp.Compile("(?m)" + args[0])
+	ts.Check(err)
+	deadline := time.Now().Add(time.Minute)
+	for {
+		if ts.Exec(args[1], args[2:]...) == nil && len(pattern.FindAllString(ts.ReadFile("stdout"), -1)) == want {
+			return
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("the output never has %d matches of %s", want, args[0])
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// silent fails if the last program printed anything to stderr besides the warning of --insecure-paths.
+func checkSilent(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) > 0 {
+		ts.Fatalf("usage: silent")
+	}
+	for line := range strings.Lines(ts.ReadFile("stderr")) {
+		if !strings.Contains(line, "--insecure-paths is given: ") {
+			ts.Fatalf("unexpected on stderr: %s", line)
+		}
+	}
+}
+
+// exits CODE PROGRAM ARGS... runs a program, which must end with that status. The commands stdout and stderr check its
+// output.
+func runForStatus(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: exits CODE PROGRAM ARGS...")
+	}
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	err = ts.Exec(args[1], args[2:]...)
+	got := 0
+	if exitErr, ok := errors.AsType[*exec.ExitError](err); ok {
+		got = exitErr.ExitCode()
+	} else {
+		ts.Check(err)
+	}
+	if got != want {
+		ts.Fatalf("exit status %d, want %d", got, want)
+	}
+}
+
+// node DIR MACHINE [DRIVER [EXTRA,...]] makes a simulated node. It replaces one that exists, as a new driver would.
+func createNode(t *testing.T, ts *testscript.TestScript, args []string) {
+	if len(args) < 2 || len(args) > 4 {
+		ts.Fatalf("usage: node DIR MACHINE [DRIVER [EXTRA,...]]")
+	}
+	m, err := sim.LoadMachine(args[1])
+	ts.Check(err)
+	opts := sim.Options{Force: true}
+	if len(args) > 2 {
+		opts.Driver = args[2]
+	}
+	if len(args) > 3 {
+		opts.Extras = strings.Split(args[3], ",")
+	}
+	_, err = sim.Create(t.Context(), ts.MkAbs(args[0]), m, opts)
+	ts.Check(err)
+}
+
+// fault DIR lose GPU | remove GPU | fail FUNCTION | hang FUNCTION | kernel VERSION | mig GPU PROFILE,... | unload |
+// clear
+func injectFault(ts *testscript.TestScript, _ bool, args []string) {
+	n, err := sim.Open(ts.MkAbs(args[0]))
+	ts.Check(err)
+	gpuArg := func() int {
+		i, err := strconv.Atoi(args[2])
+		ts.Check(err)
+		return i
+	}
+	switch args[1] {
+	case "lose":
+		err = n.Lose(gpuArg())
+	case "remove":
+		err = n.Remove(gpuArg())
+	case "hang":
+		index := sim.AnyGPU
+		if len(args) > 3 {
+			index, err = strconv.Atoi(args[3])
+			ts.Check(err)
+		}
+		err = n.Hang(args[2], index)
+	case "fail":
+		err = n.Fail(args[2], sim.AnyGPU, 999)
+	case "kernel":
+		err = n.SetKernelVersion(args[2])
+	case "mig":
+		err = n.SetMIG(gpuArg(), strings.Split(args[3], ","))
+	case "unload":
+		err = os.Remove(filepath.Join(n.Root(), "dev/nvidiactl"))
+	case "clear":
+		err = n.Clear()
+	default:
+		ts.Fatalf("unknown fault %q", args[1])
+	}
+	ts.Check(err)
+}
