@@ -24,7 +24,7 @@ func (a *app) asksServe(cmd *cobra.Command) *cobra.Command {
 
 func (a *app) client() *api.Client { return api.NewClient(a.APISocket) }
 
-// errNoPod is that no placed pod has a name or UID, or that several have it.
+// errNoPod means that a name or UID does not name exactly one placed pod.
 var errNoPod = errors.New("there is no such pod")
 
 // findPod finds a placed pod by its UID, its name, or NAMESPACE/NAME.
@@ -48,7 +48,8 @@ func findPod(pods []api.Pod, name string) (api.Pod, error) {
 	for _, p := range found {
 		names = append(names, p.Metadata.Namespace+"/"+p.Metadata.Name+" ("+p.Metadata.UID+")")
 	}
-	return api.Pod{}, fmt.Errorf("%w that is meant alone: %q is %s", errNoPod, name, strings.Join(names, " and "))
+	return api.Pod{}, fmt.Errorf("%w: %q matches %d pods: %s; use NAMESPACE/NAME or a UID",
+		errNoPod, name, len(found), strings.Join(names, ", "))
 }
 
 // containersOf are all containers of a pod in the order of their start.

@@ -33,10 +33,10 @@ severity should are reported only.
 
 --command starts the plugin. It is split at blanks and quotes as by a shell, and nothing is expanded. In it, {dir}
 stands for the directory of kubelet.sock, which DEVICE_PLUGIN_DIR names too. Without {dir}, and as root, the plugin
-sees that directory at /var/lib/kubelet/device-plugins. --kubelet-dir alone is for a plugin that runs already and
-registers there. --socket calls a plugin that has registered elsewhere; registration and restarts are not checked.
-{registry} in --command stands for a directory like the kubelet's plugins_registry, for a plugin that registers by a
-socket there.
+sees that directory at /var/lib/kubelet/device-plugins. --kubelet-dir without --command is for a plugin that runs
+already and registers there. --socket calls a plugin that has registered elsewhere; registration and restarts are not
+checked. {registry} in --command stands for a directory like the kubelet's plugins_registry, for a plugin that registers
+by a socket there.
 
 Allocate is called for all devices: run it where no container uses them.`,
 		Example: `  device-manager conformance --command 'gpu-cdi-plugin serve --device-plugin-dir {dir}'
