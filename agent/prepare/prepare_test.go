@@ -4,9 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
-
 	"testing"
 	"testing/synctest"
 	"time"
@@ -245,9 +243,8 @@ func TestOnlyTheHostsNamespaceShowsProcesses(t *testing.T) {
 
 func TestPlain(t *testing.T) {
 	for in, want := range map[string]string{
-		"a\nb\x00c\x1b[1m":        "a b c [1m",
-		"\xffx":                   "?x",
-		strings.Repeat("ä", 5000): strings.Repeat("ä", maxText/2) + "...",
+		"a\nb\x00c\x1b[1m": "a b c [1m",
+		"\xffx":            "?x",
 	} {
 		if got := plain(in); got != want {
 			t.Errorf("%.20q: got %.40q", in, got)

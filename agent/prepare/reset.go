@@ -140,7 +140,7 @@ func (x *target) checkNotOpen(ctx context.Context) error {
 	return inUseError{fmt.Errorf("%s has the GPU open, so it cannot be reset: end it", list(users))}
 }
 
-// reset resets the GPUs that are due, and reports whether all are reset or can be used without a reset.
+// reset resets the GPUs that are due, and reports whether all are healthy then, or can be used without a reset.
 func (p *preparation) reset(ctx context.Context) bool {
 	var due []*target
 	for _, x := range p.targets {
@@ -149,18 +149,17 @@ func (p *preparation) reset(ctx context.Context) bool {
 			due = append(due, x)
 		}
 	}
-	if len(due) == 0 {
-		return true
+	if len(due) > 0 {
+		ended := inBackground(func() { p.tryUntilReset(ctx, due) })
+		for _, x := range due {
+			x.await(ctx, ended)
+		}
 	}
-	ended := inBackground(func() { p.tryUntilReset(ctx, due) })
-	for _, x := range due {
-		x.await(ctx, ended)
-	}
-	return p.passed()
+	return p.passed() && p.each(ctx, (*target).afterReset)
 }
 
-// tryUntilReset resets GPUs together, and those that are busy again and again. Between the tries the driver is open, and
-// other containers are prepared.
+// tryUntilReset resets GPUs together, and those that are busy again and again. Between the tries the driver is open,
+// and other containers are prepared.
 func (p *preparation) tryUntilReset(ctx context.Context, due []*target) {
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
@@ -339,7 +338,7 @@ func (r *Runner) Reset(ctx context.Context, d Device, healthy func(context.Conte
 	p.manual, p.targets[0].healthy = true, healthy
 	passed := p.lock(ctx) && p.each(ctx, func(x *target, ctx context.Context) error {
 		return x.steps(ctx, step{"persistence", x.endPersistence}, step{"reset", x.checkBeforeReset})
-	}) && p.reset(ctx) && p.each(ctx, (*target).afterReset)
+	}) && p.reset(ctx)
 	_, err := p.finish(ctx, passed)
 	if failed, ok := errors.AsType[*Error](err); ok {
 		return fmt.Errorf("reset %s: %w", d.UUID, failed.Err) // its text is about a container

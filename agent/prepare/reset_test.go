@@ -533,8 +533,8 @@ func TestAbandonedSMI(t *testing.T) {
 	_, err := resetOne(r, ctx, device)
 	checkError(t, err, "context canceled")
 	_, err = resetOne(r, within(t, 50*time.Millisecond), device)
-	checkError(t, err, "the reset has not ended: context deadline exceeded; until it has, this program gives the GPU to no "+
-		"container")
+	checkError(t, err, "the reset has not ended: context deadline exceeded; until it has, this program gives the GPU to "+
+		"no container")
 	const still = "nvidia-smi still resets 0000:17:00.0"
 	checkError(t, r.Ready(), still)
 	_, again := resetOne(r, within(t, plenty), device)

@@ -45,14 +45,14 @@ func New(opts Options) *Runner {
 }
 
 // Run prepares the devices of a container. It may be repeated. First all devices are checked, then their settings are
-// restored, then their GPUs are reset together. The container must get its devices only if all pass: a phase begins only
-// if all devices have passed the one before.
+// restored, then their GPUs are reset together. A phase begins only if all devices have passed the one before, and the
+// container must get its devices only if all have passed the last.
 //
 // Run returns when ctx ends, which should have a deadline. A step or reset that has not returned by then is abandoned:
 // its device is refused until it returns.
 //
-// The records are those of the devices that failed and of those that passed all phases. The error names each device that
-// failed, with its step.
+// The records are those of the devices that failed and of those that passed all phases. The error names each device
+// that failed, with its step.
 func (r *Runner) Run(ctx context.Context, devices []Device, rules Rules) ([]Record, error) {
 	p := r.newPreparation(ctx, devices, rules)
 	passed := p.run(ctx)
@@ -187,7 +187,7 @@ func (p *preparation) run(ctx context.Context) bool {
 	if policy.includes(Clean) && !p.each(ctx, (*target).clean) {
 		return false
 	}
-	if policy.includes(Reset) && !(p.reset(ctx) && p.each(ctx, (*target).afterReset)) {
+	if policy.includes(Reset) && !p.reset(ctx) {
 		return false
 	}
 	return !exec || p.each(ctx, (*target).runProgram)
@@ -342,8 +342,7 @@ func (x *target) clean(ctx context.Context) error {
 	)
 }
 
-// runProgram runs the administrator's program. The driver is in use meanwhile, since the program may run nvidia-smi, for
-// example.
+// runProgram runs the administrator's program. No GPU is reset meanwhile: the program may run nvidia-smi.
 func (x *target) runProgram(ctx context.Context) error {
 	if x.rules.Policy == None {
 		return x.steps(ctx, step{"sharing", x.checkSharing}, step{"exec", x.exec})
@@ -379,8 +378,8 @@ func (x *target) steps(ctx context.Context, steps ...step) error {
 	return nil
 }
 
-// step runs a step and records it, unless ctx has ended. It waits while the driver is closed, and repeats the step for a
-// while if the device is in use: a container that has just ended may still be on it.
+// step runs a step and records it. It waits while the driver is closed, and repeats the step for a while if the device
+// is in use: a container that has just ended may still be on it.
 func (x *target) step(ctx context.Context, s step) error {
 	x.begin("wait")
 	note, begun := "", false

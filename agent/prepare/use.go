@@ -9,9 +9,9 @@ import (
 )
 
 // FindUse checks a device that no container has. It returns what uses the device, if Run would refuse it for that, or
-// "". It changes nothing and does not wait for processes to end. It does not report memory that a reset by the rules would
-// free, and does not check the device's health. No preparation of the device runs at the same time. It returns an error
-// if it cannot find out what uses the device. FindUse returns when ctx ends, which should have a deadline.
+// "". It changes nothing and does not wait for processes to end. It does not report memory that a reset by the rules
+// would free, and does not check the device's health. It waits until no preparation has the device. The error says why
+// it is unknown what uses the device. FindUse returns when ctx ends, which should have a deadline.
 func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found string, err error) {
 	p := r.newPreparation(ctx, []Device{d}, rules)
 	p.checkOnly = true
