@@ -73,7 +73,8 @@ func TestLargeNodeAnswersAnyRequest(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(c.IDs) != size || slices.ContainsFunc(c.IDs, func(id string) bool { return !slices.Contains(available, id) }) {
+			foreign := func(id string) bool { return !slices.Contains(available, id) }
+			if len(c.IDs) != size || slices.ContainsFunc(c.IDs, foreign) {
 				t.Errorf("%s, %d of %v: %+v", policy, size, available, c)
 			}
 		}

@@ -90,11 +90,11 @@ func (c *Cgroups) openScope(mount string, scope cgroup) error {
 		return fmt.Errorf("open %s: %w", &scope, err)
 	}
 	scope.dir = dir
-	if scope.checkNoOther(c.pid) != nil {
+	if shared := scope.checkNoOther(c.pid); shared == nil {
+		c.list = append(c.list, &scope)
+	} else {
 		scope.close()
-		return nil
 	}
-	c.list = append(c.list, &scope)
 	return nil
 }
 

@@ -53,7 +53,7 @@ func hook(does string) error {
 	if err := json.NewDecoder(os.Stdin).Decode(&state); err != nil {
 		return err
 	}
-	for range strings.Fields(does) {
+	for range strings.FieldsSeq(does) {
 		if err := allow(context.Background(), host, state.Pid, gpu); err != nil {
 			return err
 		}

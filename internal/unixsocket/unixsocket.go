@@ -20,8 +20,8 @@ const MaxPath = 107
 // OwnerOnly is the group of a socket that only its owner can connect to.
 const OwnerOnly = -1
 
-// Listen listens at a path, for its owner and the group with that GID, or OwnerOnly. It replaces a socket that is there:
-// the caller knows, by a lock or by connecting to it, that no process listens there. Any other file is an error.
+// Listen listens at a path, for its owner and the group with that GID, or OwnerOnly. It replaces a socket that is
+// there: the caller knows, by a lock or by connecting to it, that no process listens on it. Any other file is an error.
 func Listen(ctx context.Context, path string, group int) (*net.UnixListener, error) {
 	if err := removeSocket(path); err != nil {
 		return nil, err
