@@ -18,6 +18,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/internal/unixsocket"
 )
 
 const (
@@ -67,7 +69,7 @@ func (k *kubelet) prepare() error {
 }
 
 func (k *kubelet) start(ctx context.Context) error {
-	l, err := net.Listen("unix", k.socket())
+	l, err := unixsocket.Listen(ctx, k.socket(), unixsocket.OwnerOnly)
 	if err != nil {
 		return fmt.Errorf("serve as the kubelet: %w", err)
 	}
