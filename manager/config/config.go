@@ -120,8 +120,8 @@ var Keys = &configfile.Keys{
 		"topology-scope":  {"container", "pod"},
 	},
 	Gone: map[string]string{
-		"dialect": "the device manager no longer imitates releases of the kubelet; docs/manager-differences.md says where " +
-			"they differ",
+		"dialect": "this key is gone: the device manager has none of the kubelet's faults; test a plugin against a " +
+			"kubelet to see them",
 	},
 }
 
