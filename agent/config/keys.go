@@ -33,8 +33,8 @@ var keys = [][2]string{
 		"plugins-registry-dir)"},
 	{"runtime-dir", "`directory` for the control socket and the files of MPS daemons, in /run; the path must be the " +
 		"same on the host"},
-	{"state-dir", "`directory` for the descriptors and the health of devices, which must survive a reboot; the path must " +
-		"be the same on the host"},
+	{"state-dir", "`directory` for the descriptors and the health of devices, which must survive a reboot; the path " +
+		"must be the same on the host"},
 	{"strategy", "`list` of ways to give containers their devices: cdi-cri, cdi-annotations, device-specs, envvar"},
 	{"device-id-strategy", "`names` of devices in CDI names and variables: uuid, index (can change when a GPU is " +
 		"added or removed)"},
@@ -176,8 +176,8 @@ var gone = map[string]string{
 	"pod-resources-socket": ofManager("pod-resources-socket"),
 	"api-socket":           ofManager("api-socket"),
 	"api-group":            ofManager("api-group"),
-	"dialect": "this key is gone: the device manager has none of the kubelet's faults; test a plugin against a kubelet to " +
-		"see them",
+	"dialect": "this key is gone: the device manager has none of the kubelet's faults; test a plugin against a kubelet " +
+		"to see them",
 	"sharing.mps.shared-memory-mib": "this key is gone: set the size of the tmpfs in gpu-cdi-mps@.service or in " +
 		"mps-daemonset.yaml",
 	"prestart.kill-orphans": "this key is gone: use prestart.exec with a program that ends such processes, and policy " +

@@ -117,7 +117,8 @@ func checkPreStart(p *PreStart) error {
 			errs = append(errs, fmt.Errorf("prestart.resources[%d].name %s: another entry has it", i, r.Name))
 		}
 		seen[r.Name] = true
-		errs = append(errs, configfile.OneOf(fmt.Sprintf("prestart.resources[%d].policy", i), r.Policy, values["prestart.policy"]))
+		at := fmt.Sprintf("prestart.resources[%d].policy", i)
+		errs = append(errs, configfile.OneOf(at, r.Policy, values["prestart.policy"]))
 	}
 	return errors.Join(errs...)
 }

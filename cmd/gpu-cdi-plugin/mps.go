@@ -67,7 +67,7 @@ func (a *app) mpsOptions() (mps.Options, error) {
 	}, nil
 }
 
-// findMPS finds the MPS control program of the driver. It is not asked of the driver: a program that has the driver open
+// findMPS finds the MPS control program of the driver. It does not ask the driver: a program that has the driver open
 // would block resets.
 func findMPS(h host.Host) (mps.Program, error) {
 	d, file, err := driverProgram(h, mps.ControlProgram)

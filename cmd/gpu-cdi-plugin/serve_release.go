@@ -138,7 +138,8 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	case ctx.Err() != nil:
 		return
 	case err != nil:
-		r.app.Log.Error("the NVIDIA driver cannot be opened again, and this is tried at each reconciliation: " + cli.OneLine(err))
+		r.app.Log.Error("the NVIDIA driver cannot be opened again, and this is tried at each reconciliation: " +
+			cli.OneLine(err))
 	default:
 		r.app.Log.Info("the NVIDIA driver is opened again")
 	}

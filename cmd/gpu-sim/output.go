@@ -28,7 +28,8 @@ func (f *format) addFlag(cmd *cobra.Command, formats ...format) {
 	for _, value := range formats {
 		known = append(known, string(value))
 	}
-	cmd.Flags().VarP(&cli.Choice{Value: (*string)(f), Known: known}, "output", "o", "output `format`: "+strings.Join(known, ", "))
+	choice := &cli.Choice{Value: (*string)(f), Known: known}
+	cmd.Flags().VarP(choice, "output", "o", "output `format`: "+strings.Join(known, ", "))
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
 }
 

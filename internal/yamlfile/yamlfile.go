@@ -25,8 +25,8 @@ import (
 )
 
 // Decode decodes a YAML document into the struct that into points to, and returns the document too; its Kind is 0 if
-// the data is empty. The error has all problems; unless the document is nil, into has the other values. gone may be nil:
-// the problem of an unknown key with a text in it has that text.
+// the data is empty. The error has all problems; unless the document is nil, into has the other values. If gone has a
+// text for an unknown key, the problem of the key has that text.
 func Decode(data []byte, into any, gone map[string]string) (*yaml.Node, error) {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	document := &yaml.Node{}
@@ -219,10 +219,10 @@ func describeType(t reflect.Type) string {
 const maxQuoted = 40
 
 func describe(n *yaml.Node) string {
-	switch {
-	case n.Kind == yaml.MappingNode:
+	switch n.Kind {
+	case yaml.MappingNode:
 		return "keys and values"
-	case n.Kind == yaml.SequenceNode:
+	case yaml.SequenceNode:
 		return "a list"
 	default:
 		return strconv.Quote(excerpt.Text(n.Value, maxQuoted))
