@@ -43,8 +43,11 @@ func Run(m *testing.M, s **Suite) int {
 	}
 	*s = newSuite(dir)
 	// The programs and the nodes are under /tmp, where every user can write. Programs of the tests inherit this.
-	for _, name := range []string{"GPU_CDI_INSECURE_PATHS", "DEVICE_MANAGER_INSECURE_PATHS"} {
-		if err := os.Setenv(name, "true"); err != nil {
+	// This host may have a configuration file of the device manager.
+	for name, value := range map[string]string{
+		"GPU_CDI_INSECURE_PATHS": "true", "DEVICE_MANAGER_INSECURE_PATHS": "true", "DEVICE_MANAGER_CONFIG": "",
+	} {
+		if err := os.Setenv(name, value); err != nil {
 			log.Print(err)
 			return 1
 		}
