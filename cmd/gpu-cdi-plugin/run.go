@@ -62,6 +62,7 @@ Options come from flags, then from the environment (--cdi-dir is GPU_CDI_CDI_DIR
 		cli.Moved("manager", "device-manager serve", cli.Moved("checkpoint", "device-manager checkpoint")),
 		cli.Moved("admit", "device-manager admit"),
 		cli.Moved("release", "device-manager release for a pod, gpu-cdi-plugin device release for the driver"),
+		cli.Moved("checkpoint", "device-manager checkpoint"),
 		cli.Moved("pods", "device-manager pods"),
 		cli.Moved("node", "device-manager node"),
 		cli.Moved("conformance", "device-manager conformance"),
