@@ -11,19 +11,6 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// countingCompiler returns a compiler that writes a line to a log each time it compiles.
-func countingCompiler(t *testing.T) (compiler, log string) {
-	t.Helper()
-	cc := testenv.Command(t, "cc")
-	dir := t.TempDir()
-	compiler, log = filepath.Join(dir, "cc"), filepath.Join(dir, "log")
-	script := "#!/bin/sh\ncase $1 in --version) ;; *) echo compiled >> " + log + ";; esac\nexec " + cc + " \"$@\"\n"
-	if err := os.WriteFile(compiler, []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	return compiler, log
-}
-
 func TestCompilerErrors(t *testing.T) {
 	cache := t.TempDir()
 	if _, err := compile(t.Context(), cache, "no-such-compiler"); err == nil ||

@@ -28,7 +28,9 @@ var (
 	buildDir string
 )
 
-var warnings = []string{"-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wconversion", "-fvisibility=hidden"}
+var warnings = []string{
+	"-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wconversion", "-fvisibility=hidden",
+}
 
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }
 

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"testing"
 
-	cadvisor "github.com/google/cadvisor/info/v1"
+	cadvisor "github.com/google/cadvisor/lib/model"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"google.golang.org/grpc"
@@ -56,7 +56,7 @@ func newNode(tb testing.TB, numa int, policy admission.Policy, scope admission.S
 		nodes = append(nodes, cadvisor.Node{Id: id})
 	}
 	limit := map[string]string{topologymanager.MaxAllowableNUMANodes: "64"}
-	topology, err := topologymanager.NewManager(nodes, string(policy), string(scope), limit)
+	topology, err := topologymanager.NewManager(klog.Background(), nodes, string(policy), string(scope), limit)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -81,27 +81,31 @@ func newNode(tb testing.TB, numa int, policy admission.Policy, scope admission.S
 }
 
 // GetTopologyHints notes the hints of a container, which begin its step.
-func (n *node) GetTopologyHints(p *v1.Pod, c *v1.Container) map[string][]topologymanager.TopologyHint {
-	n.begin().hints = n.ManagerImpl.GetTopologyHints(p, c)
+func (n *node) GetTopologyHints(
+	logger klog.Logger, p *v1.Pod, c *v1.Container, operation lifecycle.Operation,
+) map[string][]topologymanager.TopologyHint {
+	n.begin().hints = n.ManagerImpl.GetTopologyHints(logger, p, c, operation)
 	return n.last().hints
 }
 
 // GetPodTopologyHints notes the hints of a pod.
-func (n *node) GetPodTopologyHints(p *v1.Pod) map[string][]topologymanager.TopologyHint {
-	n.begin().hints = n.ManagerImpl.GetPodTopologyHints(p)
+func (n *node) GetPodTopologyHints(
+	logger klog.Logger, p *v1.Pod, operation lifecycle.Operation,
+) map[string][]topologymanager.TopologyHint {
+	n.begin().hints = n.ManagerImpl.GetPodTopologyHints(logger, p, operation)
 	return n.last().hints
 }
 
 // Allocate notes a container's affinity. Without hints for it, it has its step here.
-func (n *node) Allocate(p *v1.Pod, c *v1.Container) error {
+func (n *node) Allocate(ctx context.Context, p *v1.Pod, c *v1.Container, operation lifecycle.Operation) error {
 	if len(n.seen) == 0 || n.last().asked != nil {
 		n.begin()
 	}
 	s := n.last()
-	s.affinity = n.topology.GetAffinity(string(p.UID), c.Name)
+	s.affinity = n.topology.GetAffinity(klog.Background(), string(p.UID), c.Name)
 	s.asked = map[string]*pluginapi.ContainerPreferredAllocationRequest{}
 	s.answered, s.given = map[string][]string{}, map[string][]string{}
-	return n.ManagerImpl.Allocate(p, c)
+	return n.ManagerImpl.Allocate(ctx, p, c, operation)
 }
 
 func (n *node) begin() *step {
@@ -359,7 +363,7 @@ func (c *comparison) admit(p model.Pod) string {
 	if !slices.ContainsFunc(k.pods, func(pod *v1.Pod) bool { return string(pod.UID) == p.UID }) {
 		k.pods = append(k.pods, pod)
 	}
-	result := k.topology.Admit(&lifecycle.PodAdmitAttributes{Pod: pod})
+	result := k.topology.Admit(c.Context(), &lifecycle.PodAdmitAttributes{Pod: pod, Operation: lifecycle.AddOperation})
 	err := c.replay(p, result)
 	switch {
 	case result.Admit && err == nil:

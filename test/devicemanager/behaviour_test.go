@@ -10,5 +10,5 @@ import (
 
 func TestTheKubeletBehavesAsTheCasesSay(t *testing.T) {
 	klog.SetLogger(klog.New(nil))
-	behaviour.Test(t, behaviour.Subject{Name: "the kubelet's", New: NewKubelet, Release: "1.37"})
+	behaviour.Test(t, behaviour.Subject{Name: "the kubelet's", New: NewKubelet, Kubelet: true})
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
+	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/model"
@@ -281,7 +282,7 @@ func (c *contender) admitOneMore(placed int, times *samples, bytes *int64) {
 	*bytes += (written(c.b) - before) / admissions
 	c.must(c.Release(p))
 	if k, ok := c.Manager.(*Kubelet); ok {
-		k.UpdateAllocatedDevices()
+		k.UpdateAllocatedDevices(klog.Background())
 	}
 }
 
@@ -419,7 +420,8 @@ func compareHints(b *testing.B) (here, kubelet samples) {
 		var want, got []string
 		var theirs []topologymanager.TopologyHint
 		kubelet = append(kubelet, timed(func() {
-			theirs = k.GetTopologyHints(pod, &pod.Spec.Containers[0])[gpuName]
+			container := &pod.Spec.Containers[0]
+			theirs = k.GetTopologyHints(klog.Background(), pod, container, lifecycle.AddOperation)[gpuName]
 		}))
 		for _, h := range theirs {
 			want = append(want, fmt.Sprint(h.NUMANodeAffinity.GetBits(), h.Preferred))

@@ -5,11 +5,12 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	cadvisor "github.com/google/cadvisor/info/v1"
+	cadvisor "github.com/google/cadvisor/lib/model"
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager/bitmask"
+	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/model"
@@ -48,7 +49,8 @@ func BenchmarkTopologyHints(b *testing.B) {
 			return hints
 		}
 		kubelets := func() map[string][]topologymanager.TopologyHint {
-			return n.ManagerImpl.GetTopologyHints(pod, &pod.Spec.Containers[0])
+			return n.ManagerImpl.GetTopologyHints(
+				klog.Background(), pod, &pod.Spec.Containers[0], lifecycle.AddOperation)
 		}
 		if diff := cmp.Diff(fromKubelet(kubelets()["example.com/a"]), hints()); diff != "" {
 			b.Fatalf("hints (-kubelet +ours):\n%s", diff)

@@ -8,7 +8,7 @@ import (
 	"slices"
 	_ "unsafe" // for go:linkname
 
-	cadvisor "github.com/google/cadvisor/info/v1"
+	cadvisor "github.com/google/cadvisor/lib/model"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,7 +37,7 @@ type Manager struct {
 // one of them. Its state is in the socket's directory. The function pods returns the kubelet's pods.
 func Start(socket string, pods func() []*v1.Pod) (*Manager, error) {
 	nodes := []cadvisor.Node{{Id: 0}, {Id: 1}}
-	topology, err := topologymanager.NewManager(nodes, topologymanager.PolicySingleNumaNode, "container", nil)
+	topology, err := topologymanager.NewManager(klog.Background(), nodes, topologymanager.PolicySingleNumaNode, "container", nil)
 	if err != nil {
 		return nil, fmt.Errorf("make a topology manager: %w", err)
 	}
@@ -59,7 +59,7 @@ func (m *Manager) Stop() error { return m.ManagerImpl.Stop(klog.Background()) }
 
 // Admit allocates a pod's devices. The error is why the kubelet would not run the pod.
 func (m *Manager) Admit(pod *v1.Pod) error {
-	if res := m.topology.Admit(&lifecycle.PodAdmitAttributes{Pod: pod}); !res.Admit {
+	if res := m.topology.Admit(context.Background(), &lifecycle.PodAdmitAttributes{Pod: pod, Operation: lifecycle.AddOperation}); !res.Admit {
 		return fmt.Errorf("%s: %s", res.Reason, res.Message)
 	}
 	return nil
@@ -70,7 +70,7 @@ type Counts struct{ Capacity, Allocatable int64 }
 
 // Counts returns the counts of a resource.
 func (m *Manager) Counts(name string) Counts {
-	capacity, allocatable, _ := m.GetCapacity()
+	capacity, allocatable, _ := m.GetCapacity(klog.Background())
 	c, a := capacity[v1.ResourceName(name)], allocatable[v1.ResourceName(name)]
 	return Counts{c.Value(), a.Value()}
 }

@@ -5,10 +5,11 @@ import (
 	"testing"
 	_ "unsafe" // for go:linkname
 
-	cadvisor "github.com/google/cadvisor/info/v1"
+	cadvisor "github.com/google/cadvisor/lib/model"
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/klog/v2"
 	kubeletcadvisor "k8s.io/kubernetes/pkg/kubelet/cadvisor"
 	_ "k8s.io/kubernetes/pkg/kubelet/cm" // which has evictionReservation
 	"k8s.io/kubernetes/pkg/kubelet/eviction"
@@ -129,7 +130,7 @@ func kubeletStatus(
 		}
 		return sums
 	}
-	counts := func() (v1.ResourceList, v1.ResourceList, []string) {
+	counts := func(klog.Logger) (v1.ResourceList, v1.ResourceList, []string) {
 		all, healthy, removed := v1.ResourceList{}, v1.ResourceList{}, []string{}
 		for name, c := range devices {
 			if c == (manager.Count{}) {
@@ -143,8 +144,8 @@ func kubeletStatus(
 	}
 	set := kubeletstatus.MachineInfo("node", 110, 0,
 		func() (*cadvisor.MachineInfo, error) { return info, nil },
-		func(bool) v1.ResourceList { return capacity }, counts, reservation,
-		func(string, string, string) {}, true)
+		func(klog.Logger, bool) v1.ResourceList { return capacity }, counts, reservation,
+		func(string, string, string) {}, func() *bool { return nil }, true)
 	node := &v1.Node{}
 	if err := set(t.Context(), node); err != nil {
 		t.Fatal(err)

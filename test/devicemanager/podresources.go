@@ -4,6 +4,7 @@ import (
 	_ "unsafe" // for go:linkname
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	_ "k8s.io/kubernetes/pkg/kubelet/cm" // for containerDevices
 	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
@@ -39,26 +40,36 @@ func (d podDevices) GetDevices(uid, container string) []*podresourcesv1.Containe
 }
 
 // GetAllocatableDevices returns the healthy ones.
-func (d podDevices) GetAllocatableDevices() []*podresourcesv1.ContainerDevices {
-	return containerDevices(d.ManagerImpl.GetAllocatableDevices())
+func (d podDevices) GetAllocatableDevices(logger klog.Logger) []*podresourcesv1.ContainerDevices {
+	return containerDevices(d.ManagerImpl.GetAllocatableDevices(logger))
 }
 
 // noResources has no CPUs, memory and claims to tell of.
 type noResources struct{}
 
 // GetCPUs returns none.
-func (noResources) GetCPUs(string, string) []int64 { return nil }
+func (noResources) GetCPUs(*v1.Pod, *v1.Container) []int64 { return nil }
+
+// GetPodCPUs returns none.
+func (noResources) GetPodCPUs(string) []int64 { return nil }
 
 // GetAllocatableCPUs returns none.
 func (noResources) GetAllocatableCPUs() []int64 { return nil }
 
 // GetMemory returns none.
-func (noResources) GetMemory(string, string) []*podresourcesv1.ContainerMemory { return nil }
+func (noResources) GetMemory(klog.Logger, *v1.Pod, *v1.Container) []*podresourcesv1.ContainerMemory {
+	return nil
+}
+
+// GetPodMemory returns none.
+func (noResources) GetPodMemory(klog.Logger, string) []*podresourcesv1.ContainerMemory { return nil }
 
 // GetAllocatableMemory returns none.
-func (noResources) GetAllocatableMemory() []*podresourcesv1.ContainerMemory { return nil }
+func (noResources) GetAllocatableMemory(klog.Logger) []*podresourcesv1.ContainerMemory { return nil }
 
 // GetDynamicResources returns none.
-func (noResources) GetDynamicResources(*v1.Pod, *v1.Container) []*podresourcesv1.DynamicResource {
+func (noResources) GetDynamicResources(
+	klog.Logger, *v1.Pod, *v1.Container,
+) []*podresourcesv1.DynamicResource {
 	return nil
 }

@@ -15,7 +15,7 @@ import (
 	"time"
 	"unsafe"
 
-	cadvisor "github.com/google/cadvisor/info/v1"
+	cadvisor "github.com/google/cadvisor/lib/model"
 	"google.golang.org/grpc"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -68,7 +68,7 @@ func (k *Kubelet) Boot(b behaviour.Boot) error {
 		nodes = append(nodes, cadvisor.Node{Id: id})
 	}
 	options := map[string]string{"max-allowable-numa-nodes": strconv.Itoa(max(8, len(nodes)))}
-	topology, err := topologymanager.NewManager(nodes, k.config.Policy, k.config.Scope, options)
+	topology, err := topologymanager.NewManager(klog.Background(), nodes, k.config.Policy, k.config.Scope, options)
 	if err != nil {
 		return fmt.Errorf("make a topology manager: %w", err)
 	}
@@ -151,14 +151,14 @@ func (k *Kubelet) active() []*v1.Pod {
 }
 
 // Admit admits a pod, which is active from then on.
-func (k *Kubelet) Admit(_ context.Context, p model.Pod) error {
+func (k *Kubelet) Admit(ctx context.Context, p model.Pod) error {
 	pod := convert(p)
 	k.mu.Lock()
 	if !slices.ContainsFunc(k.pods, sameUID(p.UID)) {
 		k.pods = append(k.pods, pod)
 	}
 	k.mu.Unlock()
-	if res := k.topology.Admit(&lifecycle.PodAdmitAttributes{Pod: pod}); !res.Admit {
+	if res := k.topology.Admit(ctx, &lifecycle.PodAdmitAttributes{Pod: pod, Operation: lifecycle.AddOperation}); !res.Admit {
 		k.mu.Lock()
 		k.pods = slices.DeleteFunc(k.pods, sameUID(p.UID))
 		k.mu.Unlock()
@@ -227,7 +227,7 @@ func (k *Kubelet) Release(p model.Pod) error {
 
 // Counts are those of GetCapacity, which removes resources too.
 func (k *Kubelet) Counts(name string) behaviour.Counts {
-	capacity, allocatable, _ := k.GetCapacity()
+	capacity, allocatable, _ := k.GetCapacity(klog.Background())
 	c, a := capacity[v1.ResourceName(name)], allocatable[v1.ResourceName(name)]
 	return behaviour.Counts{Capacity: int(c.Value()), Allocatable: int(a.Value())}
 }
@@ -247,7 +247,7 @@ func (k *Kubelet) Health(p model.Pod) map[string]map[string]string {
 	for _, c := range pod.Spec.Containers {
 		status.ContainerStatuses = append(status.ContainerStatuses, v1.ContainerStatus{Name: c.Name})
 	}
-	k.UpdateAllocatedResourcesStatus(pod, &status)
+	k.UpdateAllocatedResourcesStatus(klog.Background(), pod, &status)
 	health := map[string]map[string]string{}
 	for _, c := range status.ContainerStatuses {
 		for _, r := range c.AllocatedResourcesStatus {

@@ -42,8 +42,8 @@ cat /run/c/log >&2
 exit 99
 `
 
-// TestSlowAnnotationsInContainerd has containerd start its containers by gpu-cdi-runtime. containerd shows an error only if
-// it is in the runtime's log.
+// TestSlowAnnotationsInContainerd has containerd start its containers by gpu-cdi-runtime. containerd shows an error only
+// if it is in the runtime's log.
 func TestSlowAnnotationsInContainerd(t *testing.T) {
 	t.Parallel()
 	testenv.Root(t)
@@ -88,8 +88,8 @@ mount -n -t overlay -o "lowerdir=$etc:/etc" overlay /etc
 exec "$@"
 `
 
-// TestSlowContainerdReadsWhatHookInstallWrites has containerd print its configuration after hook install: with a part of
-// ours in config.toml, and with a drop-in.
+// TestSlowContainerdReadsWhatHookInstallWrites has containerd print its configuration after hook install: with a part
+// of ours in config.toml, and with a drop-in.
 func TestSlowContainerdReadsWhatHookInstallWrites(t *testing.T) {
 	t.Parallel()
 	testenv.Root(t)

@@ -19,7 +19,7 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// managed is a simulated node without a kubelet: device-manager and gpu-cdi-plugin as processes of the shipped programs.
+// managed is a simulated node without a kubelet: device-manager and gpu-cdi-plugin as processes, as they are shipped.
 type managed struct {
 	*testing.T
 	node     *sim.Node

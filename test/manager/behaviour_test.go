@@ -42,9 +42,8 @@ func differences() string {
 	b.WriteString(`# Where the device manager differs from the kubelet
 
 Each line is a case of the suite ` + "`test/manager/behaviour`" + `, which runs with this manager and with the device
-manager of Kubernetes 1.36.3. Cases in which that one crashes or waits for ever run only with this one. In all other
-cases of the suite both do the same. Where one release is named, the other one does what this manager does. Kubernetes
-1.37 itself was read, and not run. B and a number name a known fault of the kubelet.
+manager of Kubernetes 1.37.2. Cases in which that one crashes or waits for ever run only with this one. In all other
+cases of the suite both do the same. B and a number name a known fault of the kubelet.
 
 | | the kubelet | this manager |
 |---|---|---|
@@ -53,15 +52,11 @@ cases of the suite both do the same. Where one release is named, the other one d
 		if c.Kubelet == "" {
 			continue
 		}
-		kubelet := c.Kubelet
-		if c.Releases != nil {
-			kubelet = strings.Join(c.Releases, ", ") + ": " + kubelet
-		}
 		name, fault := c.Name, strings.FieldsFunc(c.Mirrors, func(r rune) bool { return r == ';' })[0]
 		if strings.HasPrefix(fault, "B") {
 			name += " (" + fault + ")"
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s |\n", name, kubelet, c.Here)
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", name, c.Kubelet, c.Here)
 	}
 	return b.String()
 }

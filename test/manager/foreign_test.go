@@ -12,8 +12,8 @@ import (
 	"gpu-cdi-plugin/test/lib/suite"
 )
 
-// TestSlowForeignPluginIsDriven has NVIDIA's device plugin, unmodified, register with the manager. Pods get its GPUs, over
-// a restart of the manager too, and their containers its CDI names.
+// TestSlowForeignPluginIsDriven has NVIDIA's device plugin, unmodified, register with the manager. Pods get its GPUs,
+// over a restart of the manager too, and their containers its CDI names.
 func TestSlowForeignPluginIsDriven(t *testing.T) {
 	const resource, gpus = "nvidia.com/gpu", 8
 	plugin := shared.NodePeer(t, "nvidia-device-plugin")

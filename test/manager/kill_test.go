@@ -23,8 +23,8 @@ var kills = flag.Int("kills", 100, "how often the manager is killed")
 
 const killed = "example.com/gpu"
 
-// TestSlowNothingAcknowledgedIsLostWhenTheManagerIsKilled ends the manager by SIGKILL while clients admit and release pods,
-// and compares what it knows after its next start with what it has answered.
+// TestSlowNothingAcknowledgedIsLostWhenTheManagerIsKilled ends the manager by SIGKILL while clients admit and release
+// pods, and compares what it knows after its next start with what it has answered.
 func TestSlowNothingAcknowledgedIsLostWhenTheManagerIsKilled(t *testing.T) {
 	const devices = 32
 	p := newProgram(t)

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
@@ -81,8 +80,8 @@ type Subject struct {
 	Name string
 	// New returns a manager that was not booted.
 	New func(testing.TB, Config) Manager
-	// Release is the kubelet's release, such as 1.36, or empty for this project's manager.
-	Release string
+	// Kubelet is whether it is the kubelet's.
+	Kubelet bool
 }
 
 // Case is a behaviour.
@@ -93,18 +92,11 @@ type Case struct {
 	Mirrors string
 	// Kubelet and Here say what the kubelet and this project's manager do, where that differs.
 	Kubelet, Here string
-	// Releases are those of the kubelet that do what Kubelet says; others do what Here says. Empty means all.
-	Releases []string
 	// OursOnly is whether the case does not run with a kubelet, which would crash or wait for ever.
 	OursOnly bool
 	// Config is the node, without its directories.
 	Config Config
 	Run    func(*Node)
-}
-
-// In is whether a release of the kubelet does what Kubelet says.
-func (c Case) In(release string) bool {
-	return c.Kubelet != "" && (c.Releases == nil || slices.Contains(c.Releases, release))
 }
 
 // Cases are all cases.
@@ -122,7 +114,7 @@ func Cases() []Case {
 // Test runs all cases with a subject.
 func Test(t *testing.T, s Subject) {
 	for _, c := range Cases() {
-		if c.OursOnly && s.Release != "" {
+		if c.OursOnly && s.Kubelet {
 			continue
 		}
 		t.Run(c.Name, func(t *testing.T) {
@@ -134,7 +126,7 @@ func Test(t *testing.T, s Subject) {
 
 func test(t *testing.T, s Subject, c Case) {
 	n := &Node{T: t, config: c.Config, differs: c.Kubelet != "" && !c.OursOnly}
-	n.kubelet = s.Release != "" && c.In(s.Release)
+	n.kubelet = s.Kubelet && c.Kubelet != ""
 	n.config.Dir = makeDirectory(t)
 	n.config.Registry = filepath.Join(n.config.Dir, "registry")
 	if err := os.Mkdir(n.config.Registry, 0o750); err != nil {

@@ -12,57 +12,37 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// only136 and only137 are for faults that one release of the kubelet has.
-var only136, only137 = []string{"1.36"}, []string{"1.37"}
-
 // faults are the known faults of the kubelet's device manager that no other case is about.
 var faults = []Case{
 	{
-		Name:     "the end of a plugin that another instance has replaced",
-		Mirrors:  "B1",
-		Releases: only136,
-		Kubelet:  "disconnects the new instance: its devices become unhealthy until it registers again",
-		Here:     "changes nothing: the new instance has the resource",
+		Name:    "the end of a plugin that another instance has replaced",
+		Mirrors: "B1",
 		Run: func(n *Node) {
 			old := n.plug(gpu, numbered(4)...)
 			fresh := n.plug(gpu, numbered(5)...)
 			old.Stop()
-			if n.faulty() {
-				n.counts(gpu, 5, 0)
-				n.refuse(single("a", 1), noHealthy)
-				return
-			}
 			fresh.SetDevices(numbered(6)...)
 			n.counts(gpu, 6, 6)
 			n.admit(single("a", 6))
 		},
 	},
 	{
-		Name:     "the end of the newest of two instances of a plugin",
-		Mirrors:  "B1",
-		Releases: only136,
-		Kubelet:  "makes the devices unhealthy, although the other instance runs",
-		Here:     "lets the other instance take over",
+		Name:    "the end of the newest of two instances of a plugin",
+		Mirrors: "B1",
 		Run: func(n *Node) {
 			old := n.plug(gpu, numbered(4)...)
 			n.plug(gpu, numbered(5)...).Stop()
-			if n.faulty() {
-				n.counts(gpu, 5, 0)
-				n.refuse(single("a", 1), noHealthy)
-				return
-			}
 			old.SetDevices(numbered(6)...)
 			n.counts(gpu, 6, 6)
-			n.admit(single("a", 6))
+			n.await("the other instance allocates devices", func() bool { return n.try(single("a", 6)) == nil })
 			n.equal("calls of Allocate", 1, old.Calls().Allocate)
 		},
 	},
 	{
-		Name:     "a second registration from a socket that is connected",
-		Mirrors:  "facts 2: next release",
-		Releases: only137,
-		Kubelet:  "is refused, and the first one stays",
-		Here:     "succeeds",
+		Name:    "a second registration from a socket that is connected",
+		Mirrors: "facts 2: next release",
+		Kubelet: "is refused, and the first one stays; its end is not noticed then, and pods fail",
+		Here:    "succeeds",
 		Run: func(n *Node) {
 			p := n.plug(gpu, numbered(2)...)
 			err := p.Register(n.Context(), n.config.Dir)
@@ -83,16 +63,14 @@ var faults = []Case{
 			n.counts(gpu, 3, 3)
 			n.admit(single("a", 3))
 			p.Stop()
-			n.counts(gpu, 3, 0)
-			n.again(p, 3) // it is not connected any more
+			n.plug(nic, device("n0")) // while the end could be noticed
+			n.counts(gpu, 3, 3)
+			n.refuse(single("b", 1), "")
 		},
 	},
 	{
-		Name:     "the end of a plugin after the registration of another instance failed",
-		Mirrors:  "B1b",
-		Releases: only136,
-		Kubelet:  "is not noticed: its devices stay allocatable, and pods fail",
-		Here:     "makes the devices unhealthy",
+		Name:    "the end of a plugin after the registration of another instance failed",
+		Mirrors: "B1b",
 		Run: func(n *Node) {
 			old := n.plug(gpu, numbered(2)...)
 			bad := n.prepare(gpu, numbered(2)...)
@@ -103,12 +81,6 @@ var faults = []Case{
 			}
 			n.admit(single("a", 1))
 			old.Stop()
-			if n.faulty() {
-				n.plug(nic, device("n0")) // while the end could be noticed
-				n.counts(gpu, 2, 2)
-				n.refuse(single("b", 1), "")
-				return
-			}
 			n.counts(gpu, 2, 0)
 			n.refuse(single("b", 1), noHealthy)
 		},

@@ -119,14 +119,14 @@ var registration = []Case{
 		},
 	},
 	{
-		Name:    "a plugin that registers again replaces its devices: 2, 2, then 1",
+		Name:    "a plugin that registers again replaces its devices: 2, 3, then 1",
 		Mirrors: "TestDevicePluginReRegistration, with all options",
 		Run: func(n *Node) {
 			for _, preStart := range []bool{false, true} {
 				for _, prefer := range []bool{false, true} {
 					var last *Plugin
 					for _, list := range [][]*v1beta1.Device{
-						{device("a"), device("b")}, {device("a"), device("b")}, {device("c")},
+						{device("a"), device("b")}, {device("a"), device("b"), device("c")}, {device("d")},
 					} {
 						p := n.prepare(gpu, list...)
 						p.Behave(does{Options: &v1beta1.DevicePluginOptions{
@@ -140,7 +140,7 @@ var registration = []Case{
 					name := "single"
 					n.admit(single(name, 1))
 					n.start(single(name, 1), "main")
-					n.equal("devices", []string{"c"}, n.has(single(name, 1), "main"))
+					n.equal("devices", []string{"d"}, n.has(single(name, 1), "main"))
 					want := map[bool]int{true: 1}
 					n.equal("calls of PreStartContainer", want[preStart], last.Calls().PreStart)
 					n.release(single(name, 1))
