@@ -172,3 +172,30 @@ func IsUUID(text string) bool {
 		return len(group) == length && strings.Trim(group, "0123456789abcdefABCDEF") == ""
 	})
 }
+
+// Find returns the GPU with a UUID, or nil.
+func (s *Snapshot) Find(uuid string) *Device {
+	if s == nil || uuid == "" {
+		return nil
+	}
+	i := slices.IndexFunc(s.Devices, func(d Device) bool { return d.UUID == uuid })
+	if i < 0 {
+		return nil
+	}
+	return &s.Devices[i]
+}
+
+// Unreadable returns an error that names the GPUs that could not be read, or nil.
+func (s *Snapshot) Unreadable() error {
+	var which []string
+	for i := range s.Devices {
+		if d := &s.Devices[i]; !d.Usable() {
+			address := cmp.Or(d.PCIBusID, "PCI address unknown")
+			which = append(which, fmt.Sprintf("GPU %d (%s): %s", d.Index, address, d.Error))
+		}
+	}
+	if len(which) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d of %d GPUs could not be read: %s", len(which), len(s.Devices), strings.Join(which, "; "))
+}

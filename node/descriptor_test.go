@@ -167,7 +167,7 @@ func TestAFailedStartLeavesNoDescriptor(t *testing.T) {
 	b := newDescribedFixture(t)
 	b.foreign(b.path, "0")
 	edit(t, b.path, "nvidia.com/gpu", "example.com/gpu")
-	if err := b.rec.Start(t.Context()); !isType[*KindError](err) {
+	if err := b.rec.Start(t.Context(), b.publish); !isType[*KindError](err) {
 		t.Fatal(err)
 	}
 	if got := b.descriptorNames(); len(got) > 0 {
@@ -258,7 +258,7 @@ func TestTwoInstancesDoNotWriteTheSameDescriptors(t *testing.T) {
 	b.start()
 	o := b.rec.opts
 	o.Path = ""
-	if err := New(o).Start(t.Context()); err == nil ||
+	if err := New(o).Start(t.Context(), func(State) {}); err == nil ||
 		!strings.Contains(err.Error(), "write the device descriptors: lock ") {
 		t.Errorf("a second instance starts with the error %v", err)
 	}

@@ -108,7 +108,7 @@ func TestRunNoticesExtras(t *testing.T) {
 
 func TestARequiredChannelThatIsMissing(t *testing.T) {
 	b := newExtrasFixture(t, nil, required)
-	err := b.rec.Start(t.Context())
+	err := b.rec.Start(t.Context(), b.publish)
 	if err == nil ||
 		!strings.Contains(err.Error(), "imex is required: /dev/nvidia-caps-imex-channels/channel1: not found") ||
 		!isType[*RequiredError](err) {

@@ -36,6 +36,9 @@ type nodeSource struct {
 
 func (s *nodeSource) Library() string { return s.node.Library() }
 
+// Notify does nothing: tests call the Reconciler.
+func (s *nodeSource) Notify(func(gpu.Event), func()) {}
+
 func (s *nodeSource) Released() bool { return s.released.Load() }
 
 func (s *nodeSource) Snapshot(context.Context) (*gpu.Snapshot, error) {
@@ -73,6 +76,7 @@ type fixture struct {
 	path   string
 	config resource.Config
 	rec    *Reconciler
+	sink   func(State) // what Start gets; publish unless a test sets it
 
 	mu        sync.Mutex
 	published []publication
@@ -102,7 +106,7 @@ func newFixtureOn(t *testing.T, node *sim.Node, change ...func(*Options)) *fixtu
 		t.Fatal(err)
 	}
 	o := Options{
-		Host: h, Source: b.source, Path: b.path, Dirs: b.dirs, Publish: b.publish,
+		Host: h, Source: b.source, Path: b.path, Dirs: b.dirs,
 		Spec: cdi.Options{HookPath: "/usr/bin/prestart-hook"},
 		Build: func(s *gpu.Snapshot) ([]resource.Resource, []resource.Finding, error) {
 			return resource.Build(s, b.config)
@@ -114,7 +118,7 @@ func newFixtureOn(t *testing.T, node *sim.Node, change ...func(*Options)) *fixtu
 		c(&o)
 	}
 	b.dirs, b.path = o.Dirs, o.Path
-	b.rec = New(o)
+	b.rec, b.sink = New(o), b.publish
 	return b
 }
 
@@ -168,7 +172,7 @@ func healthy(s State) (good, bad int) {
 
 func (b *fixture) start() {
 	b.t.Helper()
-	if err := b.rec.Start(b.t.Context()); err != nil {
+	if err := b.rec.Start(b.t.Context(), b.sink); err != nil {
 		b.t.Fatal(err)
 	}
 }

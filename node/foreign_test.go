@@ -44,12 +44,12 @@ func newForeignFixture(t *testing.T, byIndex bool) *foreignFixture {
 		o.Dirs = append(o.Dirs, filepath.Join(t.TempDir(), "high"))
 		o.Extras, o.ByIndex = []Extra{gds, channel1}, byIndex
 		o.Spec.Capabilities = driver.Utility // a small spec, which is read thousands of times
-		o.Publish = func(s State) {          // without the check at each publication: our spec may be removed at any time
-			if err := f.plugin.Update(s.Resources); err != nil {
-				t.Error(err)
-			}
-		}
 	})
+	f.sink = func(s State) { // without the check at each publication: our spec may be removed at any time
+		if err := f.plugin.Update(s.Resources); err != nil {
+			t.Error(err)
+		}
+	}
 	var err error
 	f.plugin, err = plugin.New(plugin.Options{Dir: f.kubelet.Dir, Log: f.rec.log, Allocate: plugin.AllocateOptions{
 		Strategies: []resource.Strategy{resource.CDICRI},

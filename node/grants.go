@@ -8,8 +8,9 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// withGrants returns the resources with the grants of containers. Of an extra they have only devices that engines take
-// from our spec.
+// withGrants returns the resources with all that a container gets for them: CDI names, what Allocate gives in place of
+// CDI names, descriptors, and what a client of MPS needs. Of an extra they have only devices that engines take from our
+// spec.
 func (r *Reconciler) withGrants(
 	resources []resource.Resource, d *desired, offered func(name string) bool,
 ) []resource.Resource {
@@ -45,6 +46,10 @@ func (r *Reconciler) withGrants(
 				dev.Grant.WithoutCDI = *edits
 			}
 			r.descriptors.addMount(&dev.Grant.Always, dev.UUID)
+			if dev.MPS != nil && r.opts.MPSClient != nil {
+				edits := r.opts.MPSClient(dev.UUID)
+				addEdits(&dev.Grant.Always, &edits)
+			}
 		}
 	}
 	return granted

@@ -23,6 +23,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
@@ -40,6 +42,9 @@ type Source interface {
 	Library() string
 	// Released reports whether the library was closed on request. Snapshot then returns the one before.
 	Released() bool
+	// Notify has events called for each event of the driver, and changed when GPUs may be readable again. New calls it,
+	// before any other method.
+	Notify(events func(gpu.Event), changed func())
 }
 
 // Observer receives each reconciliation, for metrics.
@@ -48,7 +53,7 @@ type Observer interface {
 	Reconciled(took time.Duration, written bool, err error)
 }
 
-// Options are what a Reconciler works with. Host, Source, Build and Publish are required.
+// Options are what a Reconciler works with. Host, Source and Build are required.
 type Options struct {
 	Host   host.Host
 	Source Source
@@ -60,6 +65,8 @@ type Options struct {
 	Dirs []string
 	// DescriptorDir is the directory of the device descriptors; empty means that there are none.
 	DescriptorDir string
+	// MPSClient returns what a container needs to use a GPU through its MPS control daemon; nil adds nothing.
+	MPSClient func(gpuUUID string) specs.ContainerEdits
 	// ByIndex names devices by index, and not by UUID, in what containers get.
 	ByIndex bool
 	// Extras are what containers get besides GPUs. Their spec files are in the directory of Path.
@@ -69,8 +76,6 @@ type Options struct {
 	Check func() error
 	// Build returns the resources of a snapshot, and what it found about them.
 	Build func(*gpu.Snapshot) ([]resource.Resource, []resource.Finding, error)
-	// Publish gets each state that differs from the one before, in order. It returns when the state is in effect.
-	Publish func(State)
 	// Search is a search for the driver's files that has begun already, for the first reconciliation; nil begins one
 	// then.
 	Search *driver.Search
@@ -98,6 +103,7 @@ type Reconciler struct {
 
 	monitor *Monitor
 
+	publishTo  func(State)
 	publishing sync.Mutex // held while a state is made, published and passed on
 	mu         sync.Mutex
 	state      State // the last that was published
@@ -133,6 +139,7 @@ func New(o Options) *Reconciler {
 		r.files = append(r.files, newSpecFile(fileIn(&o, kind), kind, &r.opts.Extras[i]))
 	}
 	r.monitor = newMonitor(&o.Health, o.Log, o.Host, r.republish)
+	o.Source.Notify(r.Receive, r.Trigger)
 	r.findLibrary()
 	r.heartbeat.Store(time.Now().UnixNano())
 	return r

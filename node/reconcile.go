@@ -27,8 +27,11 @@ import (
 // (TakenError), a spec cannot be written (SpecError), the configuration does not fit the GPUs. A node without a GPU is
 // not an error.
 //
+// From then on publish gets each state that differs from the one before, in order. It returns when the state is in effect.
+//
 // After an error no lock is held. Otherwise Run must follow.
-func (r *Reconciler) Start(ctx context.Context) error {
+func (r *Reconciler) Start(ctx context.Context, publish func(State)) error {
+	r.publishTo = publish
 	if err := r.acquire(); err != nil {
 		return fmt.Errorf("reconcile the node: %w", err)
 	}
@@ -287,7 +290,7 @@ func (r *Reconciler) publishWithHealth(s State) {
 		slices.Equal(s.remarks, before.remarks) && reflect.DeepEqual(s.Resources, before.Resources) &&
 		maps.EqualFunc(s.Health, before.Health, sameHealth) // also of devices that are not offered
 	if !same {
-		r.opts.Publish(s)
+		r.publishTo(s)
 	}
 }
 

@@ -144,7 +144,7 @@ func TestStartRefuses(t *testing.T) {
 			b := newExtrasFixture(t, []string{"gds"}, gds)
 			c.prepare(b)
 			before := tree(t, b.dirs)
-			err := b.rec.Start(t.Context())
+			err := b.rec.Start(t.Context(), b.publish)
 			if err == nil {
 				t.Fatal("it started")
 			}
@@ -717,13 +717,13 @@ func TestTwoInstancesDoNotWriteOneSpec(t *testing.T) {
 	b := newFixture(t, "workstation")
 	b.start()
 	second := New(b.rec.opts)
-	if err := second.Start(t.Context()); !errors.Is(err, lock.ErrHeld) {
+	if err := second.Start(t.Context(), func(State) {}); !errors.Is(err, lock.ErrHeld) {
 		t.Errorf("a second instance starts with the error %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	must(t, b.rec.Run(ctx))
-	must(t, second.Start(t.Context()))
+	must(t, second.Start(t.Context(), func(State) {}))
 	must(t, second.release())
 	if got := tree(t, b.dirs); !slices.Equal(got, []string{b.path}) {
 		t.Errorf("the CDI directories have %v", got)

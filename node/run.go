@@ -63,7 +63,7 @@ func (r *Reconciler) Run(ctx context.Context) (err error) {
 	if r.changed() { // since Start, before anything was watched
 		r.Trigger()
 	}
-	timer := time.NewTimer(r.interval())
+	timer := time.NewTimer(0) // the first probes are what later ones are compared with
 	defer timer.Stop()
 	for {
 		r.heartbeat.Store(time.Now().UnixNano())
@@ -131,6 +131,9 @@ func (r *Reconciler) asInSnapshot(probes []gpu.Probe) bool {
 			return false
 		}
 		devices[d.UUID] = d
+	}
+	if len(devices) == 0 { // nothing but a snapshot shows that the driver has found a GPU
+		return false
 	}
 	return !slices.ContainsFunc(probes, func(p gpu.Probe) bool {
 		d := devices[p.UUID]

@@ -60,12 +60,12 @@ var errWatchStopped = errors.New("the library was to be closed and is still in u
 
 // watchDriver receives the events of the driver, if the library is open, until it is closed.
 func (s *Session) watchDriver() {
-	if s.opts.Events == nil || s.library == nil || s.watchers != nil && !isClosed(s.watchers.ended) {
+	if s.events == nil || s.library == nil || s.watchers != nil && !isClosed(s.watchers.ended) {
 		return
 	}
 	known := s.known
 	s.watchers = &watchers{
-		library: s.library, receive: s.opts.Events, gpus: map[string]bool{}, length: s.eventWait,
+		library: s.library, receive: s.events, gpus: map[string]bool{}, length: s.eventWait,
 		unbind: s.unbinding.want, leaving: func() []string { return withoutDriver(s.opts.Host, known) },
 		stop: make(chan struct{}), ended: make(chan struct{}),
 	}

@@ -26,7 +26,7 @@ func newEventSession(t *testing.T, machine string) (*Session, *sim.Node, chan gp
 	t.Helper()
 	session, node, _ := newTestSession(t, machine)
 	events := make(chan gpu.Event, 1000)
-	session.opts.Events = func(e gpu.Event) { events <- e }
+	session.events = func(e gpu.Event) { events <- e }
 	takeSnapshot(t, session)
 	for range node.Machine().GPUs {
 		if e := nextEvent(t, events); e.Kind != gpu.EventSource || e.Err != nil {
@@ -237,7 +237,7 @@ func TestAGPUThatIsUnboundIsClosedAfterTheLastCall(t *testing.T) {
 	}
 	session, node, events := newEventSession(t, "pcie-quad")
 	returned := make(chan bool, 10)
-	session.opts.Returned = func() { returned <- true }
+	session.returned = func() { returned <- true }
 	using, release, ended := make(chan bool), make(chan bool), make(chan error)
 	go func() {
 		_, err := withLibrary(t.Context(), session, "a test", func(*library, *call) (bool, error) {
@@ -622,8 +622,8 @@ func TestEventsAfterACloseThatFailed(t *testing.T) {
 	must(t, session.Close())
 	session.opts.GPUTimeout = 2 * time.Second
 	taken := make(chan struct{})
-	receive := session.opts.Events
-	session.opts.Events = func(e gpu.Event) {
+	receive := session.events
+	session.events = func(e gpu.Event) {
 		receive(e)
 		if e.Kind == gpu.EventXID && e.XID == 31 {
 			<-taken

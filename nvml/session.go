@@ -32,18 +32,11 @@ type Options struct {
 	// Timeout is how long nvmlInit may take and then the first answers of the driver, of all GPUs together, and about
 	// all links together. 0 is DefaultTimeout.
 	Timeout time.Duration
-	// GPUTimeout, Returned, Events and Log are for a [Session].
+	// GPUTimeout and Log are for a [Session].
 	//
 	// GPUTimeout is how long a GPU may not answer before a snapshot has it as unreadable, if a snapshot is taken each
 	// [SnapshotInterval].
 	GPUTimeout time.Duration
-	// Returned is called when an abandoned call has returned, so that GPUs may be readable again, and when the last call
-	// has that kept Snapshot from closing the library for gpu.EventUnbind. It must not wait. It may be nil.
-	Returned func()
-	// Events, if it is not nil, gets the events of the GPUs from the first snapshot on, and gpu.EventUnbind from the
-	// opening of the library on, from several goroutines at once. After gpu.EventUnbind, Snapshot closes the library and
-	// opens it again. It is closed after they have returned, so they must not use the session.
-	Events func(gpu.Event)
 	// Log gets warnings about links that cannot be read.
 	Log *slog.Logger
 }
@@ -68,7 +61,9 @@ const maxWait = time.Second
 // used, and opens it again when that may show other GPUs. Its methods may be called by several goroutines at once. A
 // process can use one session at a time.
 type Session struct {
-	opts Options
+	opts     Options
+	events   func(gpu.Event) // nil receives no events
+	returned func()          // an abandoned call has returned, or the library can be closed; may be nil
 
 	mu        sync.Mutex    // held while a snapshot is taken, and while the library is opened or closed
 	library   *library      // nil while the library is closed
@@ -133,6 +128,18 @@ func (s *Session) readTopology(ctx context.Context) (*gpu.Snapshot, error) {
 	return snapshot, nil
 }
 
+// Notify has events called for each event of the GPUs from the first snapshot on, and for gpu.EventUnbind from the
+// opening of the library on, by several goroutines at once. After gpu.EventUnbind, Snapshot closes the library and opens
+// it again. It is closed after events has returned, so events must not use the session.
+//
+// Returned is called when an abandoned call has returned, so that GPUs may be readable again, also when the last call
+// that blocked closing the library for gpu.EventUnbind returns. It must not wait.
+//
+// Notify must be called before the library is opened.
+func (s *Session) Notify(events func(gpu.Event), returned func()) {
+	s.events, s.returned = events, returned
+}
+
 // Library is the path of the library that would be loaded now, or empty if there is none.
 func (s *Session) Library() string {
 	path, err := Find(s.opts.Host, s.opts.Library)
@@ -194,7 +201,8 @@ const reopenPause = time.Minute
 // Until it is opened again, a removed GPU reads as lost and an added one does not appear. A GPU that is being unbound
 // waits for the library to be closed, and cannot be opened again.
 func (s *Session) mayHaveOtherGPUs() bool {
-	return s.library != nil && (s.unbinding.due() || !slices.Equal(s.known, knownGPUs(s.opts.Host)))
+	return s.library != nil && (s.unbinding.due() || !slices.Equal(s.known, knownGPUs(s.opts.Host)) ||
+		s.last != nil && len(s.last.Devices) == 0) // no event is missed then
 }
 
 // mayBecomeReadable reports whether the library must be opened again for GPUs that cannot be read: a GPU that was lost
@@ -273,7 +281,7 @@ func (s *Session) open(ctx context.Context) error {
 	s.loaded = l
 	waiting, cancel := context.WithTimeout(ctx, s.openTimeout())
 	defer cancel()
-	l.calls.whenReturned(s.opts.Returned)
+	l.calls.whenReturned(s.returned)
 	if err := l.initialise(waiting, s.opts.Host); err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)

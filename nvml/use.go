@@ -109,8 +109,8 @@ func withLibrary[T any](
 	s.users.Add(1) // with mu, so that the library is not closed
 	s.mu.Unlock()
 	defer func() {
-		if s.users.Add(-1) == 0 && s.unbinding.due() && s.opts.Returned != nil {
-			s.opts.Returned()
+		if s.users.Add(-1) == 0 && s.unbinding.due() && s.returned != nil {
+			s.returned()
 		}
 	}()
 	if err != nil {

@@ -2,11 +2,8 @@ package mps
 
 import (
 	"path/filepath"
-	"slices"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
-
-	"gpu-cdi-plugin/resource"
 )
 
 // pipePath is where a container finds the sockets of its GPU's control daemon.
@@ -23,23 +20,4 @@ func Grant(dir, uuid string) specs.ContainerEdits {
 			{ContainerPath: devShm, HostPath: filepath.Join(gpuDir, shmName)},
 		},
 	}
-}
-
-// WithGrants returns the resources with the grants of the devices that are shared by MPS completed.
-func WithGrants(resources []resource.Resource, dir string) []resource.Resource {
-	list := slices.Clone(resources)
-	for i := range list {
-		list[i].Devices = slices.Clone(list[i].Devices)
-		for j := range list[i].Devices {
-			d := &list[i].Devices[j]
-			if d.MPS == nil || d.Grant == nil {
-				continue
-			}
-			g, add := *d.Grant, Grant(dir, d.UUID)
-			g.Always.Mounts = slices.Concat(g.Always.Mounts, add.Mounts)
-			g.Always.Env = slices.Concat(g.Always.Env, add.Env)
-			d.Grant = &g
-		}
-	}
-	return list
 }

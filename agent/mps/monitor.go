@@ -142,6 +142,9 @@ func (m *Monitor) Run(ctx context.Context) error {
 
 // End ends the daemon of a GPU with its servers, if it runs, and waits for that. What runs the daemon starts it again.
 func (m *Monitor) End(ctx context.Context, uuid string) error {
+	if _, err := os.Lstat(statusPath(m.opts.Dir, uuid)); errors.Is(err, fs.ErrNotExist) {
+		return nil // the path may be too long to connect to where MPS is not used
+	}
 	conn, err := m.dial(ctx, uuid)
 	if isAbsent(err) {
 		return nil

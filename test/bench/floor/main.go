@@ -34,16 +34,15 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	options := nvml.Options{Host: h, Library: args[0], Log: slog.Default()}
+	driver := nvml.NewSession(nvml.Options{Host: h, Library: args[0], Log: slog.Default()})
 	events := len(args) > 1 && args[1] == "events"
 	if events {
-		options.Events = func(e gpu.Event) {
+		driver.Notify(func(e gpu.Event) {
 			if e.Kind == gpu.EventXID {
 				fmt.Println(time.Now().UnixNano())
 			}
-		}
+		}, func() {})
 	}
-	driver := nvml.NewSession(options)
 	if err := driver.Open(context.Background()); err != nil {
 		return err
 	}
