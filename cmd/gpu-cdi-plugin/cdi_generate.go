@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"gpu-cdi-plugin/agent"
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/atomicfile"
@@ -151,7 +152,7 @@ func (a *app) destination(opts generateOptions) (path string, err error) {
 		err = errors.New("--file is empty")
 	case opts.Write && opts.File != "":
 		err = errors.New("--write and --file exclude each other")
-	case opts.File != "" && len(a.configuredExtras()) > 0:
+	case opts.File != "" && len(agent.Extras(a.config)) > 0:
 		err = errors.New("--file is for one spec, and each extra has its own; " +
 			"use --write, with --cdi-dir for the directory")
 	case opts.Explain:

@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/agent"
 	"gpu-cdi-plugin/agent/control"
-	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/lock"
@@ -161,7 +161,7 @@ func (a *app) setCordon(ctx context.Context, r control.Request) error {
 	if !errors.Is(err, control.ErrNoServer) {
 		return err
 	}
-	if err := a.CheckDir("state-dir", a.descriptorDir()); err != nil {
+	if err := a.CheckDir("state-dir", agent.DescriptorDir(a.config)); err != nil {
 		return err
 	}
 	what := ""
@@ -173,7 +173,7 @@ func (a *app) setCordon(ctx context.Context, r control.Request) error {
 		what = d.UUID + " is " + string(r.Act) + "ed"
 		return health.EditCordon(data, id, time.Now(), d, r.Reason)
 	}
-	switch editing := node.EditHealthRecord(a.descriptorDir(), a.healthRecord(), edit); {
+	switch editing := node.EditHealthRecord(agent.DescriptorDir(a.config), agent.HealthRecord(a.config), edit); {
 	case errors.Is(editing, lock.ErrHeld):
 		return cli.With(cli.Locked,
 			"name the --runtime-dir of the serve that runs; if its control.sock was removed, restart it",
@@ -182,7 +182,7 @@ func (a *app) setCordon(ctx context.Context, r control.Request) error {
 		return editing
 	}
 	_, err = fmt.Fprintf(a.Stdout, "%s in %s: no serve runs here, and the next one finds it there\n",
-		what, a.healthRecord())
+		what, agent.HealthRecord(a.config))
 	return err
 }
 
@@ -223,41 +223,16 @@ func (a *app) recordedDevice(ctx context.Context, data []byte, name string) (hea
 	if err != nil {
 		return health.Device{}, health.Identity{}, err
 	}
-	d, _, err := findDevice(s, name)
+	d, _, err := node.FindDevice(s, name)
 	return d, node.HealthIdentity(h, s.DriverVersion), err
 }
-
-// findDevice finds a GPU or a MIG device by its UUID or index. The title is what people call it, such as "GPU 3".
-func findDevice(s *gpu.Snapshot, name string) (d health.Device, title string, err error) {
-	for i := range s.Devices {
-		one := &s.Devices[i]
-		index := fmt.Sprint(one.Index)
-		if one.UUID != "" && (name == one.UUID || name == index) {
-			return health.Device{
-				UUID: one.UUID, GPU: one.UUID, GPUInstance: gpu.NoInstance, ComputeInstance: gpu.NoInstance,
-			}, "GPU " + index, nil
-		}
-		for j := range one.MIG {
-			m := &one.MIG[j]
-			if index := fmt.Sprintf("%s:%d", index, m.Index); name == m.UUID || name == index {
-				return health.Device{
-					UUID: m.UUID, GPU: one.UUID, GPUInstance: m.GPUInstance, ComputeInstance: m.ComputeInstance,
-				}, "MIG device " + index, nil
-			}
-		}
-	}
-	return d, "", fmt.Errorf("%w %q", errUnknownDevice, name)
-}
-
-// errUnknownDevice is that the host has no such device.
-var errUnknownDevice = errors.New("the driver of this host has no device")
 
 // completeDevice completes the UUIDs of the devices that serve has recorded.
 func (a *app) completeDevice(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	var list []string
 	if len(args) == 0 {
 		_ = a.Start(cmd) // for the path of the record; a required flag may still follow
-		data, err := regular.ReadFile(a.healthRecord(), node.MaxHealthRecord)
+		data, err := regular.ReadFile(agent.HealthRecord(a.config), node.MaxHealthRecord)
 		if err == nil {
 			recorded, _ := health.Recorded(data, health.Identity{})
 			list = slices.Sorted(maps.Keys(recorded))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/agent"
 	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
@@ -52,11 +53,11 @@ func (a *app) devices(ctx context.Context, out cli.Output) error {
 	if err != nil {
 		return err
 	}
-	recordedHealth := recorded(a, a.healthRecord(), "the devices' health", node.MaxHealthRecord,
+	recordedHealth := recorded(a, agent.HealthRecord(a.config), "the devices' health", node.MaxHealthRecord,
 		func(data []byte) (map[string]health.Status, error) {
 			return health.Recorded(data, node.HealthIdentity(h, s.DriverVersion))
 		})
-	preparations := recorded(a, a.preparations(), "their last preparations", prepare.MaxRecords, prepare.ParseRecords)
+	preparations := recorded(a, agent.Preparations(a.config), "their last preparations", prepare.MaxRecords, prepare.ParseRecords)
 	if err := out.Print(a.Stdout, devicesView(s, recordedHealth, preparations, a.CDIKind)); err != nil {
 		return err
 	}

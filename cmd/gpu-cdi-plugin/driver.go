@@ -1,14 +1,12 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -78,27 +76,6 @@ func (a *app) readDriver(ctx context.Context, h host.Host,
 	return s, err
 }
 
-// newSession opens the driver when it is needed and keeps it open. Returned is called when a GPU may be readable again,
-// and events gets the events of the GPUs.
-func (a *app) newSession(h host.Host, returned func(), events func(gpu.Event)) *nvml.Session {
-	return nvml.NewSession(nvml.Options{
-		Host: h, Library: a.NVMLLibrary, Check: a.checkLibrary,
-		GPUTimeout: time.Duration(a.plugin.GPUTimeout), Returned: returned, Events: events, Log: a.Log,
-	})
-}
-
-// openInBackground opens the driver while other work is done before the first snapshot, which returns the same
-// error. end must be called before the session is closed. It does not wait for a driver that hangs.
-func openInBackground(ctx context.Context, s *nvml.Session) (end func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	var opening sync.WaitGroup
-	opening.Go(func() { _ = s.Open(ctx) })
-	return func() {
-		cancel()
-		opening.Wait()
-	}
-}
-
 // addTimeout adds the option for how long to wait for the driver.
 func (a *app) addTimeout(cmd *cobra.Command) {
 	cmd.Flags().Var((*configfile.Duration)(&a.timeout), "timeout",
@@ -119,16 +96,8 @@ func (a *app) logSlowCalls() *time.Timer {
 
 // unreadableGPUs is the error of a snapshot with unreadable GPUs. It names them.
 func unreadableGPUs(s *gpu.Snapshot) error {
-	var which []string
-	for i := range s.Devices {
-		if d := &s.Devices[i]; !d.Usable() {
-			address := cmp.Or(d.PCIBusID, "PCI address unknown")
-			which = append(which, fmt.Sprintf("GPU %d (%s): %s", d.Index, address, d.Error))
-		}
+	if err := s.Unreadable(); err != nil {
+		return cli.With(cli.Partial, "see the kernel log (dmesg) for messages of NVRM", err)
 	}
-	if len(which) == 0 {
-		return nil
-	}
-	return partly("see the kernel log (dmesg) for messages of NVRM",
-		"%d of %s could not be read: %s", len(which), cli.Plural(len(s.Devices), "GPU"), strings.Join(which, "; "))
+	return nil
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 
+	"gpu-cdi-plugin/agent"
 	"gpu-cdi-plugin/agent/control"
 	"gpu-cdi-plugin/agent/metrics"
 	"gpu-cdi-plugin/agent/mps"
@@ -43,6 +44,9 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(lock.ErrHeld, cli.Locked,
 		"stop the other instance, or give this one its own --cdi-kind, --state-dir and --runtime-dir; "+
 			"fuser with the lock's path names its process"),
+	cli.Typed(func(e *agent.NotWritableError) (cli.Code, string) {
+		return cli.Failure, "name a directory that can be made and written to, with --" + e.Option + ", the same on the host"
+	}),
 	cli.Typed(func(*node.SpecError) (cli.Code, string) {
 		return cli.Failure, "name a directory that can be made or written to, with --cdi-dir"
 	}),
@@ -68,7 +72,7 @@ var errorTable = []cli.ErrorRow{
 	cli.Typed(func(*install.SettingError) (cli.Code, string) {
 		return cli.Failure, "change that by hand, then install again"
 	}),
-	cli.Sentinel(errUnknownDevice, cli.Failure, "gpu-cdi-plugin devices lists the devices of this host"),
+	cli.Sentinel(node.ErrUnknownDevice, cli.Failure, "gpu-cdi-plugin devices lists the devices of this host"),
 
 	// 2: a usage error
 	cli.Sentinel(cdi.ErrExtension, cli.Usage, ""),

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/agent"
 	"gpu-cdi-plugin/agent/mps"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/host"
@@ -61,7 +62,7 @@ func (a *app) mpsOptions() (mps.Options, error) {
 		return mps.Options{}, err
 	}
 	return mps.Options{
-		Dir: a.mpsDir(), Descriptors: a.descriptorDir(),
+		Dir: agent.MPSDir(a.config), Descriptors: agent.DescriptorDir(a.config),
 		Program: func() (mps.Program, error) { return findMPS(h) },
 		Check:   a.CheckPath, Output: a.Stderr, Log: a.Log,
 	}, nil
@@ -70,7 +71,7 @@ func (a *app) mpsOptions() (mps.Options, error) {
 // findMPS finds the MPS control program of the driver. It does not ask the driver: a program that has the driver open
 // would block resets.
 func findMPS(h host.Host) (mps.Program, error) {
-	d, file, err := driverProgram(h, mps.ControlProgram)
+	d, file, err := agent.FindProgram(h, mps.ControlProgram)
 	if err != nil {
 		return mps.Program{}, err
 	}

@@ -18,6 +18,7 @@ type app struct {
 	*cli.Program
 	*config.Common
 	plugin  *config.Plugin
+	config  *config.Config // all of it
 	timeout time.Duration  // of calls of the driver
 	hangups chan os.Signal // of serve, which reads its configuration again at each SIGHUP
 }
@@ -32,7 +33,7 @@ func newApp() *app {
 			Schema:    "specs/config.schema.json",
 			HintFlags: map[string][]string{"cdi generate ": {"capabilities", "extras"}},
 		}),
-		Common: &c.Common, plugin: &c.Plugin, timeout: nvml.DefaultTimeout,
+		Common: &c.Common, plugin: &c.Plugin, config: &c, timeout: nvml.DefaultTimeout,
 	}
 }
 

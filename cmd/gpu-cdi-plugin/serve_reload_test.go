@@ -1,16 +1,10 @@
 package main
 
 import (
-	"context"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-
-	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/resource"
-	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // hold makes the configuration a pipe: a reader waits until answer writes to it.
@@ -58,31 +52,4 @@ func TestServeEndsInsteadOfRestarting(t *testing.T) {
 	if strings.Contains(s.log.String(), "starting again") {
 		t.Error("it restarted")
 	}
-}
-
-// A reload does not write to the offer that a reconciliation reads meanwhile. The race detector finds it if it does.
-func TestReloadLeavesTheOfferInUse(t *testing.T) {
-	t.Parallel()
-	a, log := newApp(), &testenv.Log{}
-	a.Stderr, a.hangups = log, make(chan os.Signal)
-	config := filepath.Join(t.TempDir(), "config.yaml")
-	mustDo(t, os.WriteFile(config, []byte("mig-strategy: mixed\n"), 0o600))
-	root := a.rootCommand()
-	mustDo(t, root.ParseFlags([]string{"--config", config, "--root", t.TempDir(), "--hook-path", "/bin/true"}))
-	cmd, _, err := root.Find([]string{"serve"})
-	mustDo(t, err)
-	mustDo(t, a.Start(cmd))
-	s, err := a.newService()
-	mustDo(t, err)
-
-	ctx, cancel := context.WithCancel(t.Context())
-	reloaded := make(chan error, 1)
-	inUse := s.offer.Load()
-	go func() { reloaded <- s.reload(ctx) }()
-	a.hangups <- syscall.SIGHUP
-	_, _, err = resource.Build(&gpu.Snapshot{}, *inUse) // nothing orders it and what the reload writes
-	mustDo(t, err)
-	waitFor(t, "a reload", func() bool { return strings.Contains(log.String(), "the configuration was read again") })
-	cancel()
-	mustDo(t, <-reloaded)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpu-cdi-plugin/agent"
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
@@ -181,7 +182,7 @@ func (a *app) extraPath(e driver.Extra) string {
 // extraFiles are the spec files of the configured extras that exist.
 func (a *app) extraFiles() []string {
 	var files []string
-	for _, e := range a.configuredExtras() {
+	for _, e := range agent.Extras(a.config) {
 		if _, err := os.Lstat(a.extraPath(e.Extra)); err == nil {
 			files = append(files, a.extraPath(e.Extra))
 		}
@@ -203,7 +204,7 @@ func (a *app) writtenExtras() []string {
 
 // generateExtras makes the specs of the configured extras, and what was searched for.
 func (a *app) generateExtras(h host.Host) (list []specFile, findings []driver.Finding, _ error) {
-	for _, e := range a.configuredExtras() {
+	for _, e := range agent.Extras(a.config) {
 		spec, extraFindings, err := e.Generate(h, a.CDIKind)
 		if err != nil {
 			return nil, nil, err

@@ -1,4 +1,4 @@
-package main
+package agent
 
 import (
 	"context"
@@ -17,7 +17,7 @@ func (a *administrator) allocation(ctx context.Context, r control.Request) (stri
 	if state.Snapshot == nil {
 		return "", errors.New("the GPUs have not been read yet")
 	}
-	list, err := podresources.List(ctx, a.podResources())
+	list, err := podresources.List(ctx, a.kubelet)
 	if err != nil {
 		return "", err
 	}

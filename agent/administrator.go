@@ -1,35 +1,40 @@
-package main
+package agent
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"gpu-cdi-plugin/agent/control"
+	"gpu-cdi-plugin/agent/kubeapi"
+	"gpu-cdi-plugin/agent/mps"
 	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/node"
 )
 
-// administrator does what administrators ask serve for.
+// administrator does what administrators, and the hook, ask at the control socket.
 type administrator struct {
-	*service
+	node     *node.Reconciler
+	monitor  *node.Monitor
+	devices  *devices
+	runner   *prepare.Runner
+	releaser *releaser
+	reporter *kubeapi.Reporter
+	mps      *mps.Monitor
+	kubelet  string // its socket for PodResources
+
 	resetting sync.Map // the UUIDs of GPUs that are being reset
 }
 
 var _ control.Handler = (*administrator)(nil)
-
-// newControl returns the server of the control socket.
-func (s *service) newControl() *control.Server {
-	return &control.Server{Dir: s.app.plugin.RuntimeDir, Handler: &administrator{service: s}, Log: s.app.Log}
-}
 
 // Handle implements control.Handler.
 func (a *administrator) Handle(ctx context.Context, r control.Request, progress func(string)) (string, error) {
@@ -42,7 +47,7 @@ func (a *administrator) Handle(ctx context.Context, r control.Request, progress 
 		return a.allocation(ctx, r)
 	}
 	d, title, err := a.find(r.Device)
-	if err != nil && r.Act != control.Reset && a.node.Monitor().Knows(r.Device) {
+	if err != nil && r.Act != control.Reset && a.monitor.Knows(r.Device) {
 		d, title, err = health.Device{UUID: r.Device}, "the device that is not there now", nil
 	}
 	if err != nil {
@@ -50,13 +55,13 @@ func (a *administrator) Handle(ctx context.Context, r control.Request, progress 
 	}
 	switch r.Act {
 	case control.Cordon:
-		return fmt.Sprintf("%s (%s) is cordoned", title, d.UUID), a.node.Monitor().Cordon(d.UUID, r.Reason)
+		return fmt.Sprintf("%s (%s) is cordoned", title, d.UUID), a.monitor.Cordon(d.UUID, r.Reason)
 	case control.Uncordon:
 		text := fmt.Sprintf("%s (%s) is uncordoned", title, d.UUID)
 		if _, resetting := a.resetting.Load(d.GPU); resetting {
 			text += ", and is back in service when the reset of its GPU has ended"
 		}
-		return text, a.node.Monitor().Uncordon(d.UUID)
+		return text, a.monitor.Uncordon(d.UUID)
 	default: // control.Reset, since the server has checked the request
 		return a.reset(ctx, r, d, title, progress)
 	}
@@ -68,7 +73,7 @@ func (a *administrator) find(name string) (health.Device, string, error) {
 	if s == nil {
 		return health.Device{}, "", errors.New("the GPUs have not been read yet")
 	}
-	return findDevice(s, name)
+	return node.FindDevice(s, name)
 }
 
 const (
@@ -95,14 +100,14 @@ func (a *administrator) reset(
 		return "", fmt.Errorf("%s is being reset already", title)
 	}
 	defer a.resetting.Delete(d.UUID)
-	one := findGPU(a.node.State().Snapshot, d.UUID)
+	one := a.node.State().Snapshot.Find(d.UUID)
 	if one == nil {
 		return "", fmt.Errorf("%s is gone", title)
 	}
-	if err := a.node.Monitor().HoldForReset(d.UUID); err != nil {
+	if err := a.monitor.HoldForReset(d.UUID); err != nil {
 		return "", err
 	}
-	defer a.node.Monitor().EndHold(d.UUID)
+	defer a.monitor.EndHold(d.UUID)
 	if err := a.awaitFree(ctx, r, one, title, progress); err != nil {
 		return "", err
 	}
@@ -114,9 +119,9 @@ func (a *administrator) reset(
 	if err := a.mps.End(ctx, d.UUID); err != nil { // its servers have the GPU open, also without clients
 		return "", fmt.Errorf("reset %s: %w", title, err)
 	}
-	device := prepare.Device{UUID: d.UUID, GPU: d.UUID, PCIBusID: one.PCIBusID, Nodes: a.nodesOf(one)}
-	probe := func(ctx context.Context) error { return a.node.Monitor().CheckReset(ctx, d.UUID) }
-	err := a.preparer.runner.Reset(ctx, device, probe)
+	device := prepare.Device{UUID: d.UUID, GPU: d.UUID, PCIBusID: one.PCIBusID, Nodes: a.devices.nodesOf(one)}
+	probe := func(ctx context.Context) error { return a.monitor.CheckReset(ctx, d.UUID) }
+	err := a.runner.Reset(ctx, device, probe)
 	if r.Force && prepare.InUse(err) {
 		err = fmt.Errorf("%w; --force does not do that", err)
 	}
@@ -162,7 +167,7 @@ func (a *administrator) awaitFree(
 func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, usersLimit) // the driver may hang, or be released
 	defer cancel()
-	list, err := podresources.List(ctx, a.podResources())
+	list, err := podresources.List(ctx, a.kubelet)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // without a kubelet there are no pods
 		return nil, err
 	}
@@ -176,9 +181,9 @@ func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) 
 			users = append(users, h.String())
 		}
 	}
-	programs := a.app.plugin.PreStart.RulesOf("").Programs
+	programs := a.devices.rules.RulesOf("").Programs
 	for _, uuid := range uuids {
-		containers, others, err := a.preparer.runner.Users(ctx, uuid, programs)
+		containers, others, err := a.runner.Users(ctx, uuid, programs)
 		if err != nil {
 			return nil, err
 		}
@@ -189,9 +194,4 @@ func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) 
 	}
 	slices.Sort(users)
 	return slices.Compact(users), nil
-}
-
-// podResources is the kubelet's socket that lists the devices of pods, beside the directory of device plugins.
-func (s *service) podResources() string {
-	return filepath.Join(filepath.Dir(filepath.Clean(s.app.plugin.DevicePluginDir)), "pod-resources", "kubelet.sock")
 }

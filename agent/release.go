@@ -1,18 +1,29 @@
-package main
+package agent
 
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
-	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/agent/prepare"
+	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/kernel"
+	"gpu-cdi-plugin/internal/wake"
+	"gpu-cdi-plugin/internal/wording"
+	"gpu-cdi-plugin/node"
 )
 
 // releaser closes the driver's library for an administrator. It is an actor.
 type releaser struct {
-	*service
+	host    host.Host
+	node    *node.Reconciler
+	monitor *node.Monitor
+	runner  *prepare.Runner
+	changed wake.Chan // what checkOpen returns has changed
+	log     *slog.Logger
+
 	current  atomic.Pointer[release] // nil while the driver is not released
 	requests chan *release
 }
@@ -25,8 +36,6 @@ type release struct {
 	done     chan struct{}   // closed after the end
 	err      error           // why the driver cannot be opened again; after done
 }
-
-func newReleaser(s *service) *releaser { return &releaser{service: s, requests: make(chan *release)} }
 
 var (
 	errReleased = errors.New("an administrator has released the NVIDIA driver: " +
@@ -112,7 +121,7 @@ func (r *releaser) run(ctx context.Context) error {
 // keepReleased carries out one release.
 func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	defer close(one.done)
-	defer r.advertise()
+	defer r.changed.Wake()
 	defer r.current.Store(nil)
 	limited, cancel := context.WithTimeout(ctx, releaseLimit)
 	defer cancel()
@@ -120,12 +129,12 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	defer stop()
 	closed, reloaded := false, false
 	loaded := kernel.LoadedDriver(r.host) // once it is closed, an administrator may unload it
-	err := r.preparer.runner.WithoutDriver(limited, func() (reopen bool) {
+	err := r.runner.WithoutDriver(limited, func() (reopen bool) {
 		closed = true
 		one.began <- nil
-		r.app.Log.Warn("the NVIDIA driver is released: its devices stay advertised, and no container starts with one, " +
+		r.log.Warn("the NVIDIA driver is released: its devices stay advertised, and no container starts with one, " +
 			"until gpu-cdi-plugin device reopen or until the driver is loaded again")
-		r.advertise()
+		r.changed.Wake()
 		reopen, reloaded = r.awaitEnd(ctx, one, loaded)
 		return reopen
 	})
@@ -138,14 +147,13 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	case ctx.Err() != nil:
 		return
 	case err != nil:
-		r.app.Log.Error("the NVIDIA driver cannot be opened again, and this is tried at each reconciliation: " +
-			cli.OneLine(err))
+		r.log.Error("the NVIDIA driver cannot be opened again, and this is tried at each reconciliation: " + wording.OneLine(err))
 	default:
-		r.app.Log.Info("the NVIDIA driver is opened again")
+		r.log.Info("the NVIDIA driver is opened again")
 	}
 	if s := r.node.State().Snapshot; reloaded && s != nil { // loading a module initialises the GPUs
 		for i := range s.Devices {
-			r.node.Monitor().WasReset(s.Devices[i].UUID)
+			r.monitor.WasReset(s.Devices[i].UUID)
 		}
 	}
 	r.node.Trigger()
@@ -172,7 +180,7 @@ func (r *releaser) awaitEnd(ctx context.Context, one *release, before kernel.Dri
 		case ended:
 			return true, reloaded
 		case reloaded && now.Version != "":
-			r.app.Log.Info("the NVIDIA kernel module was loaded again, which ends the release")
+			r.log.Info("the NVIDIA kernel module was loaded again, which ends the release")
 			return true, true
 		}
 	}

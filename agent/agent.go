@@ -1,0 +1,98 @@
+// Package agent is the service of a host with GPUs. [Serve] gives them to the kubelet; [Watch] keeps their CDI spec up
+// to date on a host without a kubelet.
+//
+// Both put finished parts together from the bottom up: the node reads the driver, devices and runner prepare GPUs for
+// containers, the plugin answers the kubelet, and the publisher passes each state of the node to the plugin, the
+// metrics and the API server. Each part knows those below it only.
+//
+// The package knows no flag, no verb and no exit status, and it does not load the driver's library: [Driver] does.
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"time"
+
+	"gpu-cdi-plugin/agent/config"
+	"gpu-cdi-plugin/agent/metrics"
+	"gpu-cdi-plugin/agent/mps"
+	"gpu-cdi-plugin/agent/prepare"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/resource"
+)
+
+// ErrRestart means that the configuration has changed in a way that needs a new process.
+var ErrRestart = errors.New("the configuration has changed")
+
+// Options are what the service works with. All are needed.
+type Options struct {
+	// Config is the effective configuration.
+	Config config.Config
+	// Host has the paths of the host, HookPath is the hook's path on it, and SpecDirs are its CDI directories, from the
+	// lowest priority to the highest.
+	Host     host.Host
+	HookPath string
+	SpecDirs []string
+	// Driver is closed before the service ends. PollInterval is how often it is read.
+	Driver       Driver
+	PollInterval time.Duration
+	// DriverCalls returns the calls of the driver that are waited for.
+	DriverCalls func() []string
+	Trust       Trust
+	Build       metrics.BuildInfo
+	// Env has the variables of systemd (NOTIFY_SOCKET, ...) and of Kubernetes (NODE_NAME, ...).
+	Env []string
+	Log *slog.Logger
+	// Reload receives a value when the configuration is to be read again, and Reread reads it: it returns options that
+	// differ in Config and Trust only.
+	Reload <-chan os.Signal
+	Reread func() (*Options, error)
+	// Hint returns what to do about an error, or "".
+	Hint func(error) string
+}
+
+// Driver is the driver of the host. nvml.Session implements it.
+type Driver interface {
+	node.Source
+	node.Prober
+	prepare.Driver
+	mps.ComputeModes
+	// Open opens the driver's library. It need not be called: the other methods open the library too.
+	Open(ctx context.Context) error
+	// Close closes it.
+	Close() error
+}
+
+// Trust checks that only root can change what the service runs, loads or writes to. The errors are complete sentences.
+type Trust interface {
+	// CheckHook checks the hook of the configuration.
+	CheckHook() error
+	// CheckProgram checks a program that is run as root.
+	CheckProgram(path string) error
+	// CheckDir checks a directory. The error calls it by the name of its option.
+	CheckDir(option, path string) error
+}
+
+// role is what Serve and Watch do each in its own way.
+type role interface {
+	// publish passes on a state of the node. When it returns, no device that left the state can be allocated.
+	publish(state node.State)
+	// check returns why a configuration cannot be used, at the start and at each reload.
+	check(fresh *Options) error
+	// offer is what a configuration offers.
+	offer(c *config.Config) resource.Config
+	// ready returns why the service is not ready, besides the node.
+	ready() error
+	// summary is its state in a few words, besides the remarks of the node.
+	summary() []string
+	// released returns what is closed when the driver is open again, or nil if it is open.
+	released() <-chan struct{}
+	// actors run from the first state of the node on.
+	actors() []actor
+}
+
+// actor runs until its context ends or it cannot continue.
+type actor = func(context.Context) error

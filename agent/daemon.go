@@ -1,0 +1,93 @@
+package agent
+
+import (
+	"context"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"gpu-cdi-plugin/agent/metrics"
+	"gpu-cdi-plugin/internal/sdnotify"
+	"gpu-cdi-plugin/internal/wake"
+	"gpu-cdi-plugin/node"
+)
+
+// daemon is what Serve and Watch have in common: it runs the node and a role, reports their state to systemd and over
+// HTTP, and reads the configuration again.
+type daemon struct {
+	opts    *Options
+	role    role
+	node    *node.Reconciler
+	offer   *offer
+	metrics *metrics.Metrics
+	systemd *sdnotify.Notifier
+	changed wake.Chan // the state in a line may have changed
+}
+
+// How much the heap may grow, in percent of what is in use, before garbage is collected: at the start, and later. A
+// collection before the registration would delay it by 4 ms of 16; what is in use later is 2 MB, so that collecting
+// often takes no noticeable time.
+const (
+	startGCPercent = 200
+	gcPercent      = 25
+)
+
+// run reconciles the node, and runs the actors of the role beside that, until ctx ends.
+func (d *daemon) run(ctx context.Context) error {
+	debug.SetGCPercent(startGCPercent)
+	opening, endOpening := context.WithCancel(ctx)
+	var opened errgroup.Group
+	opened.Go(func() error { return d.opts.Driver.Open(opening) })
+	err := d.checkAndRun(ctx)
+	endOpening()
+	_ = opened.Wait() // the first snapshot returns the same error
+	if closing := d.opts.Driver.Close(); closing != nil {
+		d.opts.Log.Debug("the driver's library could not be closed: " + closing.Error())
+	}
+	return err
+}
+
+// checkAndRun runs the actors if the configuration can be used.
+func (d *daemon) checkAndRun(ctx context.Context) error {
+	if err := checkNode(d.opts); err != nil { // before anything is written
+		return err
+	}
+	if err := d.role.check(d.opts); err != nil {
+		return err
+	}
+	server, err := d.listen(ctx)
+	if err != nil {
+		return err
+	}
+	defer server.Close() // which has no effect after its end
+	return runAll(ctx, server.Run, func(ctx context.Context) error {
+		waiting := time.AfterFunc(quiet, d.logDriverCalls)
+		err := d.node.Start(ctx, d.role.publish)
+		waiting.Stop()
+		if err != nil {
+			return err
+		}
+		time.AfterFunc(time.Second, func() { debug.SetGCPercent(gcPercent) })
+		return runAll(ctx, append(d.role.actors(), d.node.Run, d.reportStatus, d.reload, d.watchdog)...)
+	})
+}
+
+// quiet is how long the driver may take before a message names the calls that are waited for.
+const quiet = 2 * time.Second
+
+func (d *daemon) logDriverCalls() {
+	if calls := d.opts.DriverCalls(); len(calls) > 0 {
+		d.opts.Log.Warn("waiting for the NVIDIA driver to answer " + strings.Join(calls, ", "))
+	}
+}
+
+// runAll runs actors until ctx ends or one of them returns an error, which it returns after all have ended.
+func runAll(ctx context.Context, actors ...actor) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, run := range actors {
+		g.Go(func() error { return run(ctx) })
+	}
+	return g.Wait()
+}

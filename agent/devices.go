@@ -1,0 +1,121 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+
+	"gpu-cdi-plugin/agent/config"
+	"gpu-cdi-plugin/agent/prepare"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/wording"
+	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/resource"
+)
+
+// devices are the published devices, as the preparation of devices sees them.
+type devices struct {
+	host    host.Host
+	node    *node.Reconciler
+	monitor *node.Monitor
+	rules   config.PreStart
+}
+
+var _ prepare.State = (*devices)(nil)
+
+// find returns a device of the published state, or nil.
+func (p *devices) find(uuid string) *resource.Device {
+	for _, r := range p.node.State().Resources {
+		for i := range r.Devices {
+			if r.Devices[i].UUID == uuid {
+				return &r.Devices[i]
+			}
+		}
+	}
+	return nil
+}
+
+// offered reports whether a device is offered.
+func (p *devices) offered(uuid string) bool { return p.find(uuid) != nil }
+
+// toCheck returns the devices that are offered, with their rules, by UUID.
+func (p *devices) toCheck() map[string]prepare.FreedDevice {
+	list := map[string]prepare.FreedDevice{}
+	for _, r := range p.node.State().Resources {
+		rules := p.rules.RulesOf(r.Name)
+		for i := range r.Devices {
+			d := &r.Devices[i]
+			list[d.UUID] = prepare.FreedDevice{Device: p.toPrepare(d), Rules: rules} // of the replicas of a device, one
+		}
+	}
+	return list
+}
+
+// toPrepare returns a device as the runner takes it.
+func (p *devices) toPrepare(d *resource.Device) prepare.Device {
+	device := prepare.Device{
+		UUID: d.UUID, GPU: d.Parent, PCIBusID: d.PCIBusID, Exclusive: d.MPS != nil,
+	}
+	one := p.node.State().Snapshot.Find(d.Parent)
+	if one == nil {
+		return device
+	}
+	device.Nodes = p.nodesOf(one)
+	instances := map[int]int{} // MIG devices of each GPU instance
+	for _, m := range one.MIG {
+		instances[m.GPUInstance]++
+	}
+	device.SharesMemory = slices.ContainsFunc(one.MIG, func(m gpu.MIGDevice) bool {
+		return m.UUID == d.UUID && instances[m.GPUInstance] > 1
+	})
+	return device
+}
+
+// nodesOf are the paths of the device nodes of a GPU, or none if they are unknown.
+func (p *devices) nodesOf(d *gpu.Device) []string {
+	if d.Minor == gpu.NoMinor {
+		return nil
+	}
+	return []string{p.host.Dev("nvidia" + strconv.Itoa(d.Minor))}
+}
+
+// Healthy implements prepare.State.
+func (p *devices) Healthy(ctx context.Context, uuid string) error {
+	d := p.find(uuid)
+	if d == nil {
+		return errors.New("it is no longer offered")
+	}
+	err := p.monitor.Check(ctx, d.Parent, uuid)
+	if h := p.node.State().Health[uuid]; err != nil && h.State == health.Unhealthy && h.Remedy == health.Reset {
+		return &prepare.NeedsResetError{Err: err}
+	}
+	return err
+}
+
+// Shared implements prepare.State.
+func (p *devices) Shared(_ context.Context, uuid string) (string, error) {
+	replicas := 0
+	for _, r := range p.node.State().Resources {
+		for i := range r.Devices {
+			if r.Devices[i].UUID == uuid && r.Devices[i].Shared() {
+				replicas++
+			}
+		}
+	}
+	if replicas == 0 {
+		return "", nil
+	}
+	return "it has " + wording.Count(replicas, "replica"), nil
+}
+
+// WasReset implements prepare.State.
+func (p *devices) WasReset(uuid string) { p.monitor.WasReset(uuid) }
+
+// CannotReset implements prepare.State.
+func (p *devices) CannotReset(uuid string) string { return p.monitor.CannotReset(uuid) }
+
+// SetCannotReset implements prepare.State.
+func (p *devices) SetCannotReset(uuid, reason string) { p.monitor.SetCannotReset(uuid, reason) }

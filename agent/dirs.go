@@ -1,0 +1,98 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/agent/config"
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/resource"
+)
+
+// ownSpec is the path of the spec of the GPUs.
+func ownSpec(c *config.Config) string { return filepath.Join(c.CDIDir, cdi.FileName(c.CDIKind)) }
+
+// servedSpec is the same, or empty if no container is given a CDI name.
+func servedSpec(c *config.Config) string {
+	uses := slices.Contains[[]resource.Strategy]
+	if uses(c.Strategy, resource.CDICRI) || uses(c.Strategy, resource.CDIAnnotations) {
+		return ownSpec(c)
+	}
+	return ""
+}
+
+// DescriptorDir has the files that describe devices to containers.
+func DescriptorDir(c *config.Config) string { return filepath.Join(c.StateDir, "devices") }
+
+// HealthRecord is the file with the health of the devices, which survives a restart and a reboot.
+func HealthRecord(c *config.Config) string { return filepath.Join(c.StateDir, "health.json") }
+
+// Preparations is the file with the last preparation of each device for a container.
+func Preparations(c *config.Config) string { return filepath.Join(c.StateDir, "prestart.json") }
+
+// MPSDir has the directories that MPS control daemons share with their clients.
+func MPSDir(c *config.Config) string { return filepath.Join(c.RuntimeDir, "mps") }
+
+// podResources is the kubelet's socket that lists the devices of pods, beside the directory of device plugins.
+func podResources(c *config.Config) string {
+	return filepath.Join(filepath.Dir(filepath.Clean(c.DevicePluginDir)), "pod-resources", "kubelet.sock")
+}
+
+// NotWritableError reports that a directory cannot be made or written to.
+type NotWritableError struct {
+	Option string // of the directory
+	Err    error
+}
+
+// Error names the option and the reason.
+func (e *NotWritableError) Error() string { return fmt.Sprintf("%s: %v", e.Option, e.Err) }
+
+// Unwrap returns the cause.
+func (e *NotWritableError) Unwrap() error { return e.Err }
+
+// checkDirs returns an error if users other than root can change one of the directories that serve writes to, or if one
+// of its own directories cannot be written to. A full disk is only logged, since containers can start with what is on
+// it already.
+func checkDirs(o *Options, log *slog.Logger) error {
+	c := &o.Config
+	var errs []error
+	for _, d := range []struct {
+		option, path string
+		used, own    bool
+	}{
+		{"device-plugin-dir", c.DevicePluginDir, true, false},
+		{"state-dir", DescriptorDir(c), true, true},
+		// MPS may come with a reload of the configuration.
+		{"runtime-dir", MPSDir(c), true, len(c.Sharing.MPS.Resources) > 0},
+		{"cdi-dir", c.CDIDir, servedSpec(c) != "", false},
+		{"plugins-registry-dir", c.PluginsRegistryDir, c.Registration == config.RegisterWatcher, false},
+	} {
+		if !d.used {
+			continue
+		}
+		err := o.Trust.CheckDir(d.option, d.path)
+		if err == nil && d.own {
+			err = checkWritable(d.option, d.path, log)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func checkWritable(option, dir string, log *slog.Logger) error {
+	err := atomicfile.Check(dir)
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		log.Warn(option + " is full, and containers cannot be given devices until there is room: " + err.Error())
+		return nil
+	case err != nil:
+		return &NotWritableError{option, err}
+	}
+	return nil
+}

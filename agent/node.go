@@ -1,0 +1,65 @@
+package agent
+
+import (
+	"sync/atomic"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/agent/config"
+	"gpu-cdi-plugin/agent/metrics"
+	"gpu-cdi-plugin/agent/mps"
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/driver"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/resource"
+)
+
+// offer is which devices are offered. A reload replaces it.
+type offer = atomic.Pointer[resource.Config]
+
+// files are the files that the node writes; an empty path writes none.
+type files struct{ spec, descriptors, health string }
+
+// newNode returns the node. Still returns the GPUs whose reset by an earlier run has not ended.
+func newNode(o *Options, f files, current *offer, m *metrics.Metrics, still func() ([]string, error)) *node.Reconciler {
+	c := &o.Config
+	return node.New(node.Options{
+		Host: o.Host, Source: o.Driver, Dirs: o.SpecDirs, Path: f.spec, DescriptorDir: f.descriptors,
+		Spec:        cdi.Options{Kind: c.CDIKind, HookPath: o.HookPath},
+		ByIndex:     c.DeviceIDStrategy == config.ByIndex,
+		Extras:      Extras(c),
+		Search:      driver.Begin(o.Host),
+		AwaitDriver: !c.FailOnInitError,
+		Interval:    o.PollInterval,
+		MPSClient:   func(uuid string) specs.ContainerEdits { return mps.Grant(MPSDir(c), uuid) },
+		Check:       func() error { return checkNode(o) },
+		Build: func(s *gpu.Snapshot) ([]resource.Resource, []resource.Finding, error) {
+			return resource.Build(s, *current.Load())
+		},
+		Log: o.Log, Observer: m,
+		Health: node.HealthOptions{
+			Prober: o.Driver, Rules: c.Health.Rules(), Path: f.health, Observer: m, StillResetting: still,
+		},
+	})
+}
+
+// checkNode returns an error while the hook or the driver's files must not be given to containers.
+func checkNode(o *Options) error {
+	if err := o.Trust.CheckHook(); err != nil {
+		return err
+	}
+	return o.Trust.CheckDir("the driver's root", o.Host.DriverRoot())
+}
+
+// Extras are what containers get besides GPUs.
+func Extras(c *config.Config) []node.Extra {
+	var list []node.Extra
+	for _, e := range c.Extras {
+		list = append(list, node.Extra{Extra: driver.Extra(e)})
+	}
+	if x := c.IMEX; len(x.Channels) > 0 {
+		list = append(list, node.Extra{Extra: driver.IMEX, Channels: x.Channels, Required: x.Required})
+	}
+	return list
+}

@@ -1,0 +1,115 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"gpu-cdi-plugin/agent/config"
+	"gpu-cdi-plugin/agent/kubeapi"
+	"gpu-cdi-plugin/agent/metrics"
+	"gpu-cdi-plugin/agent/mps"
+	"gpu-cdi-plugin/agent/plugin"
+	"gpu-cdi-plugin/allocator"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/wake"
+	"gpu-cdi-plugin/internal/wording"
+	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/resource"
+)
+
+// publisher passes each state of the node on: to the kubelet, to the metrics and to the API server.
+type publisher struct {
+	plugin      *plugin.Plugin
+	mps         *mps.Monitor
+	releaser    *releaser
+	reporter    *kubeapi.Reporter
+	metrics     *metrics.Metrics
+	connections *atomic.Pointer[allocator.GPUs] // between the GPUs of the last snapshot
+	weights     allocator.Weights
+	preStart    config.PreStart
+	again       wake.Chan // whether an MPS daemon is ready, or whether the driver is released, has changed
+	changed     wake.Chan // gets each state that was passed on
+	log         *slog.Logger
+
+	mu      sync.Mutex
+	state   node.State      // the last of the node
+	refused string          // why the kubelet has older devices of some resources, or empty
+	warned  map[string]bool // resources that warnOfParts has warned of
+}
+
+// publish takes a state of the node. When it returns, no device that left the state can be allocated.
+func (p *publisher) publish(state node.State) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if state.Snapshot != p.state.Snapshot { // it is the same after an event
+		p.updateConnections(state.Snapshot)
+	}
+	p.state = state
+	p.warnOfParts()
+	p.mps.Set(state.Resources)
+	p.advertise()
+}
+
+// run passes the last state on again when something besides the node has changed.
+func (p *publisher) run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.again:
+		}
+		p.mu.Lock()
+		p.advertise()
+		p.mu.Unlock()
+	}
+}
+
+// advertise passes the last state on. In it, devices are unhealthy whose MPS daemon is not ready.
+func (p *publisher) advertise() {
+	state := p.state
+	state.Resources = resource.MarkUnhealthy(state.Resources, p.mps.Reason)
+	refused := ""
+	if err := p.plugin.Update(state.Resources); err != nil {
+		refused = wording.OneLine(err)
+	}
+	switch {
+	case refused != "" && refused != p.refused:
+		p.log.Error("some resources keep their old devices, since the new ones cannot be advertised: " + refused)
+	case refused == "" && p.refused != "":
+		p.log.Info("the devices of all resources are advertised again")
+	}
+	p.refused = refused
+	p.metrics.Advertised(state)
+	if err := p.releaser.checkOpen(); err != nil { // meanwhile no fault is noticed
+		state.Err = fmt.Errorf("%w: %w", gpu.ErrNoDriver, err)
+	}
+	p.reporter.Publish(state)
+	p.changed.Wake()
+}
+
+// updateConnections precomputes which GPUs are connected best.
+func (p *publisher) updateConnections(snapshot *gpu.Snapshot) {
+	connections, err := allocator.NewGPUs(snapshot, p.weights)
+	if err != nil {
+		p.log.Error("containers get any GPUs instead of the best connected ones: " + wording.OneLine(err))
+	}
+	p.connections.Store(connections)
+}
+
+// warnOfParts warns once of each resource with MIG devices that no container would ever get. For replicas that is an
+// error of the configuration, but only the driver knows whether there are MIG devices.
+func (p *publisher) warnOfParts() {
+	for _, r := range p.state.Resources {
+		part := func(d resource.Device) bool { return d.UUID != d.Parent }
+		if p.warned[r.Name] || !p.preStart.RefusesParts(r.Name) || !slices.ContainsFunc(r.Devices, part) {
+			continue
+		}
+		p.warned[r.Name] = true
+		p.log.Warn("no container gets a MIG device of " + r.Name + ", since policy reset cannot reset them and " +
+			"prestart.strict is set: give the resource another policy in prestart.resources")
+	}
+}

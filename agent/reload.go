@@ -1,0 +1,85 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+
+	"gpu-cdi-plugin/agent/config"
+	"gpu-cdi-plugin/internal/wording"
+	"gpu-cdi-plugin/resource"
+)
+
+// reload reads the configuration again at each request. Another offer of devices takes effect at once; any other change
+// needs a new process, which is ErrRestart. While an administrator has released the driver a new process would open it,
+// so the configuration is read once more after the release.
+func (d *daemon) reload(ctx context.Context) error {
+	var released <-chan struct{}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-d.opts.Reload:
+		case <-released:
+		}
+		released = nil
+		d.logUnsent(d.systemd.Reloading())
+		fresh, err := d.reread()
+		switch {
+		case err != nil:
+			d.opts.Log.Error("the configuration is invalid, and the old one stays in use: " + wording.OneLine(err))
+		case !sameButOffer(&d.opts.Config, &fresh.Config):
+			if released = d.role.released(); released == nil {
+				return ErrRestart
+			}
+			d.opts.Log.Warn("the old configuration stays in use until the driver is no longer released: the new one needs " +
+				"a restart of this program, which would open the driver (gpu-cdi-plugin device reopen)")
+		default:
+			offered := d.role.offer(&fresh.Config)
+			d.offer.Store(&offered)
+			d.opts.Log.Info("the configuration was read again")
+		}
+		d.node.Trigger()
+		d.logUnsent(d.systemd.Ready(d.statusLine()))
+	}
+}
+
+// reread returns the options with the configuration as it is now, or why it cannot be used.
+func (d *daemon) reread() (*Options, error) {
+	fresh, err := d.opts.Reread()
+	if err != nil {
+		return nil, err
+	}
+	if !sameButOffer(&d.opts.Config, &fresh.Config) {
+		if err := fresh.Trust.CheckHook(); err != nil {
+			return nil, err
+		}
+	}
+	if err := d.checkOffer(&fresh.Config); err != nil {
+		return nil, err
+	}
+	return fresh, d.role.check(fresh)
+}
+
+// checkOffer returns an error if what a configuration offers does not fit the GPUs of the node.
+func (d *daemon) checkOffer(c *config.Config) error {
+	snapshot := d.node.State().Snapshot
+	if snapshot == nil {
+		return nil
+	}
+	_, _, err := resource.Build(snapshot, d.role.offer(c))
+	if err == nil {
+		return nil
+	}
+	if hint := d.opts.Hint(err); hint != "" {
+		return fmt.Errorf("%w; %s", err, hint)
+	}
+	return err
+}
+
+// sameButOffer reports whether two configurations differ in nothing but what is offered.
+func sameButOffer(a, b *config.Config) bool {
+	x, y := *a, *b
+	x.Plugin.Config, y.Plugin.Config = resource.Config{}, resource.Config{}
+	return reflect.DeepEqual(x, y)
+}

@@ -1,0 +1,219 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"gpu-cdi-plugin/agent/config"
+	"gpu-cdi-plugin/agent/control"
+	"gpu-cdi-plugin/agent/kubeapi"
+	"gpu-cdi-plugin/agent/metrics"
+	"gpu-cdi-plugin/agent/mps"
+	"gpu-cdi-plugin/agent/plugin"
+	"gpu-cdi-plugin/agent/prepare"
+	"gpu-cdi-plugin/allocator"
+	"gpu-cdi-plugin/internal/sdnotify"
+	"gpu-cdi-plugin/internal/wake"
+	"gpu-cdi-plugin/internal/wording"
+	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/resource"
+)
+
+// Serve gives the devices of the host to the kubelet until ctx ends. The error may wrap node.ErrDriverChanged or
+// ErrRestart, which ask for a new process.
+//
+// The parts are made from the bottom up, and each gets those below it: the node, what prepares devices, the plugin, and
+// the publisher.
+func Serve(ctx context.Context, o *Options) error {
+	c, m := &o.Config, metrics.New(o.Build)
+	again, changed := wake.New(), wake.New()
+
+	offered := &offer{}
+	offered.Store(&c.Plugin.Config)
+	resets := newResets(o)
+	n := newNode(o, files{servedSpec(c), DescriptorDir(c), HealthRecord(c)}, offered, m, resets.StillResetting)
+	devs := &devices{o.Host, n, n.Monitor(), c.PreStart}
+
+	runner := prepare.New(prepare.Options{
+		Host: o.Host, Driver: o.Driver, State: devs, Check: o.Trust.CheckProgram, Resetter: resets, Log: o.Log,
+	})
+	rel := &releaser{
+		host: o.Host, node: n, monitor: n.Monitor(), runner: runner, changed: again, log: o.Log,
+		requests: make(chan *release),
+	}
+	daemons := mps.New(mps.MonitorOptions{Dir: MPSDir(c), Modes: o.Driver, Changed: again.Wake, Log: o.Log})
+	prep := &preparer{
+		devices: devs, runner: runner, releaser: rel, mps: daemons, kubelet: podResources(c), metrics: m, log: o.Log,
+		record: prepare.NewRecordFile(Preparations(c), devs.offered, o.Log),
+	}
+
+	connections := &atomic.Pointer[allocator.GPUs]{}
+	p, err := plugin.New(pluginOptions(o, prep, connections, observer{m, changed}))
+	if err != nil {
+		return err
+	}
+	reporter := newReporter(o)
+	pub := &publisher{
+		plugin: p, mps: daemons, releaser: rel, reporter: reporter, metrics: m, connections: connections,
+		weights: c.Allocation.Weights, preStart: c.PreStart, again: again, changed: changed, log: o.Log,
+		warned: map[string]bool{},
+	}
+	s := &service{opts: o, plugin: p, publisher: pub, preparer: prep, releaser: rel, others: []actor{
+		daemons.Run, reporter.Run,
+		(&control.Server{Dir: c.RuntimeDir, Log: o.Log, Handler: &administrator{
+			node: n, monitor: n.Monitor(), devices: devs, runner: runner, releaser: rel, reporter: reporter,
+			mps: daemons, kubelet: podResources(c),
+		}}).Run,
+		prepare.NewFreedChecker(prepare.FreedOptions{
+			Runner: runner, State: n.Monitor(), Offered: devs.toCheck, Held: prep.held, Log: o.Log,
+		}).Run,
+	}}
+	if err := p.Check(); err != nil { // before the spec is written
+		return err
+	}
+	d := &daemon{
+		opts: o, role: s, node: n, offer: offered, metrics: m, changed: changed, systemd: sdnotify.New(o.Env),
+	}
+	return d.run(ctx)
+}
+
+// service is the role of Serve.
+type service struct {
+	opts      *Options
+	plugin    *plugin.Plugin
+	publisher *publisher
+	preparer  *preparer
+	releaser  *releaser
+	others    []actor
+}
+
+var _ role = (*service)(nil)
+
+func (s *service) publish(state node.State) { s.publisher.publish(state) }
+
+func (s *service) offer(c *config.Config) resource.Config { return c.Plugin.Config }
+
+// check checks the directories. If only the offer is another they are in use already.
+func (s *service) check(fresh *Options) error {
+	if fresh != s.opts && sameButOffer(&s.opts.Config, &fresh.Config) {
+		return nil
+	}
+	return checkDirs(fresh, s.opts.Log)
+}
+
+func (s *service) ready() error { return s.plugin.Ready() }
+
+// summary is the state of each resource.
+func (s *service) summary() []string {
+	var parts []string
+	for _, r := range s.plugin.Status() {
+		text := fmt.Sprintf("%s: %d of %s healthy", r.Resource, r.Healthy, wording.Count(r.Devices, "device"))
+		if !r.Watched {
+			text += ", not connected to the kubelet"
+		}
+		parts = append(parts, text)
+	}
+	if err := s.releaser.checkOpen(); err != nil {
+		parts = append(parts, err.Error())
+	}
+	return parts
+}
+
+func (s *service) released() <-chan struct{} { return s.releaser.released() }
+
+func (s *service) actors() []actor {
+	return append([]actor{s.runPlugin, s.publisher.run, s.releaser.run}, s.others...)
+}
+
+// waitPreparations is how long the end of the program waits for preparations. Kubernetes kills a pod 30 s after its
+// SIGTERM.
+const waitPreparations = 20 * time.Second
+
+// runPlugin runs the plugin and, after it has ended, waits for the preparations that have not. All are recorded.
+func (s *service) runPlugin(ctx context.Context) error {
+	afterEnd := context.WithoutCancel(ctx)
+	recording, endRecording := context.WithCancel(afterEnd)
+	defer endRecording()
+	var records errgroup.Group
+	records.Go(func() error { return s.preparer.record.Run(recording) })
+	err := s.plugin.Run(ctx)
+	waiting, cancel := context.WithTimeout(afterEnd, waitPreparations)
+	defer cancel()
+	s.preparer.runner.Wait(waiting)
+	endRecording()
+	return errors.Join(err, records.Wait())
+}
+
+func pluginOptions(
+	o *Options, prep *preparer, connections *atomic.Pointer[allocator.GPUs], observer plugin.Observer,
+) plugin.Options {
+	c := &o.Config
+	options := plugin.Options{
+		Dir: c.DevicePluginDir,
+		Allocate: plugin.AllocateOptions{
+			Strategies:       c.Strategy,
+			AnnotationPrefix: c.CDIAnnotationPrefix,
+			Preference: plugin.Preference{
+				GPUs: connections.Load, Policy: c.Allocation.Policy, SharedPolicy: c.Allocation.SharedPolicy,
+			},
+			PreStart: prep.preStart,
+		},
+		Log:      o.Log,
+		Observer: observer,
+	}
+	if c.Registration == config.RegisterWatcher {
+		options.RegistryDir = c.PluginsRegistryDir
+	}
+	return options
+}
+
+// newReporter returns what reports the health of the devices to the API server.
+func newReporter(o *Options) *kubeapi.Reporter {
+	reports := slices.Contains[[]config.HealthReport]
+	return kubeapi.New(kubeapi.Options{
+		Events:      reports(o.Config.ReportHealth, config.ReportEvents),
+		Condition:   reports(o.Config.ReportHealth, config.ReportCondition),
+		Credentials: o.Config.ServiceAccountDir, Env: o.Env, Log: o.Log,
+	})
+}
+
+// observer passes on what the plugin does to the metrics and to systemd.
+type observer struct {
+	*metrics.Metrics
+	changed wake.Chan
+}
+
+var _ plugin.Observer = observer{}
+
+// Watched implements plugin.Observer.
+func (o observer) Watched(resource string, watched bool) {
+	o.Metrics.Watched(resource, watched)
+	o.changed.Wake()
+}
+
+// Registered implements plugin.Observer.
+func (o observer) Registered(resource string, err error) {
+	o.Metrics.Registered(resource, err)
+	o.changed.Wake()
+}
+
+// newResets returns what resets GPUs.
+func newResets(o *Options) *prepare.DriverReset {
+	return &prepare.DriverReset{
+		Host: o.Host, Check: o.Trust.CheckProgram, LockDir: filepath.Join(o.Config.StateDir, "resets"),
+		Find: func() (prepare.Program, bool) {
+			_, file, err := FindProgram(o.Host, "nvidia-smi")
+			if err != nil || file == nil {
+				return prepare.Program{}, false
+			}
+			return prepare.Program{Path: file.Path, Root: o.Host.DriverRoot()}, true
+		},
+	}
+}

@@ -1,0 +1,69 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"gpu-cdi-plugin/agent/metrics"
+)
+
+// listen returns the server of metrics and health; without an address it serves nothing.
+func (d *daemon) listen(ctx context.Context) (*metrics.Server, error) {
+	address := d.opts.Config.Listen
+	if address == "" {
+		return &metrics.Server{}, nil
+	}
+	checks := metrics.Checks{
+		Healthy: d.node.Alive,
+		Ready: func() error {
+			state := d.node.State()
+			return errors.Join(d.role.ready(), state.Ready())
+		},
+		Remarks: func() []string {
+			state := d.node.State()
+			return state.Remarks()
+		},
+	}
+	server, err := d.metrics.Listen(ctx, address, checks, d.opts.Log)
+	if err == nil {
+		d.opts.Log.Info("metrics and health are served on "+server.Address(), "address", server.Address())
+	}
+	return server, err
+}
+
+func (d *daemon) watchdog(ctx context.Context) error {
+	d.systemd.Watch(ctx, d.node.Alive, d.opts.Log)
+	return nil
+}
+
+// reportStatus reports the state to systemd whenever it changes.
+func (d *daemon) reportStatus(ctx context.Context) error {
+	text := d.statusLine()
+	d.logUnsent(d.systemd.Ready(text))
+	defer func() { d.logUnsent(d.systemd.Stopping()) }()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-d.changed:
+		}
+		if next := d.statusLine(); next != text {
+			text = next
+			d.logUnsent(d.systemd.Status(text))
+		}
+	}
+}
+
+// logUnsent logs the error of a message to systemd.
+func (d *daemon) logUnsent(err error) {
+	if err != nil {
+		d.opts.Log.Warn("the state cannot be reported to systemd: " + err.Error())
+	}
+}
+
+// statusLine is the state in a line.
+func (d *daemon) statusLine() string {
+	state := d.node.State()
+	return strings.Join(append(d.role.summary(), state.Remarks()...), "; ")
+}

@@ -1,0 +1,90 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	"gpu-cdi-plugin/agent/config"
+	"gpu-cdi-plugin/agent/metrics"
+	"gpu-cdi-plugin/internal/sdnotify"
+	"gpu-cdi-plugin/internal/wake"
+	"gpu-cdi-plugin/internal/wording"
+	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/resource"
+)
+
+// Watch keeps the CDI spec of all GPUs up to date until ctx ends. The error may wrap node.ErrDriverChanged or
+// ErrRestart, which ask for a new process.
+func Watch(ctx context.Context, o *Options) error {
+	w := &watcher{opts: o, offered: &offer{}, metrics: metrics.New(o.Build), changed: wake.New()}
+	first := w.offer(&o.Config)
+	w.offered.Store(&first)
+	w.node = newNode(o, files{spec: ownSpec(&o.Config)}, w.offered, w.metrics, nil)
+	d := &daemon{
+		opts: o, role: w, node: w.node, offer: w.offered, metrics: w.metrics, changed: w.changed,
+		systemd: sdnotify.New(o.Env),
+	}
+	return d.run(ctx)
+}
+
+// watcher is the role of Watch: nothing but the spec.
+type watcher struct {
+	opts    *Options
+	node    *node.Reconciler
+	offered *offer
+	metrics *metrics.Metrics
+	changed wake.Chan
+}
+
+var _ role = (*watcher)(nil)
+
+func (w *watcher) publish(state node.State) {
+	w.metrics.Advertised(state)
+	w.changed.Wake()
+}
+
+func (w *watcher) check(fresh *Options) error {
+	return fresh.Trust.CheckDir("cdi-dir", fresh.Config.CDIDir)
+}
+
+// offer is all GPUs and MIG devices, whatever the configuration says.
+func (w *watcher) offer(*config.Config) resource.Config {
+	return resource.Config{Resource: config.Default().Resource, MIGStrategy: resource.MIGMixed}
+}
+
+// ready returns an error while the node has devices and no spec. State.Ready reports whether the devices of an existing
+// spec can be given to containers.
+func (w *watcher) ready() error {
+	s := w.node.State()
+	if s.Snapshot == nil || s.Spec != nil {
+		return nil
+	}
+	if err := cmp.Or(s.Err, s.Snapshot.Unreadable()); err != nil {
+		return fmt.Errorf("there is no CDI spec: %w", err)
+	}
+	for _, r := range s.Resources {
+		if len(r.Devices) > 0 {
+			return fmt.Errorf("there is no CDI spec: %s: %s", r.Devices[0].UUID, r.Devices[0].Reason)
+		}
+	}
+	return nil
+}
+
+// summary is how many of the node's devices can be given to containers: "7 of 8 devices in PATH".
+func (w *watcher) summary() []string {
+	all, healthy := 0, 0
+	for _, r := range w.node.State().Resources {
+		all += len(r.Devices)
+		for i := range r.Devices {
+			if r.Devices[i].Healthy {
+				healthy++
+			}
+		}
+	}
+	return []string{fmt.Sprintf("%d of %s in %s", healthy, wording.Count(all, "device"), ownSpec(&w.opts.Config))}
+}
+
+func (w *watcher) released() <-chan struct{} { return nil }
+
+func (w *watcher) actors() []actor { return nil }

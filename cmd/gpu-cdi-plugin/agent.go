@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/agent"
+	"gpu-cdi-plugin/agent/metrics"
+	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/nvml"
+)
+
+// startService begins a verb that reads its configuration again at SIGHUP.
+func (a *app) startService(cmd *cobra.Command, _ []string) error {
+	// Until now a SIGHUP ends the process; from now on it has the configuration read again.
+	a.hangups = make(chan os.Signal, 1)
+	signal.Notify(a.hangups, unix.SIGHUP)
+	return a.Start(cmd)
+}
+
+// runService runs serve or cdi watch until a signal. Where the driver or the configuration was replaced it starts the
+// program again.
+func (a *app) runService(cmd *cobra.Command, run func(context.Context, *agent.Options) error) error {
+	defer signal.Stop(a.hangups)
+	h, err := a.host()
+	if err != nil {
+		return err
+	}
+	o, err := a.serviceOptions(h)
+	if err != nil {
+		return err
+	}
+	err = a.Classify(run(cmd.Context(), o))
+	switch {
+	case errors.Is(err, agent.ErrRestart), errors.Is(err, node.ErrDriverChanged):
+		// A signal before the release means: end. After it, signals kill the process.
+		if a.ReleaseSignals() || cmd.Context().Err() != nil {
+			return nil
+		}
+		a.Log.Info("starting again, since " + err.Error())
+		return restart(a.Env)
+	case cli.CodeOf(err) == cli.NoDriver:
+		return cli.With(cli.NoDriver, cli.HintOf(err)+"; --fail-on-init-error=false waits for a driver", err)
+	}
+	return err
+}
+
+// serviceOptions are what package agent works with.
+func (a *app) serviceOptions(h host.Host) (*agent.Options, error) {
+	hook, err := a.hook()
+	if err != nil {
+		return nil, err
+	}
+	build, gpuTimeout := cli.ThisBuild(), time.Duration(a.plugin.GPUTimeout)
+	return &agent.Options{
+		Config: *a.config, Host: h, HookPath: hook, SpecDirs: a.specDirs(h), Trust: a,
+		Driver: nvml.NewSession(nvml.Options{
+			Host: h, Library: a.NVMLLibrary, Check: a.checkLibrary, GPUTimeout: gpuTimeout, Log: a.Log,
+		}),
+		PollInterval: min(node.PollInterval, nvml.SnapshotInterval(gpuTimeout)),
+		DriverCalls:  nvml.InFlight,
+		Build:        metrics.BuildInfo{Version: build.Version, Revision: build.Revision, GoVersion: build.Go},
+		Env:          a.Env, Log: a.Log,
+		Reload: a.hangups,
+		Reread: func() (*agent.Options, error) { return a.reread() },
+		Hint:   func(err error) string { return cli.HintOf(a.Classify(err)) },
+	}, nil
+}
+
+// reread returns the options with the configuration as it is now: from the same flags and environment, and from the
+// file, which is read again.
+func (a *app) reread() (*agent.Options, error) {
+	fresh := newApp() // a command would stay in cobra's list of completions for ever
+	if err := fresh.Reread(a.Program); err != nil {
+		return nil, err
+	}
+	return &agent.Options{Config: *fresh.config, Trust: fresh}, nil
+}
+
+// CheckHook implements agent.Trust.
+func (a *app) CheckHook() error { return a.checkHook() }
+
+// CheckProgram implements agent.Trust.
+func (a *app) CheckProgram(path string) error { return a.CheckPath(trust.RootFile, path) }
+
+// restart re-executes the program with the same process ID, so that a supervisor sees no exit. It returns only with an
+// error.
+func restart(env []string) error {
+	// SIGHUP is ignored until the new program handles it. None is missed, since it reads the configuration at its start.
+	signal.Ignore(unix.SIGHUP)
+	err := unix.Exec("/proc/self/exe", os.Args, env)
+	return fmt.Errorf("start again: %w", err)
+}

@@ -1,0 +1,18 @@
+// Package wording counts things and puts errors on one line, for messages that people read.
+package wording
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Count is "1 GPU" or "3 GPUs".
+func Count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// OneLine is the text of an error in one line.
+func OneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
