@@ -11,7 +11,7 @@ import (
 
 	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/cdi"
-	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -86,7 +86,7 @@ func checkDirs(o *Options, log *slog.Logger) error {
 }
 
 func checkWritable(option, dir string, log *slog.Logger) error {
-	err := atomicfile.Check(dir)
+	err := fileio.CheckWritable(dir)
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		log.Warn(option + " is full, and containers cannot be given devices until there is room: " + err.Error())

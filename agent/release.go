@@ -9,7 +9,6 @@ import (
 
 	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/kernel"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/node"
@@ -128,7 +127,7 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	stop := context.AfterFunc(one.released, cancel) //nolint:contextcheck // an interrupted request ends the wait too
 	defer stop()
 	closed, reloaded := false, false
-	loaded := kernel.LoadedDriver(r.host) // once it is closed, an administrator may unload it
+	loaded := host.LoadedDriver(r.host) // once it is closed, an administrator may unload it
 	err := r.runner.WithoutDriver(limited, func() (reopen bool) {
 		closed = true
 		one.began <- nil
@@ -162,7 +161,7 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 // awaitEnd waits until an administrator ends a release, or until the kernel module was loaded again; before is the
 // one before the release. A replaced library makes the program start again. It returns whether to open the driver,
 // which is false if ctx ends, and whether the module was unloaded or replaced.
-func (r *releaser) awaitEnd(ctx context.Context, one *release, before kernel.Driver) (reopen, reloaded bool) {
+func (r *releaser) awaitEnd(ctx context.Context, one *release, before host.KernelDriver) (reopen, reloaded bool) {
 	poll := time.NewTicker(releasePoll)
 	defer poll.Stop()
 	for {
@@ -174,7 +173,7 @@ func (r *releaser) awaitEnd(ctx context.Context, one *release, before kernel.Dri
 			ended = true
 		case <-poll.C:
 		}
-		now := kernel.LoadedDriver(r.host) // always the same where the host does not report it
+		now := host.LoadedDriver(r.host) // always the same where the host does not report it
 		reloaded = reloaded || now != before
 		switch {
 		case ended:

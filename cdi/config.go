@@ -16,7 +16,7 @@ import (
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"gpu-cdi-plugin/internal/userns"
+	"gpu-cdi-plugin/internal/trust"
 )
 
 // editConfig applies edits to a config.json and adds annotations. The result is nil if they change nothing.
@@ -94,7 +94,7 @@ func applyEdits(old, config *oci.Spec, edits *cdilib.ContainerEdits, makesNodes 
 	if inUserNamespace {
 		removeIDMap(old, config, edits)
 	}
-	if (inUserNamespace || userns.WithoutRoot()) && !makesNodes {
+	if (inUserNamespace || trust.WithoutRoot()) && !makesNodes {
 		bindNodes(old, config, edits)
 	}
 	// The library appends hooks and cgroup rules even if they are there already.

@@ -11,7 +11,7 @@ import (
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"gpu-cdi-plugin/internal/excerpt"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // parts are the parts of container edits by kind and name, such as "mount /usr/bin/nvidia-smi".
@@ -40,7 +40,7 @@ func diffEdits(before, after *specs.ContainerEdits) []string {
 			what = diffAttributes(b[name], a[name])
 		}
 		if what != "" {
-			lines = append(lines, excerpt.Text(name, shown)+": "+what)
+			lines = append(lines, wording.Shorten(name, shown)+": "+what)
 		}
 	}
 	sameArguments := func(b, a *specs.Hook) bool { return slices.Equal(b.Args, a.Args) }
@@ -58,7 +58,7 @@ func diffAttributes(before, after attributes) string {
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		if b, a := string(before[name]), string(after[name]); b != a {
 			b, a = cmp.Or(b, "none"), cmp.Or(a, "none")
-			changes = append(changes, name+" "+excerpt.Text(b, shown)+" -> "+excerpt.Text(a, shown))
+			changes = append(changes, name+" "+wording.Shorten(b, shown)+" -> "+wording.Shorten(a, shown))
 		}
 	}
 	return strings.Join(changes, ", ")

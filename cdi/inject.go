@@ -14,8 +14,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"gpu-cdi-plugin/internal/atomicfile"
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/trust"
 )
 
@@ -90,7 +89,7 @@ func (d *SpecDirs) EditConfig(config []byte, names []string, makesNodes bool) ([
 // config.json is opened once too, and read as it was then.
 func EditBundle(bundle string, edit func(config []byte, owner uint32) ([]byte, error)) (bool, error) {
 	return editBundle(bundle, edit, func(dir *os.File, after []byte, like os.FileInfo) error {
-		return atomicfile.WriteLike(dir, configName, after, like)
+		return fileio.ReplaceLike(dir, configName, after, like)
 	})
 }
 
@@ -113,7 +112,7 @@ func editBundle(bundle string, edit func(config []byte, owner uint32) ([]byte, e
 		return false, fmt.Errorf("inject devices: %w", err)
 	}
 	defer f.Close()
-	data, info, err := regular.Read(f, maxConfig)
+	data, info, err := fileio.ReadRegular(f, maxConfig)
 	if err != nil {
 		return false, fmt.Errorf("inject devices: %w", err)
 	}

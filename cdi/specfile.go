@@ -14,8 +14,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"gpu-cdi-plugin/internal/atomicfile"
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/yamlfile"
 )
 
@@ -88,7 +87,7 @@ func WriteFile(path string, spec *specs.Spec) error {
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	return atomicfile.Write(path, data, 0o644)
+	return fileio.Replace(path, data, 0o644)
 }
 
 // maxSpec is the size in bytes of the largest spec file that is read. One for 16 GPUs has 40 KB.
@@ -98,7 +97,7 @@ const maxSpec = 16 << 20
 // than 16 MiB.
 func ReadFile(path string) (*specs.Spec, error) {
 	// The library would wait for ever on a FIFO. It has to read the file again, since it validates only files.
-	if _, err := regular.ReadFile(path, maxSpec); err != nil {
+	if _, err := fileio.ReadFile(path, maxSpec); err != nil {
 		return nil, fmt.Errorf("read CDI spec: %w", err)
 	}
 	spec, err := cdilib.ReadSpec(path, 0)

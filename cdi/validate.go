@@ -14,7 +14,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/trust"
 )
 
@@ -133,7 +133,7 @@ func (v *validator) checkNode(where string, n *specs.DeviceNode) {
 	}
 	if info.Mode()&fs.ModeDevice == 0 {
 		if n.Type != "p" {
-			v.add(where, "device node: %s is %s", path, regular.TypeName(info.Mode()))
+			v.add(where, "device node: %s is %s", path, fileio.TypeName(info.Mode()))
 		}
 		return
 	}
@@ -154,7 +154,7 @@ func (v *validator) checkHook(where string, h *specs.Hook) {
 	case err != nil:
 		v.add(where, "hook: %v", err)
 	case !info.Mode().IsRegular():
-		v.add(where, "hook: %s is %s", h.Path, regular.TypeName(info.Mode()))
+		v.add(where, "hook: %s is %s", h.Path, fileio.TypeName(info.Mode()))
 	case info.Mode()&0o111 == 0:
 		v.add(where, "hook: %s is not executable", h.Path)
 	case len(h.Env) == 0:

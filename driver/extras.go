@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/regular"
 )
 
 // Extra is something that a node has besides its GPUs and that containers can get. Each has a CDI kind and a spec of
@@ -107,7 +107,7 @@ func (r *extraRow) names(h host.Host, channels []int) []string {
 
 func (r *extraFileRow) check(_ place, info fs.FileInfo) error {
 	if info.Mode().Type() != r.mode {
-		return fmt.Errorf("%s, not used", regular.TypeName(info.Mode()))
+		return fmt.Errorf("%s, not used", fileio.TypeName(info.Mode()))
 	}
 	return nil
 }

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/regular"
 )
 
 const notFound = "not found"
@@ -75,7 +75,7 @@ func (row fileRow) check(at place, info fs.FileInfo) error {
 		return checkMPS(at)
 	case row.kind == KindSocket && info.Mode().Type() != fs.ModeSocket,
 		row.kind != KindSocket && !info.Mode().IsRegular():
-		return fmt.Errorf("%s, not used", regular.TypeName(info.Mode()))
+		return fmt.Errorf("%s, not used", fileio.TypeName(info.Mode()))
 	case row.kind == KindBinary && info.Mode()&0o111 == 0:
 		return errors.New("not executable")
 	}
@@ -126,7 +126,7 @@ func (d *Driver) addFirmware(h host.Host, r root) {
 // firmwareDirsOf are the directories with firmware of a version, in the order in which the kernel searches them.
 func firmwareDirsOf(h host.Host, version string) []string {
 	var dirs []string
-	if data, err := regular.ReadFile(h.Sys("module/firmware_class/parameters/path"), 4096); err == nil {
+	if data, err := fileio.ReadFile(h.Sys("module/firmware_class/parameters/path"), 4096); err == nil {
 		if custom := strings.TrimSpace(string(data)); path.IsAbs(custom) {
 			dirs = append(dirs, custom)
 		}

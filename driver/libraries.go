@@ -14,9 +14,9 @@ import (
 	"strings"
 
 	"gpu-cdi-plugin/internal/elffile"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/ldcache"
-	"gpu-cdi-plugin/internal/regular"
 )
 
 // libraryScan searches for libraries, directory by directory.
@@ -106,7 +106,7 @@ func (s *libraryScan) readCache(file string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, err := regular.ReadFile(real, ldcache.MaxSize)
+	data, err := fileio.ReadFile(real, ldcache.MaxSize)
 	if err != nil {
 		return nil, err
 	}
@@ -288,7 +288,7 @@ func linksOf(lib Library, row *libraryRow) []Link {
 // readSONAME reads the name that a shared library is loaded by; it is the file's own name if the library has none. The
 // error wraps elffile.ErrMachine if it is a library for another machine.
 func readSONAME(path string) (string, error) {
-	f, info, err := regular.Open(path)
+	f, info, err := fileio.OpenRegular(path)
 	if err != nil {
 		return "", err
 	}

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/regular"
 )
 
 // addNodes adds the control nodes, which are findings, and the nodes of GPUs and MIG devices.
@@ -56,7 +56,7 @@ func findNode(h host.Host, name string, c Capabilities) (DeviceNode, error) {
 	}
 	n.Mode = info.Mode().Perm()
 	if info.Mode().Type() != fs.ModeDevice|fs.ModeCharDevice {
-		return n, fmt.Errorf("%s, not a character device", regular.TypeName(info.Mode()))
+		return n, fmt.Errorf("%s, not a character device", fileio.TypeName(info.Mode()))
 	}
 	return n, nil
 }
@@ -97,6 +97,6 @@ func (d *Driver) addDRM(h host.Host) {
 }
 
 func isNVIDIA(h host.Host, address string) bool {
-	data, err := regular.ReadFile(h.Sys("bus/pci/devices", address, "vendor"), 4096)
+	data, err := fileio.ReadFile(h.Sys("bus/pci/devices", address, "vendor"), 4096)
 	return err == nil && strings.TrimSpace(string(data)) == vendorNVIDIA
 }

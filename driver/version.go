@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"gpu-cdi-plugin/internal/version"
+	"gpu-cdi-plugin/internal/host"
 )
 
 // splitLibrary splits "libcuda.so.580.126.09" into "libcuda" and "580.126.09".
@@ -31,13 +31,13 @@ func VersionOf(library string) string {
 
 // isNumbers reports whether s is one or more numbers with dots between.
 func isNumbers(s string) bool {
-	_, err := version.Parse(s)
+	_, err := host.ParseVersion(s)
 	return err == nil
 }
 
 // compareVersions compares versions number by number. What is no version is less than any.
 func compareVersions(a, b string) int {
-	x, _ := version.Parse(a)
-	y, _ := version.Parse(b)
+	x, _ := host.ParseVersion(a)
+	y, _ := host.ParseVersion(b)
 	return slices.Compare(x, y)
 }

@@ -10,8 +10,8 @@ import (
 
 	"gpu-cdi-plugin/internal/elffile"
 	"gpu-cdi-plugin/internal/hookargs"
+	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/rootfs"
-	"gpu-cdi-plugin/internal/version"
 )
 
 // compatDir is where CUDA images have the user-mode driver of their own CUDA version.
@@ -125,7 +125,7 @@ func compatLibraries(
 // parseVersion splits a driver's version, such as "580.126.09", into its numbers: two or three, which may have leading
 // zeros. The first is the driver's branch. The result is nil if s is no such version.
 func parseVersion(s string) []int {
-	v, err := version.Parse(s)
+	v, err := host.ParseVersion(s)
 	if err != nil || len(v) < 2 {
 		return nil
 	}

@@ -3,19 +3,19 @@ package manager
 import (
 	"slices"
 
-	"gpu-cdi-plugin/internal/checkpoint"
+	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/manager/model"
 )
 
 // NewCheckpoint returns the kubelet's checkpoint of placements and of the healthy device IDs by resource.
-func NewCheckpoint(placements []model.Placement, registered map[string][]string) *checkpoint.Checkpoint {
-	c := &checkpoint.Checkpoint{RegisteredDevices: make(map[string][]string, len(registered))}
+func NewCheckpoint(placements []model.Placement, registered map[string][]string) *kubelet.Checkpoint {
+	c := &kubelet.Checkpoint{RegisteredDevices: make(map[string][]string, len(registered))}
 	for name, ids := range registered {
 		c.RegisteredDevices[name] = append([]string{}, ids...) // the kubelet writes [], never null
 	}
 	for _, p := range placements {
 		for _, a := range p.Allocations {
-			c.PodDeviceEntries = append(c.PodDeviceEntries, checkpoint.Entry{
+			c.PodDeviceEntries = append(c.PodDeviceEntries, kubelet.Entry{
 				PodUID: p.Pod.UID, ContainerName: a.Container, ResourceName: a.Resource,
 				DeviceIDs: byNode(a), AllocResp: append([]byte{}, a.Response...),
 			})
@@ -28,7 +28,7 @@ func byNode(a model.Allocation) map[int64][]string {
 	nodes := map[int64][]string{}
 	for _, id := range a.IDs {
 		if len(a.NUMA[id]) == 0 {
-			nodes[checkpoint.NoNode] = append(nodes[checkpoint.NoNode], id)
+			nodes[kubelet.NoNode] = append(nodes[kubelet.NoNode], id)
 		}
 		for _, node := range a.NUMA[id] {
 			nodes[int64(node)] = append(nodes[int64(node)], id)
@@ -40,7 +40,7 @@ func byNode(a model.Allocation) map[int64][]string {
 // PlacementsOf returns the entries of a kubelet's checkpoint by pod, in the order of the first entry of each. Of a pod only the UID and the
 // containers that have devices are known, with the numbers of their devices as limits. Of two entries for the same
 // container and resource the last one counts, as for the kubelet.
-func PlacementsOf(c *checkpoint.Checkpoint) []model.Placement {
+func PlacementsOf(c *kubelet.Checkpoint) []model.Placement {
 	var placements []model.Placement
 	pods := map[string]int{} // indices of placements by UID
 	for _, e := range c.PodDeviceEntries {
@@ -55,12 +55,12 @@ func PlacementsOf(c *checkpoint.Checkpoint) []model.Placement {
 	return placements
 }
 
-func allocationOf(e checkpoint.Entry) model.Allocation {
+func allocationOf(e kubelet.Entry) model.Allocation {
 	a := model.Allocation{Container: e.ContainerName, Resource: e.ResourceName, Response: e.AllocResp}
 	for node, ids := range e.DeviceIDs {
 		a.IDs = append(a.IDs, ids...)
 		for _, id := range ids {
-			if node == checkpoint.NoNode {
+			if node == kubelet.NoNode {
 				continue
 			}
 			if a.NUMA == nil {

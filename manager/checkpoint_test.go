@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"gpu-cdi-plugin/internal/checkpoint"
+	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
 )
@@ -69,7 +69,7 @@ func TestPlacementsOfAKubeletsFile(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			parsed, err := checkpoint.Parse(readCheckpoint(t, c.file))
+			parsed, err := kubelet.ParseCheckpoint(readCheckpoint(t, c.file))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -82,12 +82,12 @@ func TestPlacementsOfAKubeletsFile(t *testing.T) {
 
 // A pod keeps its place, and the last of two entries for a container and a resource counts, as for the kubelet.
 func TestPlacementsAreGroupedByPod(t *testing.T) {
-	entry := func(uid, container, resource string, ids ...string) checkpoint.Entry {
-		return checkpoint.Entry{
+	entry := func(uid, container, resource string, ids ...string) kubelet.Entry {
+		return kubelet.Entry{
 			PodUID: uid, ContainerName: container, ResourceName: resource, DeviceIDs: map[int64][]string{1: ids},
 		}
 	}
-	c := checkpoint.Checkpoint{PodDeviceEntries: []checkpoint.Entry{
+	c := kubelet.Checkpoint{PodDeviceEntries: []kubelet.Entry{
 		entry("b", "one", "x/r", "1", "2"), entry("a", "one", "x/r", "3"), entry("b", "two", "x/r", "4"),
 		entry("b", "one", "x/s", "5"), entry("b", "one", "x/r", "6", "6"),
 	}}
@@ -121,7 +121,7 @@ func TestPlacementsAreGroupedByPod(t *testing.T) {
 // What NewCheckpoint makes of placements comes back, written and read.
 func TestPlacementsSurvive(t *testing.T) {
 	for _, file := range []string{"kubelet-1.36.json", "kubelet-1.19.json"} {
-		parsed, err := checkpoint.Parse(readCheckpoint(t, file))
+		parsed, err := kubelet.ParseCheckpoint(readCheckpoint(t, file))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -130,7 +130,7 @@ func TestPlacementsSurvive(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := checkpoint.Parse(data)
+		again, err := kubelet.ParseCheckpoint(data)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"gpu-cdi-plugin/internal/checkpoint"
+	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/endpoint"
@@ -273,18 +273,18 @@ func TestManyPodsAfterARestart(t *testing.T) {
 
 // A kubelet's checkpoint has neither the names of pods nor their containers without devices.
 func TestImportedPodsAreCompleted(t *testing.T) {
-	entry := func(resource, env, id string) checkpoint.Entry {
+	entry := func(resource, env, id string) kubelet.Entry {
 		response, err := proto.Marshal(&v1beta1.ContainerAllocateResponse{Envs: map[string]string{"A": env}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return checkpoint.Entry{
+		return kubelet.Entry{
 			PodUID: "a", ContainerName: "main", ResourceName: resource, AllocResp: response,
-			DeviceIDs: map[int64][]string{checkpoint.NoNode: {id}},
+			DeviceIDs: map[int64][]string{kubelet.NoNode: {id}},
 		}
 	}
-	file := checkpoint.Checkpoint{ // in any order
-		PodDeviceEntries: []checkpoint.Entry{entry(nic, "nic", "gpu-0000"), entry(gpu, "gpu", "gpu-0001")},
+	file := kubelet.Checkpoint{ // in any order
+		PodDeviceEntries: []kubelet.Entry{entry(nic, "nic", "gpu-0000"), entry(gpu, "gpu", "gpu-0001")},
 	}
 	main := func(gpus int) model.Container {
 		return model.Container{Name: "main", Limits: map[string]int{gpu: gpus, nic: 1}}

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"gpu-cdi-plugin/cdi"
-	"gpu-cdi-plugin/internal/excerpt"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -35,7 +35,7 @@ func (e *TakenError) Error() string {
 	}
 	var lines []string
 	for _, file := range slices.Sorted(maps.Keys(names)) {
-		lines = append(lines, fmt.Sprintf("%s defines %s too", file, excerpt.List(names[file], 8, ", ")))
+		lines = append(lines, fmt.Sprintf("%s defines %s too", file, wording.ShortenList(names[file], 8, ", ")))
 	}
 	return fmt.Sprintf("other CDI spec files define the names of %s of this node: %s", what, strings.Join(lines, "; "))
 }
@@ -92,7 +92,7 @@ func (r *Reconciler) conflictRemarks(p *plan) []remark {
 	for _, g := range groups {
 		list = append(list, remark{
 			key: g.file + ": " + g.effect, level: g.level,
-			text:   fmt.Sprintf("%s defines %s too: %s", g.file, excerpt.List(names[g], 8, ", "), g.effect),
+			text:   fmt.Sprintf("%s defines %s too: %s", g.file, wording.ShortenList(names[g], 8, ", "), g.effect),
 			advice: "remove that file, or give this node's devices another CDI kind",
 		})
 	}

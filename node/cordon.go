@@ -8,8 +8,7 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/health"
-	"gpu-cdi-plugin/internal/atomicfile"
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
 )
 
 // Cordon takes a device that Knows knows out of service for a reason, and with a GPU its MIG devices, until Uncordon.
@@ -49,12 +48,12 @@ func (m *Monitor) cordonRecorded(uuid, reason string) (loaded bool, err error) {
 	if m.loaded {
 		return true, nil
 	}
-	data, err := regular.ReadFile(m.opts.Path, MaxHealthRecord)
+	data, err := fileio.ReadFile(m.opts.Path, MaxHealthRecord)
 	if err == nil {
 		data, err = health.EditCordon(data, health.Identity{}, time.Now(), health.Device{UUID: uuid}, reason)
 	}
 	if err == nil {
-		err = atomicfile.Write(m.opts.Path, data, recordMode)
+		err = fileio.Replace(m.opts.Path, data, recordMode)
 	}
 	if err != nil {
 		return false, fmt.Errorf("edit the recorded health of the devices: %w", err)
@@ -94,7 +93,7 @@ func (m *Monitor) Knows(uuid string) bool {
 	if m.loaded {
 		return m.machine.Knows(uuid)
 	}
-	data, err := regular.ReadFile(m.opts.Path, MaxHealthRecord)
+	data, err := fileio.ReadFile(m.opts.Path, MaxHealthRecord)
 	if err != nil {
 		return false
 	}

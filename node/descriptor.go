@@ -14,7 +14,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -176,7 +176,7 @@ func writeDescriptor(path string, want *Descriptor) error {
 			return nil
 		}
 	}
-	return atomicfile.Write(path, content, descriptorMode)
+	return fileio.Replace(path, content, descriptorMode)
 }
 
 // removeOthers removes the descriptors of devices that are not present. A device that is present and no longer offered

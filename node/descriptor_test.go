@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/fileid"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -231,9 +231,9 @@ func TestAnUnchangedDescriptorIsNotWrittenAgain(t *testing.T) {
 	b := newDescribedFixture(t)
 	b.start()
 	path := b.rec.descriptors.path(b.uuids()[0])
-	before := fileid.Of(path)
+	before := fileio.IDOf(path)
 	b.reconcile()
-	if fileid.Of(path) != before {
+	if fileio.IDOf(path) != before {
 		t.Error("it was written again")
 	}
 }

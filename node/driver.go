@@ -5,8 +5,8 @@ import (
 	"fmt"
 
 	"gpu-cdi-plugin/driver"
-	"gpu-cdi-plugin/internal/fileid"
-	"gpu-cdi-plugin/internal/kernel"
+	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/host"
 )
 
 // ErrDriverChanged reports that the driver's library on disk is not the one that the process has loaded, and that the
@@ -17,14 +17,14 @@ var ErrDriverChanged = errors.New("the NVIDIA driver was replaced")
 func (r *Reconciler) findLibrary() {
 	r.library = r.opts.Source.Library()
 	if r.loaded.IsZero() {
-		r.loaded = fileid.Of(r.library)
+		r.loaded = fileio.IDOf(r.library)
 	}
 }
 
 // checkDriver returns an error if the driver's library is not the file that this process has loaded. It is
 // ErrDriverChanged only when a new process would work: the new libraries are complete, and the kernel module fits them.
 func (r *Reconciler) checkDriver() error {
-	now := fileid.Of(r.library)
+	now := fileio.IDOf(r.library)
 	switch {
 	case r.loaded.IsZero(), now == r.loaded:
 		return nil
@@ -38,7 +38,7 @@ func (r *Reconciler) checkDriver() error {
 	if err != nil {
 		return fmt.Errorf("the driver is being replaced: %w", err)
 	}
-	module := kernel.DriverVersion(r.opts.Host)
+	module := host.DriverVersion(r.opts.Host)
 	if module != "" && module != d.Version {
 		return fmt.Errorf("the driver's libraries are %s now, the loaded kernel module is %s: "+
 			"reload the module, or reboot", d.Version, module)

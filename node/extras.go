@@ -10,7 +10,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
-	"gpu-cdi-plugin/internal/fileid"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
 )
 
@@ -100,7 +100,7 @@ func (r *Reconciler) unconfiguredExtras() []remark {
 	for _, e := range driver.Extras() {
 		kind := e.Kind(r.opts.Spec.Kind)
 		path := fileIn(&r.opts, kind)
-		if slices.ContainsFunc(r.files, func(f *specFile) bool { return f.kind == kind }) || fileid.Of(path).IsZero() {
+		if slices.ContainsFunc(r.files, func(f *specFile) bool { return f.kind == kind }) || fileio.IDOf(path).IsZero() {
 			continue
 		}
 		if spec, err := cdi.ReadFile(path); err == nil && spec.Kind == kind && cdi.WroteExtra(e, spec) {

@@ -11,7 +11,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
-	"gpu-cdi-plugin/internal/fileid"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/sim/simtest"
 )
 
@@ -87,13 +87,13 @@ func TestRunNoticesExtras(t *testing.T) {
 			b.rec.opts.Interval = 5 * time.Millisecond
 			b.start()
 			spec := filepath.Join(b.dirs[1], "nvidia.com-gds.json")
-			before := [2]fileid.ID{fileid.Of(spec), fileid.Of(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json"))}
+			before := [2]fileio.ID{fileio.IDOf(spec), fileio.IDOf(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json"))}
 			b.run()
 			must(t, change(b))
 			for late := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-				now := [2]fileid.ID{
-					fileid.Of(spec),
-					fileid.Of(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json")),
+				now := [2]fileio.ID{
+					fileio.IDOf(spec),
+					fileio.IDOf(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json")),
 				}
 				if _, err := cdi.ReadFile(spec); err == nil && now != before {
 					break

@@ -11,10 +11,8 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/health"
-	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/kernel"
-	"gpu-cdi-plugin/internal/regular"
 )
 
 // MaxHealthRecord is the size in bytes of the largest record that is read.
@@ -28,7 +26,7 @@ func (m *Monitor) loadRecord(driverVersion string) (usable bool) {
 		return true
 	}
 	defer m.takeOverHolds()
-	data, err := regular.ReadFile(m.opts.Path, MaxHealthRecord)
+	data, err := fileio.ReadFile(m.opts.Path, MaxHealthRecord)
 	if err == nil {
 		err = m.machine.Restore(data, m.identity)
 	}
@@ -154,7 +152,7 @@ func (m *Monitor) save() error {
 		return nil
 	}
 	if err == nil && !slices.Equal(data, m.saved) {
-		err = atomicfile.Write(m.opts.Path, data, recordMode)
+		err = fileio.Replace(m.opts.Path, data, recordMode)
 	}
 	if err != nil {
 		m.mu.Lock()
@@ -174,7 +172,7 @@ func EditHealthRecord(descriptorDir, path string, edit func(data []byte) ([]byte
 	if err := l.hold(); err != nil {
 		return err
 	}
-	data, err := regular.ReadFile(path, MaxHealthRecord)
+	data, err := fileio.ReadFile(path, MaxHealthRecord)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
@@ -182,7 +180,7 @@ func EditHealthRecord(descriptorDir, path string, edit func(data []byte) ([]byte
 		data, err = edit(data)
 	}
 	if err == nil {
-		err = atomicfile.Write(path, data, recordMode)
+		err = fileio.Replace(path, data, recordMode)
 	}
 	return errors.Join(err, l.release())
 }
@@ -192,5 +190,5 @@ const recordMode = 0o644
 
 // HealthIdentity is what a record of the health of a host's devices is compared with.
 func HealthIdentity(h host.Host, driverVersion string) health.Identity {
-	return health.Identity{Boot: kernel.Read(h.Proc("sys", "kernel", "random", "boot_id")), Driver: driverVersion}
+	return health.Identity{Boot: host.ReadLine(h.Proc("sys", "kernel", "random", "boot_id")), Driver: driverVersion}
 }

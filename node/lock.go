@@ -4,7 +4,7 @@ import (
 	"errors"
 	"path/filepath"
 
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/fileio"
 )
 
 // fileLock keeps other instances from writing the same files. An empty path locks nothing.
@@ -12,7 +12,7 @@ type fileLock struct {
 	path    string
 	makeDir func(dir string) error
 	wrap    func(error) error // adds what the lock is for
-	lock    *lock.Lock        // nil while it is not held
+	lock    *fileio.Lock      // nil while it is not held
 }
 
 // hold takes the lock, or takes it again if its file or directory was removed.
@@ -26,7 +26,7 @@ func (l *fileLock) hold() error {
 	case l.lock != nil:
 		err = l.lock.Renew()
 	default:
-		l.lock, err = lock.Acquire(l.path)
+		l.lock, err = fileio.AcquireLock(l.path)
 	}
 	if err != nil {
 		return l.wrap(err)

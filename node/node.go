@@ -28,7 +28,7 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/fileid"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
@@ -111,11 +111,11 @@ type Reconciler struct {
 	// Only the goroutine of Start, and then of Run, uses what follows.
 	plan       *plan                // the last that was written; nil until the node has had a driver
 	library    string               // the path of the driver's library at the last reconciliation
-	loaded     fileid.ID            // that file when the process loaded it
+	loaded     fileio.ID            // that file when the process loaded it
 	failures   int                  // consecutive failed reconciliations
 	reconciled time.Time            // when the last reconciliation began
 	polled     time.Time            // when the last poll began
-	seen       map[string]fileid.ID // what the last reconciliation depends on; see identify
+	seen       map[string]fileio.ID // what the last reconciliation depends on; see identify
 }
 
 // New returns a Reconciler. Call it before the driver's library is loaded: it notes which file that is, so that a

@@ -18,7 +18,7 @@ import (
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
-	"gpu-cdi-plugin/internal/fileid"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -143,7 +143,7 @@ func (r *Reconciler) writePlan(want *desired) {
 func (r *Reconciler) writeDescriptors(p *plan) {
 	p.descriptorErrs, p.descriptorErr = r.descriptors.write(p.descriptors, uuidsOf(p.snapshot))
 	if r.descriptors.dir != "" {
-		maps.DeleteFunc(r.seen, func(path string, _ fileid.ID) bool { return filepath.Dir(path) == r.descriptors.dir })
+		maps.DeleteFunc(r.seen, func(path string, _ fileio.ID) bool { return filepath.Dir(path) == r.descriptors.dir })
 		for uuid := range p.descriptors {
 			r.see(r.descriptors.path(uuid))
 		}

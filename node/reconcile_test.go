@@ -17,8 +17,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/fileid"
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -42,9 +41,9 @@ func TestStartWritesTheSpecAndListsItsDevices(t *testing.T) {
 func TestNothingIsDoneWhereNothingChanged(t *testing.T) {
 	b := newFixture(t, "pcie-quad")
 	b.start()
-	before := fileid.Of(b.path)
+	before := fileio.IDOf(b.path)
 	b.reconcile()
-	if fileid.Of(b.path) != before {
+	if fileio.IDOf(b.path) != before {
 		t.Error("the spec was written again")
 	}
 	if n := len(b.published); n != 1 {
@@ -58,9 +57,9 @@ func TestNothingIsDoneWhereNothingChanged(t *testing.T) {
 	if err := os.WriteFile(b.path, append([]byte("\n\n"), data...), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	before = fileid.Of(b.path)
+	before = fileio.IDOf(b.path)
 	b.reconcile()
-	if fileid.Of(b.path) != before {
+	if fileio.IDOf(b.path) != before {
 		t.Error("a spec that means the same was written again")
 	}
 }
@@ -382,10 +381,10 @@ func TestATakenNameIsLeftToTheOtherSpec(t *testing.T) {
 	if file := b.engine()[cdi.DefaultKind+"=0"]; file != b.path {
 		t.Errorf("engines take 0 from %q", file)
 	}
-	before := fileid.Of(b.path)
+	before := fileio.IDOf(b.path)
 	b.counts(s, 3, 1)
 	b.reconcile()
-	if fileid.Of(b.path) != before {
+	if fileio.IDOf(b.path) != before {
 		t.Error("the spec was written again, where nothing changed")
 	}
 	b.foreign(other, append(b.uuids(), "0", "1", "2", "3", "all")...)
@@ -404,9 +403,9 @@ func TestALinkToOurSpecDoesNotHaveItWrittenForEver(t *testing.T) {
 	link := filepath.Join(b.dirs[1], "link.json")
 	must(t, os.Symlink(filepath.Base(b.path), link))
 	b.counts(b.reconcile(), 0, 4)
-	before := fileid.Of(b.path)
+	before := fileio.IDOf(b.path)
 	b.counts(b.reconcile(), 0, 4)
-	if fileid.Of(b.path) != before {
+	if fileio.IDOf(b.path) != before {
 		t.Error("the spec was written again")
 	}
 	must(t, os.Remove(link))
@@ -717,7 +716,7 @@ func TestTwoInstancesDoNotWriteOneSpec(t *testing.T) {
 	b := newFixture(t, "workstation")
 	b.start()
 	second := New(b.rec.opts)
-	if err := second.Start(t.Context(), func(State) {}); !errors.Is(err, lock.ErrHeld) {
+	if err := second.Start(t.Context(), func(State) {}); !errors.Is(err, fileio.ErrHeld) {
 		t.Errorf("a second instance starts with the error %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -15,7 +15,7 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/dirwatch"
-	"gpu-cdi-plugin/internal/fileid"
+	"gpu-cdi-plugin/internal/fileio"
 )
 
 const (
@@ -147,10 +147,10 @@ func (r *Reconciler) changed() bool { return !maps.Equal(r.identify(), r.seen) }
 // identify returns the identities of what a reconciliation depends on: the spec files and descriptors, the directories
 // of the driver's library and of device nodes, and the kernel module's list of GPUs. It opens no file of the driver,
 // whose reading can hang.
-func (r *Reconciler) identify() map[string]fileid.ID {
+func (r *Reconciler) identify() map[string]fileio.ID {
 	h := r.opts.Host
-	ids := map[string]fileid.ID{}
-	add := func(path string) { ids[path] = fileid.Of(path) }
+	ids := map[string]fileio.ID{}
+	add := func(path string) { ids[path] = fileio.IDOf(path) }
 	for _, dir := range append([]string{r.descriptors.dir}, r.opts.Dirs...) {
 		for _, name := range list(dir) {
 			if ext := filepath.Ext(name); ext == ".json" || ext == ".yaml" {
@@ -171,7 +171,7 @@ func (r *Reconciler) identify() map[string]fileid.ID {
 		add(dir)
 	}
 	for _, address := range list(h.Proc("driver", "nvidia", "gpus")) {
-		ids[address] = fileid.ID{} // the kernel changes the times of these directories at any time
+		ids[address] = fileio.ID{} // the kernel changes the times of these directories at any time
 	}
 	return ids
 }

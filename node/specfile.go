@@ -9,9 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/cdi"
-	"gpu-cdi-plugin/internal/atomicfile"
-	"gpu-cdi-plugin/internal/excerpt"
-	"gpu-cdi-plugin/internal/fileid"
+	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // SpecError reports that a CDI spec cannot be written or removed.
@@ -49,7 +48,7 @@ func (r *Reconciler) loadSpecs() *cdi.SpecDirs {
 }
 
 // see notes a file or directory as it is now, after it was written, so that this is no change.
-func (r *Reconciler) see(path string) { r.seen[path] = fileid.Of(path) }
+func (r *Reconciler) see(path string) { r.seen[path] = fileio.IDOf(path) }
 
 // newSpecFile returns the file of a spec of that kind.
 func newSpecFile(path, kind string, extra *Extra) *specFile {
@@ -91,15 +90,15 @@ func (r *Reconciler) writeSpec(f *plannedFile) (written bool, err error) {
 	if err := f.lock.hold(); err != nil {
 		return false, err
 	}
-	id := fileid.Of(f.path)
+	id := fileio.IDOf(f.path)
 	if f.content == nil {
 		if id.IsZero() {
 			return false, nil
 		}
-		if err := atomicfile.Remove(f.path); err != nil {
+		if err := fileio.Remove(f.path); err != nil {
 			return false, &SpecError{fmt.Errorf("remove the spec without devices: %w", err)}
 		}
-		r.seen[f.path] = fileid.ID{}
+		r.seen[f.path] = fileio.ID{}
 		r.log.Info("the CDI spec "+f.path+" was removed, since it would have no device", "path", f.path)
 		return true, nil
 	}
@@ -110,7 +109,7 @@ func (r *Reconciler) writeSpec(f *plannedFile) (written bool, err error) {
 	case f.old == nil:
 		reason = "it could not be read"
 	case len(cdi.Diff(f.old, f.content)) > 0:
-		reason = excerpt.List(cdi.Diff(f.old, f.content), 5, "; ")
+		reason = wording.ShortenList(cdi.Diff(f.old, f.content), 5, "; ")
 	case id.Mode&readableMode != readableMode || othersCanChange(f.path):
 		reason = "its owner or mode was wrong, or it was a link"
 	default:
@@ -121,7 +120,7 @@ func (r *Reconciler) writeSpec(f *plannedFile) (written bool, err error) {
 	}
 	f.created = id.IsZero()
 	if r.see(f.path); r.seen[f.path].IsZero() {
-		r.seen[f.path] = fileid.ID{Ino: ^uint64(0)} // it is gone already, which is a change
+		r.seen[f.path] = fileio.ID{Ino: ^uint64(0)} // it is gone already, which is a change
 	}
 	r.log.Info(fmt.Sprintf("the CDI spec %s was written: %s", f.path, reason),
 		"path", f.path, "devices", len(f.content.Devices))
@@ -135,7 +134,7 @@ func (p *plan) removeCreated() error {
 		if !p.files[i].created {
 			continue
 		}
-		if err := atomicfile.Remove(p.files[i].path); err != nil {
+		if err := fileio.Remove(p.files[i].path); err != nil {
 			errs = append(errs, fmt.Errorf("remove a spec that was written before an error: %w", err))
 		}
 	}
@@ -152,7 +151,7 @@ func othersCanChange(path string) bool {
 // makeDir makes the directory if it alone is missing: /var/run is emptied at boot. A missing parent is more likely a
 // mistake in the configuration.
 func makeDir(dir string) error {
-	if err := atomicfile.MakeDir(dir); err != nil { // engines of users without privileges read it too
+	if err := fileio.MakeDir(dir); err != nil { // engines of users without privileges read it too
 		return fmt.Errorf("make the spec directory: %w", err)
 	}
 	return nil

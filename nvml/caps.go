@@ -9,8 +9,8 @@ import (
 	"strings"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/regular"
 )
 
 // maxMinors is the size in bytes of the largest file of minors that is read. For eight GPUs with seven GPU
@@ -24,7 +24,7 @@ type capMinors map[string]int
 // readCapMinors reads the host's minors. A host without the file has none.
 func readCapMinors(h host.Host) (capMinors, error) {
 	path := h.Proc("driver", "nvidia-caps", "mig-minors")
-	data, err := regular.ReadFile(path, maxMinors)
+	data, err := fileio.ReadFile(path, maxMinors)
 	if errors.Is(err, os.ErrNotExist) {
 		return capMinors{}, nil
 	}

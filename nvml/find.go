@@ -11,9 +11,9 @@ import (
 	securejoin "github.com/cyphar/filepath-securejoin"
 
 	"gpu-cdi-plugin/internal/elffile"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/ldcache"
-	"gpu-cdi-plugin/internal/regular"
 )
 
 // libraryName is the SONAME of NVML's library.
@@ -93,7 +93,7 @@ func loaderPathIn(searchPath, cacheFile, name string) string {
 			return path
 		}
 	}
-	data, err := regular.ReadFile(cacheFile, ldcache.MaxSize)
+	data, err := fileio.ReadFile(cacheFile, ldcache.MaxSize)
 	if err != nil {
 		return ""
 	}
@@ -112,7 +112,7 @@ func loaderPathIn(searchPath, cacheFile, name string) string {
 // checkLibrary returns why a file cannot be loaded. The loader would map it, and a read from the mapping of a truncated
 // file kills the process.
 func checkLibrary(path string) error {
-	f, info, err := regular.Open(path)
+	f, info, err := fileio.OpenRegular(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return fmt.Errorf("%w: %w", ErrLibraryNotFound, err)

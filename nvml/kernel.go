@@ -12,7 +12,6 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/kernel"
 )
 
 // addFromKernel adds to the devices what the kernel shows and NVML does not: NUMA nodes, the device nodes of MIG
@@ -44,7 +43,7 @@ func (s *Session) readInformation(ctx context.Context, d *gpu.Device) {
 	path := s.opts.Host.Proc("driver", "nvidia", "gpus", d.PCIBusID, "information")
 	work := func(c *call) (string, error) {
 		c.enter("read")
-		return kernel.Read(path), nil
+		return host.ReadLine(path), nil
 	}
 	text, err := ask(ctx, &s.library.calls, "information about "+d.PCIBusID, s.tolerated(), work)
 	if err != nil {
@@ -97,7 +96,7 @@ func withoutDriver(h host.Host, addresses []string) (without []string) {
 // numaNode is the NUMA node that the device at the PCI address is attached to. NVML's nvmlDeviceGetNumaNodeId is
 // something else: the node that the GPU's memory makes where that is a NUMA node of its own.
 func numaNode(h host.Host, pciBusID string) int {
-	n, err := strconv.Atoi(kernel.Read(h.Sys("bus", "pci", "devices", pciBusID, "numa_node")))
+	n, err := strconv.Atoi(host.ReadLine(h.Sys("bus", "pci", "devices", pciBusID, "numa_node")))
 	if err != nil || n < 0 {
 		return gpu.NoNUMANode
 	}
@@ -113,9 +112,9 @@ func gpuAddresses(h host.Host) []string {
 	var addresses []string
 	for _, e := range entries {
 		dir := h.Sys("bus", "pci", "devices", e.Name())
-		class := kernel.Read(filepath.Join(dir, "class"))
+		class := host.ReadLine(filepath.Join(dir, "class"))
 		isGPU := strings.HasPrefix(class, "0x0300") || strings.HasPrefix(class, "0x0302") // VGA or 3D controller
-		if isGPU && kernel.Read(filepath.Join(dir, "vendor")) == "0x10de" {
+		if isGPU && host.ReadLine(filepath.Join(dir, "vendor")) == "0x10de" {
 			addresses = append(addresses, e.Name())
 		}
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/kernel"
 )
 
 // library is the NVML library of the process.
@@ -131,7 +130,7 @@ func (l *library) initialise(ctx context.Context, h host.Host) error {
 	})
 	if hasCode(err, nvml.ERROR_LIB_RM_VERSION_MISMATCH) {
 		return fmt.Errorf("%w: the library is %s, the kernel module %s: %w",
-			ErrVersionMismatch, l.libraryVersion(ctx), cmp.Or(kernel.DriverVersion(h), "of an unknown version"), err)
+			ErrVersionMismatch, l.libraryVersion(ctx), cmp.Or(host.DriverVersion(h), "of an unknown version"), err)
 	}
 	return classify(err)
 }

@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/resourcename"
+	"gpu-cdi-plugin/internal/kubelet"
 )
 
 // Build returns the resources that the node offers, sorted by name. The configuration must be valid: see
@@ -173,7 +173,7 @@ func (b *builder) checkAdvertisable(p *plan) error {
 	case b.seen[uuid]:
 		return fmt.Errorf("another device has the same UUID %s", uuid)
 	}
-	return resourcename.Check(p.resource)
+	return kubelet.CheckResourceName(p.resource)
 }
 
 // resources makes the resources of the plans.

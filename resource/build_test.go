@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/resourcename"
+	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/sim"
 )
 
@@ -59,7 +59,7 @@ func checkInvariants(t testing.TB, resources []Resource) {
 	ids := map[string]string{}
 	uuids := map[string]string{}
 	for _, r := range resources {
-		if err := resourcename.Check(r.Name); err != nil {
+		if err := kubelet.CheckResourceName(r.Name); err != nil {
 			t.Error(err)
 		}
 		for _, d := range r.Devices {

@@ -6,14 +6,14 @@ import (
 	"slices"
 	"strings"
 
-	"gpu-cdi-plugin/internal/resourcename"
+	"gpu-cdi-plugin/internal/kubelet"
 )
 
 // Validate returns all problems of the configuration that do not depend on the node. Each message begins with the key,
 // such as "sharing.time-slicing.resources[1].replicas".
 func (c *Config) Validate() error {
 	var p problems
-	p.add("resource", resourcename.Check(c.Resource))
+	p.add("resource", kubelet.CheckResourceName(c.Resource))
 	if !slices.Contains(MIGStrategies(), string(c.MIGStrategy)) {
 		known := strings.Join(MIGStrategies(), ", ")
 		p.add("mig-strategy", fmt.Errorf("unknown value %q; known are %s", c.MIGStrategy, known))
@@ -46,7 +46,7 @@ func (p *problems) addNames(key string, rules []NameRule) {
 		if strings.TrimSpace(string(r.Pattern)) == "" {
 			p.add(item+".pattern", errors.New("is empty; * matches everything"))
 		}
-		p.add(item+".name", resourcename.Check(r.Name))
+		p.add(item+".name", kubelet.CheckResourceName(r.Name))
 	}
 }
 
@@ -70,10 +70,10 @@ func (p *problems) addSharing(c *Config) {
 func (p *problems) addRules(m *method) {
 	for i := range m.rules {
 		r, key := &m.rules[i], item(m.key, i)
-		if err := resourcename.Check(r.Name); err != nil {
+		if err := kubelet.CheckResourceName(r.Name); err != nil {
 			p.add(key+".name", err)
 		} else {
-			p.add(key+".rename", resourcename.Check(m.target(r)))
+			p.add(key+".rename", kubelet.CheckResourceName(m.target(r)))
 		}
 		p.add(key+".replicas", checkReplicas(r.Replicas))
 		p.addSelectors(key+".devices", r.Devices)

@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"strings"
 
-	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/fileio"
 )
 
 // SetMIG turns a GPU's MIG mode on and replaces its instances by those of the profiles ("1g.10gb", "1c.3g.40gb",
@@ -188,7 +188,7 @@ func (n *Node) writeKernelVersion(version string) error {
 	p := plan{}
 	p.addKernelVersion(version, runtime.GOARCH)
 	for file, e := range p {
-		if err := atomicfile.Write(filepath.Join(n.root, file), e.data, e.mode); err != nil {
+		if err := fileio.Replace(filepath.Join(n.root, file), e.data, e.mode); err != nil {
 			return err
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/fileio"
 )
 
 // The kinds of faults of a GPU that is not there for the driver.
@@ -222,5 +222,5 @@ func (n *Node) writeUevent(g *GPU, bound bool) error {
 	if _, rest, ok := strings.Cut(string(text), "\n"); ok && !bound {
 		text = []byte(rest)
 	}
-	return atomicfile.Write(filepath.Join(n.root, file), text, 0o644)
+	return fileio.Replace(filepath.Join(n.root, file), text, 0o644)
 }

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/fileio"
 )
 
 // updateState replaces the records of the state file by those that edit returns. It holds a lock, so that no change by
@@ -34,7 +34,7 @@ func (n *Node) updateState(edit func([]record) ([]record, error)) (err error) {
 	if err != nil {
 		return err
 	}
-	return atomicfile.Write(filepath.Join(n.root, stateFile), formatRecords(records), 0o644)
+	return fileio.Replace(filepath.Join(n.root, stateFile), formatRecords(records), 0o644)
 }
 
 func flock(f *os.File) error {

@@ -16,7 +16,7 @@ import (
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/configfile"
-	"gpu-cdi-plugin/internal/resourcename"
+	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -110,7 +110,7 @@ func checkPreStart(p *PreStart) error {
 	}
 	seen := map[string]bool{}
 	for i, r := range p.Resources {
-		if err := resourcename.Check(r.Name); err != nil {
+		if err := kubelet.CheckResourceName(r.Name); err != nil {
 			errs = append(errs, fmt.Errorf("prestart.resources[%d].name: %w", i, err))
 		}
 		if seen[r.Name] {
@@ -166,7 +166,7 @@ const (
 
 func checkAnnotationPrefix(prefix string) error {
 	domain, name, slash := strings.Cut(prefix, "/")
-	valid := slash && resourcename.IsSubdomain(domain) && resourcename.IsName(name+"0") // as with what is appended
+	valid := slash && kubelet.IsSubdomain(domain) && kubelet.IsName(name+"0") // as with what is appended
 	if !valid || len(domain) > maxPrefixDomain || len(name) > maxPrefixName {
 		return fmt.Errorf("cdi-annotation-prefix %q: want a domain and a slash, such as cdi.k8s.io/, "+
 			"and at most 31 characters after it", prefix)

@@ -16,7 +16,7 @@ import (
 	"time"
 	"unicode"
 
-	"gpu-cdi-plugin/internal/unixhttp"
+	"gpu-cdi-plugin/internal/unixsocket"
 )
 
 // ErrNoServer is that no program answers at the socket.
@@ -49,7 +49,7 @@ func Send(ctx context.Context, dir string, r Request, progress func(string)) (st
 	if err != nil {
 		return "", fmt.Errorf("make the request: %w", err)
 	}
-	answer, err := unixhttp.NewClient(SocketPath(dir), aliveTime).Do(q)
+	answer, err := unixsocket.NewHTTPClient(SocketPath(dir), aliveTime).Do(q)
 	switch {
 	case ctx.Err() != nil:
 		return "", context.Cause(ctx)
@@ -57,8 +57,8 @@ func Send(ctx context.Context, dir string, r Request, progress func(string)) (st
 		return "", fmt.Errorf("%w %s", ErrNoServer, SocketPath(dir))
 	case errors.Is(err, fs.ErrPermission):
 		return "", fmt.Errorf("%w %s", ErrNotAllowed, SocketPath(dir))
-	case unixhttp.IsEnd(err):
-		return "", fmt.Errorf("ask at %s: %w", SocketPath(dir), unixhttp.ErrEnded)
+	case unixsocket.IsEnd(err):
+		return "", fmt.Errorf("ask at %s: %w", SocketPath(dir), unixsocket.ErrEnded)
 	case err != nil:
 		if request, ok := errors.AsType[*url.Error](err); ok {
 			err = request.Err // without "Post" and the URL
@@ -105,8 +105,8 @@ func readAnswer(from io.Reader, progress func(string)) (string, error) {
 		progress(plain(m.Progress))
 	}
 	err := lines.Err()
-	if err == nil || unixhttp.IsEnd(err) {
-		err = unixhttp.ErrEnded
+	if err == nil || unixsocket.IsEnd(err) {
+		err = unixsocket.ErrEnded
 	}
 	return "", fmt.Errorf("read the answer: %w", err)
 }

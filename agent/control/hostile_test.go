@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"gpu-cdi-plugin/internal/unixhttp"
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/test/lib/testenv"
 
 	"golang.org/x/sys/unix"
@@ -150,7 +150,7 @@ func TestThousandsOfConnections(t *testing.T) {
 			all = append(all, connect(t, dir))
 		}
 		_, err := Send(t.Context(), dir, Request{Act: Uncordon, Device: "1"}, none)
-		return errors.Is(err, unixhttp.ErrEnded)
+		return errors.Is(err, unixsocket.ErrEnded)
 	})
 	testenv.Eventually(t, fmt.Sprintf("at most %d open connections", maxConnections), func() bool {
 		open := 0

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/unixhttp"
+	"gpu-cdi-plugin/internal/unixsocket"
 )
 
 // Server answers requests at the socket of a directory.
@@ -30,7 +30,7 @@ const (
 	// retryAfter is the time between two tries to make the socket.
 	retryAfter = 5 * time.Second
 	// requestTime is how long a client may take to send its request, and to take a line of the answer.
-	requestTime = unixhttp.RequestTime
+	requestTime = unixsocket.RequestTime
 	// maxConnections is how many connections are served at once; others are closed. A reset of each GPU may be waiting.
 	maxConnections = 64
 )
@@ -54,9 +54,9 @@ func (s *Server) Run(ctx context.Context) error {
 
 // serve makes the socket and serves. It returns an error, unless ctx has ended.
 func (s *Server) serve(ctx context.Context) error {
-	l, err := unixhttp.Listen(ctx, unixhttp.Options{
+	l, err := unixsocket.ListenHTTP(ctx, unixsocket.HTTPOptions{
 		Path: SocketPath(s.Dir), LockPath: filepath.Join(s.Dir, ".control.lock"),
-		Group: unixhttp.OwnerOnly, MaxConnections: maxConnections,
+		Group: unixsocket.OwnerOnly, MaxConnections: maxConnections,
 	})
 	if err != nil {
 		return fmt.Errorf("make the control socket: %w", err)
@@ -70,8 +70,8 @@ func (s *Server) serve(ctx context.Context) error {
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1", func(w http.ResponseWriter, q *http.Request) {
-		peer := unixhttp.Peer(q.Context())
-		if !unixhttp.IsOwn(peer) {
+		peer := unixsocket.Peer(q.Context())
+		if !unixsocket.IsOwn(peer) {
 			var from []any
 			if peer != nil {
 				from = []any{"uid", peer.Uid, "pid", peer.Pid}

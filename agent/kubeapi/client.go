@@ -17,8 +17,8 @@ import (
 	"strings"
 	"time"
 
-	"gpu-cdi-plugin/internal/excerpt"
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 const (
@@ -61,7 +61,7 @@ func answered(err error, codes ...int) bool {
 // credentials reads the token and the certificates that the API server's own must be signed by. The kubelet replaces
 // both from time to time.
 func (c *client) credentials() (token string, ca *x509.CertPool, err error) {
-	data, err := regular.ReadFile(filepath.Join(c.dir, "token"), maxCredential)
+	data, err := fileio.ReadFile(filepath.Join(c.dir, "token"), maxCredential)
 	if err != nil {
 		return "", nil, fmt.Errorf("read the service account's token: %w", err)
 	}
@@ -69,7 +69,7 @@ func (c *client) credentials() (token string, ca *x509.CertPool, err error) {
 		return "", nil, fmt.Errorf("read the service account's token: %s is empty", filepath.Join(c.dir, "token"))
 	}
 	path := filepath.Join(c.dir, "ca.crt")
-	if data, err = regular.ReadFile(path, maxCredential); err != nil {
+	if data, err = fileio.ReadFile(path, maxCredential); err != nil {
 		return "", nil, fmt.Errorf("read the certificates of the API server's CA: %w", err)
 	}
 	ca = x509.NewCertPool()
@@ -125,5 +125,5 @@ func message(answer *http.Response) string {
 	data, _ := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
 	var status struct{ Message string }
 	_ = json.Unmarshal(data, &status)
-	return cmp.Or(excerpt.Text(status.Message, maxMessage), answer.Status)
+	return cmp.Or(wording.Shorten(status.Message, maxMessage), answer.Status)
 }

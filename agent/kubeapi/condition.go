@@ -12,8 +12,8 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
-	"gpu-cdi-plugin/internal/excerpt"
 	"gpu-cdi-plugin/internal/wake"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // ConditionType is the type of the node condition.
@@ -36,7 +36,7 @@ func conditionOf(devices []device, stateErr error, offered bool) condition {
 	c := condition{Type: ConditionType, Status: "Unknown"}
 	switch {
 	case errors.Is(stateErr, gpu.ErrNoDriver), stateErr != nil && len(devices) == 0:
-		c.Reason, c.Message = "DriverNotUsable", excerpt.Text(strings.ReplaceAll(stateErr.Error(), "\n", "; "), maxMessage)
+		c.Reason, c.Message = "DriverNotUsable", wording.Shorten(strings.ReplaceAll(stateErr.Error(), "\n", "; "), maxMessage)
 		return c
 	case len(devices) == 0:
 		c.Reason, c.Message = "NoGPUs", "the node has no GPU"
@@ -56,7 +56,7 @@ func conditionOf(devices []device, stateErr error, offered bool) condition {
 		c.Status, c.Reason, c.LastTransition = "True", "AllGPUsHealthy", f.changed
 		c.Message = "all GPUs are healthy"
 	}
-	c.Message = excerpt.Text(c.Message, maxMessage)
+	c.Message = wording.Shorten(c.Message, maxMessage)
 	return c
 }
 

@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"gpu-cdi-plugin/internal/excerpt"
 	"gpu-cdi-plugin/internal/wake"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // component is the source of Events.
@@ -68,7 +68,7 @@ func (e *events) add(ev event, now time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	defer e.wake.Wake()
-	ev.message = excerpt.Text(ev.message, maxMessage)
+	ev.message = wording.Shorten(ev.message, maxMessage)
 	e.records = slices.DeleteFunc(e.records, func(r *record) bool {
 		return r.count == r.sent && now.Sub(r.last) > repeatWithin
 	})
@@ -124,7 +124,7 @@ func (e *events) send(ctx context.Context) (time.Duration, error) {
 		err := e.sendOne(ctx, &r)
 		refused := answered(err, http.StatusBadRequest, http.StatusUnprocessableEntity)
 		if refused { // this one alone is at fault, and the others do not wait for it
-			e.log.Warn("an Event is not reported to the API server: "+excerpt.Text(err.Error(), maxMessage), "event", r.message)
+			e.log.Warn("an Event is not reported to the API server: "+wording.Shorten(err.Error(), maxMessage), "event", r.message)
 		}
 		e.mu.Lock()
 		original.created = r.created

@@ -17,8 +17,8 @@ import (
 	"sync"
 	"time"
 
-	"gpu-cdi-plugin/internal/excerpt"
 	"gpu-cdi-plugin/internal/wake"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/node"
 )
 
@@ -171,7 +171,7 @@ func (r *Reporter) sendLoop(
 			}
 			listen, pause, logged = woken, r.timing.firstPause, ""
 		default:
-			if text := excerpt.Text(err.Error(), maxMessage); logged != text {
+			if text := wording.Shorten(err.Error(), maxMessage); logged != text {
 				logged = text
 				r.log.Warn(what + " cannot be reported to the API server, and this is tried again: " + logged)
 			}

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"gpu-cdi-plugin/internal/excerpt"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -116,5 +116,5 @@ func isPercentage(answer string, percent int) (bool, error) {
 
 // quote quotes the beginning of a program's output for a message.
 func quote(text string) string {
-	return strconv.QuoteToASCII(excerpt.Text(strings.TrimSpace(text), 80))
+	return strconv.QuoteToASCII(wording.Shorten(strings.TrimSpace(text), 80))
 }

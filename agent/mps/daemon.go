@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/resource"
 )
@@ -100,7 +100,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // Run waits until MPS shares a GPU, and runs the GPU's daemon. It returns nil when ctx has ended, when the service has
 // asked for that, and when MPS no longer shares the GPU and the last client has ended. Errors wrap ErrNotGPU, ErrShm,
-// or lock.ErrHeld if another process runs the daemon of the GPU.
+// or fileio.ErrHeld if another process runs the daemon of the GPU.
 func Run(ctx context.Context, o Options, uuid string) error {
 	if !isUUID(uuid) {
 		return fmt.Errorf("%q is %w", uuid, ErrNotGPU)
@@ -116,7 +116,7 @@ func Run(ctx context.Context, o Options, uuid string) error {
 	if err := os.MkdirAll(gpuDir, 0o755); err != nil {
 		return fmt.Errorf("make the directory of %s: %w", uuid, err)
 	}
-	held, err := lock.Acquire(filepath.Join(gpuDir, lockName))
+	held, err := fileio.AcquireLock(filepath.Join(gpuDir, lockName))
 	if err != nil {
 		return fmt.Errorf("run the MPS control daemon of %s: %w", uuid, err)
 	}

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
@@ -225,10 +225,10 @@ func TestRunRefuses(t *testing.T) {
 		"to run beside another process": {
 			func(t *testing.T, h *host) {
 				must(t, os.MkdirAll(filepath.Join(h.opts.Dir, h.uuid), 0o755))
-				held, err := lock.Acquire(filepath.Join(h.opts.Dir, h.uuid, lockName))
+				held, err := fileio.AcquireLock(filepath.Join(h.opts.Dir, h.uuid, lockName))
 				must(t, err)
 				t.Cleanup(func() { _ = held.Release() })
-			}, "another instance holds it", lock.ErrHeld,
+			}, "another instance holds it", fileio.ErrHeld,
 		},
 		"limits that make no sense": {
 			func(_ *testing.T, h *host) { h.share(&resource.MPSLimits{}) }, "want at least 1 MiB", nil,

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -22,7 +22,7 @@ const (
 // file for containers; node.Descriptor has all of its fields.
 func readLimits(descriptors, uuid string) (*resource.MPSLimits, error) {
 	path := filepath.Join(descriptors, uuid+descriptorSuffix)
-	data, err := regular.ReadFile(path, maxDescriptor)
+	data, err := fileio.ReadFile(path, maxDescriptor)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // the GPU is not shared
 	}

@@ -15,7 +15,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"gpu-cdi-plugin/internal/excerpt"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -262,7 +262,7 @@ const (
 )
 
 func (s *someOf) add(name, reason string) {
-	text := strconv.Quote(excerpt.Text(name, nameInMessage))
+	text := strconv.Quote(wording.Shorten(name, nameInMessage))
 	if reason != "" {
 		text += " (" + reason + ")"
 	}
@@ -270,4 +270,4 @@ func (s *someOf) add(name, reason string) {
 }
 
 // String returns the first names, and how many there are besides.
-func (s someOf) String() string { return excerpt.List(s, namesInMessage, ", ") }
+func (s someOf) String() string { return wording.ShortenList(s, namesInMessage, ", ") }

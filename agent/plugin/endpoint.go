@@ -15,7 +15,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -30,7 +30,7 @@ type endpoint struct {
 	// Only the goroutine of run uses these.
 	grpc    *grpc.Server
 	serving sync.WaitGroup // has a goroutine for each socket
-	lock    *lock.Lock
+	lock    *fileio.Lock
 	socket  *socket
 
 	mu     sync.Mutex
@@ -62,7 +62,7 @@ func (e *endpoint) run(ctx context.Context) (err error) {
 		e.status.Reason = stopped // whatever it was about to do
 		e.mu.Unlock()
 	}()
-	e.lock, err = lock.Acquire(filepath.Join(filepath.Dir(e.path), "."+filepath.Base(e.path)+".lock"))
+	e.lock, err = fileio.AcquireLock(filepath.Join(filepath.Dir(e.path), "."+filepath.Base(e.path)+".lock"))
 	if err != nil {
 		return fmt.Errorf("serve %s: %w", e.name, err)
 	}
@@ -95,7 +95,7 @@ func (e *endpoint) maintainUntil(ctx context.Context, limit time.Duration, done 
 		var retry <-chan time.Time
 		err := e.restore(ctx)
 		switch {
-		case errors.Is(err, lock.ErrHeld):
+		case errors.Is(err, fileio.ErrHeld):
 			return err
 		case err != nil:
 			e.setReason(err)

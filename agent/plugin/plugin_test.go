@@ -22,7 +22,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -386,8 +386,8 @@ func TestASecondInstanceEnds(t *testing.T) {
 	k.WaitRegistered(gpus)
 	second := start(t, optionsFor(k), gpusOf(1), migOf(1))
 	err := second.wait()
-	if !errors.Is(err, lock.ErrHeld) || !strings.Contains(err.Error(), gpus) {
-		t.Errorf("the second instance: %v, want %v and the resource", err, lock.ErrHeld)
+	if !errors.Is(err, fileio.ErrHeld) || !strings.Contains(err.Error(), gpus) {
+		t.Errorf("the second instance: %v, want %v and the resource", err, fileio.ErrHeld)
 	}
 	// The first is not disturbed, and the second leaves nothing.
 	k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 2 })
@@ -406,8 +406,8 @@ func TestTheLockIsRestoredAfterAKubeletRemovedAllFiles(t *testing.T) {
 	testenv.Must(t, os.Remove(filepath.Join(k.Dir, ".gpu-cdi-nvidia-com-gpu.sock.lock")))
 	k.Restart()
 	k.WaitRegistered(gpus)
-	if err := start(t, optionsFor(k), gpusOf(1)).wait(); !errors.Is(err, lock.ErrHeld) {
-		t.Errorf("a second instance: %v, want %v", err, lock.ErrHeld)
+	if err := start(t, optionsFor(k), gpusOf(1)).wait(); !errors.Is(err, fileio.ErrHeld) {
+		t.Errorf("a second instance: %v, want %v", err, fileio.ErrHeld)
 	}
 }
 
@@ -531,15 +531,15 @@ func TestAnInstanceThatLostItsLockEnds(t *testing.T) {
 	first := start(t, optionsFor(k), gpusOf(1))
 	k.WaitRegistered(gpus)
 	path := filepath.Join(k.Dir, ".gpu-cdi-nvidia-com-gpu.sock.lock")
-	var other *lock.Lock
+	var other *fileio.Lock
 	eventually(t, "another instance has the lock", func() bool {
 		_ = os.Remove(path) // the first may make it again before the other has it
 		var err error
-		other, err = lock.Acquire(path)
+		other, err = fileio.AcquireLock(path)
 		return err == nil
 	})
 	t.Cleanup(func() { testenv.Must(t, other.Release()) })
-	if err := first.wait(); !errors.Is(err, lock.ErrHeld) || !strings.Contains(err.Error(), "serve "+gpus) {
+	if err := first.wait(); !errors.Is(err, fileio.ErrHeld) || !strings.Contains(err.Error(), "serve "+gpus) {
 		t.Errorf("the first instance ends with %v", err)
 	}
 }

@@ -11,8 +11,8 @@ import (
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"gpu-cdi-plugin/internal/checkpoint"
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -20,7 +20,7 @@ import (
 // the named one. The kubelet's request has no devices of other resources, so they are read from its checkpoint. A pod
 // that has ended may be in it until the kubelet's next allocation. Without a checkpoint the result is empty.
 func (p *Plugin) usedSlices(except string) (map[string]int, error) {
-	allocated, err := allocatedDevices(filepath.Join(cmp.Or(p.opts.Dir, v1beta1.DevicePluginPath), checkpoint.Name))
+	allocated, err := allocatedDevices(filepath.Join(cmp.Or(p.opts.Dir, v1beta1.DevicePluginPath), kubelet.CheckpointName))
 	if err != nil {
 		return nil, fmt.Errorf("read which devices pods have: %w", err)
 	}
@@ -57,14 +57,14 @@ const maxCheckpoint = 64 << 20
 // allocatedDevices reads the IDs of the devices that pods have from a kubelet's checkpoint. Without a checkpoint the
 // result is empty.
 func allocatedDevices(path string) (map[string]bool, error) {
-	content, err := regular.ReadFile(path, maxCheckpoint)
+	content, err := fileio.ReadFile(path, maxCheckpoint)
 	if errors.Is(err, fs.ErrNotExist) {
 		return map[string]bool{}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	allocated, err := checkpoint.DeviceIDs(content)
+	allocated, err := kubelet.DeviceIDs(content)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", path, err)
 	}

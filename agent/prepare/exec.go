@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/trust"
 )
 
@@ -34,7 +34,7 @@ type Program struct {
 	// Timeout is how long it may run, besides the deadline of what it is part of; 0 is 10 s.
 	Timeout time.Duration
 
-	inherits []*lock.Lock // which it holds too, until it ends
+	inherits []*fileio.Lock // which it holds too, until it ends
 }
 
 const (

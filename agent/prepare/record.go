@@ -9,7 +9,7 @@ import (
 	"time"
 	"unicode"
 
-	"gpu-cdi-plugin/internal/excerpt"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // Record is what was done to prepare a device.
@@ -173,8 +173,8 @@ func plain(text string) string {
 		}
 		return c
 	}, strings.ToValidUTF8(text, "?"))
-	return strings.TrimSpace(excerpt.Text(text, maxText))
+	return strings.TrimSpace(wording.Shorten(text, maxText))
 }
 
 // list is a text of at most three things.
-func list(things []string) string { return excerpt.List(things, 3, ", ") }
+func list(things []string) string { return wording.ShortenList(things, 3, ", ") }

@@ -9,8 +9,7 @@ import (
 	"maps"
 	"sync"
 
-	"gpu-cdi-plugin/internal/atomicfile"
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/wake"
 )
 
@@ -66,7 +65,7 @@ func (f *RecordFile) write(fresh map[string]Record) error {
 		return nil
 	}
 	all := map[string]Record{}
-	data, err := regular.ReadFile(f.path, MaxRecords)
+	data, err := fileio.ReadFile(f.path, MaxRecords)
 	if err == nil {
 		var recorded map[string]Record
 		recorded, err = ParseRecords(data)
@@ -80,5 +79,5 @@ func (f *RecordFile) write(fresh map[string]Record) error {
 	if data, err = json.MarshalIndent(all, "", "  "); err != nil {
 		return err
 	}
-	return atomicfile.Write(f.path, append(data, '\n'), 0o644) // every user may read it
+	return fileio.Replace(f.path, append(data, '\n'), 0o644) // every user may read it
 }

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/proc"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -729,7 +729,7 @@ exit 9`)
 	if got, err := resetOne(r, within(t, plenty), device); got != ResetDone { // without a directory
 		t.Fatalf("outcome %d, error %v", got, err)
 	}
-	l, err := lock.Acquire(filepath.Join(r.LockDir, other))
+	l, err := fileio.AcquireLock(filepath.Join(r.LockDir, other))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/fileio"
 )
 
 // An nvidia-smi goes on when the process that started it ends. So it inherits a lock file for each GPU that it resets:
@@ -29,7 +29,7 @@ func (r *DriverReset) StillResetting() ([]string, error) {
 	}
 	var uuids []string
 	for _, f := range files {
-		held, err := lock.IsHeld(filepath.Join(r.LockDir, f.Name()))
+		held, err := fileio.IsHeld(filepath.Join(r.LockDir, f.Name()))
 		if err != nil {
 			return nil, fmt.Errorf("find GPUs that are still being reset: %w", err)
 		}
@@ -41,7 +41,7 @@ func (r *DriverReset) StillResetting() ([]string, error) {
 }
 
 // lock locks GPUs, after setRunning. Unlock the locks that it returns, also after an error.
-func (r *DriverReset) lock(gpus []Device) (locks []*lock.Lock, err error) {
+func (r *DriverReset) lock(gpus []Device) (locks []*fileio.Lock, err error) {
 	if r.LockDir == "" {
 		return nil, nil
 	}
@@ -49,7 +49,7 @@ func (r *DriverReset) lock(gpus []Device) (locks []*lock.Lock, err error) {
 		return nil, err
 	}
 	for _, d := range gpus {
-		l, err := lock.Acquire(filepath.Join(r.LockDir, d.GPU))
+		l, err := fileio.AcquireLock(filepath.Join(r.LockDir, d.GPU))
 		if err != nil {
 			return locks, err
 		}
@@ -58,7 +58,7 @@ func (r *DriverReset) lock(gpus []Device) (locks []*lock.Lock, err error) {
 	return locks, nil
 }
 
-func unlock(locks []*lock.Lock) {
+func unlock(locks []*fileio.Lock) {
 	for _, l := range locks {
 		_ = l.Release() // a file that stays is not locked
 	}

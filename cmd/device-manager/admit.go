@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/shellword"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/api"
 	"gpu-cdi-plugin/manager/arguments"
@@ -132,7 +132,7 @@ func (a *app) stillPlaced(ctx context.Context, placed api.Pod, err error) error 
 		again = ""
 	}
 	hint := "pod " + podName(placed.Metadata) + " keeps its devices: " + again +
-		"take them back with device-manager release " + shellword.Quote(placed.Metadata.UID)
+		"take them back with device-manager release " + wording.Quote(placed.Metadata.UID)
 	if ctx.Err() != nil { // the error will be that of the signal
 		a.Log.Warn(hint)
 	}

@@ -11,8 +11,8 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/shellword"
 	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager/arguments"
 	"gpu-cdi-plugin/manager/model"
 )
@@ -23,7 +23,7 @@ func (a *app) printArguments(engine string, run model.RunOptions) error {
 	if err != nil {
 		return err
 	}
-	line := shellword.Line(args)
+	line := wording.Line(args)
 	if line != strings.Join(args, " ") {
 		a.Log.Warn("some arguments are quoted; pass them through eval: " +
 			`eval "` + engine + ` run $(device-manager admit ...) IMAGE"`)
@@ -59,7 +59,7 @@ func (a *app) injectRunOptions(bundle string, run model.RunOptions) error {
 	}
 	_, err = cdi.Inject(bundle, names, more, dirs...)
 	if errors.Is(err, cdi.ErrNoConfig) {
-		err = cli.With(cli.Failure, "runc spec --bundle "+shellword.Quote(bundle)+" makes one", err)
+		err = cli.With(cli.Failure, "runc spec --bundle "+wording.Quote(bundle)+" makes one", err)
 	}
 	return err
 }

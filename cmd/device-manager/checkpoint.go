@@ -10,9 +10,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"gpu-cdi-plugin/internal/atomicfile"
-	"gpu-cdi-plugin/internal/checkpoint"
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/kubelet"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/state"
@@ -22,7 +23,7 @@ func (a *app) checkpointCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "checkpoint",
 		Short: "Exchange placements with a kubelet",
-		Long: `Reads and writes the file in which a kubelet records the devices of its pods, ` + checkpoint.Name + `, in its
+		Long: `Reads and writes the file in which a kubelet records the devices of its pods, ` + kubelet.CheckpointName + `, in its
 device plugin directory. Neither the kubelet nor the manager may be running: each reads its record when it starts.`,
 		Annotations: cli.Statuses(cli.OK, cli.Usage),
 		Args:        cli.UnknownVerb,
@@ -49,7 +50,7 @@ func (a *app) importCommand() *cobra.Command {
 pods but no names. None is added if a pod or a device is placed already, but a pod that has the same devices is left as
 it is, so the same file can be imported again. Devices that were withheld since the manager's own file was damaged are
 free afterwards, unless an imported pod has them. - is standard input.`,
-		Example:           `  device-manager checkpoint import /var/lib/kubelet/device-plugins/` + checkpoint.Name,
+		Example:           `  device-manager checkpoint import /var/lib/kubelet/device-plugins/` + kubelet.CheckpointName,
 		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Locked, cli.Interrupted),
 		Args:              checkpointFile,
 		ValidArgsFunction: cli.CompleteFile(),
@@ -64,7 +65,7 @@ func (a *app) exportCommand() *cobra.Command {
 		Long: `Writes the placements of the manager to a file that a kubelet reads when it starts, with its checksum. - is
 standard output. The kubelet knows a pod by its UID, so the pods keep their devices if the kubelet runs them under
 the same UIDs.`,
-		Example:           `  device-manager checkpoint export /var/lib/kubelet/device-plugins/` + checkpoint.Name,
+		Example:           `  device-manager checkpoint export /var/lib/kubelet/device-plugins/` + kubelet.CheckpointName,
 		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Locked, cli.Interrupted),
 		Args:              checkpointFile,
 		ValidArgsFunction: cli.CompleteFile(),
@@ -80,7 +81,7 @@ func (a *app) importCheckpoint(path string) error {
 	if err != nil {
 		return fmt.Errorf("import the checkpoint: %w", err)
 	}
-	c, err := checkpoint.Parse(data)
+	c, err := kubelet.ParseCheckpoint(data)
 	if err != nil {
 		return fmt.Errorf("import the checkpoint %s: %w", path, err)
 	}
@@ -106,7 +107,7 @@ func (a *app) importCheckpoint(path string) error {
 	if loaded.Loss != nil {
 		a.Log.Warn("no device is withheld any more: the import says which pods have devices", "lost", loaded.Loss.File)
 	}
-	_, err = fmt.Fprintf(a.Stdout, "%s imported into %s\n", cli.Plural(len(imported), "pod"), a.placementsFile())
+	_, err = fmt.Fprintf(a.Stdout, "%s imported into %s\n", wording.Count(len(imported), "pod"), a.placementsFile())
 	return err
 }
 
@@ -133,16 +134,16 @@ func (a *app) exportCheckpoint(path string) error {
 		_, err = a.Stdout.Write(data)
 		return err
 	}
-	if err := atomicfile.Write(path, data, 0o600); err != nil {
+	if err := fileio.Replace(path, data, 0o600); err != nil {
 		return fmt.Errorf("export the checkpoint: %w", err)
 	}
-	_, err = fmt.Fprintf(a.Stdout, "%s exported to %s\n", cli.Plural(len(loaded.Placements), "pod"), path)
+	_, err = fmt.Fprintf(a.Stdout, "%s exported to %s\n", wording.Count(len(loaded.Placements), "pod"), path)
 	return err
 }
 
 // openPlacements opens the placements of the manager, which does not run meanwhile.
 func (a *app) openPlacements() (*state.Store, state.Loaded, error) {
-	if err := atomicfile.MakeDirs(a.StateDir); err != nil {
+	if err := fileio.MakeDirs(a.StateDir); err != nil {
 		return nil, state.Loaded{}, fmt.Errorf("state-dir: %w", err)
 	}
 	store, loaded, err := state.Open(a.placementsFile(), a.Log)

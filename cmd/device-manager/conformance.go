@@ -10,7 +10,7 @@ import (
 
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/configfile"
-	"gpu-cdi-plugin/internal/shellword"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager/conformance"
 )
 
@@ -63,7 +63,7 @@ func (a *app) conformance(ctx context.Context, opts conformanceOptions) error {
 		flag, text string
 		words      *[]string
 	}{{"command", opts.command, &opts.Command}, {"flip", opts.flip, &opts.Flip}} {
-		words, err := shellword.Split(line.text)
+		words, err := wording.Split(line.text)
 		if err != nil {
 			return fmt.Errorf("--%s: %w", line.flag, err)
 		}
@@ -79,7 +79,7 @@ func (a *app) conformance(ctx context.Context, opts conformanceOptions) error {
 	}
 	if report.Failed > 0 {
 		return cli.With(cli.Differs, "docs/conformance.md explains the rules",
-			fmt.Errorf("the plugin breaks %s", cli.Plural(report.Failed, "rule")))
+			fmt.Errorf("the plugin breaks %s", wording.Count(report.Failed, "rule")))
 	}
 	return nil
 }

@@ -4,10 +4,10 @@ import (
 	"net/http"
 
 	"gpu-cdi-plugin/cdi"
-	"gpu-cdi-plugin/internal/checkpoint"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/shellword"
+	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/api"
 	"gpu-cdi-plugin/manager/conformance"
@@ -35,7 +35,7 @@ var errorTable = []cli.ErrorRow{
 		"give a program by its path or by a name in PATH; there is no shell to run it"),
 	cli.Sentinel(state.ErrNewer, cli.Failure,
 		"start the newer version of this program, or name another directory with --state-dir"),
-	cli.Sentinel(checkpoint.ErrChecksum, cli.Failure, "the file is damaged, or was changed by hand"),
+	cli.Sentinel(kubelet.ErrChecksum, cli.Failure, "the file is damaged, or was changed by hand"),
 	cli.Sentinel(manager.ErrPlaced, cli.Failure, "start the manager and release the pod that has it"),
 	cli.Sentinel(errNoPod, cli.Failure, "device-manager pods lists the pods"),
 	cli.Sentinel(api.ErrNotAllowed, cli.Failure, "run as root, or as a member of the manager's --api-group"),
@@ -54,7 +54,7 @@ var errorTable = []cli.ErrorRow{
 		"name a directory for --plugins-registry-dir that is neither --socket-dir nor above it"),
 	cli.Sentinel(cdi.ErrBadName, cli.Usage, ""),
 	cli.Sentinel(conformance.ErrOptions, cli.Usage, "see device-manager conformance --help"),
-	cli.Sentinel(shellword.ErrQuotes, cli.Usage, ""),
+	cli.Sentinel(wording.ErrQuotes, cli.Usage, ""),
 	cli.Sentinel(nodestatus.ErrReserved, cli.Usage, ""),
 
 	// 12 and 13

@@ -6,7 +6,7 @@ import (
 	"io"
 	"time"
 
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
 )
 
 // inputTime is how long a pipe is waited for.
@@ -21,7 +21,7 @@ func (a *app) readNamed(path string, limit int64, tooLarge error) ([]byte, error
 		path = "standard input"
 		data, err = io.ReadAll(io.LimitReader(a.Stdin, limit+1))
 	} else {
-		data, err = regular.ReadInput(path, limit+1, inputTime)
+		data, err = fileio.ReadInput(path, limit+1, inputTime)
 	}
 	switch {
 	case err != nil:

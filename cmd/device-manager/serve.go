@@ -14,12 +14,11 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/sdnotify"
-	"gpu-cdi-plugin/internal/unixhttp"
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/api"
@@ -76,7 +75,7 @@ func (a *app) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := atomicfile.MakeDirs(a.StateDir); err != nil {
+	if err := fileio.MakeDirs(a.StateDir); err != nil {
 		return fmt.Errorf("state-dir: %w", err)
 	}
 	if a.StateDir == config.Default().StateDir {
@@ -161,7 +160,7 @@ func (a *app) warnReserved(s nodestatus.Status) {
 }
 
 // listenPodResources makes the socket of the PodResources service, or returns nil if there is to be none.
-func (a *app) listenPodResources(ctx context.Context, group int) (*unixhttp.Listener, error) {
+func (a *app) listenPodResources(ctx context.Context, group int) (*unixsocket.HTTPListener, error) {
 	path := a.PodResourcesSocket
 	if path == "" {
 		return nil, nil //nolint:nilnil // it is an option
@@ -170,7 +169,7 @@ func (a *app) listenPodResources(ctx context.Context, group int) (*unixhttp.List
 		return nil, err
 	}
 	l, err := podresources.Listen(ctx, path, group)
-	if errors.Is(err, lock.ErrHeld) {
+	if errors.Is(err, fileio.ErrHeld) {
 		err = cli.With(
 			cli.Locked,
 			"stop the kubelet or the other manager, or name another socket with --pod-resources-socket",
@@ -205,7 +204,7 @@ func (a *app) managerOptions(machine nodestatus.Machine) (o manager.Options, err
 // lookupGroup returns the GID of a group by its name or number.
 func lookupGroup(name string) (int, error) {
 	if name == "" {
-		return unixhttp.OwnerOnly, nil
+		return unixsocket.OwnerOnly, nil
 	}
 	g, err := user.LookupGroup(name)
 	if err == nil {

@@ -13,6 +13,7 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // diffOptions are the options of the verb cdi diff.
@@ -104,7 +105,7 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 	}
 	if n := len(c.Differences); n > 0 {
 		return cli.With(cli.Differs, hint,
-			fmt.Errorf("%s is not what this host should have: %s", strings.Join(paths, ", "), cli.Plural(n, "difference")))
+			fmt.Errorf("%s is not what this host should have: %s", strings.Join(paths, ", "), wording.Count(n, "difference")))
 	}
 	return g.checkComplete()
 }

@@ -14,8 +14,8 @@ import (
 	"gpu-cdi-plugin/agent"
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
-	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/nvml"
 )
@@ -172,7 +172,7 @@ const hintSpecDir = "name a directory that can be made or written to, with --cdi
 // write makes the files what they should be. If one of them cannot be written, it writes none.
 func (a *app) write(h host.Host, files []specFile) error {
 	// Only the directory itself is made: /var/run is emptied at boot, but a missing parent is more likely a mistake.
-	if err := atomicfile.MakeDir(filepath.Dir(files[0].path)); err != nil {
+	if err := fileio.MakeDir(filepath.Dir(files[0].path)); err != nil {
 		return cli.With(cli.Failure, hintSpecDir, fmt.Errorf("make the spec directory: %w", err))
 	}
 	dirs := cdi.Load(a.specDirs(h)...)
@@ -202,7 +202,7 @@ func (a *app) writeFile(f specFile) error {
 		a.Log.Debug("write the spec "+f.path, "devices", len(f.spec.Devices))
 		return cdi.WriteFile(f.path, f.spec)
 	}
-	err := atomicfile.Remove(f.path)
+	err := fileio.Remove(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

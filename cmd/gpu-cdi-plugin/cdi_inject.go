@@ -9,8 +9,8 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/shellword"
 	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 func (a *app) injectCommand() *cobra.Command {
@@ -56,7 +56,7 @@ func (a *app) cdiInject(bundle string, names []string) error {
 	}
 	changed, err := cdi.Inject(bundle, names, cdi.Additions{}, a.specDirs(h)...)
 	if errors.Is(err, cdi.ErrNoConfig) {
-		err = cli.With(cli.Failure, "runc spec --bundle "+shellword.Quote(bundle)+" makes one", err)
+		err = cli.With(cli.Failure, "runc spec --bundle "+wording.Quote(bundle)+" makes one", err)
 	}
 	if err != nil {
 		return err

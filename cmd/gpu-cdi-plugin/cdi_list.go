@@ -7,6 +7,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 func (a *app) listCommand() *cobra.Command {
@@ -56,10 +57,10 @@ func specDirsError(dirs *cdi.SpecDirs) error {
 	}
 	var problems []string
 	if unread > 0 {
-		problems = append(problems, cli.Plural(unread, "file")+" cannot be read")
+		problems = append(problems, wording.Count(unread, "file")+" cannot be read")
 	}
 	if len(lost) > 0 {
-		problems = append(problems, cli.Plural(len(lost), "device")+" defined twice, so engines do not offer them")
+		problems = append(problems, wording.Count(len(lost), "device")+" defined twice, so engines do not offer them")
 	}
 	if problems == nil {
 		return nil

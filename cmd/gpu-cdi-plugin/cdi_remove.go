@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/cdi"
-	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/fileio"
 )
 
 func (a *app) removeCommand() *cobra.Command {
@@ -38,7 +38,7 @@ func (a *app) cdiRemove(out cli.Output) error {
 	removed := []string{}
 	var failed error
 	for _, path := range append([]string{path}, a.writtenExtras()...) {
-		switch err := atomicfile.Remove(path); {
+		switch err := fileio.Remove(path); {
 		case err == nil:
 			removed = append(removed, path)
 		case errors.Is(err, fs.ErrNotExist):

@@ -11,6 +11,7 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 func (a *app) validateCommand() *cobra.Command {
@@ -92,7 +93,7 @@ func (a *app) cdiValidate(ctx context.Context, files []string, out cli.Output) e
 		return cli.With(cli.Failure, "gpu-cdi-plugin cdi list shows the spec files that there are", unread)
 	case invalid > 0:
 		return cli.With(cli.Differs, hintInvalid,
-			fmt.Errorf("not valid on this host: %d of %s", invalid, cli.Plural(len(verdicts), "spec file")))
+			fmt.Errorf("not valid on this host: %d of %s", invalid, wording.Count(len(verdicts), "spec file")))
 	}
 	return nil
 }
@@ -108,7 +109,7 @@ func (a *app) knownDevices(ctx context.Context) *gpu.Snapshot {
 		return &gpu.Snapshot{}
 	}
 	if err != nil {
-		why := cli.OneLine(err)
+		why := wording.OneLine(err)
 		if hint := cli.HintOf(a.Classify(err)); hint != "" {
 			why += "; " + hint
 		}

@@ -15,8 +15,7 @@ import (
 	"gpu-cdi-plugin/agent/control"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/lock"
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/node"
 )
 
@@ -174,7 +173,7 @@ func (a *app) setCordon(ctx context.Context, r control.Request) error {
 		return health.EditCordon(data, id, time.Now(), d, r.Reason)
 	}
 	switch editing := node.EditHealthRecord(agent.DescriptorDir(a.config), agent.HealthRecord(a.config), edit); {
-	case errors.Is(editing, lock.ErrHeld):
+	case errors.Is(editing, fileio.ErrHeld):
 		return cli.With(cli.Locked,
 			"name the --runtime-dir of the serve that runs; if its control.sock was removed, restart it",
 			fmt.Errorf("%w, but a serve uses %s", err, a.plugin.StateDir))
@@ -232,7 +231,7 @@ func (a *app) completeDevice(cmd *cobra.Command, args []string, prefix string) (
 	var list []string
 	if len(args) == 0 {
 		_ = a.Start(cmd) // for the path of the record; a required flag may still follow
-		data, err := regular.ReadFile(agent.HealthRecord(a.config), node.MaxHealthRecord)
+		data, err := fileio.ReadFile(agent.HealthRecord(a.config), node.MaxHealthRecord)
 		if err == nil {
 			recorded, _ := health.Recorded(data, health.Identity{})
 			list = slices.Sorted(maps.Keys(recorded))

@@ -16,7 +16,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/node"
 )
@@ -72,7 +72,7 @@ func (a *app) devices(ctx context.Context, out cli.Output) error {
 func recorded[T any](
 	a *app, path, what string, limit int64, parse func([]byte) (map[string]T, error),
 ) (all map[string]T) {
-	data, err := regular.ReadFile(path, limit)
+	data, err := fileio.ReadFile(path, limit)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -13,7 +13,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/hook/install"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/nvml"
@@ -41,7 +41,7 @@ var errorTable = []cli.ErrorRow{
 			"makes any; its major is that of nvidia-caps-imex-channels in /proc/devices), or set imex.required to false"
 	}),
 	// Before node.SpecError, which may wrap it.
-	cli.Sentinel(lock.ErrHeld, cli.Locked,
+	cli.Sentinel(fileio.ErrHeld, cli.Locked,
 		"stop the other instance, or give this one its own --cdi-kind, --state-dir and --runtime-dir; "+
 			"fuser with the lock's path names its process"),
 	cli.Typed(func(e *agent.NotWritableError) (cli.Code, string) {

@@ -11,7 +11,7 @@ import (
 
 	"gpu-cdi-plugin/hook/install"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/fileio"
 )
 
 func (a *app) hookCommand() *cobra.Command {
@@ -68,7 +68,7 @@ func (a *app) locked(dryRun bool, change func() error) error {
 		return err
 	}
 	release, err := install.Lock(h.Root())
-	if errors.Is(err, lock.ErrHeld) {
+	if errors.Is(err, fileio.ErrHeld) {
 		return cli.With(cli.Locked, "wait until the other hook install or hook uninstall is done", err)
 	}
 	if err != nil {

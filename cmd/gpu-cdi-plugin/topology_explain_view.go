@@ -10,7 +10,7 @@ import (
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/excerpt"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // explanation is the result of topology explain as JSON.
@@ -135,13 +135,13 @@ func (e *explanation) sumText() string {
 	})
 	t := cli.Table{Header: []string{"PAIRS", "LINK", "SCORE OF EACH", "TOGETHER", "WHICH"}}
 	for _, kind := range kinds {
-		n, which := len(pairs[kind]), excerpt.List(pairs[kind], 8, " ")
+		n, which := len(pairs[kind]), wording.ShortenList(pairs[kind], 8, " ")
 		t.Rows = append(t.Rows, []string{
 			strconv.Itoa(n), linkText(kind), e.scoreText(kind), strconv.Itoa(n * e.weights.Score(kind)), which,
 		})
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "The score %d is the sum over its %s:\n\n", e.Chosen.Score, cli.Plural(len(e.Chosen.Pairs), "pair"))
+	fmt.Fprintf(&b, "The score %d is the sum over its %s:\n\n", e.Chosen.Score, wording.Count(len(e.Chosen.Pairs), "pair"))
 	_ = t.Write(&b, false, false) // a strings.Builder returns no error
 	return b.String()
 }

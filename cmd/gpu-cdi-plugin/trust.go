@@ -9,8 +9,8 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/shellword"
 	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // checkHook returns an error unless the hook can be executed and only root can change it: engines run it as root.
@@ -29,7 +29,7 @@ func (a *app) checkHook() error {
 		return cli.With(cli.Failure, hint, fmt.Errorf("the hook %s would run as root: %w", path, err))
 	}
 	if info.Mode()&0o111 == 0 {
-		hint := "name the program prestart-hook with --hook-path, or make it executable: chmod 755 " + shellword.Quote(path)
+		hint := "name the program prestart-hook with --hook-path, or make it executable: chmod 755 " + wording.Quote(path)
 		return cli.With(cli.Failure, hint, fmt.Errorf("the hook %s is not executable", path))
 	}
 	return nil

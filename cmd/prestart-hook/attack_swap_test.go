@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/test/lib/hoststate"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -206,7 +206,7 @@ func TestSlowAttackByExchangeBeforeTheRuntime(t *testing.T) {
 			stop()
 			before.Check(t)
 			for _, name := range []string{"config.json", "other"} {
-				data, _ := regular.ReadFile(filepath.Join(dir, "bundle", name), 1<<20)
+				data, _ := fileio.ReadFile(filepath.Join(dir, "bundle", name), 1<<20)
 				if strings.Contains(string(data), "precious") && strings.Contains(string(data), "/dev/nvidia0") {
 					t.Errorf("the bundle has a secret: %s", data)
 				}

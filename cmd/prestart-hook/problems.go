@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/hook/inject"
-	"gpu-cdi-plugin/internal/excerpt"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // problems reports what goes wrong in a run of the hook: on standard error, which engines show or not, and in the log
@@ -51,5 +51,5 @@ const maxLine = 2000
 
 // oneLine is the text of an error in one line.
 func oneLine(err error) error {
-	return errors.New(excerpt.Text(strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; "), maxLine))
+	return errors.New(wording.Shorten(strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; "), maxLine))
 }

@@ -13,7 +13,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 
 	"gpu-cdi-plugin/cdi"
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/internal/yamlfile"
 )
@@ -184,7 +184,7 @@ func readAll(path string) (*policy, error) {
 	if err := trust.RootFile(path); err != nil {
 		return nil, err
 	}
-	data, err := regular.ReadFile(path, maxPolicy)
+	data, err := fileio.ReadFile(path, maxPolicy)
 	if err != nil {
 		return nil, err
 	}

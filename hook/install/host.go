@@ -13,10 +13,7 @@ import (
 	securejoin "github.com/cyphar/filepath-securejoin"
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/atomicfile"
-	"gpu-cdi-plugin/internal/fileid"
-	"gpu-cdi-plugin/internal/lock"
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/trust"
 )
 
@@ -27,7 +24,7 @@ const maxFile = 4 << 20
 type Host struct {
 	root  string
 	files map[string]*File
-	ids   map[string]fileid.ID
+	ids   map[string]fileio.ID
 	isDir func(path string) bool
 }
 
@@ -35,7 +32,7 @@ type Host struct {
 // if there is one. The path of the hook is not below root. A file that is neither a regular one nor a link to such a
 // file is an error.
 func Read(root string, engines []string, hook string) (*Host, error) {
-	h := &Host{root: root, files: map[string]*File{}, ids: map[string]fileid.ID{}}
+	h := &Host{root: root, files: map[string]*File{}, ids: map[string]fileio.ID{}}
 	h.isDir = func(name string) bool {
 		dir, err := resolve(root, name)
 		if err != nil {
@@ -117,12 +114,12 @@ func (h *Host) read(name string) error {
 	}
 	f := &File{Link: link}
 	if path.Base(name) != wrapperName {
-		h.ids[name] = fileid.Of(at)
+		h.ids[name] = fileio.IDOf(at)
 		target, err := resolve(h.root, name)
 		if err != nil {
 			return err
 		}
-		if f.Data, err = regular.ReadFile(target, maxFile); err != nil {
+		if f.Data, err = fileio.ReadFile(target, maxFile); err != nil {
 			return fmt.Errorf("read %s: %w", name, err)
 		}
 	}
@@ -137,21 +134,21 @@ const lockFile = "/run/gpu-cdi-plugin-hook-install.lock"
 const lockWait = 10 * time.Second
 
 // Lock keeps other processes from changing the files below a root directory by a Plan. It is acquired before Read and
-// released after Apply. If another process holds it for longer than 10 s, the error wraps lock.ErrHeld.
+// released after Apply. If another process holds it for longer than 10 s, the error wraps fileio.ErrHeld.
 func Lock(root string) (release func() error, err error) {
 	dir, err := resolve(root, path.Dir(lockFile))
 	if err != nil {
 		return nil, err
 	}
-	if err := atomicfile.MakeDir(dir); err != nil {
+	if err := fileio.MakeDir(dir); err != nil {
 		return nil, err
 	}
 	for deadline := time.Now().Add(lockWait); ; time.Sleep(20 * time.Millisecond) {
-		l, err := lock.Acquire(filepath.Join(dir, path.Base(lockFile)))
+		l, err := fileio.AcquireLock(filepath.Join(dir, path.Base(lockFile)))
 		if err == nil {
 			return l.Release, nil
 		}
-		if !errors.Is(err, lock.ErrHeld) || time.Now().After(deadline) {
+		if !errors.Is(err, fileio.ErrHeld) || time.Now().After(deadline) {
 			return nil, err
 		}
 	}
@@ -203,23 +200,23 @@ func (h *Host) apply(c Change) error {
 	if path.Base(c.Path) == wrapperName {
 		return h.applyLink(at, c)
 	}
-	if fileid.Of(at) != h.ids[c.Path] {
+	if fileio.IDOf(at) != h.ids[c.Path] {
 		return fmt.Errorf("write %s: it has changed since it was read", at)
 	}
 	err = h.applyFile(at, c)
-	h.ids[c.Path] = fileid.Of(at)
+	h.ids[c.Path] = fileio.IDOf(at)
 	return err
 }
 
 func (h *Host) applyFile(at string, c Change) error {
 	if c.After == nil {
-		return atomicfile.Remove(at)
+		return fileio.Remove(at)
 	}
-	if err := atomicfile.MakeDirs(filepath.Dir(at)); err != nil {
+	if err := fileio.MakeDirs(filepath.Dir(at)); err != nil {
 		return err
 	}
 	if c.Before == nil {
-		return atomicfile.Write(at, c.After.Data, 0o644)
+		return fileio.Replace(at, c.After.Data, 0o644)
 	}
 	dir, err := trust.OpenDir(filepath.Dir(at))
 	if err != nil {
@@ -230,7 +227,7 @@ func (h *Host) applyFile(at string, c Change) error {
 	if err != nil {
 		return err
 	}
-	return atomicfile.WriteLike(dir, filepath.Base(at), c.After.Data, info)
+	return fileio.ReplaceLike(dir, filepath.Base(at), c.After.Data, info)
 }
 
 // applyLink makes the link of the wrapper, or removes it if it still leads where it did.
@@ -239,9 +236,9 @@ func (h *Host) applyLink(at string, c Change) error {
 		if link, err := os.Readlink(at); err != nil || link != c.Before.Link {
 			return errors.Join(fmt.Errorf("remove %s: it has changed since it was read", at), err)
 		}
-		return atomicfile.Remove(at)
+		return fileio.Remove(at)
 	}
-	if err := atomicfile.MakeDirs(filepath.Dir(at)); err != nil {
+	if err := fileio.MakeDirs(filepath.Dir(at)); err != nil {
 		return err
 	}
 	dir, err := trust.OpenDir(filepath.Dir(at))

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"gpu-cdi-plugin/internal/near"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // statusKey is the annotation with the exit statuses of a verb.
@@ -106,12 +106,12 @@ func UnknownVerb(cmd *cobra.Command, args []string) error {
 		}
 		names = append(names, c.Name())
 		for _, sub := range c.Commands() {
-			if near.To(args[0], []string{sub.Name()}) != nil {
+			if wording.Near(args[0], []string{sub.Name()}) != nil {
 				below = append(below, c.Name()+" "+sub.Name())
 			}
 		}
 	}
-	advice := near.Question(args[0], names)
+	advice := wording.Question(args[0], names)
 	switch {
 	case advice != "":
 	case len(below) > 0:
@@ -142,7 +142,7 @@ func FlagError(cmd *cobra.Command, err error) error {
 				names = append(names, "--"+f.Name)
 			}
 		})
-		return fmt.Errorf("%w%s", err, near.Question("--"+e.GetSpecifiedName(), names))
+		return fmt.Errorf("%w%s", err, wording.Question("--"+e.GetSpecifiedName(), names))
 	}
 	return err
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"gpu-cdi-plugin/internal/configfile"
-	"gpu-cdi-plugin/internal/near"
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // fromFlag is the source of a value besides the configuration file and environment variables.
@@ -95,7 +95,7 @@ const configTime = 10 * time.Second
 
 // readConfig reads the file of --config into the configuration.
 func (p *Program) readConfig() error {
-	data, err := regular.ReadInput(p.configFile, configfile.MaxFile+1, configTime)
+	data, err := fileio.ReadInput(p.configFile, configfile.MaxFile+1, configTime)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && p.sources["config"] == "": // the default file need not exist
 		p.configFile = ""
@@ -156,7 +156,7 @@ func (p *Program) warnUnknownEnv() {
 	})
 	for _, name := range slices.Sorted(maps.Keys(unknown)) {
 		p.Log.Warn("the environment variable " + name + " is ignored, since no option has this name" +
-			near.Question(name, known))
+			wording.Question(name, known))
 	}
 }
 

@@ -159,14 +159,3 @@ func YesNo(b bool) string {
 	}
 	return "no"
 }
-
-// OneLine is the text of an error in one line, for a log.
-func OneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
-
-// Plural is "1 GPU" or "3 GPUs".
-func Plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
-}

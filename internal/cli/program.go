@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"gpu-cdi-plugin/internal/configfile"
-	"gpu-cdi-plugin/internal/shellword"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // Options are what differs between the programs.
@@ -209,7 +209,7 @@ func (p *Program) withOptions(cmd *cobra.Command, err error) error {
 	var common string
 	local := map[string]string{}
 	cmd.Flags().Visit(func(f *pflag.Flag) {
-		option := "--" + f.Name + "=" + shellword.Quote(f.Value.String()) + " "
+		option := "--" + f.Name + "=" + wording.Quote(f.Value.String()) + " "
 		if cmd.InheritedFlags().Lookup(f.Name) != nil && !strings.HasPrefix(f.Name, "log-") {
 			common += option
 		}

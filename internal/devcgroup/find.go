@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
 )
 
 // Cgroups are the open cgroups that can restrict the devices of a process.
@@ -37,7 +37,7 @@ func Find(host Host, pid int) (*Cgroups, error) {
 }
 
 func (c *Cgroups) find() error {
-	list, err := regular.ReadFile(filepath.Join(c.host.Proc, strconv.Itoa(c.pid), "cgroup"), maxRead)
+	list, err := fileio.ReadFile(filepath.Join(c.host.Proc, strconv.Itoa(c.pid), "cgroup"), maxRead)
 	if err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (c *cgroup) read(name string) (string, error) {
 		return "", err
 	}
 	defer f.Close()
-	data, _, err := regular.Read(f, maxRead)
+	data, _, err := fileio.ReadRegular(f, maxRead)
 	return string(data), err
 }
 

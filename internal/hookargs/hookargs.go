@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"gpu-cdi-plugin/internal/version"
+	"gpu-cdi-plugin/internal/host"
 )
 
 // verb is the hook's first argument.
@@ -113,11 +113,11 @@ func (c *CreateContainer) parse(arg string) error {
 	switch name {
 	case "--driver-version":
 		c.DriverVersion = value
-		_, err := version.Parse(value)
+		_, err := host.ParseVersion(value)
 		return err
 	case "--cuda-version":
 		c.CUDAVersion = value
-		_, err := version.Parse(value)
+		_, err := host.ParseVersion(value)
 		return err
 	case "--libraries":
 		return c.parseLibraries(value)

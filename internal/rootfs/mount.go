@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
 
 	"golang.org/x/sys/unix"
 )
@@ -42,7 +42,7 @@ func (r *Root) mountFile(name string, data []byte, mode fs.FileMode) error {
 		return err
 	}
 	if info.IsDir() {
-		return fmt.Errorf("%w but %s", ErrNotRegular, regular.TypeName(info.Mode()))
+		return fmt.Errorf("%w but %s", ErrNotRegular, fileio.TypeName(info.Mode()))
 	}
 	if !strings.HasPrefix(name, "/proc/") {
 		if err := refuseProc(target); err != nil {

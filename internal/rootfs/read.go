@@ -7,7 +7,7 @@ import (
 	"io/fs"
 	"os"
 
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
 
 	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
 	"golang.org/x/sys/unix"
@@ -83,7 +83,7 @@ func (r *Root) readFile(name string, limit int64, check func(*os.File) error) ([
 		return nil, err
 	}
 	defer closeQuietly(f)
-	data, _, err := regular.Read(f, limit)
+	data, _, err := fileio.ReadRegular(f, limit)
 	return data, err
 }
 
@@ -147,7 +147,7 @@ func ReadHostFile(name string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer closeQuietly(f)
-	data, _, err := regular.Read(f, limit)
+	data, _, err := fileio.ReadRegular(f, limit)
 	return data, err
 }
 
@@ -158,7 +158,7 @@ func openRegular(f *os.File, name string) (*os.File, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("open %s: %w but %s", name, ErrNotRegular, regular.TypeName(info.Mode()))
+		return nil, fmt.Errorf("open %s: %w but %s", name, ErrNotRegular, fileio.TypeName(info.Mode()))
 	}
 	file, err := pathrs.Reopen(f, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 	if err != nil {

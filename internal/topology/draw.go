@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // draw writes the shapes of a scene.
@@ -98,7 +99,7 @@ func drawFabric(b *svg, s *scene, l *layout, fabric int) {
 			}
 		}
 		index, x := strconv.Itoa(s.gpu(p).Index), l.exit(s, p, toSwitches)
-		title := fmt.Sprintf("GPU %s: %s to the NVSwitches", index, plural(links, "NVLink"))
+		title := fmt.Sprintf("GPU %s: %s to the NVSwitches", index, wording.Count(links, "NVLink"))
 		data := []attribute{{"gpus", index}, {"nvlinks", strconv.Itoa(links)}, {"switched", "true"}}
 		b.group("nvlink", title, data, func() {
 			b.path("nv", min(3+links*2/3, 16), fmt.Sprintf("M%d %dL%d %d", x, y+fabricHeight, x, l.cards))
@@ -116,7 +117,7 @@ func drawNVLinks(b *svg, s *scene, l *layout) {
 	for i, pair := range s.direct {
 		link, at := s.links[pair], l.brackets[i]
 		y, stroke := l.bracketY(at.lane), min(2*link.NVLinks, 10)
-		title := fmt.Sprintf("GPU %d and GPU %d: %s", link.A, link.B, plural(link.NVLinks, "NVLink"))
+		title := fmt.Sprintf("GPU %d and GPU %d: %s", link.A, link.B, wording.Count(link.NVLinks, "NVLink"))
 		gpus := fmt.Sprintf("%d %d", link.A, link.B)
 		data := []attribute{{"gpus", gpus}, {"nvlinks", strconv.Itoa(link.NVLinks)}, {"switched", "false"}}
 		b.group("nvlink", title, data, func() {

@@ -114,10 +114,10 @@ func distance(i, j int) gpu.PCIePath {
 func TestGolden(t *testing.T) {
 	noSocket := "there is no socket of the kubelet at /var/lib/kubelet/pod-resources/kubelet.sock"
 	nodes := map[string]Node{
-		filepath.Join("testdata", "busy.svg"):                busy(t),
+		filepath.Join("testdata", "busy.svg"):                      busy(t),
 		filepath.Join("..", "..", "docs", "topology-dgx-h100.svg"): documented(t),
-		filepath.Join("testdata", "not-a-tree.svg"):          {Snapshot: notATree(), HoldersUnknown: noSocket},
-		filepath.Join("testdata", "bridges.svg"):             {Snapshot: bridges()},
+		filepath.Join("testdata", "not-a-tree.svg"):                {Snapshot: notATree(), HoldersUnknown: noSocket},
+		filepath.Join("testdata", "bridges.svg"):                   {Snapshot: bridges()},
 	}
 	for _, name := range machines(t) {
 		nodes[filepath.Join("testdata", name+".svg")] = Node{Snapshot: machine(t, name), HoldersUnknown: noSocket}

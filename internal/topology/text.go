@@ -5,7 +5,7 @@ import (
 	"strings"
 	"unicode"
 
-	"gpu-cdi-plugin/internal/excerpt"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // longest is where a text from outside is cut, in bytes. No real name or error is longer.
@@ -23,7 +23,7 @@ func clean(s string) string {
 		}
 		return r
 	}, strings.ToValidUTF8(s, "\uFFFD"))
-	return excerpt.Text(strings.Join(strings.Fields(s), " "), longest)
+	return wording.Shorten(strings.Join(strings.Fields(s), " "), longest)
 }
 
 // font is a kind of font.

@@ -21,6 +21,7 @@ import (
 	"strings"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // Node is a node to draw.
@@ -90,7 +91,7 @@ func (s *scene) title() string {
 		models[i] = fmt.Sprintf("%d × %s", counts[name], name)
 	}
 	if len(models) == 0 {
-		return plural(len(s.Snapshot.Devices), "GPU")
+		return wording.Count(len(s.Snapshot.Devices), "GPU")
 	}
 	return strings.Join(models, ", ")
 }
@@ -104,14 +105,14 @@ func (s *scene) subtitle() string {
 	if v := clean(s.Snapshot.CUDAVersion); v != "" {
 		parts = append(parts, "CUDA "+v)
 	}
-	gpus := plural(len(s.Snapshot.Devices), "GPU")
+	gpus := wording.Count(len(s.Snapshot.Devices), "GPU")
 	if n := len(s.unusable()); n > 0 {
 		parts = append(parts, fmt.Sprintf("%d of %s unusable", n, gpus))
 	} else {
 		parts = append(parts, gpus+" usable")
 	}
 	if s.HoldersUnknown == "" {
-		parts = append(parts, "devices held by "+plural(len(s.holders), "container"))
+		parts = append(parts, "devices held by "+wording.Count(len(s.holders), "container"))
 	}
 	return strings.Join(parts, " · ")
 }
@@ -137,12 +138,4 @@ func (s *scene) numaName(g *group) string {
 	default:
 		return "NUMA nodes " + strings.Join(names, ", ")
 	}
-}
-
-// plural returns a number and what it counts.
-func plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }

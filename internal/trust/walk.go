@@ -7,8 +7,6 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"gpu-cdi-plugin/internal/userns"
 )
 
 // maxLinks is the number of symbolic links in a path that the kernel allows.
@@ -154,7 +152,7 @@ func (w *walk) enter(fd int, path string, st unix.Stat_t) error {
 
 // foreign returns an error if a file belongs to neither root nor owner.
 func (w *walk) foreign(path string, st unix.Stat_t) error {
-	if st.Uid == 0 || int(st.Uid) == w.owner || st.Uid == userns.Overflow && userns.WithoutRoot() {
+	if st.Uid == 0 || int(st.Uid) == w.owner || st.Uid == OverflowID && WithoutRoot() {
 		return nil
 	}
 	return fmt.Errorf("%s belongs to user %d", path, st.Uid)

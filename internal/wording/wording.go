@@ -1,4 +1,5 @@
-// Package wording counts things and puts errors on one line, for messages that people read.
+// Package wording makes texts for people: it counts and shortens things, quotes words for a shell, and suggests known
+// names that are similar to a misspelt one.
 package wording
 
 import (

@@ -20,8 +20,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"gpu-cdi-plugin/internal/excerpt"
-	"gpu-cdi-plugin/internal/near"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // Decode decodes a YAML document into the struct that into points to, and returns the document too; its Kind is 0 if
@@ -119,7 +118,7 @@ func (c *checker) object(path string, n *yaml.Node, t reflect.Type) {
 			c.problem(key, join(path, key.Value), "%s", c.gone[join(path, key.Value)])
 		case !ok:
 			c.problem(key, "", "unknown key %s%s", join(path, key.Value),
-				near.Question(key.Value, slices.Sorted(maps.Keys(known))))
+				wording.Question(key.Value, slices.Sorted(maps.Keys(known))))
 		default:
 			c.value(join(path, key.Value), value, field)
 		}
@@ -225,7 +224,7 @@ func describe(n *yaml.Node) string {
 	case yaml.SequenceNode:
 		return "a list"
 	default:
-		return strconv.Quote(excerpt.Text(n.Value, maxQuoted))
+		return strconv.Quote(wording.Shorten(n.Value, maxQuoted))
 	}
 }
 

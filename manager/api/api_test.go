@@ -20,7 +20,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"gpu-cdi-plugin/internal/unixhttp"
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/pod"
@@ -155,7 +155,7 @@ func parse(manifest []byte) (model.Pod, error) {
 func serve(t *testing.T, m *placements, change func(*Server)) *Client {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "api.sock")
-	l, err := Listen(t.Context(), path, unixhttp.OwnerOnly)
+	l, err := Listen(t.Context(), path, unixsocket.OwnerOnly)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -570,7 +570,7 @@ func TestARequestThatTakesTooLongEnds(t *testing.T) {
 
 func TestOneManagerHasTheSocket(t *testing.T) {
 	c := serve(t, &placements{}, nil)
-	if _, err := Listen(t.Context(), c.path, unixhttp.OwnerOnly); !errors.Is(err, ErrServed) {
+	if _, err := Listen(t.Context(), c.path, unixsocket.OwnerOnly); !errors.Is(err, ErrServed) {
 		t.Errorf("a second one: %v", err)
 	}
 	other := NewClient(c.path + ".other")

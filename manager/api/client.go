@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"gpu-cdi-plugin/internal/unixhttp"
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/manager/model"
 )
 
@@ -36,7 +36,7 @@ const (
 
 // NewClient returns the client of the socket at path.
 func NewClient(path string) *Client {
-	return &Client{path: path, http: unixhttp.NewClient(path, maxWait+readTime)}
+	return &Client{path: path, http: unixsocket.NewHTTPClient(path, maxWait+readTime)}
 }
 
 // Admit gives the pod of a manifest, in YAML or JSON, its devices.
@@ -121,7 +121,7 @@ func (c *Client) Watch(ctx context.Context, begun func(), each func(Event) error
 	case lines.Err() != nil:
 		return fmt.Errorf("watch the device manager: %w", lines.Err())
 	}
-	return fmt.Errorf("watch the device manager: %w", unixhttp.ErrEnded)
+	return fmt.Errorf("watch the device manager: %w", unixsocket.ErrEnded)
 }
 
 func podPath(uid string) string { return "/v1/pods/" + url.PathEscape(uid) }
@@ -173,8 +173,8 @@ func (c *Client) send(ctx context.Context, method, path string, body []byte) (*h
 		return nil, fmt.Errorf("%w %s", ErrNoManager, c.path)
 	case errors.Is(err, fs.ErrPermission):
 		return nil, fmt.Errorf("%w %s", ErrNotAllowed, c.path)
-	case unixhttp.IsEnd(err):
-		err = unixhttp.ErrEnded
+	case unixsocket.IsEnd(err):
+		err = unixsocket.ErrEnded
 	}
 	if request, ok := errors.AsType[*url.Error](err); ok {
 		err = request.Err // without the method and the URL

@@ -16,9 +16,9 @@ import (
 	"strings"
 	"time"
 
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/promtext"
-	"gpu-cdi-plugin/internal/unixhttp"
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/pod"
 )
@@ -51,12 +51,12 @@ const (
 )
 
 // Listen makes the socket at path, with the lock file path.lock. Besides its owner a group may connect, by its GID, or
-// none with unixhttp.OwnerOnly. The error wraps ErrServed if another manager serves it.
-func Listen(ctx context.Context, path string, group int) (*unixhttp.Listener, error) {
-	l, err := unixhttp.Listen(ctx, unixhttp.Options{
+// none with unixsocket.OwnerOnly. The error wraps ErrServed if another manager serves it.
+func Listen(ctx context.Context, path string, group int) (*unixsocket.HTTPListener, error) {
+	l, err := unixsocket.ListenHTTP(ctx, unixsocket.HTTPOptions{
 		Path: path, LockPath: path + ".lock", Group: group, MaxConnections: maxConnections,
 	})
-	if errors.Is(err, lock.ErrHeld) {
+	if errors.Is(err, fileio.ErrHeld) {
 		err = fmt.Errorf("%w: %w", ErrServed, err)
 	}
 	if err != nil {
@@ -66,7 +66,7 @@ func Listen(ctx context.Context, path string, group int) (*unixhttp.Listener, er
 }
 
 // Run serves until ctx ends.
-func (s *Server) Run(ctx context.Context, l *unixhttp.Listener) error {
+func (s *Server) Run(ctx context.Context, l *unixsocket.HTTPListener) error {
 	if err := l.Serve(ctx, s.handler(), s.Log); err != nil {
 		return fmt.Errorf("serve the API: %w", err)
 	}
@@ -142,7 +142,7 @@ func (s *Server) serve(w http.ResponseWriter, q *http.Request, r route) {
 	answer, err := s.do(w, q, r)
 	s.logRequest(q, answer, err)
 	conn := http.NewResponseController(w)
-	_ = conn.SetWriteDeadline(time.Now().Add(unixhttp.RequestTime))
+	_ = conn.SetWriteDeadline(time.Now().Add(unixsocket.RequestTime))
 	text, isText := answer.(prometheusText)
 	switch {
 	case err != nil:
@@ -162,7 +162,7 @@ func (s *Server) serve(w http.ResponseWriter, q *http.Request, r route) {
 }
 
 func (s *Server) do(w http.ResponseWriter, q *http.Request, r route) (any, error) {
-	if unixhttp.Peer(q.Context()) == nil {
+	if unixsocket.Peer(q.Context()) == nil {
 		return nil, errUnknownPeer
 	}
 	if q.Method != http.MethodGet {
@@ -206,7 +206,7 @@ func (s *Server) logRequest(q *http.Request, answer any, err error) {
 
 // callerOf is the process that has sent a request.
 func callerOf(q *http.Request) model.Caller {
-	peer := unixhttp.Peer(q.Context())
+	peer := unixsocket.Peer(q.Context())
 	if peer == nil {
 		return model.Caller{UID: -1, GID: -1}
 	}

@@ -5,13 +5,13 @@ import (
 	"net/http"
 	"time"
 
-	"gpu-cdi-plugin/internal/unixhttp"
+	"gpu-cdi-plugin/internal/unixsocket"
 )
 
 // watch sends each change as a line of JSON until the client goes. The header of the answer comes as soon as the watch
 // has begun: a client that lists then misses nothing.
 func (s *Server) watch(w http.ResponseWriter, q *http.Request) {
-	if unixhttp.Peer(q.Context()) == nil {
+	if unixsocket.Peer(q.Context()) == nil {
 		writeJSON(w, errUnknownPeer.Code, errUnknownPeer)
 		return
 	}
@@ -26,7 +26,7 @@ func (s *Server) watch(w http.ResponseWriter, q *http.Request) {
 	_ = conn.SetReadDeadline(time.Time{}) // it was for the request; with it the context would end
 	events := s.Manager.Watch(q.Context())
 	send := func(e Event) error {
-		_ = conn.SetWriteDeadline(time.Now().Add(unixhttp.RequestTime))
+		_ = conn.SetWriteDeadline(time.Now().Add(unixsocket.RequestTime))
 		encoder := json.NewEncoder(w)
 		encoder.SetEscapeHTML(false)
 		if err := encoder.Encode(e); err != nil {
@@ -35,7 +35,7 @@ func (s *Server) watch(w http.ResponseWriter, q *http.Request) {
 		return conn.Flush()
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
-	_ = conn.SetWriteDeadline(time.Now().Add(unixhttp.RequestTime))
+	_ = conn.SetWriteDeadline(time.Now().Add(unixsocket.RequestTime))
 	_ = conn.Flush()
 	for {
 		select {

@@ -11,7 +11,7 @@ import (
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"gpu-cdi-plugin/internal/near"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager/model"
 )
 
@@ -34,7 +34,7 @@ func Engines() []string { return []string{"podman", "docker", "nerdctl"} }
 func For(engine string, o model.RunOptions) ([]string, error) {
 	if !slices.Contains(Engines(), engine) {
 		return nil, fmt.Errorf("%w %q: want one of %s%s",
-			ErrUnknownEngine, engine, strings.Join(Engines(), ", "), near.Question(engine, Engines()))
+			ErrUnknownEngine, engine, strings.Join(Engines(), ", "), wording.Question(engine, Engines()))
 	}
 	c := checker{}
 	c.valid(o)

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"gpu-cdi-plugin/internal/shellword"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager/model"
 )
 
@@ -170,7 +170,7 @@ func TestArgumentsInAShell(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command("sh", "-c", `printf '%s\0' `+shellword.Line(args)).Output()
+	out, err := exec.Command("sh", "-c", `printf '%s\0' `+wording.Line(args)).Output()
 	if err != nil {
 		t.Fatal(err)
 	}

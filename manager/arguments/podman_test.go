@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"gpu-cdi-plugin/internal/shellword"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -46,8 +46,8 @@ func TestPodmanUnderstandsTheArguments(t *testing.T) {
 mount -t tmpfs none /run
 mount -t tmpfs none /dev/shm
 podman() { command podman --root /run/root --runroot /run/runroot --storage-driver vfs --log-level error "$@"; }
-podman create --network none --name x ` + shellword.Line(args) +
-		` --rootfs ` + shellword.Quote(filepath.Join(dir, "rootfs")) + ` sleep 1 >&2
+podman create --network none --name x ` + wording.Line(args) +
+		` --rootfs ` + wording.Quote(filepath.Join(dir, "rootfs")) + ` sleep 1 >&2
 podman inspect x`
 	cmd := exec.CommandContext(t.Context(), "unshare", "-m", "sh", "-c", script)
 	var stderr strings.Builder

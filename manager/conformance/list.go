@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"gpu-cdi-plugin/internal/excerpt"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 const (
@@ -46,7 +46,7 @@ func passedUnless(broken []string, format string, args ...any) verdict {
 	if len(broken) == 0 {
 		return passed(format, args...)
 	}
-	return failed("%s", excerpt.List(broken, 3, ", "))
+	return failed("%s", wording.ShortenList(broken, 3, ", "))
 }
 
 func listSize(_ context.Context, _ *session, p *plugin) verdict {
@@ -218,7 +218,7 @@ func difference(before, after []*v1beta1.Device) string {
 			parts = append(parts, fmt.Sprintf("%q was new", id))
 		}
 	}
-	return excerpt.List(parts, 3, ", ")
+	return wording.ShortenList(parts, 3, ", ")
 }
 
 // healthFlips has a device change its health, and waits for the list that says so.

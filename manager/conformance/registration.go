@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"gpu-cdi-plugin/internal/resourcename"
+	naming "gpu-cdi-plugin/internal/kubelet"
 )
 
 // registers waits for the first registration. All other checks need it.
@@ -53,7 +53,7 @@ func registersVersion(_ context.Context, _ *session, p *plugin) verdict {
 }
 
 func registersName(_ context.Context, _ *session, p *plugin) verdict {
-	if err := resourcename.Check(p.resource); err != nil {
+	if err := naming.CheckResourceName(p.resource); err != nil {
 		return failed("%q: %v", p.resource, err)
 	}
 	return passed("%s", p.resource)

@@ -17,7 +17,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"gpu-cdi-plugin/internal/resourcename"
+	naming "gpu-cdi-plugin/internal/kubelet"
 )
 
 // registry takes the place of the kubelet's plugin watcher: it finds the sockets in a directory, and asks the plugins
@@ -177,7 +177,7 @@ func infoType(_ context.Context, p *plugin) verdict {
 }
 
 func infoName(_ context.Context, p *plugin) verdict {
-	if err := resourcename.Check(p.resource); err != nil {
+	if err := naming.CheckResourceName(p.resource); err != nil {
 		return failed("%q: %v", p.resource, err)
 	}
 	return passed("%s", p.resource)

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"gpu-cdi-plugin/internal/checkpoint"
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/internal/unixsocket"
 )
@@ -37,7 +37,7 @@ const (
 
 // claim prepares the directory of the sockets as a kubelet does when it starts, and locks it. The plugin watcher must
 // not search it.
-func claim(dir, registry string, log *slog.Logger) (*lock.Lock, error) {
+func claim(dir, registry string, log *slog.Logger) (*fileio.Lock, error) {
 	if !filepath.IsAbs(dir) {
 		return nil, fmt.Errorf("bad socketPath, must be an absolute path: %s", dir)
 	}
@@ -51,8 +51,8 @@ func claim(dir, registry string, log *slog.Logger) (*lock.Lock, error) {
 		return nil, fmt.Errorf("watch %s for plugins: %w", registry, cmp.Or(err, ErrSameDirectory))
 	}
 	label(dir, log)
-	held, err := lock.Acquire(filepath.Join(dir, LockName))
-	if errors.Is(err, lock.ErrHeld) {
+	held, err := fileio.AcquireLock(filepath.Join(dir, LockName))
+	if errors.Is(err, fileio.ErrHeld) {
 		err = fmt.Errorf("%w: %w", ErrInUse, err)
 	}
 	if err != nil {
@@ -63,15 +63,15 @@ func claim(dir, registry string, log *slog.Logger) (*lock.Lock, error) {
 
 // claimRegistry prepares the directory of the plugin watcher, and locks it. Two watchers would both register each
 // plugin, and give its devices to their own pods.
-func claimRegistry(dir string) (*lock.Lock, error) {
+func claimRegistry(dir string) (*fileio.Lock, error) {
 	if !filepath.IsAbs(dir) {
 		return nil, fmt.Errorf("watch for plugins: %s is not an absolute path", dir)
 	}
 	if err := prepare(dir, 0o755); err != nil {
 		return nil, err
 	}
-	held, err := lock.Acquire(filepath.Join(dir, registryLock))
-	if errors.Is(err, lock.ErrHeld) {
+	held, err := fileio.AcquireLock(filepath.Join(dir, registryLock))
+	if errors.Is(err, fileio.ErrHeld) {
 		err = fmt.Errorf("%w: %w", ErrRegistryInUse, err)
 	}
 	if err != nil {
@@ -122,7 +122,7 @@ func checkContent(dir string) error {
 	}
 	var foreign error
 	for _, e := range entries {
-		if slices.Contains([]string{SocketName, LockName, checkpoint.Name}, e.Name()) {
+		if slices.Contains([]string{SocketName, LockName, kubelet.CheckpointName}, e.Name()) {
 			return nil
 		}
 		if e.Type() == fs.ModeSocket && foreign == nil {

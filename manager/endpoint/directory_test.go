@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/test/lib/plugintest"
@@ -201,7 +201,7 @@ func TestDirectoriesThatCannotBeServed(t *testing.T) {
 				t.Errorf("Start: %v", err)
 			}
 			if filepath.IsAbs(test.o.SocketDir) {
-				held, err := lock.IsHeld(filepath.Join(test.o.SocketDir, endpoint.LockName))
+				held, err := fileio.IsHeld(filepath.Join(test.o.SocketDir, endpoint.LockName))
 				if held || err != nil && !errors.Is(err, unix.ENOTDIR) {
 					t.Errorf("the lock is held: %t, %v", held, err)
 				}

@@ -10,7 +10,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"gpu-cdi-plugin/internal/resourcename"
+	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/internal/trust"
 )
 
@@ -57,7 +57,7 @@ func (r *Registry) registerAs(ctx context.Context, info *registerapi.PluginInfo,
 		return nil, fmt.Errorf("plugin validation failed with err: manager version, %s, is not among plugin supported "+
 			"versions %v", v1beta1.Version, info.GetSupportedVersions())
 	}
-	if resourcename.Check(info.GetName()) != nil {
+	if kubelet.CheckResourceName(info.GetName()) != nil {
 		return nil, fmt.Errorf("plugin validation failed with err: invalid name of device plugin socket: "+
 			"the ResourceName %q is invalid", info.GetName())
 	}

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"gpu-cdi-plugin/internal/resourcename"
+	"gpu-cdi-plugin/internal/kubelet"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -62,7 +62,7 @@ func (s *registration) register(ctx context.Context, req *v1beta1.RegisterReques
 		return fmt.Errorf("requested API version %q is not supported by kubelet. Supported version is %q",
 			req.GetVersion(), v1beta1.SupportedVersions)
 	}
-	if resourcename.Check(req.GetResourceName()) != nil {
+	if kubelet.CheckResourceName(req.GetResourceName()) != nil {
 		return fmt.Errorf("the ResourceName %q is invalid", req.GetResourceName())
 	}
 	at := socket{dir: s.registry.opts.SocketDir, name: req.GetEndpoint()}

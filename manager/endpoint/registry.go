@@ -38,7 +38,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/manager/model"
 )
 
@@ -114,7 +114,7 @@ type Registry struct {
 	opts   Options
 	ctx    context.Context // until Close
 	cancel context.CancelFunc
-	lock   *lock.Lock
+	lock   *fileio.Lock
 	server *grpc.Server
 	// running are the server, the plugin watcher and the streams of plugins.
 	running sync.WaitGroup

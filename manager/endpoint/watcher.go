@@ -13,7 +13,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"gpu-cdi-plugin/internal/dirwatch"
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/internal/unixsocket"
 )
@@ -29,7 +29,7 @@ const (
 type watcher struct {
 	registry *Registry
 	dir      string
-	lock     *lock.Lock
+	lock     *fileio.Lock
 	notify   *fsnotify.Watcher
 	sockets  map[string]*watched // by path relative to dir
 	running  sync.WaitGroup

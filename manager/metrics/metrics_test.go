@@ -21,7 +21,7 @@ import (
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
-	"gpu-cdi-plugin/internal/unixhttp"
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/api"
 	"gpu-cdi-plugin/manager/metrics"
@@ -56,11 +56,11 @@ func start(t *testing.T, grace time.Duration) *node {
 		t.Fatal(err)
 	}
 	observed.ObserveSockets(n.m.PluginSockets)
-	requests, err := api.Listen(t.Context(), n.path("api"), unixhttp.OwnerOnly)
+	requests, err := api.Listen(t.Context(), n.path("api"), unixsocket.OwnerOnly)
 	if err != nil {
 		t.Fatal(err)
 	}
-	calls, err := podresources.Listen(t.Context(), n.path("pods"), unixhttp.OwnerOnly)
+	calls, err := podresources.Listen(t.Context(), n.path("pods"), unixsocket.OwnerOnly)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ var durations = regexp.MustCompile(`(?m)^(\S+_(sum\{.*\}|bucket\{.*le="[0-9.]+"\
 // metrics are those that the API serves, without durations.
 func (n *node) metrics() string {
 	n.Helper()
-	client := unixhttp.NewClient(n.path("api"), 10*time.Second)
+	client := unixsocket.NewHTTPClient(n.path("api"), 10*time.Second)
 	answer, err := client.Get("http://manager/metrics")
 	if err != nil {
 		n.Fatal(err)

@@ -11,7 +11,7 @@ import (
 
 	"tags.cncf.io/container-device-interface/pkg/parser"
 
-	"gpu-cdi-plugin/internal/excerpt"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 const (
@@ -66,7 +66,7 @@ type checker struct {
 
 func (c *checker) problem(field, text, why string) {
 	if len(c.problems) < maxProblems {
-		c.problems = append(c.problems, fmt.Errorf("%s %q: %s", field, excerpt.Text(text, maxShown), why))
+		c.problems = append(c.problems, fmt.Errorf("%s %q: %s", field, wording.Shorten(text, maxShown), why))
 	}
 }
 

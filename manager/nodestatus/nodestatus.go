@@ -3,8 +3,8 @@
 package nodestatus
 
 import (
-	"gpu-cdi-plugin/internal/quantity"
 	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/quantity"
 )
 
 // Status is the part of a v1.NodeStatus that concerns resources. The values are quantities.

@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"strings"
 
-	"gpu-cdi-plugin/internal/near"
-	"gpu-cdi-plugin/internal/quantity"
+	"gpu-cdi-plugin/internal/wording"
+	"gpu-cdi-plugin/manager/quantity"
 )
 
 // ErrReserved means that what is reserved is malformed.
@@ -84,7 +84,7 @@ func parseAmount(item string) (name string, amount quantity.Quantity, err error)
 	case !ok:
 		return name, amount, errors.New("want RESOURCE=QUANTITY")
 	case !slices.Contains(reservable, name):
-		return name, amount, fmt.Errorf("cannot reserve %q resource%s", name, near.Question(name, reservable))
+		return name, amount, fmt.Errorf("cannot reserve %q resource%s", name, wording.Question(name, reservable))
 	}
 	if amount, err = quantity.Parse(value); err != nil {
 		return name, amount, err
@@ -109,7 +109,7 @@ func parseThreshold(item string) (signal string, t threshold, err error) {
 	}
 	if _, known := signals[signal]; !known {
 		names := slices.Sorted(maps.Keys(signals))
-		return signal, t, fmt.Errorf("unknown signal %q%s", signal, near.Question(signal, names))
+		return signal, t, fmt.Errorf("unknown signal %q%s", signal, wording.Question(signal, names))
 	}
 	if number, ok := strings.CutSuffix(value, "%"); ok {
 		percent, err := strconv.ParseFloat(number, 32)

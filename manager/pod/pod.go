@@ -20,11 +20,11 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"gpu-cdi-plugin/internal/near"
-	"gpu-cdi-plugin/internal/quantity"
-	"gpu-cdi-plugin/internal/resourcename"
+	"gpu-cdi-plugin/internal/kubelet"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/internal/yamlfile"
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/manager/quantity"
 )
 
 // MaxSize is the size of the largest manifest in bytes, for the command line and the API.
@@ -222,7 +222,7 @@ func (c *converter) quantities(path string, list map[string]string) map[string]i
 // isExtended reports whether a resource is one that plugins offer. The error is that of a name that no resource has.
 func isExtended(name string) (bool, error) {
 	native := []string{"cpu", "memory", "ephemeral-storage"}
-	switch err := resourcename.Check(name); {
+	switch err := kubelet.CheckResourceName(name); {
 	case slices.Contains(native, name), strings.HasPrefix(name, "hugepages-"):
 		return false, nil
 	case err == nil:
@@ -230,7 +230,7 @@ func isExtended(name string) (bool, error) {
 	case strings.Contains(name, "/") && strings.Contains(name, "kubernetes.io/"):
 		return false, nil
 	default:
-		return false, fmt.Errorf("%w%s", err, near.Question(name, native))
+		return false, fmt.Errorf("%w%s", err, wording.Question(name, native))
 	}
 }
 
@@ -238,7 +238,7 @@ func isExtended(name string) (bool, error) {
 func (c *converter) oneOf(path, text string, values ...string) {
 	if !slices.Contains(values, text) {
 		known := slices.DeleteFunc(slices.Clone(values), func(v string) bool { return v == "" })
-		c.problem(path, "want %s, got %q%s", strings.Join(known, " or "), text, near.Question(text, known))
+		c.problem(path, "want %s, got %q%s", strings.Join(known, " or "), text, wording.Question(text, known))
 	}
 }
 
@@ -249,12 +249,12 @@ type form struct {
 }
 
 var (
-	label      = form{resourcename.IsLabel, "lower-case letters and digits, and hyphens between them"}
-	subdomain  = form{resourcename.IsSubdomain, "lower-case letters and digits, and hyphens or dots between them"}
+	label      = form{kubelet.IsLabel, "lower-case letters and digits, and hyphens between them"}
+	subdomain  = form{kubelet.IsSubdomain, "lower-case letters and digits, and hyphens or dots between them"}
 	identifier = form{isIdentifier, "a letter or digit, and then letters, digits, hyphens, underscores or dots"}
 )
 
-func isIdentifier(text string) bool { return text != "" && resourcename.IsName(text+"0") }
+func isIdentifier(text string) bool { return text != "" && kubelet.IsName(text+"0") }
 
 func (c *converter) name(path, name string, form form, longest int) {
 	switch {

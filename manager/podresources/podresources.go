@@ -19,8 +19,8 @@ import (
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
-	"gpu-cdi-plugin/internal/lock"
-	"gpu-cdi-plugin/internal/unixhttp"
+	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
 )
@@ -57,14 +57,14 @@ type Server struct {
 }
 
 // Listen makes the socket at path, with the lock file path.lock. Besides its owner a group may connect, by its GID, or
-// none with unixhttp.OwnerOnly. The error wraps lock.ErrHeld if another manager, or the kubelet, serves it.
-func Listen(ctx context.Context, path string, group int) (*unixhttp.Listener, error) {
+// none with unixsocket.OwnerOnly. The error wraps fileio.ErrHeld if another manager, or the kubelet, serves it.
+func Listen(ctx context.Context, path string, group int) (*unixsocket.HTTPListener, error) {
 	// The kubelet takes no lock.
 	if c, err := (&net.Dialer{Timeout: dialTime}).DialContext(ctx, "unix", path); err == nil {
 		_ = c.Close()
-		return nil, fmt.Errorf("make the PodResources socket %s: a program serves it already: %w", path, lock.ErrHeld)
+		return nil, fmt.Errorf("make the PodResources socket %s: a program serves it already: %w", path, fileio.ErrHeld)
 	}
-	l, err := unixhttp.Listen(ctx, unixhttp.Options{Path: path, LockPath: path + ".lock", Group: group})
+	l, err := unixsocket.ListenHTTP(ctx, unixsocket.HTTPOptions{Path: path, LockPath: path + ".lock", Group: group})
 	if err != nil {
 		return nil, fmt.Errorf("make the PodResources socket: %w", err)
 	}
@@ -72,7 +72,7 @@ func Listen(ctx context.Context, path string, group int) (*unixhttp.Listener, er
 }
 
 // Run serves until ctx ends, and removes the socket.
-func (s *Server) Run(ctx context.Context, l *unixhttp.Listener) error {
+func (s *Server) Run(ctx context.Context, l *unixsocket.HTTPListener) error {
 	server := grpc.NewServer(
 		grpc.ChainUnaryInterceptor(limit(rate.NewLimiter(callsPerSecond, callsAtOnce)), s.observe),
 		grpc.MaxConcurrentStreams(maxCalls),

@@ -21,9 +21,9 @@ import (
 	"k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
 	client "gpu-cdi-plugin/agent/podresources"
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/topology"
-	"gpu-cdi-plugin/internal/unixhttp"
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/podresources"
@@ -41,7 +41,7 @@ func (f fake) Resources() []manager.Resource { return f.resources }
 func serve(t *testing.T, s podresources.Server) (socket string, conn *grpc.ClientConn) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), "pods", "kubelet.sock") // with longer names, paths are too long for a socket
-	l, err := podresources.Listen(t.Context(), socket, unixhttp.OwnerOnly)
+	l, err := podresources.Listen(t.Context(), socket, unixsocket.OwnerOnly)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -288,9 +288,9 @@ func TestHoldersReadsTheService(t *testing.T) {
 }
 
 func TestListen(t *testing.T) {
-	listen := func(t *testing.T, path string) (*unixhttp.Listener, error) {
+	listen := func(t *testing.T, path string) (*unixsocket.HTTPListener, error) {
 		t.Helper()
-		l, err := podresources.Listen(t.Context(), path, unixhttp.OwnerOnly)
+		l, err := podresources.Listen(t.Context(), path, unixsocket.OwnerOnly)
 		if l != nil {
 			t.Cleanup(func() { _ = l.Close() })
 		}
@@ -326,7 +326,7 @@ func TestListen(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer kubelet.Close()
-		if _, err := listen(t, path); !errors.Is(err, lock.ErrHeld) || !strings.Contains(err.Error(), path) {
+		if _, err := listen(t, path); !errors.Is(err, fileio.ErrHeld) || !strings.Contains(err.Error(), path) {
 			t.Error(err)
 		}
 		if c, err := net.Dial("unix", path); err != nil {
@@ -337,12 +337,12 @@ func TestListen(t *testing.T) {
 	})
 	t.Run("another manager has the lock", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "s")
-		held, err := lock.Acquire(path + ".lock")
+		held, err := fileio.AcquireLock(path + ".lock")
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer func() { _ = held.Release() }()
-		if _, err := listen(t, path); !errors.Is(err, lock.ErrHeld) {
+		if _, err := listen(t, path); !errors.Is(err, fileio.ErrHeld) {
 			t.Error(err)
 		}
 	})

@@ -16,8 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/atomicfile"
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/manager/model"
 )
@@ -177,7 +176,7 @@ func read(path string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	data, _, err := regular.Read(f, maxSize)
+	data, _, err := fileio.ReadRegular(f, maxSize)
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +190,7 @@ func begin(path string, loss *Loss) (content, Loaded, error) {
 	if err != nil {
 		return content{}, Loaded{}, err
 	}
-	if err := atomicfile.WriteDurably(path, data, fileMode); err != nil {
+	if err := fileio.WriteDurably(path, data, fileMode); err != nil {
 		return content{}, Loaded{}, err
 	}
 	return c, Loaded{Loss: loss}, nil

@@ -14,8 +14,7 @@ import (
 	"sync"
 	"time"
 
-	"gpu-cdi-plugin/internal/atomicfile"
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/manager/model"
 )
@@ -63,7 +62,7 @@ const lockWait = 5 * time.Second
 // Each change is made completely or not at all. On an error it was not made, and the next one can succeed, for example
 // when the disk has space again; only after an error that wraps ErrBroken it is unknown whether it was made.
 type Store struct {
-	lock    *lock.Lock
+	lock    *fileio.Lock
 	replace func(data []byte) error // replaces the file
 
 	mu   sync.Mutex
@@ -109,15 +108,15 @@ func open(path string, log *slog.Logger) (*Store, Loaded, error) {
 	}
 	s := &Store{lock: held, content: c, replace: func(data []byte) error {
 		keepPrevious(path)
-		return atomicfile.WriteDurably(path, data, fileMode)
+		return fileio.WriteDurably(path, data, fileMode)
 	}}
 	return s, loaded, nil
 }
 
-func acquire(path string) (*lock.Lock, error) {
+func acquire(path string) (*fileio.Lock, error) {
 	for end := time.Now().Add(lockWait); ; {
-		held, err := lock.Acquire(path)
-		if !errors.Is(err, lock.ErrHeld) {
+		held, err := fileio.AcquireLock(path)
+		if !errors.Is(err, fileio.ErrHeld) {
 			return held, err
 		}
 		if time.Now().After(end) {
@@ -246,7 +245,7 @@ func (s *Store) commit(changes []func(*content)) error {
 		return fmt.Errorf("the file would have %d bytes, the limit is %d", len(data), maxSize)
 	}
 	err = s.replace(data)
-	if errors.Is(err, atomicfile.ErrNotDurable) {
+	if errors.Is(err, fileio.ErrNotDurable) {
 		s.stopped = fmt.Errorf("%w: %w", ErrBroken, err)
 		return s.stopped
 	}

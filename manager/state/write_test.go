@@ -11,7 +11,7 @@ import (
 	"sync"
 	"testing"
 
-	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/manager/model"
 )
 
@@ -81,7 +81,7 @@ func TestAChangeThatIsNotWritten(t *testing.T) {
 		want error
 	}{
 		"because of a full disk is not made, and the next one can be": {io.ErrShortWrite, nil},
-		"but may be after a power cut, stops all changes":             {atomicfile.ErrNotDurable, ErrBroken},
+		"but may be after a power cut, stops all changes":             {fileio.ErrNotDurable, ErrBroken},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := openTest(t)

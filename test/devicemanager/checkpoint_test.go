@@ -11,7 +11,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/checkpointmanager"
 	upstream "k8s.io/kubernetes/pkg/kubelet/cm/devicemanager/checkpoint"
 
-	"gpu-cdi-plugin/internal/checkpoint"
+	naming "gpu-cdi-plugin/internal/kubelet"
 )
 
 // The kubelet's package and ours read what the other one wrote, and write the same bytes.
@@ -40,7 +40,7 @@ func TestTheKubeletsCheckpoint(t *testing.T) {
 		if diff := cmp.Diff(string(want), string(got)); diff != "" {
 			t.Fatalf("file %d (-kubelet +ours):\n%s", i, diff)
 		}
-		parsed, err := checkpoint.Parse(want)
+		parsed, err := naming.ParseCheckpoint(want)
 		if err != nil {
 			t.Fatalf("%s: %v", want, err)
 		}
@@ -62,7 +62,7 @@ func TestTheKubeletLoadsOurCheckpoint(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, checkpoint.Name), data, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, naming.CheckpointName), data, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	manager, err := checkpointmanager.NewCheckpointManager(dir)
@@ -70,7 +70,7 @@ func TestTheKubeletLoadsOurCheckpoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	loaded := upstream.New(nil, nil)
-	if err := manager.GetCheckpoint(checkpoint.Name, loaded); err != nil {
+	if err := manager.GetCheckpoint(naming.CheckpointName, loaded); err != nil {
 		t.Fatal(err)
 	}
 	entries, registered := loaded.GetData()
@@ -81,10 +81,10 @@ func TestTheKubeletLoadsOurCheckpoint(t *testing.T) {
 		t.Errorf("registered devices (-ours +kubelet):\n%s", diff)
 	}
 	// And back: the kubelet writes the file, and we read it.
-	if err := manager.CreateCheckpoint(checkpoint.Name, loaded); err != nil {
+	if err := manager.CreateCheckpoint(naming.CheckpointName, loaded); err != nil {
 		t.Fatal(err)
 	}
-	written, err := os.ReadFile(filepath.Join(dir, checkpoint.Name))
+	written, err := os.ReadFile(filepath.Join(dir, naming.CheckpointName))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestTheKubeletLoadsOurCheckpoint(t *testing.T) {
 	}
 }
 
-func randomCheckpoint(r *rand.Rand) *checkpoint.Checkpoint {
+func randomCheckpoint(r *rand.Rand) *naming.Checkpoint {
 	ids := func() []string {
 		var ids []string // nil at times
 		for range r.IntN(4) {
@@ -104,9 +104,9 @@ func randomCheckpoint(r *rand.Rand) *checkpoint.Checkpoint {
 		}
 		return ids
 	}
-	c := &checkpoint.Checkpoint{}
+	c := &naming.Checkpoint{}
 	for range r.IntN(5) {
-		e := checkpoint.Entry{
+		e := naming.Entry{
 			PodUID: fmt.Sprint(
 				r.IntN(10),
 			), ContainerName: "é", ResourceName: fmt.Sprintf("example.com/r%d", r.IntN(20)),

@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"gpu-cdi-plugin/internal/quantity"
 	"gpu-cdi-plugin/manager/pod"
+	"gpu-cdi-plugin/manager/quantity"
 )
 
 // TestManifestsHaveTheFieldsOfV1 sends manifests with each field name to each level that manager/pod reads: it must

@@ -15,7 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"gpu-cdi-plugin/cdi"
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -39,7 +39,7 @@ func TestTheDaemonSetServesTheNode(t *testing.T) {
 		}
 		// The kubelet forgets a pod before its containers have ended, and the next test starts a plugin too.
 		err := wait(context.Background(), time.Minute, "the pod's plugin has ended", func() error {
-			l, err := lock.Acquire(f.Host("/var/run/cdi/.nvidia.com-gpu.json.lock"))
+			l, err := fileio.AcquireLock(f.Host("/var/run/cdi/.nvidia.com-gpu.json.lock"))
 			if err != nil {
 				return err
 			}

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/checkpoint"
+	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/proc"
@@ -78,7 +78,7 @@ func TestAnImportThatFailsChangesNothing(t *testing.T) {
 			}
 		})
 	}
-	var all struct{ Data checkpoint.Checkpoint }
+	var all struct{ Data kubelet.Checkpoint }
 	proc.Must(t, 0, proc.Cmd{Args: verb("import", filepath.Join(p.dir, "many"))})
 	after := proc.Must(t, 0, proc.Cmd{Args: verb("export", "-")}).Stdout
 	if err := json.Unmarshal([]byte(after), &all); err != nil || len(all.Data.PodDeviceEntries) != 4001 {

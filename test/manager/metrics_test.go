@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
-	"gpu-cdi-plugin/internal/unixhttp"
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/test/lib/plugintest"
 )
 
@@ -62,7 +62,7 @@ func TestTheProgramServesMetrics(t *testing.T) {
 // metrics are those that the program serves.
 func (p *program) metrics() string {
 	p.Helper()
-	client := unixhttp.NewClient(filepath.Join(p.dir, "api", "manager.sock"), 10*time.Second)
+	client := unixsocket.NewHTTPClient(filepath.Join(p.dir, "api", "manager.sock"), 10*time.Second)
 	answer, err := client.Get("http://manager/metrics")
 	if err != nil {
 		p.Fatal(err)

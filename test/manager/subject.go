@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"gpu-cdi-plugin/internal/unixhttp"
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/endpoint"
@@ -59,7 +59,7 @@ func (n *Node) Boot(behaviour.Boot) error {
 		cancel()
 		return err
 	}
-	l, err := podresources.Listen(ctx, n.PodResources(), unixhttp.OwnerOnly)
+	l, err := podresources.Listen(ctx, n.PodResources(), unixsocket.OwnerOnly)
 	if err != nil {
 		cancel()
 		return errors.Join(err, m.Run(ctx))

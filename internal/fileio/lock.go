@@ -1,0 +1,106 @@
+package fileio
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrHeld means that another process holds the lock.
+var ErrHeld = errors.New("another instance holds it")
+
+// Lock is a locked file. It is not safe for concurrent use.
+type Lock struct {
+	path string
+	file *os.File
+}
+
+// AcquireLock locks the file at path, and creates it if it is missing. If another process holds it, the error wraps
+// ErrHeld.
+func AcquireLock(path string) (*Lock, error) {
+	f, err := acquire(path)
+	if err != nil {
+		return nil, err
+	}
+	return &Lock{path: path, file: f}, nil
+}
+
+func acquire(path string) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil && isAt(f, path) {
+			return f, nil
+		}
+		_ = f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = ErrHeld
+		}
+		if err != nil {
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		// The last holder has removed the file since it was opened, so other processes lock another file.
+	}
+}
+
+// IsHeld reports whether a process holds the lock at path. While it looks, another cannot acquire it.
+func IsHeld(path string) (bool, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("check the lock %s: %w", path, err)
+	}
+	defer f.Close()
+	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+	if err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
+		return false, fmt.Errorf("check the lock %s: %w", path, err)
+	}
+	return err != nil, nil
+}
+
+// isAt reports whether f is the file at path.
+func isAt(f *os.File, path string) bool {
+	own, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	current, err := os.Lstat(path)
+	return err == nil && os.SameFile(own, current)
+}
+
+// File is the locked file. A program that inherits it holds the lock until it ends, also if this process ends before.
+func (l *Lock) File() *os.File { return l.file }
+
+// Renew creates and locks the file again if it was removed. If another process has locked a new one meanwhile, the
+// error wraps ErrHeld and the lock is lost.
+func (l *Lock) Renew() error {
+	if isAt(l.file, l.path) {
+		return nil
+	}
+	f, err := acquire(l.path)
+	if err != nil {
+		return err
+	}
+	_ = l.file.Close()
+	l.file = f
+	return nil
+}
+
+// Release removes the file and unlocks it.
+func (l *Lock) Release() error {
+	var err error
+	if isAt(l.file, l.path) {
+		err = os.Remove(l.path)
+	}
+	if err = errors.Join(err, l.file.Close()); err != nil {
+		return fmt.Errorf("unlock %s: %w", l.path, err)
+	}
+	return nil
+}

@@ -1,0 +1,41 @@
+package host
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestDriverVersion(t *testing.T) {
+	const sys, proc = "sys/module/nvidia/version", "proc/driver/nvidia/version"
+	for name, c := range map[string]struct{ file, text, want string }{
+		"the module's version": {sys, "580.126.09\n", "580.126.09"},
+		"the driver's line": {
+			proc, "NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.57.08  Sat May 24 07:01:00 UTC 2025\n" +
+				"GCC version:  gcc version 12.2.0\n", "575.57.08",
+		},
+		"the open module's line": {
+			proc, "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65  Release Build  (dvs-builder)\n",
+			"580.65",
+		},
+		"a version with a suffix": {sys, "580.65.06-custom\n", "580.65.06"},
+		"no module":               {"sys/module/other/version", "1.0\n", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, err := New(t.TempDir(), "", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(h.Root(), c.file)
+			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if got := DriverVersion(h); got != c.want {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,77 @@
+package kubelet
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// The kubelet's rules: IsExtendedResourceName of k8s.io/kubernetes. The name with the
+// prefix "requests.", as in quotas, must be a qualified name of k8s.io/apimachinery.
+const (
+	maxVendor = 253 - len(quotaPrefix)
+	maxName   = 63
+
+	quotaPrefix  = "requests."
+	nativeDomain = "kubernetes.io/"
+)
+
+const (
+	lower  = "abcdefghijklmnopqrstuvwxyz"
+	upper  = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+	digits = "0123456789"
+)
+
+// IsSubdomain reports whether a text consists of labels with dots between them. Its length is not checked.
+func IsSubdomain(text string) bool {
+	for label := range strings.SplitSeq(text, ".") {
+		if !IsLabel(label) {
+			return false
+		}
+	}
+	return true
+}
+
+// IsLabel reports whether a text has lower-case letters and digits, and hyphens between them. Its length is not
+// checked.
+func IsLabel(text string) bool { return isName(text, lower+digits, "-") }
+
+// IsName reports whether a text has letters and digits, and - _ . between them. Its length is not checked.
+func IsName(text string) bool { return isName(text, lower+upper+digits, "-_.") }
+
+// isName reports whether a text begins and ends with one of these characters, and has them and others between.
+func isName(text, these, others string) bool {
+	return text != "" && strings.Trim(text, these+others) == "" &&
+		strings.IndexByte(these, text[0]) >= 0 && strings.IndexByte(these, text[len(text)-1]) >= 0
+}
+
+// CheckResourceName returns an error if the kubelet does not accept a resource name.
+func CheckResourceName(name string) error {
+	if err := problem(name); err != nil {
+		return fmt.Errorf("resource name %q: %w", name, err)
+	}
+	return nil
+}
+
+func problem(name string) error {
+	vendor, rest, ok := strings.Cut(name, "/")
+	switch {
+	case !ok:
+		return errors.New("want VENDOR/NAME, such as nvidia.com/gpu")
+	case strings.Contains(rest, "/"):
+		return errors.New("has more than one slash")
+	case strings.Contains(name, nativeDomain):
+		return errors.New("kubernetes.io is reserved for Kubernetes")
+	case strings.HasPrefix(name, quotaPrefix):
+		return errors.New("the prefix requests. is reserved for quotas")
+	case len(vendor) > maxVendor:
+		return fmt.Errorf("the vendor has %d characters, more than %d", len(vendor), maxVendor)
+	case !IsSubdomain(vendor):
+		return errors.New("the vendor is not a domain name of lower-case letters, digits, hyphens and dots")
+	case len(rest) > maxName:
+		return fmt.Errorf("the part after the slash has %d characters, more than %d", len(rest), maxName)
+	case !IsName(rest):
+		return errors.New("the part after the slash may have letters, digits and - _ . between letters or digits")
+	}
+	return nil
+}

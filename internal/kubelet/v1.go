@@ -1,0 +1,50 @@
+package kubelet
+
+import "encoding/json"
+
+// entryV1 is an Entry of kubelets before 1.20.
+type entryV1 struct {
+	PodUID        string
+	ContainerName string
+	ResourceName  string
+	DeviceIDs     []string
+	AllocResp     []byte
+}
+
+type checkpointV1 struct {
+	PodDeviceEntries  []entryV1
+	RegisteredDevices map[string][]string
+}
+
+// parseV1 reads the format of kubelets before 1.20.
+func parseV1(data []byte) (*Checkpoint, error) {
+	f := struct {
+		Data     checkpointV1
+		Checksum uint64
+	}{Data: checkpointV1{PodDeviceEntries: []entryV1{}, RegisteredDevices: map[string][]string{}}}
+	if err := json.Unmarshal(data, &f); err != nil {
+		return nil, err
+	}
+	if err := verify(f.Checksum, f.Data.dump()); err != nil {
+		return nil, err
+	}
+	c := &Checkpoint{RegisteredDevices: f.Data.RegisteredDevices}
+	for _, e := range f.Data.PodDeviceEntries {
+		c.PodDeviceEntries = append(c.PodDeviceEntries, Entry{
+			PodUID: e.PodUID, ContainerName: e.ContainerName, ResourceName: e.ResourceName,
+			DeviceIDs: map[int64][]string{0: e.DeviceIDs}, AllocResp: e.AllocResp,
+		})
+	}
+	return c, nil
+}
+
+// dump is that of the old format. Its types had the names that the present ones have.
+func (c *checkpointV1) dump() []byte {
+	var p printer
+	p.print("(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)")
+	printList(&p, c.PodDeviceEntries, func(e entryV1) {
+		p.entry(e.PodUID, e.ContainerName, e.ResourceName, "([]string)", e.AllocResp, func() { p.ids(e.DeviceIDs) })
+	})
+	p.registered(c.RegisteredDevices)
+	return p.text
+}

@@ -1,0 +1,219 @@
+package unixsocket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/fileio"
+)
+
+// RequestTime is how long a client may take to send its request, and to take what is written to it at once.
+const RequestTime = 5 * time.Second
+
+// drainTime is how long requests under way may take when Serve ends.
+const drainTime = 2 * time.Second
+
+// HTTPOptions are where a HTTPListener is and what it allows.
+type HTTPOptions struct {
+	// Path is the socket's. Only root and this process's user may be able to write to its directory, which is made if
+	// it does not exist.
+	Path string
+	// LockPath is the file that is locked while the socket is served.
+	LockPath string
+	// Group is the GID of the processes that can connect besides those of the owner, or OwnerOnly.
+	Group int
+	// MaxConnections is how many connections are served at once. Others are closed.
+	MaxConnections int64
+}
+
+// HTTPListener is a socket that this process has.
+type HTTPListener struct {
+	options HTTPOptions
+	socket  net.Listener
+	held    *fileio.Lock
+	madeDir bool
+}
+
+// ListenHTTP makes the socket, and replaces one that is left of an earlier process. The error wraps fileio.ErrHeld if another
+// process serves it.
+func ListenHTTP(ctx context.Context, o HTTPOptions) (*HTTPListener, error) {
+	l := &HTTPListener{options: o}
+	dir := filepath.Dir(o.Path)
+	_, err := os.Lstat(dir)
+	l.madeDir = errors.Is(err, fs.ErrNotExist)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	if l.held, err = fileio.AcquireLock(o.LockPath); err != nil {
+		l.giveUp()
+		return nil, err
+	}
+	socket, err := Listen(ctx, o.Path, o.Group)
+	if err != nil {
+		l.giveUp()
+		return nil, err
+	}
+	socket.SetUnlinkOnClose(false)
+	l.socket = socket
+	return l, nil
+}
+
+// Socket returns the socket itself, for a server of another protocol than HTTP in place of Serve. The server may close
+// it; Close must be called then too.
+func (l *HTTPListener) Socket() net.Listener { return l.socket }
+
+// Close removes the socket. It has no effect after Serve, which does that at its end.
+func (l *HTTPListener) Close() error {
+	if l == nil || l.socket == nil {
+		return nil
+	}
+	err := l.socket.Close()
+	if errors.Is(err, net.ErrClosed) {
+		err = nil
+	}
+	err = errors.Join(err, os.Remove(l.options.Path)) // the lock is held: the socket is ours
+	l.socket = nil
+	l.giveUp()
+	return err
+}
+
+func (l *HTTPListener) giveUp() {
+	if l.held != nil {
+		_ = l.held.Release()
+	}
+	if l.madeDir {
+		_ = os.Remove(filepath.Dir(l.options.Path)) // which fails if others have used it meanwhile
+	}
+}
+
+// Serve serves until ctx ends, then waits a moment for requests under way, and removes the socket. The contexts of
+// requests are made from ctx. It returns an error if it ended before ctx.
+func (l *HTTPListener) Serve(ctx context.Context, handler http.Handler, log *slog.Logger) error {
+	defer func() { _ = l.Close() }()
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	server := newServer(ctx, handler, l.options.MaxConnections, log)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l.socket) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
+	defer cancel()
+	if server.Shutdown(drain) != nil {
+		_ = server.Close()
+	}
+	if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// newServer returns the server of one socket, with bounds for its connections.
+func newServer(ctx context.Context, handler http.Handler, maxConnections int64, log *slog.Logger) *http.Server {
+	var open atomic.Int64
+	server := &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: RequestTime,
+		ReadTimeout:       RequestTime,
+		WriteTimeout:      RequestTime,
+		IdleTimeout:       RequestTime,
+		MaxHeaderBytes:    8 << 10,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, peerKey{}, peerOf(c))
+		},
+		ConnState: func(c net.Conn, state http.ConnState) {
+			switch state {
+			case http.StateNew:
+				if open.Add(1) > maxConnections {
+					_ = c.Close()
+				}
+			case http.StateClosed:
+				open.Add(-1)
+			default:
+			}
+		},
+	}
+	server.SetKeepAlivesEnabled(false)
+	return server
+}
+
+// peerKey is the key of a connection's peer in its context.
+type peerKey struct{}
+
+// Peer is the process that has sent a request, by the request's context; nil if the kernel did not say.
+func Peer(ctx context.Context) *unix.Ucred {
+	peer, _ := ctx.Value(peerKey{}).(*unix.Ucred)
+	return peer
+}
+
+// peerOf is the process that connected or, for a client, that listens; nil if it is not known.
+func peerOf(c net.Conn) *unix.Ucred {
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return nil
+	}
+	var peer *unix.Ucred
+	if raw.Control(func(fd uintptr) {
+		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}) != nil || err != nil {
+		return nil
+	}
+	return peer
+}
+
+// IsOwn reports whether a peer is of root or of this process's user.
+func IsOwn(peer *unix.Ucred) bool {
+	return peer != nil && (peer.Uid == 0 || int(peer.Uid) == os.Geteuid())
+}
+
+// dial connects to a program of root or of this process's user.
+func dial(ctx context.Context, path string) (net.Conn, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if peer := peerOf(c); !IsOwn(peer) {
+		_ = c.Close()
+		return nil, fmt.Errorf("another user's program listens there: %+v", peer)
+	}
+	return c, nil
+}
+
+// ErrEnded is that the program ended, or has too many connections.
+var ErrEnded = errors.New("the program closed the connection before it answered")
+
+// IsEnd reports whether an error of a connection is that the program ended, or has too many connections.
+func IsEnd(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) // it closed before the request was written
+}
+
+// NewHTTPClient returns a client of the program that serves a socket. The program may take aliveTime to begin with an
+// answer.
+func NewHTTPClient(path string, aliveTime time.Duration) *http.Client {
+	return &http.Client{Transport: &http.Transport{
+		DisableKeepAlives:     true,
+		ResponseHeaderTimeout: aliveTime,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dial(ctx, path)
+		},
+	}}
+}

@@ -1,0 +1,102 @@
+package unixsocket_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/unixsocket"
+)
+
+func TestPeersOfRootAndTheOwnUserAreOwn(t *testing.T) {
+	other := uint32(os.Geteuid()) + 1
+	for name, c := range map[string]struct {
+		peer *unix.Ucred
+		want bool
+	}{
+		"root":               {&unix.Ucred{Uid: 0}, true},
+		"the program's user": {&unix.Ucred{Uid: uint32(os.Geteuid())}, true},
+		"another user":       {&unix.Ucred{Uid: other}, false},
+		"a peer not known":   {nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := unixsocket.IsOwn(c.peer); got != c.want {
+				t.Errorf("own: %t", got)
+			}
+		})
+	}
+}
+
+func options(dir string, group int) unixsocket.HTTPOptions {
+	return unixsocket.HTTPOptions{
+		Path: filepath.Join(dir, "api.sock"), LockPath: filepath.Join(dir, "lock"), Group: group, MaxConnections: 4,
+	}
+}
+
+// Only the owner and the group may connect.
+func TestTheSocketBelongsToItsGroup(t *testing.T) {
+	for name, c := range map[string]struct {
+		group int
+		mode  fs.FileMode
+	}{
+		"a group":        {os.Getegid(), fs.ModeSocket | 0o660},
+		"the owner only": {unixsocket.OwnerOnly, fs.ModeSocket | 0o600},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "made")
+			o := options(dir, c.group)
+			l, err := unixsocket.ListenHTTP(t.Context(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if info, err := os.Lstat(o.Path); err != nil || info.Mode() != c.mode {
+				t.Errorf("mode %v, want %v, error %v", info.Mode(), c.mode, err)
+			}
+			if _, err := unixsocket.ListenHTTP(t.Context(), o); !errors.Is(err, fileio.ErrHeld) {
+				t.Errorf("a second one: %v", err)
+			}
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+			if _, err := os.Lstat(o.Path); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("the socket after its end: %v", err)
+			}
+		})
+	}
+}
+
+// A handler gets the credentials of its client from the kernel.
+func TestPeer(t *testing.T) {
+	o := options(t.TempDir(), unixsocket.OwnerOnly)
+	l, err := unixsocket.ListenHTTP(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	peers := make(chan *unix.Ucred, 1)
+	handler := http.HandlerFunc(func(_ http.ResponseWriter, q *http.Request) { peers <- unixsocket.Peer(q.Context()) })
+	ctx, end := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- l.Serve(ctx, handler, slog.New(slog.DiscardHandler)) }()
+	answer, err := unixsocket.NewHTTPClient(o.Path, time.Minute).Get("http://unix/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = answer.Body.Close()
+	peer := <-peers
+	if peer == nil || int(peer.Uid) != os.Geteuid() || int(peer.Gid) != os.Getegid() || int(peer.Pid) != os.Getpid() {
+		t.Errorf("peer %+v", peer)
+	}
+	end()
+	if err := <-done; err != nil {
+		t.Errorf("Serve: %v", err)
+	}
+}

@@ -1,0 +1,35 @@
+package wording
+
+import "testing"
+
+func TestText(t *testing.T) {
+	for name, c := range map[string]struct{ text, want string }{
+		"a short text":                 {"abc", "abc"},
+		"as long as allowed":           {"abcdefgh", "abcdefgh"},
+		"longer":                       {"abcdefghi", "abcde..."},
+		"a character of several bytes": {"abcdäfghi", "abcd..."},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := Shorten(c.text, 8); got != c.want {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestList(t *testing.T) {
+	for name, c := range map[string]struct {
+		items []int
+		want  string
+	}{
+		"nothing":            {nil, ""},
+		"as many as allowed": {[]int{1, 2}, "1, 2"},
+		"more":               {[]int{1, 2, 3, 4}, "1, 2 and 2 more"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := ShortenList(c.items, 2, ", "); got != c.want {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,70 @@
+package wording
+
+import (
+	"errors"
+	"strings"
+)
+
+// unquoted are the characters that mean themselves in every place.
+const unquoted = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-,:=+@%"
+
+// Quote returns text as one word of a shell, in quotes if it needs them. No word can have a NUL.
+func Quote(text string) string {
+	if text != "" && strings.Trim(text, unquoted) == "" {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+}
+
+// Line returns words as they are written in a line of a shell. It has line breaks where the words have some.
+func Line(words []string) string {
+	quoted := make([]string, len(words))
+	for i, w := range words {
+		quoted[i] = Quote(w)
+	}
+	return strings.Join(quoted, " ")
+}
+
+// ErrQuotes means that a command line has a quote that does not end, or ends with a backslash.
+var ErrQuotes = errors.New("a quote does not end")
+
+// Split splits a command line as a POSIX shell does: at blanks, with single quotes, double quotes and backslashes.
+// Nothing is expanded. The error is ErrQuotes.
+func Split(line string) ([]string, error) {
+	var words []string
+	var word strings.Builder
+	var quote rune // that is open
+	inWord, escaped := false, false
+	for _, r := range line {
+		switch {
+		case escaped:
+			if quote == '"' && !strings.ContainsRune("\"\\$`", r) {
+				word.WriteByte('\\') // in double quotes it escapes only these
+			}
+			word.WriteRune(r)
+			escaped = false
+		case r == '\\' && quote != '\'':
+			inWord, escaped = true, true
+		case quote != 0 && r == quote:
+			quote = 0
+		case quote == 0 && (r == '\'' || r == '"'):
+			inWord, quote = true, r
+		case quote == 0 && strings.ContainsRune(" \t\n", r):
+			if inWord {
+				words = append(words, word.String())
+				word.Reset()
+			}
+			inWord = false
+		default:
+			inWord = true
+			word.WriteRune(r)
+		}
+	}
+	if quote != 0 || escaped {
+		return nil, ErrQuotes
+	}
+	if inWord {
+		words = append(words, word.String())
+	}
+	return words, nil
+}
