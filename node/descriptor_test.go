@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/fileio"
@@ -261,5 +262,27 @@ func TestTwoInstancesDoNotWriteTheSameDescriptors(t *testing.T) {
 	if err := New(o).Start(t.Context(), func(State) {}); err == nil ||
 		!strings.Contains(err.Error(), "write the device descriptors: lock ") {
 		t.Errorf("a second instance starts with the error %v", err)
+	}
+}
+
+func TestOnlyAClientOfMPSGetsWhatItsDaemonShares(t *testing.T) {
+	b := newFixture(t, "pcie-quad", func(o *Options) {
+		o.MPSClient = func(uuid string) specs.ContainerEdits {
+			return specs.ContainerEdits{Env: []string{"PIPE=/run/" + uuid}}
+		}
+	})
+	b.config.Sharing.MPS.Resources = []resource.SharingRule{
+		{Name: "nvidia.com/gpu", Devices: []resource.Selector{"1"}, Replicas: 2},
+	}
+	b.start()
+	shared := b.uuids()[1]
+	for _, d := range b.rec.State().Resources[0].Devices {
+		var want []string
+		if d.UUID == shared {
+			want = []string{"PIPE=/run/" + shared}
+		}
+		if got := d.Grant.Always.Env; !slices.Equal(got, want) {
+			t.Errorf("%s has the variables %q, want %q", d.ID, got, want)
+		}
 	}
 }
