@@ -146,7 +146,8 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	case ctx.Err() != nil:
 		return
 	case err != nil:
-		r.log.Error("the NVIDIA driver cannot be opened again, and this is tried at each reconciliation: " + wording.OneLine(err))
+		r.log.Error("the NVIDIA driver cannot be opened again, and this is tried at each reconciliation: " +
+			wording.OneLine(err))
 	default:
 		r.log.Info("the NVIDIA driver is opened again")
 	}

@@ -80,6 +80,6 @@ func (d *daemon) checkOffer(c *config.Config) error {
 // sameButOffer reports whether two configurations differ in nothing but what is offered.
 func sameButOffer(a, b *config.Config) bool {
 	x, y := *a, *b
-	x.Plugin.Config, y.Plugin.Config = resource.Config{}, resource.Config{}
+	x.Config, y.Config = resource.Config{}, resource.Config{}
 	return reflect.DeepEqual(x, y)
 }

@@ -36,7 +36,7 @@ func Serve(ctx context.Context, o *Options) error {
 	again, changed := wake.New(), wake.New()
 
 	offered := &offer{}
-	offered.Store(&c.Plugin.Config)
+	offered.Store(&c.Config)
 	resets := newResets(o)
 	n := newNode(o, files{servedSpec(c), DescriptorDir(c), HealthRecord(c)}, offered, m, resets.StillResetting)
 	devs := &devices{o.Host, n, n.Monitor(), c.PreStart}
@@ -98,7 +98,7 @@ var _ role = (*service)(nil)
 
 func (s *service) publish(state node.State) { s.publisher.publish(state) }
 
-func (s *service) offer(c *config.Config) resource.Config { return c.Plugin.Config }
+func (s *service) offer(c *config.Config) resource.Config { return c.Config }
 
 // check checks the directories. If only the offer is another they are in use already.
 func (s *service) check(fresh *Options) error {

@@ -211,8 +211,8 @@ func unusable(s *gpu.Snapshot) map[string]string {
 }
 
 // UnsafeParts returns the problems of a spec file that others can change, and of its hooks that are not trusted:
-// trustedFile and trustedHook check a path, with errors that wrap trust.ErrUnsafe. A hook that does not exist is no such
-// problem.
+// trustedFile and trustedHook check a path, with errors that wrap trust.ErrUnsafe. A hook that does not exist is no
+// such problem.
 func UnsafeParts(file string, spec *specs.Spec, trustedFile, trustedHook func(path string) error) []Problem {
 	var problems []Problem
 	if err := trustedFile(file); errors.Is(err, trust.ErrUnsafe) {

@@ -37,9 +37,9 @@ func byNode(a model.Allocation) map[int64][]string {
 	return nodes
 }
 
-// PlacementsOf returns the entries of a kubelet's checkpoint by pod, in the order of the first entry of each. Of a pod only the UID and the
-// containers that have devices are known, with the numbers of their devices as limits. Of two entries for the same
-// container and resource the last one counts, as for the kubelet.
+// PlacementsOf returns the entries of a kubelet's checkpoint by pod, in the order of the first entry of each. Of a pod
+// only the UID and the containers that have devices are known, with the numbers of their devices as limits. Of two
+// entries for the same container and resource the last one counts, as for the kubelet.
 func PlacementsOf(c *kubelet.Checkpoint) []model.Placement {
 	var placements []model.Placement
 	pods := map[string]int{} // indices of placements by UID

@@ -27,7 +27,8 @@ import (
 // (TakenError), a spec cannot be written (SpecError), the configuration does not fit the GPUs. A node without a GPU is
 // not an error.
 //
-// From then on publish gets each state that differs from the one before, in order. It returns when the state is in effect.
+// From then on publish gets each state that differs from the one before, in order. It returns when the state is in
+// effect.
 //
 // After an error no lock is held. Otherwise Run must follow.
 func (r *Reconciler) Start(ctx context.Context, publish func(State)) error {

@@ -129,8 +129,8 @@ func (s *Session) readTopology(ctx context.Context) (*gpu.Snapshot, error) {
 }
 
 // Notify has events called for each event of the GPUs from the first snapshot on, and for gpu.EventUnbind from the
-// opening of the library on, by several goroutines at once. After gpu.EventUnbind, Snapshot closes the library and opens
-// it again. It is closed after events has returned, so events must not use the session.
+// opening of the library on, by several goroutines at once. After gpu.EventUnbind, Snapshot closes the library and
+// opens it again. It is closed after events has returned, so events must not use the session.
 //
 // Returned is called when an abandoned call has returned, so that GPUs may be readable again, also when the last call
 // that blocked closing the library for gpu.EventUnbind returns. It must not wait.

@@ -34,7 +34,8 @@ func TestUsedSlicesAreThoseOfOtherResources(t *testing.T) {
 	content := fmt.Sprintf(`{"Data":{"PodDeviceEntries":[%s,%s,%s]}}`, entry(own.Name, own.Devices[0].ID),
 		entry(other.Name, other.Devices[1].ID), entry("example.com/thing", own.Devices[2].ID))
 	testenv.Must(t, os.WriteFile(filepath.Join(dir, kubelet.CheckpointName), []byte(content), 0o600))
-	if _, err := (&Plugin{opts: Options{Dir: filepath.Join(dir, kubelet.CheckpointName)}}).usedSlices(own.Name); err == nil {
+	file := &Plugin{opts: Options{Dir: filepath.Join(dir, kubelet.CheckpointName)}}
+	if _, err := file.usedSlices(own.Name); err == nil {
 		t.Error("a checkpoint that cannot be read is no error")
 	}
 	got, err := p.usedSlices(own.Name)

@@ -23,7 +23,8 @@ func (a *app) checkpointCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "checkpoint",
 		Short: "Exchange placements with a kubelet",
-		Long: `Reads and writes the file in which a kubelet records the devices of its pods, ` + kubelet.CheckpointName + `, in its
+		Long: `Reads and writes the file in which a kubelet records the devices of its pods, ` +
+			kubelet.CheckpointName + `, in its
 device plugin directory. Neither the kubelet nor the manager may be running: each reads its record when it starts.`,
 		Annotations: cli.Statuses(cli.OK, cli.Usage),
 		Args:        cli.UnknownVerb,

@@ -57,7 +57,8 @@ func (a *app) devices(ctx context.Context, out cli.Output) error {
 		func(data []byte) (map[string]health.Status, error) {
 			return health.Recorded(data, node.HealthIdentity(h, s.DriverVersion))
 		})
-	preparations := recorded(a, agent.Preparations(a.config), "their last preparations", prepare.MaxRecords, prepare.ParseRecords)
+	preparations := recorded(a, agent.Preparations(a.config), "their last preparations", prepare.MaxRecords,
+		prepare.ParseRecords)
 	if err := out.Print(a.Stdout, devicesView(s, recordedHealth, preparations, a.CDIKind)); err != nil {
 		return err
 	}

@@ -17,8 +17,8 @@ import (
 	"gpu-cdi-plugin/internal/fileio"
 )
 
-// checkReadable returns an error if the kernel does not show BPF programs as they were loaded. A kernel that hardens its
-// compiler splits their constants, and joins the parts in a register that programs may not use.
+// checkReadable returns an error if the kernel does not show BPF programs as they were loaded. A kernel that hardens
+// its compiler splits their constants, and joins the parts in a register that programs may not use.
 func checkReadable(proc string) error {
 	value, err := fileio.ReadFile(filepath.Join(proc, "sys/net/core/bpf_jit_harden"), maxRead)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without the compiler has no such file

@@ -1,10 +1,10 @@
 // Package fileio reads, replaces, locks and identifies files of the host.
 //
-// A file is replaced atomically: readers see the old content or the new, complete, even after a power cut. A directory is
-// opened once, and everything is done on that handle, so the owner of a directory above cannot redirect it. Only regular
-// files are read, without waiting: a FIFO or a device in place of a file is an error, and so is a file that is larger
-// than the caller's limit. Only ReadInput reads others too, for a limited time. The kernel releases a lock when its
-// process ends, and all that have inherited its file, so a lock is never stale.
+// A file is replaced atomically: readers see the old content or the new, complete, even after a power cut. A directory
+// is opened once, and everything is done on that handle, so the owner of a directory above cannot redirect it. Only
+// regular files are read, without waiting: a FIFO or a device in place of a file is an error, and so is a file that is
+// larger than the caller's limit. Only ReadInput reads others too, for a limited time. The kernel releases a lock when
+// its process ends, and all that have inherited its file, so a lock is never stale.
 package fileio
 
 import (
@@ -36,8 +36,8 @@ func Replace(path string, data []byte, mode os.FileMode) error {
 	return ignoreNotDurable(WriteDurably(path, data, mode))
 }
 
-// WriteDurably is Replace for a file that must outlive a power cut: it also returns errors that wrap ErrNotDurable. After
-// such an error the new file is in place.
+// WriteDurably is Replace for a file that must outlive a power cut: it also returns errors that wrap ErrNotDurable.
+// After such an error the new file is in place.
 func WriteDurably(path string, data []byte, mode os.FileMode) error {
 	dir, err := trust.OpenDir(filepath.Dir(path))
 	if err != nil {

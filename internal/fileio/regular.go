@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OpenRegular opens a regular file for reading and returns what it is. O_NONBLOCK keeps the open of a FIFO from waiting for a
-// writer.
+// OpenRegular opens a regular file for reading and returns what it is. O_NONBLOCK keeps the open of a FIFO from waiting
+// for a writer.
 func OpenRegular(path string) (*os.File, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -37,8 +37,8 @@ func ReadFile(path string, limit int64) ([]byte, error) {
 	return data, err
 }
 
-// ReadRegular reads an open file of at most limit bytes from its beginning, and returns what it is. The file was opened with
-// O_NONBLOCK; one that is not regular is an error.
+// ReadRegular reads an open file of at most limit bytes from its beginning, and returns what it is. The file was opened
+// with O_NONBLOCK; one that is not regular is an error.
 func ReadRegular(f *os.File, limit int64) ([]byte, fs.FileInfo, error) {
 	info, err := stat(f)
 	if err != nil {

@@ -45,7 +45,8 @@ func isVersion(word string) bool {
 	})
 }
 
-// KernelDriver is the loaded NVIDIA kernel module. After it was unloaded and loaded again, it is not equal to what it was.
+// KernelDriver is the loaded NVIDIA kernel module. After it was unloaded and loaded again, it is not equal to what it
+// was.
 type KernelDriver struct {
 	Version string // as by DriverVersion
 	// Inode is that of the module's directory in /sys, or 0 without one. Each load of the module has another. (The times

@@ -7,7 +7,8 @@ import (
 	"sync"
 )
 
-// OverflowID is the user ID that files of users outside the namespace have inside it, as in /proc/sys/kernel/overflowuid.
+// OverflowID is the user ID that files of users outside the namespace have inside it, as in
+// /proc/sys/kernel/overflowuid.
 const OverflowID = 65534
 
 // WithoutRoot reports whether this process is in a user namespace in which no user is the host's root, as the programs

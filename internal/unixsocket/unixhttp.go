@@ -47,8 +47,8 @@ type HTTPListener struct {
 	madeDir bool
 }
 
-// ListenHTTP makes the socket, and replaces one that is left of an earlier process. The error wraps fileio.ErrHeld if another
-// process serves it.
+// ListenHTTP makes the socket, and replaces one that is left of an earlier process. The error wraps fileio.ErrHeld if
+// another process serves it.
 func ListenHTTP(ctx context.Context, o HTTPOptions) (*HTTPListener, error) {
 	l := &HTTPListener{options: o}
 	dir := filepath.Dir(o.Path)

@@ -23,8 +23,8 @@ type Plan struct {
 	sorted bool
 }
 
-// Plan chooses devices for a request, or says why there are none, in the kubelet's words. A request for no devices gives
-// a plan without devices.
+// Plan chooses devices for a request, or says why there are none, in the kubelet's words. A request for no devices
+// gives a plan without devices.
 func (p *Pool) Plan(r Request) (*Plan, error) {
 	if err := p.checkRequest(); err != nil {
 		return nil, err

@@ -204,8 +204,8 @@ func keepPrevious(path string) {
 	_ = os.Link(path, path+previousSuffix)
 }
 
-const lost = "the placements are lost: pods may run that are not known any more, so all devices are withheld until an " +
-	"administrator says that they are free"
+const lost = "the placements are lost: pods may run that are not known any more, so all devices are withheld until " +
+	"an administrator says that they are free"
 
 // setAside gives the file another name too, which no earlier one has. The file before it stays beside it.
 func setAside(path string, damage error, log *slog.Logger) (*Loss, error) {

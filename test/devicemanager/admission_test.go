@@ -502,8 +502,8 @@ func (c *comparison) allocate(
 	return nil
 }
 
-// comparePreference compares what the plugin is asked. The kubelet asks about an only answer too, and never about devices
-// of init containers that suffice (bug B12): there only one of both asks.
+// comparePreference compares what the plugin is asked. The kubelet asks about an only answer too, and never about
+// devices of init containers that suffice (bug B12): there only one of both asks.
 func (c *comparison) comparePreference(
 	what string, kubelets *pluginapi.ContainerPreferredAllocationRequest, ours *admission.Preference,
 ) {

@@ -42,8 +42,8 @@ cat /run/c/log >&2
 exit 99
 `
 
-// TestSlowAnnotationsInContainerd has containerd start its containers by gpu-cdi-runtime. containerd shows an error only
-// if it is in the runtime's log.
+// TestSlowAnnotationsInContainerd has containerd start its containers by gpu-cdi-runtime. containerd shows an error
+// only if it is in the runtime's log.
 func TestSlowAnnotationsInContainerd(t *testing.T) {
 	t.Parallel()
 	testenv.Root(t)
