@@ -37,7 +37,8 @@ type Manager struct {
 // one of them. Its state is in the socket's directory. The function pods returns the kubelet's pods.
 func Start(socket string, pods func() []*v1.Pod) (*Manager, error) {
 	nodes := []cadvisor.Node{{Id: 0}, {Id: 1}}
-	topology, err := topologymanager.NewManager(klog.Background(), nodes, topologymanager.PolicySingleNumaNode, "container", nil)
+	topology, err := topologymanager.NewManager(
+		klog.Background(), nodes, topologymanager.PolicySingleNumaNode, "container", nil)
 	if err != nil {
 		return nil, fmt.Errorf("make a topology manager: %w", err)
 	}
@@ -59,7 +60,8 @@ func (m *Manager) Stop() error { return m.ManagerImpl.Stop(klog.Background()) }
 
 // Admit allocates a pod's devices. The error is why the kubelet would not run the pod.
 func (m *Manager) Admit(pod *v1.Pod) error {
-	if res := m.topology.Admit(context.Background(), &lifecycle.PodAdmitAttributes{Pod: pod, Operation: lifecycle.AddOperation}); !res.Admit {
+	attributes := &lifecycle.PodAdmitAttributes{Pod: pod, Operation: lifecycle.AddOperation}
+	if res := m.topology.Admit(context.Background(), attributes); !res.Admit {
 		return fmt.Errorf("%s: %s", res.Reason, res.Message)
 	}
 	return nil

@@ -158,7 +158,8 @@ func (k *Kubelet) Admit(ctx context.Context, p model.Pod) error {
 		k.pods = append(k.pods, pod)
 	}
 	k.mu.Unlock()
-	if res := k.topology.Admit(ctx, &lifecycle.PodAdmitAttributes{Pod: pod, Operation: lifecycle.AddOperation}); !res.Admit {
+	attributes := &lifecycle.PodAdmitAttributes{Pod: pod, Operation: lifecycle.AddOperation}
+	if res := k.topology.Admit(ctx, attributes); !res.Admit {
 		k.mu.Lock()
 		k.pods = slices.DeleteFunc(k.pods, sameUID(p.UID))
 		k.mu.Unlock()
