@@ -29,6 +29,9 @@ type Options struct {
 	RegistryDir string
 	// StateFile is the file of the placements. Its directory must exist.
 	StateFile string
+	// EarlierFiles are where earlier versions kept the placements. If one exists and StateFile does not, all devices are
+	// withheld.
+	EarlierFiles []string
 	// Topology is the policy of the Topology Manager, and the machine's NUMA nodes. The default policy is none.
 	Topology admission.Topology
 	// Seed makes the choice of devices random, and repeatable. Without it, devices are taken in the order of their IDs.
@@ -99,7 +102,7 @@ func New(o Options) (*Manager, error) {
 	if err := o.Topology.Validate(); err != nil {
 		return nil, fmt.Errorf("the Topology Manager: %w", err)
 	}
-	store, loaded, err := state.Open(o.StateFile, o.Log)
+	store, loaded, err := state.Open(o.StateFile, o.Log, o.EarlierFiles...)
 	if err != nil {
 		return nil, fmt.Errorf("open the state of the device manager: %w", err)
 	}

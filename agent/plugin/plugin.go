@@ -164,7 +164,7 @@ func (p *Plugin) Check() error {
 }
 
 // Run serves until ctx ends, then waits for the calls under way and removes its sockets and locks. It waits for a
-// kubelet that does not run. It returns early only where waiting would not help: with lock.ErrHeld if another instance
+// kubelet that does not run. It returns early only where waiting would not help: with fileio.ErrHeld if another instance
 // serves a resource, and at the start with ErrNoKubelet or the error of a socket that cannot be made.
 func (p *Plugin) Run(ctx context.Context) error {
 	if err := p.Check(); err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"os/user"
 	"path/filepath"
 	"slices"
@@ -78,11 +77,6 @@ func (a *app) serve(ctx context.Context) error {
 	if err := fileio.MakeDirs(a.StateDir); err != nil {
 		return fmt.Errorf("state-dir: %w", err)
 	}
-	if a.StateDir == config.Default().StateDir {
-		if err := checkEarlier(earlierPlacements, a.placementsFile()); err != nil {
-			return err
-		}
-	}
 	h, err := host.New(a.Root, "", "")
 	if err != nil {
 		return err
@@ -134,20 +128,6 @@ func (a *app) serve(ctx context.Context) error {
 // earlierPlacements is where gpu-cdi-plugin manager kept the placements by default.
 const earlierPlacements = "/var/lib/gpu-cdi-plugin/manager.db"
 
-// checkEarlier returns an error if there are placements of an earlier version only: without them the devices of running
-// pods would be given to others.
-func checkEarlier(earlier, placements string) error {
-	if _, err := os.Lstat(placements); err == nil {
-		return nil
-	}
-	if _, err := os.Lstat(earlier); err != nil {
-		return nil //nolint:nilerr // there was no earlier version
-	}
-	return cli.With(cli.Failure, "export them with that version (gpu-cdi-plugin manager checkpoint export FILE), import "+
-		"them with device-manager checkpoint import FILE, and remove "+earlier,
-		fmt.Errorf("%s has the placements of an earlier version", earlier))
-}
-
 // warnReserved logs what pods get nothing of. A kubelet refuses to start if more is reserved than there is, but here
 // devices can be given to pods all the same.
 func (a *app) warnReserved(s nodestatus.Status) {
@@ -187,6 +167,9 @@ func (a *app) managerOptions(machine nodestatus.Machine) (o manager.Options, err
 			Policy: admission.Policy(a.TopologyPolicy), Scope: admission.Scope(a.TopologyScope),
 			Machine: admission.NodesOf(machine.NUMANodes...),
 		},
+	}
+	if a.StateDir == config.Default().StateDir {
+		o.EarlierFiles = []string{earlierPlacements}
 	}
 	if o.RegistryDir, err = filepath.Abs(a.PluginsRegistryDir); err != nil {
 		return o, fmt.Errorf("plugins-registry-dir: %w", err)

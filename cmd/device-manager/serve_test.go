@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"sync/atomic"
 	"testing"
 
@@ -37,32 +35,5 @@ func TestTheWatchdogIsFedWhilePluginsCanRegister(t *testing.T) {
 	until("STOPPING=1")
 	if err := <-ended; err != nil {
 		t.Error(err)
-	}
-}
-
-func TestPlacementsOfAnEarlierVersionAreNotForgotten(t *testing.T) {
-	for name, c := range map[string]struct {
-		earlier, placements bool
-		refused             bool
-	}{
-		"neither":                          {false, false, false},
-		"those of an earlier version only": {true, false, true},
-		"both":                             {true, true, false},
-		"those of this one only":           {false, true, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			earlier, placements := filepath.Join(t.TempDir(), "earlier"), filepath.Join(t.TempDir(), "placements")
-			for path, exists := range map[string]bool{earlier: c.earlier, placements: c.placements} {
-				if !exists {
-					continue
-				}
-				if err := os.WriteFile(path, nil, 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if err := checkEarlier(earlier, placements); (err != nil) != c.refused {
-				t.Errorf("got %v", err)
-			}
-		})
 	}
 }

@@ -99,13 +99,17 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 		return err
 	}
 	if path != "" {
-		err = cmp.Or(a.checkHook(), a.checkDriverRoot(h))
+		if err := a.checkHook(); err != nil {
+			return err
+		}
+		if err := a.checkDriverRoot(h); err != nil {
+			return err
+		}
 	}
 	if opts.Write {
-		err = cmp.Or(err, a.CheckDir("cdi-dir", a.CDIDir))
-	}
-	if err != nil {
-		return err
+		if err := a.CheckDir("cdi-dir", a.CDIDir); err != nil {
+			return err
+		}
 	}
 	g, err := a.generate(ctx, h, *opts.Capabilities)
 	switch {

@@ -77,7 +77,9 @@ func recorded[T any](
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	err = cmp.Or(err, a.CheckPath(trust.File, path))
+	if err == nil {
+		err = a.CheckPath(trust.File, path)
+	}
 	if err == nil {
 		all, err = parse(data)
 	}

@@ -150,10 +150,10 @@ func parse(data []byte) (content, Loaded, error) {
 }
 
 // load reads the file. One that is missing is made, and one that does not verify is set aside and made anew.
-func load(path string, log *slog.Logger) (content, Loaded, error) {
+func load(path string, log *slog.Logger, earlier []string) (content, Loaded, error) {
 	data, err := read(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return begin(path, findOld(path, log))
+		return begin(path, findOld(append(earlier, filepath.Join(filepath.Dir(path), OldName)), log))
 	}
 	if err != nil {
 		return content{}, Loaded{}, err
@@ -219,14 +219,16 @@ func setAside(path string, damage error, log *slog.Logger) (*Loss, error) {
 	return &Loss{Time: now, Reason: damage.Error(), File: aside}, nil
 }
 
-// findOld returns the loss of the placements of an earlier version, or nil if there was none.
-func findOld(path string, log *slog.Logger) *Loss {
-	old := filepath.Join(filepath.Dir(path), OldName)
-	if _, err := os.Lstat(old); errors.Is(err, fs.ErrNotExist) {
-		return nil
+// findOld returns the loss of the placements of an earlier version, whose file is one of paths, or nil if there is none.
+func findOld(paths []string, log *slog.Logger) *Loss {
+	for _, old := range paths {
+		if _, err := os.Lstat(old); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		log.Error(lost, "file of an earlier version", old)
+		return &Loss{
+			Time: time.Now().UTC().Round(0), Reason: "this version does not read the file of an earlier one", File: old,
+		}
 	}
-	log.Error(lost, "file of an earlier version", old)
-	return &Loss{
-		Time: time.Now().UTC().Round(0), Reason: "this version does not read the file of an earlier one", File: old,
-	}
+	return nil
 }

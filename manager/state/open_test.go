@@ -144,7 +144,14 @@ func TestASecondDamagedFileDoesNotReplaceTheFirst(t *testing.T) {
 }
 
 func TestTheFileOfAnEarlierVersionIsNotIgnored(t *testing.T) {
-	dir := t.TempDir()
+	dir, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "elsewhere.db")
+	if err := os.WriteFile(elsewhere, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, loaded, err := state.Open(filepath.Join(dir, "other.json"), slog.New(slog.DiscardHandler), "/absent", elsewhere)
+	if err != nil || loaded.Loss == nil || loaded.Loss.File != elsewhere {
+		t.Errorf("loaded %+v, error %v, want the loss of %s", loaded, err, elsewhere)
+	}
 	old := filepath.Join(dir, state.OldName)
 	if err := os.WriteFile(old, []byte("bbolt"), 0o600); err != nil {
 		t.Fatal(err)

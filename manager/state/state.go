@@ -81,20 +81,20 @@ type batch struct {
 }
 
 // Open opens the file at path, and creates it if it is missing. Its directory must exist; the lock is a file beside it.
-// A file that does not verify is set aside, and log gets an error. Log gets one too if there is only OldName, the file
-// of earlier versions.
+// A file that does not verify is set aside, and log gets an error. Log gets one too if there is only a file of an
+// earlier version: OldName beside the path, or one of earlier.
 //
 // If another process has it open for some seconds more, the error wraps ErrLocked. It wraps ErrNewer for a file of a
 // newer version, and trust.ErrUnsafe for one that other users can change.
-func Open(path string, log *slog.Logger) (*Store, Loaded, error) {
-	s, loaded, err := open(path, log)
+func Open(path string, log *slog.Logger, earlier ...string) (*Store, Loaded, error) {
+	s, loaded, err := open(path, log, earlier)
 	if err != nil {
 		return nil, Loaded{}, fmt.Errorf("open the state %s: %w", path, err)
 	}
 	return s, loaded, nil
 }
 
-func open(path string, log *slog.Logger) (*Store, Loaded, error) {
+func open(path string, log *slog.Logger, earlier []string) (*Store, Loaded, error) {
 	if err := trust.Dir(filepath.Dir(path)); err != nil {
 		return nil, Loaded{}, err
 	}
@@ -102,7 +102,7 @@ func open(path string, log *slog.Logger) (*Store, Loaded, error) {
 	if err != nil {
 		return nil, Loaded{}, err
 	}
-	c, loaded, err := load(path, log)
+	c, loaded, err := load(path, log, earlier)
 	if err != nil {
 		return nil, Loaded{}, errors.Join(err, held.Release())
 	}
