@@ -26,7 +26,12 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	base := t.TempDir()
+	// The directory for temporary files may be a tmpfs, which a container can have of its own.
+	base, err := os.MkdirTemp("/var/tmp", "rootfs-") //nolint:usetesting // see above
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(base) })
 	w := &world{dir: filepath.Join(base, "root"), canary: filepath.Join(base, "canary")}
 	w.makeDir = func(name, _ string) {
 		if err := os.MkdirAll(filepath.Join(w.dir, name), 0o755); err != nil {
@@ -49,7 +54,6 @@ func newWorld(t *testing.T) *world {
 	w.write("../canary/secret", "secret of the host")
 	w.write("../canary/dir/file", "file of the host")
 	w.canaryHash = image.Fingerprint(t, w.canary)
-	var err error
 	if w.root, err = Open(w.dir, "/dev"); err != nil {
 		t.Fatal(err)
 	}
