@@ -20,7 +20,7 @@ import (
 	"gpu-cdi-plugin/node"
 )
 
-// administrator does what administrators, and the hook, ask at the control socket.
+// administrator carries out the requests that administrators and the hook send to the control socket.
 type administrator struct {
 	node     *node.Reconciler
 	monitor  *node.Monitor
@@ -29,7 +29,7 @@ type administrator struct {
 	releaser *releaser
 	reporter *kubeapi.Reporter
 	mps      *mps.Monitor
-	kubelet  string // its socket for PodResources
+	kubelet  string // the kubelet's socket for PodResources
 
 	resetting sync.Map // the UUIDs of GPUs that are being reset
 }
@@ -77,16 +77,16 @@ func (a *administrator) find(name string) (health.Device, string, error) {
 }
 
 const (
-	// usersInterval is how often a reset that waits asks what uses the GPU, and repeatAfter how often it reports that if
-	// it is the same.
+	// usersInterval is how often a waiting reset checks what uses the GPU. repeatAfter is how often it repeats an
+	// unchanged report.
 	usersInterval = time.Second
 	repeatAfter   = time.Minute
-	// usersLimit is how long the answer may take, and resetLimit how long a reset and its probes may.
+	// usersLimit bounds the search for users of a GPU, and resetLimit a reset with its probes.
 	usersLimit = 10 * time.Second
 	resetLimit = time.Minute
 )
 
-// reset resets a GPU that is not in use, and that no container gets meanwhile.
+// reset resets a GPU that is not in use, and holds it so that no container gets it meanwhile.
 func (a *administrator) reset(
 	ctx context.Context, r control.Request, d health.Device, title string, progress func(string),
 ) (string, error) {
@@ -132,7 +132,8 @@ func (a *administrator) reset(
 	return fmt.Sprintf("%s (%s) was reset", title, d.UUID), nil
 }
 
-// awaitFree returns nil when a GPU is not in use. Otherwise it returns an error or, with Wait, waits.
+// awaitFree returns nil when a GPU is not in use. While it is in use, awaitFree waits if the request has Wait, and
+// otherwise returns an error.
 func (a *administrator) awaitFree(
 	ctx context.Context, r control.Request, d *gpu.Device, title string, progress func(string),
 ) error {
@@ -162,8 +163,8 @@ func (a *administrator) awaitFree(
 	}
 }
 
-// usersOf lists what uses a GPU or a MIG device of it: containers by the kubelet, and processes by the driver. With
-// force, processes outside containers are left out.
+// usersOf lists what uses a GPU or one of its MIG devices: containers as the kubelet reports them, and processes as
+// the driver does. With force, processes outside containers are left out.
 func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, usersLimit) // the driver may hang, or be released
 	defer cancel()

@@ -1,11 +1,11 @@
-// Package agent is the service of a host with GPUs. [Serve] gives them to the kubelet; [Watch] keeps their CDI spec up
-// to date on a host without a kubelet.
+// Package agent is the service of a host with GPUs. [Serve] advertises them to the kubelet; [Watch] keeps their CDI
+// spec up to date on a host without a kubelet.
 //
-// Both put finished parts together from the bottom up: the node reads the driver, devices and runner prepare GPUs for
+// Both build the service from the bottom up: the node reads the driver, devices and runner prepare GPUs for
 // containers, the plugin answers the kubelet, and the publisher passes each state of the node to the plugin, the
-// metrics and the API server. Each part knows those below it only.
+// metrics and the API server. Each part knows only those below it.
 //
-// The package knows no flag, no verb and no exit status, and it does not load the driver's library: [Driver] does.
+// The package knows no flags, verbs or exit statuses, and loads the driver's library only through [Driver].
 package agent
 
 import (
@@ -27,7 +27,7 @@ import (
 // ErrRestart means that the configuration has changed in a way that needs a new process.
 var ErrRestart = errors.New("the configuration has changed")
 
-// Options are what the service works with. All are needed.
+// Options are the parameters of Serve and Watch. All are required.
 type Options struct {
 	// Config is the effective configuration.
 	Config config.Config
@@ -36,21 +36,21 @@ type Options struct {
 	Host     host.Host
 	HookPath string
 	SpecDirs []string
-	// Driver is closed before the service ends. PollInterval is how often it is read.
+	// Driver is closed before the service ends. PollInterval is the time between two reads of the driver.
 	Driver       Driver
 	PollInterval time.Duration
-	// DriverCalls returns the calls of the driver that are waited for.
+	// DriverCalls returns the driver calls that have not returned yet.
 	DriverCalls func() []string
 	Trust       Trust
 	Build       metrics.BuildInfo
 	// Env has the variables of systemd (NOTIFY_SOCKET, ...) and of Kubernetes (NODE_NAME, ...).
 	Env []string
 	Log *slog.Logger
-	// Reload receives a value when the configuration is to be read again, and Reread reads it: it returns options that
-	// differ in Config and Trust only.
+	// Reload receives a value when the configuration must be read again. Reread reads it and returns options that
+	// differ only in Config and Trust.
 	Reload <-chan os.Signal
 	Reread func() (*Options, error)
-	// Hint returns what to do about an error, or "".
+	// Hint returns what an administrator can do about an error, or "".
 	Hint func(error) string
 }
 
@@ -60,7 +60,7 @@ type Driver interface {
 	node.Prober
 	prepare.Driver
 	mps.ComputeModes
-	// Open opens the driver's library. It need not be called: the other methods open the library too.
+	// Open opens the driver's library ahead of time; the other methods open it when they need it.
 	Open(ctx context.Context) error
 	// Close closes it.
 	Close() error
@@ -76,21 +76,21 @@ type Trust interface {
 	CheckDir(option, path string) error
 }
 
-// role is what Serve and Watch do each in its own way.
+// role is the part in which Serve and Watch differ.
 type role interface {
 	// publish passes on a state of the node. When it returns, no device that left the state can be allocated.
 	publish(state node.State)
 	// check returns why a configuration cannot be used, at the start and at each reload.
 	check(fresh *Options) error
-	// offer is what a configuration offers.
+	// offer returns which devices a configuration offers.
 	offer(c *config.Config) resource.Config
-	// ready returns why the service is not ready, besides the node.
+	// ready returns why the service is not ready, apart from problems of the node.
 	ready() error
-	// summary is its state in a few words, besides the remarks of the node.
+	// summary describes the role's state in a few words, without the remarks of the node.
 	summary() []string
-	// released returns what is closed when the driver is open again, or nil if it is open.
+	// released returns a channel that is closed when the driver is open again, or nil if the driver is open.
 	released() <-chan struct{}
-	// actors run from the first state of the node on.
+	// actors returns the actors that run after the first state of the node.
 	actors() []actor
 }
 

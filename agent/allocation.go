@@ -10,8 +10,8 @@ import (
 	"gpu-cdi-plugin/agent/podresources"
 )
 
-// allocation returns the CDI names that a container got by Allocate: those of the devices that the kubelet says it has,
-// and of the extras.
+// allocation returns the CDI names that Allocate gave a container: those of the devices that the kubelet reports for
+// the container, and of the extras.
 func (a *administrator) allocation(ctx context.Context, r control.Request) (string, error) {
 	state := a.node.State()
 	if state.Snapshot == nil {

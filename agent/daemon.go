@@ -15,7 +15,7 @@ import (
 )
 
 // daemon is what Serve and Watch have in common: it runs the node and a role, reports their state to systemd and over
-// HTTP, and reads the configuration again.
+// HTTP, and reloads the configuration.
 type daemon struct {
 	opts    *Options
 	role    role
@@ -23,18 +23,18 @@ type daemon struct {
 	offer   *offer
 	metrics *metrics.Metrics
 	systemd *sdnotify.Notifier
-	changed wake.Chan // the state in a line may have changed
+	changed wake.Chan // the state in one line may have changed
 }
 
-// How much the heap may grow, in percent of what is in use, before garbage is collected: at the start, and later. A
-// collection before the registration would delay it by 4 ms of 16; what is in use later is 2 MB, so that collecting
-// often takes no noticeable time.
+// How much the heap may grow before a garbage collection, in percent of the memory in use: at the start, and later. A
+// collection before the registration would delay it by 4 ms of 16. Later 2 MB are in use, so frequent collections take
+// no noticeable time.
 const (
 	startGCPercent = 200
 	gcPercent      = 25
 )
 
-// run reconciles the node, and runs the actors of the role beside that, until ctx ends.
+// run reconciles the node and runs the role's actors until ctx ends.
 func (d *daemon) run(ctx context.Context) error {
 	debug.SetGCPercent(startGCPercent)
 	opening, endOpening := context.WithCancel(ctx)
@@ -51,7 +51,7 @@ func (d *daemon) run(ctx context.Context) error {
 
 // checkAndRun runs the actors if the configuration can be used.
 func (d *daemon) checkAndRun(ctx context.Context) error {
-	if err := checkNode(d.opts); err != nil { // before anything is written
+	if err := checkNode(d.opts); err != nil { // before any file is written
 		return err
 	}
 	if err := d.role.check(d.opts); err != nil {
@@ -61,7 +61,7 @@ func (d *daemon) checkAndRun(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer server.Close() // which has no effect after its end
+	defer server.Close() // does nothing after the server has ended
 	return runAll(ctx, server.Run, func(ctx context.Context) error {
 		waiting := time.AfterFunc(quiet, d.logDriverCalls)
 		err := d.node.Start(ctx, d.role.publish)
@@ -74,7 +74,7 @@ func (d *daemon) checkAndRun(ctx context.Context) error {
 	})
 }
 
-// quiet is how long the driver may take before a message names the calls that are waited for.
+// quiet is how long the driver may take before the outstanding calls are logged.
 const quiet = 2 * time.Second
 
 func (d *daemon) logDriverCalls() {
@@ -83,7 +83,7 @@ func (d *daemon) logDriverCalls() {
 	}
 }
 
-// runAll runs actors until ctx ends or one of them returns an error, which it returns after all have ended.
+// runAll runs actors until ctx ends or one of them returns an error, and returns that error after all have ended.
 func runAll(ctx context.Context, actors ...actor) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, run := range actors {

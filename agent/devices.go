@@ -16,7 +16,7 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// devices are the published devices, as the preparation of devices sees them.
+// devices gives the preparation of devices access to the published ones.
 type devices struct {
 	host    host.Host
 	node    *node.Reconciler
@@ -41,20 +41,20 @@ func (p *devices) find(uuid string) *resource.Device {
 // offered reports whether a device is offered.
 func (p *devices) offered(uuid string) bool { return p.find(uuid) != nil }
 
-// toCheck returns the devices that are offered, with their rules, by UUID.
+// toCheck returns the offered devices with their rules, by UUID.
 func (p *devices) toCheck() map[string]prepare.FreedDevice {
 	list := map[string]prepare.FreedDevice{}
 	for _, r := range p.node.State().Resources {
 		rules := p.rules.RulesOf(r.Name)
 		for i := range r.Devices {
 			d := &r.Devices[i]
-			list[d.UUID] = prepare.FreedDevice{Device: p.toPrepare(d), Rules: rules} // of the replicas of a device, one
+			list[d.UUID] = prepare.FreedDevice{Device: p.toPrepare(d), Rules: rules} // one of the replicas of a device
 		}
 	}
 	return list
 }
 
-// toPrepare returns a device as the runner takes it.
+// toPrepare converts a device to that of the prepare package.
 func (p *devices) toPrepare(d *resource.Device) prepare.Device {
 	device := prepare.Device{
 		UUID: d.UUID, GPU: d.Parent, PCIBusID: d.PCIBusID, Exclusive: d.MPS != nil,
@@ -64,7 +64,7 @@ func (p *devices) toPrepare(d *resource.Device) prepare.Device {
 		return device
 	}
 	device.Nodes = p.nodesOf(one)
-	instances := map[int]int{} // MIG devices of each GPU instance
+	instances := map[int]int{} // number of MIG devices in each GPU instance
 	for _, m := range one.MIG {
 		instances[m.GPUInstance]++
 	}
@@ -74,7 +74,7 @@ func (p *devices) toPrepare(d *resource.Device) prepare.Device {
 	return device
 }
 
-// nodesOf are the paths of the device nodes of a GPU, or none if they are unknown.
+// nodesOf returns the paths of the device nodes of a GPU, or none if they are unknown.
 func (p *devices) nodesOf(d *gpu.Device) []string {
 	if d.Minor == gpu.NoMinor {
 		return nil

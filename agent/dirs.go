@@ -15,10 +15,10 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// ownSpec is the path of the spec of the GPUs.
+// ownSpec is the path of the CDI spec of the GPUs.
 func ownSpec(c *config.Config) string { return filepath.Join(c.CDIDir, cdi.FileName(c.CDIKind)) }
 
-// servedSpec is the same, or empty if no container is given a CDI name.
+// servedSpec is the path of the GPUs' spec, or empty if containers get no CDI names.
 func servedSpec(c *config.Config) string {
 	uses := slices.Contains[[]resource.Strategy]
 	if uses(c.Strategy, resource.CDICRI) || uses(c.Strategy, resource.CDIAnnotations) {
@@ -44,21 +44,19 @@ func podResources(c *config.Config) string {
 	return filepath.Join(filepath.Dir(filepath.Clean(c.DevicePluginDir)), "pod-resources", "kubelet.sock")
 }
 
-// NotWritableError reports that a directory cannot be made or written to.
+// NotWritableError means that a directory cannot be created or written to.
 type NotWritableError struct {
-	Option string // of the directory
+	Option string // names the directory
 	Err    error
 }
 
-// Error names the option and the reason.
 func (e *NotWritableError) Error() string { return fmt.Sprintf("%s: %v", e.Option, e.Err) }
 
-// Unwrap returns the cause.
 func (e *NotWritableError) Unwrap() error { return e.Err }
 
-// checkDirs returns an error if users other than root can change one of the directories that serve writes to, or if one
-// of its own directories cannot be written to. A full disk is only logged, since containers can start with what is on
-// it already.
+// checkDirs returns an error if users other than root can change one of the directories that serve writes to, or if
+// the service cannot write to one of its own. A full disk is only logged: containers can start with the files that
+// exist.
 func checkDirs(o *Options, log *slog.Logger) error {
 	c := &o.Config
 	var errs []error
@@ -68,7 +66,7 @@ func checkDirs(o *Options, log *slog.Logger) error {
 	}{
 		{"device-plugin-dir", c.DevicePluginDir, true, false},
 		{"state-dir", DescriptorDir(c), true, true},
-		// MPS may come with a reload of the configuration.
+		// A reload of the configuration may enable MPS.
 		{"runtime-dir", MPSDir(c), true, len(c.Sharing.MPS.Resources) > 0},
 		{"cdi-dir", c.CDIDir, servedSpec(c) != "", false},
 		{"plugins-registry-dir", c.PluginsRegistryDir, c.Registration == config.RegisterWatcher, false},

@@ -15,13 +15,13 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// offer is which devices are offered. A reload replaces it.
+// offer selects the devices that are offered. A reload replaces it.
 type offer = atomic.Pointer[resource.Config]
 
 // files are the files that the node writes; an empty path writes none.
 type files struct{ spec, descriptors, health string }
 
-// newNode returns the node. Still returns the GPUs whose reset by an earlier run has not ended.
+// newNode returns the node. Still returns the GPUs that a reset of an earlier run is still resetting.
 func newNode(o *Options, f files, current *offer, m *metrics.Metrics, still func() ([]string, error)) *node.Reconciler {
 	c := &o.Config
 	return node.New(node.Options{
@@ -52,7 +52,7 @@ func checkNode(o *Options) error {
 	return o.Trust.CheckDir("the driver's root", o.Host.DriverRoot())
 }
 
-// Extras are what containers get besides GPUs.
+// Extras returns the features that containers get besides GPUs.
 func Extras(c *config.Config) []node.Extra {
 	var list []node.Extra
 	for _, e := range c.Extras {

@@ -22,8 +22,8 @@ type Config struct {
 type Common struct {
 	// Root is the directory with the host's /proc, /sys and /etc/cdi.
 	Root string `yaml:"root" json:"root"`
-	// DriverRoot is the directory in which the driver is installed, and DevRoot the one whose dev/ has the device
-	// nodes; empty means detected.
+	// DriverRoot is the directory in which the driver is installed. DevRoot is the directory whose dev/ has the device
+	// nodes. Empty means detected.
 	DriverRoot string `yaml:"driver-root" json:"driver-root"`
 	DevRoot    string `yaml:"dev-root" json:"dev-root"`
 	// NVMLLibrary is the path of libnvidia-ml.so.1; empty means detected.
@@ -32,7 +32,7 @@ type Common struct {
 	CDIDir string `yaml:"cdi-dir" json:"cdi-dir"`
 	// CDIKind is VENDOR/CLASS of the devices.
 	CDIKind string `yaml:"cdi-kind" json:"cdi-kind"`
-	// HookPath is the host's path of prestart-hook; empty means beside the running program.
+	// HookPath is the path of prestart-hook on the host; empty means beside the running program.
 	HookPath string `yaml:"hook-path" json:"hook-path"`
 	// InsecurePaths allows programs, libraries and directories that other users than root can change.
 	InsecurePaths bool `yaml:"insecure-paths" json:"insecure-paths"`
@@ -49,23 +49,23 @@ type Plugin struct {
 	PluginsRegistryDir string `yaml:"plugins-registry-dir" json:"plugins-registry-dir"`
 	// Registration is the method of registration with the kubelet.
 	Registration Registration `yaml:"registration" json:"registration"`
-	// RuntimeDir has files that need not survive a reboot: the control socket, and what MPS daemons share
-	// with their clients.
+	// RuntimeDir has files that need not survive a reboot: the control socket, and the directories that MPS daemons
+	// share with their clients.
 	RuntimeDir string `yaml:"runtime-dir" json:"runtime-dir"`
-	// StateDir has files that must survive a reboot: the descriptors of devices, which the kubelet mounts again into a
-	// container that restarts, without a new allocation.
+	// StateDir has files that must survive a reboot: the descriptors of devices. The kubelet mounts them again into a
+	// restarted container without a new allocation.
 	StateDir string `yaml:"state-dir" json:"state-dir"`
 	// Strategy lists the ways in which a container gets its devices.
 	Strategy []resource.Strategy `yaml:"strategy" json:"strategy"`
-	// DeviceIDStrategy selects the names of devices for containers and runtimes.
+	// DeviceIDStrategy selects how devices are named for containers and runtimes.
 	DeviceIDStrategy DeviceIDStrategy `yaml:"device-id-strategy" json:"device-id-strategy"`
-	// CDIAnnotationPrefix is the beginning of annotation keys with resource.CDIAnnotations.
+	// CDIAnnotationPrefix begins the annotation keys of strategy resource.CDIAnnotations.
 	CDIAnnotationPrefix string `yaml:"cdi-annotation-prefix" json:"cdi-annotation-prefix"`
 	// GPUTimeout is how long a GPU may not answer before it is unhealthy.
 	GPUTimeout configfile.Duration `yaml:"gpu-timeout" json:"gpu-timeout"`
 	// Health decides when a device is unhealthy.
 	Health Health `yaml:"health" json:"health"`
-	// ReportHealth lists what the API server gets of the health of the devices.
+	// ReportHealth lists how the health of the devices is reported to the API server.
 	ReportHealth []HealthReport `yaml:"report-health" json:"report-health"`
 	// ServiceAccountDir has the token and the ca.crt of a service account.
 	ServiceAccountDir string `yaml:"service-account-dir" json:"service-account-dir"`
@@ -75,7 +75,7 @@ type Plugin struct {
 	FailOnInitError bool `yaml:"fail-on-init-error" json:"fail-on-init-error"`
 	// Listen is HOST:PORT of the server for metrics and health; empty means none.
 	Listen string `yaml:"listen" json:"listen"`
-	// Extras are what containers get with a GPU if the node has it.
+	// Extras are the features that containers get with a GPU if the node has them.
 	Extras []Extra `yaml:"extras" json:"extras"`
 	// IMEX are the IMEX channels that containers with a GPU get.
 	IMEX IMEX `yaml:"imex" json:"imex"`
@@ -88,7 +88,6 @@ type Plugin struct {
 // Registration is a method of registration with the kubelet.
 type Registration string
 
-// The methods of registration.
 const (
 	// RegisterKubelet calls Register on the kubelet's socket.
 	RegisterKubelet Registration = "kubelet"
@@ -99,7 +98,6 @@ const (
 // DeviceIDStrategy selects the names of devices for containers and runtimes.
 type DeviceIDStrategy string
 
-// The strategies for names.
 const (
 	// ByUUID names a device by its UUID.
 	ByUUID DeviceIDStrategy = "uuid"
@@ -110,18 +108,16 @@ const (
 // HealthReport is a way to report the health of the devices to the API server.
 type HealthReport string
 
-// The reports.
 const (
 	// ReportEvents are Events about the Node when a device becomes unhealthy or healthy again.
 	ReportEvents HealthReport = "events"
-	// ReportCondition is a condition of the Node.
+	// ReportCondition sets a condition of the Node.
 	ReportCondition HealthReport = "node-condition"
 )
 
 // Extra is a feature of the node that containers can get in addition to GPUs.
 type Extra string
 
-// The extras.
 const (
 	// GDS is GPUDirect Storage.
 	GDS Extra = "gds"
@@ -145,21 +141,21 @@ type IMEX struct {
 type Health struct {
 	// CleanFor is how long the probes of a device must pass before it is healthy again.
 	CleanFor configfile.Duration `yaml:"clean-for" json:"clean-for"`
-	// XIDs are rules that decide about events of their XIDs, before the driver's recovery action and NVIDIA's catalogue.
-	// What the driver still asks for at the next probe counts all the same.
+	// XIDs are rules for the events of their XIDs. They take precedence over the driver's recovery action and NVIDIA's
+	// catalogue, but not over a recovery action that the next probe still reports.
 	XIDs []XIDRule `yaml:"xids" json:"xids"`
 }
 
-// XIDRule is what events of an XID mean for a device.
+// XIDRule decides what events of an XID mean for a device.
 type XIDRule struct {
 	XID    int           `yaml:"xid" json:"xid"`
 	Action health.Action `yaml:"action" json:"action"`
-	// Count is how many events within Within are needed. 0 is 1.
+	// Count is how many events within Within are needed. 0 means 1.
 	Count  int                 `yaml:"count,omitempty" json:"count,omitempty"`
 	Within configfile.Duration `yaml:"within,omitempty" json:"within,omitempty"`
 }
 
-// Rules returns the rules as the health package takes them.
+// Rules converts the rules to those of the health package.
 func (h *Health) Rules() health.Rules {
 	r := health.Rules{CleanFor: time.Duration(h.CleanFor), XIDs: map[uint64]health.Rule{}}
 	for _, x := range h.XIDs {
@@ -170,19 +166,19 @@ func (h *Health) Rules() health.Rules {
 
 // PreStart is how devices are prepared before a container starts with them.
 type PreStart struct {
-	// Policy is what is done with a device.
+	// Policy selects what is done with a device.
 	Policy prepare.Policy `yaml:"policy" json:"policy"`
 	// Strict refuses a device that policy reset cannot reset.
 	Strict bool `yaml:"strict" json:"strict"`
-	// Programs may use a device that is to be unused.
+	// Programs may use a device that must otherwise be unused.
 	Programs []string `yaml:"programs" json:"programs"`
 	// MemoryToleranceMiB is the memory that may be in use on an unused device.
 	MemoryToleranceMiB int `yaml:"memory-tolerance-mib" json:"memory-tolerance-mib"`
 	// Exec is the path of a program that runs last, or empty.
 	Exec string `yaml:"exec" json:"exec"`
-	// ExecTimeout is how long it may run.
+	// ExecTimeout is how long Exec may run.
 	ExecTimeout configfile.Duration `yaml:"exec-timeout" json:"exec-timeout"`
-	// Resources have policies of their own.
+	// Resources have their own policies.
 	Resources []PreStartRule `yaml:"resources" json:"resources"`
 }
 
@@ -193,7 +189,7 @@ type PreStartRule struct {
 }
 
 // RefusesParts reports whether replicas and MIG devices of a resource are always refused: policy reset cannot reset
-// them, and Strict refuses what it cannot reset.
+// them, and Strict refuses a device that it cannot reset.
 func (p *PreStart) RefusesParts(resourceName string) bool {
 	r := p.RulesOf(resourceName)
 	return r.Strict && r.Policy == prepare.Reset
@@ -216,14 +212,14 @@ func (p *PreStart) RulesOf(resourceName string) prepare.Rules {
 
 // Allocation ranks the available devices.
 type Allocation struct {
-	// Policy is for GPUs, SharedPolicy for replicas and MIG devices.
+	// Policy applies to GPUs, SharedPolicy to replicas and MIG devices.
 	Policy       allocator.Policy `yaml:"policy" json:"policy"`
 	SharedPolicy allocator.Policy `yaml:"shared-policy" json:"shared-policy"`
-	// Weights are the scores for connections of GPUs.
+	// Weights are the scores for connections between GPUs.
 	Weights allocator.Weights `yaml:"weights" json:"weights"`
 }
 
-// maxChannel is the highest number of a channel, which is a minor number of Linux.
+// maxChannel is the highest channel number, which is a minor number of Linux.
 const maxChannel = 1<<20 - 1
 
 // Default returns the default configuration.

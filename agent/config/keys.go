@@ -149,7 +149,7 @@ var values = map[string][]string{
 	"prestart.resources[].policy": configfile.Texts(prepare.Policies()...),
 }
 
-// examples are values in YAML, for keys whose default shows too little.
+// examples are values in YAML for keys whose default does not show the form.
 var examples = map[string]string{
 	"imex":       "channels: [0]\nrequired: true",
 	"prestart":   "policy: clean\nresources:\n  - {name: nvidia.com/gpu, policy: reset}",
@@ -170,7 +170,7 @@ resources:
   - {name: nvidia.com/gpu, devices: [2, 3], replicas: 4}`,
 }
 
-// gone are keys of earlier versions, also as flags and as variables of the environment, with what to do instead.
+// gone has the keys of earlier versions, also as flags and environment variables, with what replaces each.
 var gone = map[string]string{
 	"socket-dir":           ofManager("socket-dir"),
 	"pod-resources-socket": ofManager("pod-resources-socket"),
@@ -190,7 +190,7 @@ var gone = map[string]string{
 	"eviction-hard":   ofManager("eviction-hard"),
 }
 
-// ofManager says where a key of the device manager is now.
+// ofManager says which option of device-manager replaces a key.
 func ofManager(key string) string {
 	return "this is an option of device-manager now: " + key + " in /etc/device-manager/config.yaml, --" + key +
 		" or DEVICE_MANAGER_" + strings.ToUpper(strings.ReplaceAll(key, "-", "_"))

@@ -60,7 +60,7 @@ func checkTimeout(d configfile.Duration) error {
 	return nil
 }
 
-// maxWait is the longest time that a device waits for anything: more is a mistake, such as h for s.
+// maxWait is the longest time that a device may wait. A longer one is a mistake, such as h for s.
 const maxWait = time.Hour
 
 func checkWait(key string, d configfile.Duration) error {
@@ -123,7 +123,7 @@ func checkPreStart(p *PreStart) error {
 	return errors.Join(errs...)
 }
 
-// checkReplicasGiven returns an error for replicas that no container would ever get.
+// checkReplicasGiven returns an error for replicas that no container could ever get.
 func checkReplicasGiven(c *Config) error {
 	var errs []error
 	for _, name := range c.Sharing.Names() {
@@ -158,7 +158,8 @@ func checkStrategies(list []resource.Strategy) error {
 	return knownOnce("strategy", list)
 }
 
-// The most characters of a domain, and of the beginning of a name: the plugin appends up to 32, and a name may have 63.
+// The longest domain and the longest beginning of a name: the plugin appends up to 32 characters, and a name may have
+// 63.
 const (
 	maxPrefixDomain = 252
 	maxPrefixName   = 31
@@ -166,7 +167,7 @@ const (
 
 func checkAnnotationPrefix(prefix string) error {
 	domain, name, slash := strings.Cut(prefix, "/")
-	valid := slash && kubelet.IsSubdomain(domain) && kubelet.IsName(name+"0") // as with what is appended
+	valid := slash && kubelet.IsSubdomain(domain) && kubelet.IsName(name+"0") // with what the plugin appends
 	if !valid || len(domain) > maxPrefixDomain || len(name) > maxPrefixName {
 		return fmt.Errorf("cdi-annotation-prefix %q: want a domain and a slash, such as cdi.k8s.io/, "+
 			"and at most 31 characters after it", prefix)

@@ -19,24 +19,23 @@ import (
 	"gpu-cdi-plugin/internal/unixsocket"
 )
 
-// ErrNoServer is that no program answers at the socket.
+// ErrNoServer means that no program answers at the control socket.
 var ErrNoServer = errors.New("no program answers at the control socket")
 
-// ErrNotAllowed is that this process's user may not ask.
+// ErrNotAllowed means that this process's user may not use the control socket.
 var ErrNotAllowed = errors.New("only root and the program's own user may use the control socket")
 
-// RefusedError is why the program did not do what it was asked for.
+// RefusedError means that the program refused the request.
 type RefusedError struct{ Reason string }
 
-// Error is the reason.
 func (e *RefusedError) Error() string { return e.Reason }
 
-// aliveTime is how long the program may take to begin with its answer. The answer itself may take any time.
+// aliveTime is how long the program may take to begin its answer. The rest of the answer has no time limit.
 const aliveTime = 10 * time.Second
 
 // Send sends a request to the program that serves the socket in a directory and returns the sentence about what was
-// done. Progress gets sentences about what goes on. The error wraps ErrNoServer if there is no such program and nothing
-// was done, and is a *RefusedError if the program answered with an error.
+// done. Progress gets sentences about the work in progress. The error wraps ErrNoServer if no program answers and
+// nothing was done; it is a *RefusedError if the program refused the request.
 func Send(ctx context.Context, dir string, r Request, progress func(string)) (string, error) {
 	if err := r.Check(); err != nil {
 		return "", err
@@ -77,7 +76,7 @@ func Send(ctx context.Context, dir string, r Request, progress func(string)) (st
 	return result, err
 }
 
-// plain returns a text without what could control a terminal. It may have several lines.
+// plain removes what could control a terminal from a text of several lines.
 func plain(text string) string {
 	return strings.Map(func(c rune) rune {
 		if c != '\n' && !unicode.IsPrint(c) {

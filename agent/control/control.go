@@ -1,9 +1,9 @@
-// Package control is how an administrator reaches a program that runs: requests over a unix socket that only root and
-// the program's own user can use. Requests and answers are JSON over HTTP; an answer may come with lines of progress.
-// prestart-hook asks there too, which containers have which devices; it has a client of its own (hook/inject), since
-// net/http would double its size.
+// Package control lets an administrator send requests to the running service, over a unix socket that only root and
+// the program's own user can use. Requests and answers are JSON over HTTP; an answer may begin with lines of progress.
+// prestart-hook uses the socket too, to learn which devices a container has. It has its own client (hook/inject),
+// since net/http would double its size.
 //
-// The package carries requests. It does not know what they do, nor any door: [Handler] does.
+// The package only carries requests: a [Handler] carries them out. It depends on no other part of the service.
 package control
 
 import (
@@ -19,21 +19,20 @@ import (
 	"unicode/utf8"
 )
 
-// Act is what a request asks for.
+// Act is the kind of a request.
 type Act string
 
-// The acts.
 const (
 	// Cordon takes a device out of service for a reason until Uncordon.
 	Cordon   Act = "cordon"
 	Uncordon Act = "uncordon"
-	// Reset resets a GPU that is not in use. With Wait it waits for that.
+	// Reset resets a GPU that is not in use. With Wait it waits until the GPU is free.
 	Reset Act = "reset"
 	// Release closes the driver until Reopen.
 	Release Act = "release"
 	Reopen  Act = "reopen"
-	// Allocation asks which CDI devices the kubelet gave a container. The result is their qualified names, separated by
-	// commas. It is what prestart-hook asks, and no administrator.
+	// Allocation returns the qualified names of the CDI devices that the kubelet gave a container, separated by
+	// commas. Only prestart-hook sends it.
 	Allocation Act = "allocation"
 )
 
@@ -47,16 +46,16 @@ var acts = map[Act]struct{ device, reason, options, container bool }{
 	Allocation: {container: true},
 }
 
-// Request is what an administrator, or prestart-hook, asks for.
+// Request is a request of an administrator or of prestart-hook.
 type Request struct {
 	Act Act `json:"act"`
 	// Device is a UUID or an index, such as "3" or "3:0" for a MIG device.
 	Device string `json:"device,omitempty"`
 	// Reason is one line of text.
 	Reason string `json:"reason,omitempty"`
-	// Wait is whether to wait until the device is not in use.
+	// Wait says whether to wait until the device is not in use.
 	Wait bool `json:"wait,omitempty"`
-	// Force is whether to reset it although processes outside containers use it.
+	// Force says whether to reset the device although processes outside containers use it.
 	Force bool `json:"force,omitempty"`
 	// Namespace, Pod and Container name a container of a pod.
 	Namespace string `json:"namespace,omitempty"`
@@ -64,7 +63,7 @@ type Request struct {
 	Container string `json:"container,omitempty"`
 }
 
-// String is the request for people, such as "cordon 3 (a fan is loud)".
+// String describes the request for people, such as "cordon 3 (a fan is loud)".
 func (r *Request) String() string {
 	text := strings.TrimSpace(string(r.Act) + " " + r.Device)
 	if r.Container != "" {
@@ -89,7 +88,7 @@ const (
 	maxName   = 253 // of a pod
 )
 
-// Check returns an error if the request is not valid.
+// Check returns an error if the request is invalid.
 func (r *Request) Check() error {
 	needs, known := acts[r.Act]
 	switch {
@@ -126,13 +125,13 @@ func checkText(name, text string, most int) error {
 	return nil
 }
 
-// maxRequest is the size in bytes of the largest request that is read, and maxLine that of a line of an answer.
+// maxRequest bounds a request, and maxLine a line of an answer, in bytes.
 const (
 	maxRequest = 16 << 10
 	maxLine    = 64 << 10
 )
 
-// parseRequest reads a request, which must be all that there is to read.
+// parseRequest reads a request and returns an error if anything follows it.
 func parseRequest(from io.Reader) (Request, error) {
 	data, err := io.ReadAll(from)
 	if err != nil {
@@ -155,16 +154,17 @@ func parseRequest(from io.Reader) (Request, error) {
 
 // message is a line of an answer. The last one has Result or Error.
 type message struct {
-	// Progress is a sentence about what goes on.
+	// Progress is a sentence about the work in progress.
 	Progress string `json:"progress,omitempty"`
 	// Result is a sentence about what was done.
 	Result string `json:"result,omitempty"`
-	// Error is why it was not done.
+	// Error says why the request was not carried out.
 	Error string `json:"error,omitempty"`
 }
 
-// Handler does what requests ask for. Handle may be called by several goroutines at once. Its context ends when the
-// client goes. It returns a sentence about what was done. Progress takes a sentence about what goes on.
+// Handler carries out requests. Handle may be called by several goroutines at once. Its context ends when the client
+// disconnects. Handle returns a sentence about what was done, and passes sentences about the work in progress to
+// progress.
 type Handler interface {
 	Handle(ctx context.Context, r Request, progress func(string)) (result string, err error)
 }

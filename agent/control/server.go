@@ -27,16 +27,17 @@ type Server struct {
 }
 
 const (
-	// retryAfter is the time between two tries to make the socket.
+	// retryAfter is the time between two attempts to create the socket.
 	retryAfter = 5 * time.Second
-	// requestTime is how long a client may take to send its request, and to take a line of the answer.
+	// requestTime is how long a client may take to send its request, and to read a line of the answer.
 	requestTime = unixsocket.RequestTime
-	// maxConnections is how many connections are served at once; others are closed. A reset of each GPU may be waiting.
+	// maxConnections is how many connections are served at once; others are closed. A waiting reset of each GPU must
+	// fit.
 	maxConnections = 64
 )
 
-// Run serves until ctx ends and then removes the socket. What keeps the socket from being made, as another instance
-// that has it, is logged, and Run tries again: GPUs can be given to containers without it.
+// Run serves until ctx ends and then removes the socket. If the socket cannot be created, for example because another
+// instance has it, Run logs the error and tries again: containers can get GPUs without it.
 func (s *Server) Run(ctx context.Context) error {
 	logged := ""
 	for ctx.Err() == nil {
@@ -52,7 +53,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// serve makes the socket and serves. It returns an error, unless ctx has ended.
+// serve creates the socket and serves until ctx ends. Any other end is an error.
 func (s *Server) serve(ctx context.Context) error {
 	l, err := unixsocket.ListenHTTP(ctx, unixsocket.HTTPOptions{
 		Path: SocketPath(s.Dir), LockPath: filepath.Join(s.Dir, ".control.lock"),
@@ -100,7 +101,7 @@ func (s *Server) answer(w http.ResponseWriter, q *http.Request, r Request, peer 
 	log.Log(q.Context(), info,
 		fmt.Sprintf("%s, user %d with process %d, asks for: %s", caller, peer.Uid, peer.Pid, what))
 	conn := http.NewResponseController(w)
-	_ = conn.SetReadDeadline(time.Time{}) // it was for the request; with it the context would end
+	_ = conn.SetReadDeadline(time.Time{}) // the deadline was for the request; it would also end the context
 	send := func(m message) {
 		_ = conn.SetWriteDeadline(time.Now().Add(requestTime))
 		if err := json.NewEncoder(w).Encode(m); err == nil { // the context ends when the client goes
@@ -108,7 +109,7 @@ func (s *Server) answer(w http.ResponseWriter, q *http.Request, r Request, peer 
 		}
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
-	_ = conn.Flush() // the client knows from it that this program is alive
+	_ = conn.Flush() // tells the client that this program is alive
 	result, err := s.Handler.Handle(q.Context(), r, func(text string) { send(message{Progress: text}) })
 	switch {
 	case err != nil && errors.Is(err, context.Cause(q.Context())):

@@ -22,14 +22,13 @@ import (
 )
 
 const (
-	// maxAnswer is how many bytes of an error's answer are read, and maxHeader how many of the headers.
+	// maxAnswer bounds the part of an error's answer that is read, and maxHeader the headers, in bytes.
 	maxAnswer = 16 << 10
 	maxHeader = 64 << 10
-	// maxCredential is the size in bytes of the largest token or file of certificates that is read.
+	// maxCredential bounds a token or a certificate file, in bytes.
 	maxCredential = 1 << 20
 )
 
-// The content types of requests.
 const (
 	asJSON           = "application/json"
 	asStrategicMerge = "application/strategic-merge-patch+json"
@@ -38,11 +37,11 @@ const (
 // client sends requests to the API server as a service account.
 type client struct {
 	address string        // host:port
-	dir     string        // has the service account's token and ca.crt
-	timeout time.Duration // of a request, with its connection
+	dir     string        // with the service account's token and ca.crt
+	timeout time.Duration // for a request, including its connection
 }
 
-// statusError is an answer other than success.
+// statusError means that the API server answered with a status other than success.
 type statusError struct {
 	code    int
 	message string
@@ -58,7 +57,7 @@ func answered(err error, codes ...int) bool {
 	return ok && slices.Contains(codes, status.code)
 }
 
-// credentials reads the token and the certificates that the API server's own must be signed by. The kubelet replaces
+// credentials reads the token and the certificates that must have signed the API server's own. The kubelet replaces
 // both from time to time.
 func (c *client) credentials() (token string, ca *x509.CertPool, err error) {
 	data, err := fileio.ReadFile(filepath.Join(c.dir, "token"), maxCredential)
@@ -79,8 +78,8 @@ func (c *client) credentials() (token string, ca *x509.CertPool, err error) {
 	return token, ca, nil
 }
 
-// do sends an object and returns nil if the API server took it. Requests are rare, so each has a connection of its own,
-// with the credentials as they are now. No proxy is used and no redirection followed: neither may get the token.
+// do sends an object and returns nil if the API server accepted it. Requests are rare, so each has its own connection
+// with the current credentials. It uses no proxy and follows no redirection: neither may get the token.
 func (c *client) do(ctx context.Context, method, path, contentType string, object any) error {
 	token, ca, err := c.credentials()
 	if err != nil {
@@ -120,7 +119,7 @@ func (c *client) do(ctx context.Context, method, path, contentType string, objec
 	return &statusError{answer.StatusCode, message(answer)}
 }
 
-// message is what the API server says about an error: the message of a Status object, or the HTTP status.
+// message returns the API server's reason for an error: the message of a Status object, or the HTTP status.
 func message(answer *http.Response) string {
 	data, _ := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
 	var status struct{ Message string }

@@ -19,7 +19,7 @@ import (
 // ConditionType is the type of the node condition.
 const ConditionType = "GPUsHealthy"
 
-// condition is a condition of a Node, as the API server has it.
+// condition is a condition of a Node in the API's form.
 type condition struct {
 	Type           string    `json:"type"`
 	Status         string    `json:"status"` // True, False or Unknown
@@ -29,9 +29,9 @@ type condition struct {
 	Message        string    `json:"message"`
 }
 
-// conditionOf returns the condition of a node's devices. Its time is that of the device's change that made it so, which
-// a restart of the process does not alter. A cordoned device is no fault. An error of the state for which no device is
-// offered makes the condition unknown, unless a fault is known.
+// conditionOf returns the condition of a node's devices. Its time is that of the device change that caused the
+// condition, which a restart of the process does not alter. A cordoned device is no fault. If an error of the state
+// keeps all devices from being offered, the condition is unknown unless a fault is known.
 func conditionOf(devices []device, stateErr error, offered bool) condition {
 	c := condition{Type: ConditionType, Status: "Unknown"}
 	switch {
@@ -60,13 +60,13 @@ func conditionOf(devices []device, stateErr error, offered bool) condition {
 	return c
 }
 
-// faults are what is wrong with devices.
+// faults sums up what is wrong with devices.
 type faults struct {
-	remedies  map[health.Action]bool // what the devices that are at fault need
-	sentences []string               // about these, and cordons about the cordoned ones
+	remedies  map[health.Action]bool // what the faulty devices need
+	sentences []string               // about the faulty devices, and about the cordoned ones
 	cordons   []string
-	since     time.Time // since when one is at fault
-	changed   time.Time // when the state of a device changed last
+	since     time.Time // the earliest time of a fault
+	changed   time.Time // the last time that the state of a device changed
 }
 
 func faultsOf(devices []device) faults {
@@ -84,7 +84,7 @@ func faultsOf(devices []device) faults {
 			list = &f.cordons
 		default:
 			remedy := d.Remedy
-			if d.State == health.Recovering { // it has had its remedy
+			if d.State == health.Recovering { // its remedy was applied
 				remedy = health.Probe
 			}
 			f.remedies[remedy] = true
@@ -99,7 +99,7 @@ func faultsOf(devices []device) faults {
 	return f
 }
 
-// reasonOf is the reason for the most severe of the remedies.
+// reasonOf returns the reason for the most severe remedy.
 func reasonOf(remedies map[health.Action]bool) string {
 	switch {
 	case remedies[health.Service]:
@@ -124,10 +124,10 @@ type conditions struct {
 	last condition
 
 	sent condition
-	at   time.Time // of sent
+	at   time.Time // when it was sent
 }
 
-// set takes the condition as it is now.
+// set replaces the condition to send.
 func (c *conditions) set(next condition, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -143,7 +143,7 @@ func (c *conditions) set(next condition, now time.Time) {
 	}
 }
 
-// send sends the condition if it has changed or if it is time to, and returns when to be called again at the latest.
+// send sends the condition if it has changed or its heartbeat is due. It returns the time until the next call is due.
 func (c *conditions) send(ctx context.Context) (time.Duration, error) {
 	c.mu.Lock()
 	next := c.last
@@ -162,7 +162,7 @@ func (c *conditions) send(ctx context.Context) (time.Duration, error) {
 	sent.LastHeartbeat, sent.LastTransition = seconds(now), seconds(next.LastTransition)
 	var patch struct {
 		Status struct {
-			// The API server merges the list by type, so that other conditions stay.
+			// The API server merges the list by type, so other conditions remain.
 			Conditions []condition `json:"conditions"`
 		} `json:"status"`
 	}
@@ -175,8 +175,8 @@ func (c *conditions) send(ctx context.Context) (time.Duration, error) {
 	return c.timing.heartbeat, nil
 }
 
-// seconds is a time as the API server writes it.
+// seconds rounds a time as the API server does.
 func seconds(t time.Time) time.Time { return t.UTC().Truncate(time.Second) }
 
-// maxMessage is the size in bytes of the longest message.
+// maxMessage bounds a message, in bytes.
 const maxMessage = 1024

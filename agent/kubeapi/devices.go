@@ -14,14 +14,14 @@ type device struct {
 	health.Status
 	name string // such as "GPU 3"
 	mig  bool
-	// asGPU is whether it is a MIG device with the health of its GPU, which is listed before it.
+	// asGPU says that it is a MIG device whose health is that of its GPU, which is listed before it.
 	asGPU bool
 }
 
-// sentence is the device's health as a sentence.
+// sentence describes the device's health.
 func (d *device) sentence() string { return d.name + " is " + d.String() }
 
-// devicesOf returns the devices of a state in the order of the driver. A GPU whose UUID is not known has an empty one.
+// devicesOf returns the devices of a state in the driver's order. The UUID of a GPU is empty if it is unknown.
 func devicesOf(s *node.State) []device {
 	if s.Snapshot == nil {
 		return nil
@@ -60,8 +60,8 @@ func offersAny(resources []resource.Resource) bool {
 	})
 }
 
-// eventSince returns the Event for a device's change since the status that was reported last, if there is one. Suspect
-// and recovering devices have none: after some seconds they are healthy or unhealthy, which is reported.
+// eventSince returns the Event for a device's change since the last reported status, if any. Suspect and recovering
+// devices get none: within seconds they become healthy or unhealthy, which is reported.
 func (d *device) eventSince(before health.Status) (e event, changed bool) {
 	switch {
 	case d.State == before.State && d.String() == before.String():
@@ -83,12 +83,12 @@ func (d *device) eventSince(before health.Status) (e event, changed bool) {
 	}
 }
 
-// lastReported is the status that was reported last of each device, by UUID. GPUs whose UUID is not known share one: it
-// is the same for all, that they cannot be read.
+// lastReported has the last reported status of each device, by UUID. GPUs with unknown UUIDs share an entry, since all
+// of them are unreadable.
 type lastReported map[string]health.Status
 
-// events returns the Events for what has changed since the last call. A device that is new has none, and a MIG device
-// none that its GPU has too.
+// events returns the Events for the changes since the last call. A new device gets none, nor does a MIG device whose
+// GPU has the same one.
 func (l lastReported) events(devices []device) []event {
 	var list []event
 	ofGPU := false // whether the last GPU has an event

@@ -17,36 +17,36 @@ import (
 // component is the source of Events.
 const component = "gpu-cdi-plugin"
 
-// The types of Events.
 const (
 	normal  = "Normal"
 	warning = "Warning"
 )
 
-// event is what an Event says.
+// event is the content of an Event.
 type event struct{ kind, reason, message string }
 
 const (
-	// maxRecords is how many different Events are kept, to be sent or to be counted when they are repeated.
+	// maxRecords is how many different Events are kept for sending or counting repetitions.
 	maxRecords = 256
-	// repeatWithin is how long an Event is counted: the API server forgets it after an hour by default.
+	// repeatWithin is how long repetitions of an Event are counted: the API server deletes it after an hour by
+	// default.
 	repeatWithin = time.Hour
-	// burst requests may be sent at once. The others keep a distance of timing.distance.
+	// burst is how many requests may be sent at once. Later ones are timing.distance apart.
 	burst = 25
-	// namespace is that of Events about objects without a namespace.
+	// namespace is the namespace of Events about objects without one.
 	namespace = "default"
 )
 
-// record is an Event that the API server has or is to have.
+// record is an Event that was or will be sent to the API server.
 type record struct {
 	event
 	name        string // of the object
 	first, last time.Time
-	count, sent int  // how often it happened, and the count that the API server has
+	count, sent int  // how often it happened, and the count that was sent last
 	created     bool // whether the API server has the object
 }
 
-// events sends Events about a Node. An Event that is repeated is counted, so that what waits is bounded, and so are the
+// events sends Events about a Node. Repetitions are counted in one Event, which bounds both the queue and the
 // requests.
 type events struct {
 	do     request
@@ -57,13 +57,13 @@ type events struct {
 
 	mu      sync.Mutex
 	records []*record
-	added   int64 // how many records there have been
+	added   int64 // the number of records so far
 	dropped int
 
-	due time.Time // of the next request, if none had been part of a burst
+	due time.Time // when the next request would be due without bursts
 }
 
-// add records that an Event has happened.
+// add records an occurrence of an Event.
 func (e *events) add(ev event, now time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -87,12 +87,12 @@ func (e *events) add(ev event, now time.Time) {
 		}
 		e.records = slices.Delete(e.records, at, at+1)
 	}
-	e.added++ // so that two of the same time have two names
+	e.added++ // gives two Events of the same time different names
 	name := fmt.Sprintf("%s.%x", e.node, now.UnixNano()+e.added)
 	e.records = append(e.records, &record{event: ev, name: name, first: now, last: now, count: 1})
 }
 
-// next returns a record to send, a new one before a repeated one, and a copy of it to read without the lock.
+// next returns the next record to send, unsent ones first, and a copy that can be read without the lock.
 func (e *events) next() (copied record, original *record) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -111,7 +111,7 @@ func (e *events) next() (copied record, original *record) {
 	return *original, original
 }
 
-// send sends what waits, as far as the rate allows it, and returns when to be called again at the latest.
+// send sends waiting Events as the rate limit allows, and returns the time until the next call is due.
 func (e *events) send(ctx context.Context) (time.Duration, error) {
 	for {
 		r, original := e.next()
@@ -123,9 +123,8 @@ func (e *events) send(ctx context.Context) (time.Duration, error) {
 		}
 		err := e.sendOne(ctx, &r)
 		refused := answered(err, http.StatusBadRequest, http.StatusUnprocessableEntity)
-		if refused { // this one alone is at fault, and the others do not wait for it
-			e.log.Warn("an Event is not reported to the API server: "+wording.Shorten(err.Error(), maxMessage),
-				"event", r.message)
+		if refused { // only this Event is invalid; send the others
+			e.log.Warn("an Event is not reported to the API server: "+wording.Shorten(err.Error(), maxMessage), "event", r.message)
 		}
 		e.mu.Lock()
 		original.created = r.created
@@ -139,7 +138,7 @@ func (e *events) send(ctx context.Context) (time.Duration, error) {
 	}
 }
 
-// wait returns how long the next request has to wait. If that is 0, it counts the request.
+// wait returns how long the next request must wait. If it need not wait, wait counts the request.
 func (e *events) wait(now time.Time) time.Duration {
 	if e.due.Before(now) {
 		e.due = now
@@ -152,7 +151,7 @@ func (e *events) wait(now time.Time) time.Duration {
 }
 
 // sendOne creates an Event, or updates the count of one that was created. One that has expired is created again. It
-// keeps its name, so that a creation whose answer was lost makes no second one.
+// keeps its name, so a creation whose answer was lost is not duplicated.
 func (e *events) sendOne(ctx context.Context, r *record) error {
 	collection := "/api/v1/namespaces/" + namespace + "/events"
 	if r.created {
@@ -177,7 +176,7 @@ func (e *events) wrap(err error) error {
 	return fmt.Errorf("report an Event about node %s: %w", e.node, err)
 }
 
-// object returns the Event of core/v1: those of events.k8s.io/v1 have neither count nor the first and last time, which
+// object returns the Event in core/v1. Events of events.k8s.io/v1 lack the count and the first and last time, which
 // tools that list and export Events show. The kubelet uses core/v1 too. As in its Events, the UID is the Node's name,
 // by which `kubectl describe node` finds them.
 func (e *events) object(r *record) map[string]any {

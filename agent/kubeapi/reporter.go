@@ -1,9 +1,9 @@
-// Package kubeapi reports the health of a node's devices to the Kubernetes API server: by Events about the Node, and by
-// a condition of it.
+// Package kubeapi reports the health of a node's devices to the Kubernetes API server: in Events about the Node, and
+// in a condition of the Node.
 //
-// It works with the credentials that the kubelet gives to a pod. Nothing waits for the API server: [Reporter.Publish]
-// only notes what is to be sent. The requests are made with net/http and a few objects of our own: client-go would add
-// 17 MB to the program, and the types of k8s.io/api alone 5 MB.
+// It uses the credentials that the kubelet gives a pod. Nothing waits for the API server: [Reporter.Publish] only
+// queues a report. The requests use net/http and a few types of this package: client-go would add 17 MB to the
+// program, and the types of k8s.io/api already 5 MB.
 package kubeapi
 
 import (
@@ -22,9 +22,9 @@ import (
 	"gpu-cdi-plugin/node"
 )
 
-// Options are what a Reporter works with.
+// Options are the parameters of a Reporter.
 type Options struct {
-	// Events and Condition are what is reported.
+	// Events and Condition select what is reported.
 	Events, Condition bool
 	// Credentials is the directory with the token and the ca.crt of a service account.
 	Credentials string
@@ -35,12 +35,12 @@ type Options struct {
 	timing timing // for tests
 }
 
-// timing is how often there are requests, and how long they may take.
+// timing has the intervals and time limits of requests.
 type timing struct {
-	request time.Duration // how long one may take, with its connection
-	// firstPause is the time after the first failure, and longestPause that after many.
+	request time.Duration // limit of a request, including its connection
+	// firstPause follows the first failure, and longestPause many failures.
 	firstPause, longestPause time.Duration
-	// heartbeat is how often the condition is sent if it does not change, and between how often at most.
+	// heartbeat is the longest time between two reports of the condition, and between the shortest.
 	heartbeat, between time.Duration
 	distance           time.Duration // between two requests for Events after a burst
 }
@@ -52,20 +52,20 @@ var defaultTiming = timing{
 	distance: 10 * time.Second,
 }
 
-// request sends an object to the API server and returns nil if it took it. It is client.do.
+// request sends an object to the API server and returns nil if the server accepted it. It is client.do.
 type request func(ctx context.Context, method, path, contentType string, object any) error
 
-// Reporter reports the states that it gets to the API server.
+// Reporter reports published states to the API server.
 type Reporter struct {
 	log        *slog.Logger
 	timing     timing
 	events     *events     // nil if Events are not reported
-	conditions *conditions // nil if the condition is not
+	conditions *conditions // nil if the condition is not reported
 	reported   lastReported
 }
 
-// New returns a Reporter. Without credentials it logs a warning, and the Reporter reports nothing: devices are given to
-// containers all the same.
+// New returns a Reporter. Without credentials it logs a warning and returns a Reporter that reports nothing:
+// containers get devices all the same.
 func New(o Options) *Reporter {
 	r := &Reporter{log: o.Log, timing: cmp.Or(o.timing, defaultTiming), reported: lastReported{}}
 	if !o.Events && !o.Condition {
@@ -109,7 +109,7 @@ func (o *Options) client() (*client, string, error) {
 	return c, env[nodeName], err
 }
 
-// Publish takes a state of the node. It waits for nothing. Calls must not overlap.
+// Publish queues a state of the node for reporting and returns at once. Calls must not overlap.
 func (r *Reporter) Publish(s node.State) {
 	if r.events == nil && r.conditions == nil {
 		return
@@ -126,14 +126,14 @@ func (r *Reporter) Publish(s node.State) {
 	}
 }
 
-// WasReset reports that a GPU was reset, by its name, such as "GPU 3".
+// WasReset reports that a GPU was reset. Name is such as "GPU 3".
 func (r *Reporter) WasReset(name string) {
 	if r.events != nil {
 		r.events.add(event{normal, "GPUReset", name + " was reset"}, time.Now())
 	}
 }
 
-// Run sends what is to be reported until ctx ends.
+// Run sends the queued reports until ctx ends.
 func (r *Reporter) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	if r.events != nil {
@@ -146,8 +146,8 @@ func (r *Reporter) Run(ctx context.Context) error {
 	return nil
 }
 
-// sendLoop calls send when it is woken and after the time that send returned, until ctx ends. After an error it waits,
-// each time twice as long.
+// sendLoop calls send when it is woken and when the time that send returned is over, until ctx ends. After an error it
+// waits, twice as long each time.
 func (r *Reporter) sendLoop(
 	ctx context.Context, what string, woken wake.Chan, send func(context.Context) (time.Duration, error),
 ) {
@@ -175,7 +175,7 @@ func (r *Reporter) sendLoop(
 				logged = text
 				r.log.Warn(what + " cannot be reported to the API server, and this is tried again: " + logged)
 			}
-			// Nodes that lost the API server together do not all call it again at the same time.
+			// A random pause keeps nodes that lost the API server together from calling it again at the same time.
 			next = pause/2 + rand.N(pause)
 			listen, pause = nil, min(2*pause, r.timing.longestPause)
 		}

@@ -23,8 +23,8 @@ func healthOf(isHealthy bool) string {
 	return unhealthy
 }
 
-// Advertised records what is advertised now. It forgets a device that is gone, so that the number of series does not
-// grow with every MIG device that ever was.
+// Advertised records the advertised devices. It forgets devices that are gone, so that the number of series does not
+// grow with each new MIG device.
 func (m *Metrics) Advertised(s node.State) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -61,7 +61,7 @@ func (m *Metrics) Advertised(s node.State) {
 	}
 }
 
-// advertised records a resource, with the health that its devices had before. The counters of a new one begin at 0.
+// advertised records a resource, with the previous health of its devices. The counters of a new resource begin at 0.
 func (m *Metrics) advertised(r *resource.Resource, before map[string]bool) {
 	m.registrations.WithLabelValues(r.Name, success)
 	m.registrations.WithLabelValues(r.Name, failure)
@@ -79,7 +79,7 @@ func (m *Metrics) advertised(r *resource.Resource, before map[string]bool) {
 	}
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		if _, recorded := m.healthy[d.UUID]; recorded { // with another replica
+		if _, recorded := m.healthy[d.UUID]; recorded { // by another replica
 			continue
 		}
 		m.healthy[d.UUID] = d.Healthy
@@ -93,7 +93,7 @@ func (m *Metrics) advertised(r *resource.Resource, before map[string]bool) {
 	}
 }
 
-// gather returns all metrics, while Advertised changes none of them. Those of the Go runtime and of the process are in
+// gather returns all metrics, and blocks Advertised meanwhile. The metrics of the Go runtime and of the process are in
 // the default registry of the Prometheus library.
 func (m *Metrics) gather() ([]*dto.MetricFamily, error) {
 	m.mu.Lock()

@@ -1,6 +1,6 @@
 // Package metrics has the metrics of the device plugin and serves them, with its health and readiness, over HTTP.
 //
-// It measures the plugin. DCGM's exporter measures the GPUs; join the two on the UUID.
+// It measures only the plugin. DCGM's exporter measures the GPUs; join the two on the UUID.
 package metrics
 
 import (
@@ -18,8 +18,8 @@ import (
 
 const namespace = "gpu_cdi_plugin"
 
-// Metrics has the metrics. It is an Observer of the plugin and of the node; Advertised takes what is advertised. Its
-// methods may be called concurrently.
+// Metrics has the metrics. It is an Observer of the plugin and of the node; Advertised records the advertised devices.
+// Its methods may be called concurrently.
 type Metrics struct {
 	registry      *prometheus.Registry
 	registrations *prometheus.CounterVec
@@ -44,9 +44,9 @@ type Metrics struct {
 	readable      *prometheus.GaugeVec
 
 	mu            sync.Mutex
-	watchedBefore map[string]bool // the resources that the kubelet has watched so far
+	watchedBefore map[string]bool // resources that the kubelet has watched so far
 	healthy       map[string]bool // by UUID of each advertised device
-	sources       map[string]bool // whether the events of a GPU are received, by UUID, also of one that is gone
+	sources       map[string]bool // whether events of a GPU are received, by UUID, also of GPUs that are gone
 }
 
 // BuildInfo has the labels of the metric build_info.
@@ -119,7 +119,7 @@ const (
 	failure = "error"
 )
 
-// Buckets in seconds, for a response from memory and for a reconciliation.
+// Buckets in seconds, for responses from memory and for reconciliations.
 var (
 	fast = []float64{25e-6, 50e-6, 1e-4, 25e-5, 5e-4, 1e-3, 25e-4, 5e-3, 1e-2, 5e-2, .25, 1}
 	slow = []float64{1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, .1, .25, .5, 1, 5, 30}
@@ -137,7 +137,7 @@ func result(err error) string {
 	return success
 }
 
-// Watched records that the kubelet began to watch a resource's devices, or ceased to.
+// Watched records that the kubelet began or ceased to watch a resource's devices.
 func (m *Metrics) Watched(resource string, watched bool) {
 	if !watched {
 		m.connected.WithLabelValues(resource).Set(0)
@@ -170,7 +170,7 @@ func (m *Metrics) Event(e gpu.Event) {
 	m.events.WithLabelValues(e.GPU, string(e.Kind)).Inc()
 }
 
-// Prepared records what was done to prepare a device for a container.
+// Prepared records the preparation of a device for a container.
 func (m *Metrics) Prepared(r *prepare.Record) {
 	for _, s := range r.Steps {
 		m.prestart.WithLabelValues(s.Name, string(s.Result)).Observe(s.Duration.Seconds())

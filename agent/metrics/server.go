@@ -14,17 +14,17 @@ import (
 	"gpu-cdi-plugin/internal/promtext"
 )
 
-// Checks are what /healthz and /readyz return.
+// Checks are the checks behind /healthz and /readyz.
 type Checks struct {
 	// Healthy returns an error if the program hangs and must be restarted.
 	Healthy func() error
-	// Ready returns an error if the program cannot do its work now.
+	// Ready returns an error if the program cannot do its work at present.
 	Ready func() error
-	// Remarks returns lines that /readyz adds for people when the program is ready; nil adds none.
+	// Remarks returns lines for people that /readyz adds when the program is ready; nil adds none.
 	Remarks func() []string
 }
 
-// ErrListen is that the address of metrics and health cannot be listened on.
+// ErrListen means that the server cannot listen on the address of metrics and health.
 var ErrListen = errors.New("metrics cannot be served")
 
 // Server serves /metrics, /healthz and /readyz. The zero value serves nothing.
@@ -33,10 +33,10 @@ type Server struct {
 	http     *http.Server
 }
 
-// drainTime is how long requests under way may take when Run ends.
+// drainTime is how long running requests may take when Run ends.
 const drainTime = 2 * time.Second
 
-// Listen returns a server that listens on an address, HOST:PORT; Run serves. The error is ErrListen.
+// Listen returns a server that listens on an address, HOST:PORT; call Run to serve. The error is ErrListen.
 func (m *Metrics) Listen(ctx context.Context, address string, c Checks, log *slog.Logger) (*Server, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
@@ -53,7 +53,7 @@ func (m *Metrics) Listen(ctx context.Context, address string, c Checks, log *slo
 	}}, nil
 }
 
-// Address is the address that the server listens on, HOST:PORT.
+// Address returns the address that the server listens on, HOST:PORT.
 func (s *Server) Address() string { return s.listener.Addr().String() }
 
 // Close stops listening. It has no effect after Run.
@@ -87,7 +87,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// handler serves the requests for metrics and health.
+// handler handles the requests for metrics and health.
 func (m *Metrics) handler(c Checks) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", m.scrapes())
@@ -96,7 +96,7 @@ func (m *Metrics) handler(c Checks) http.Handler {
 	return mux
 }
 
-// maxScrapes is how many requests for metrics are answered at a time: each holds a copy of them.
+// maxScrapes is how many requests for metrics are answered at a time: each holds a copy of the metrics.
 const maxScrapes = 4
 
 // scrapes answers requests for all metrics.

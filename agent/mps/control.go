@@ -11,13 +11,13 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// control sends commands to one GPU's daemon. A method may send several; the caller's context bounds them together.
+// control sends commands to one GPU's daemon. A method may send several commands, all within the caller's context.
 type control struct {
 	path string   // of nvidia-cuda-mps-control
-	env  []string // which says which daemon
+	env  []string // names the daemon
 }
 
-// limited reports whether the daemon gives servers that it starts from now on these limits.
+// limited reports whether the daemon gives these limits to servers that it starts from now on.
 func (c *control) limited(ctx context.Context, l resource.MPSLimits) (bool, error) {
 	answer, err := c.ask(ctx, "get_default_device_pinned_mem_limit 0")
 	if err != nil {
@@ -32,7 +32,7 @@ func (c *control) limited(ctx context.Context, l resource.MPSLimits) (bool, erro
 	return isPercentage(answer, l.ThreadPercent)
 }
 
-// limit sets the limits of the daemon and of its servers. Clients that are connected retain theirs.
+// limit sets the limits of the daemon and of its servers. Connected clients keep their limits.
 func (c *control) limit(ctx context.Context, l resource.MPSLimits) error {
 	if _, err := c.ask(ctx, "set_default_device_pinned_mem_limit 0 %dM", l.MemoryBytes>>20); err != nil {
 		return err
@@ -93,8 +93,8 @@ func parsePIDs(answer string) ([]int, error) {
 	return list, nil
 }
 
-// isMemoryLimit reports whether a daemon with a limit of so many MiB answers this. It prints "512M" or, rounded down
-// from 1024M on, "4G", and nothing without a limit.
+// isMemoryLimit reports whether an answer is that of a daemon with a limit of mib MiB. The daemon prints "512M" or,
+// rounded down from 1024M on, "4G", and nothing without a limit.
 func isMemoryLimit(answer string, mib uint64) (bool, error) {
 	answer = strings.TrimSpace(answer)
 	number := strings.TrimRight(answer, "GM")
@@ -105,7 +105,7 @@ func isMemoryLimit(answer string, mib uint64) (bool, error) {
 	return answer == fmt.Sprintf("%dM", mib) || mib >= 1024 && answer == fmt.Sprintf("%dG", mib>>10), nil
 }
 
-// isPercentage reports whether an answer such as "33.0" is that percentage.
+// isPercentage reports whether an answer such as "33.0" is a given percentage.
 func isPercentage(answer string, percent int) (bool, error) {
 	n, err := strconv.ParseFloat(strings.TrimSpace(answer), 64)
 	if err != nil || !(n > 0 && n <= 100) {

@@ -18,42 +18,42 @@ import (
 )
 
 var (
-	// ErrNotGPU means that a name is not the UUID of a GPU.
+	// ErrNotGPU means that a name is not a GPU's UUID.
 	ErrNotGPU = errors.New("not the UUID of a GPU")
-	// ErrShm means that this process has another /dev/shm than the clients of its daemon.
+	// ErrShm means that this process does not have the same /dev/shm as the clients of its daemon.
 	ErrShm = errors.New("the daemon would not share memory with its clients")
 )
 
 const (
-	// startLimit is how long a daemon may take until it has its limits, askLimit how long its answers to one request
-	// may take together, and stopLimit how long its end may take before it is killed.
+	// startLimit is how long a daemon may take to start and accept its limits, askLimit how long it may take for all
+	// answers to one request, and stopLimit how long it may take to end before it is killed.
 	startLimit = 20 * time.Second
 	askLimit   = 4 * time.Second
 	stopLimit  = 5 * time.Second
-	// startInterval is the time between attempts to limit a daemon that has just been started.
+	// startInterval is the time between attempts to set the limits of a daemon that has just been started.
 	startInterval = 50 * time.Millisecond
-	// shareInterval is how often a descriptor is read until MPS shares its GPU.
+	// shareInterval is how often a descriptor is read before MPS shares its GPU.
 	shareInterval = time.Second
-	// restartPause is the time between the end of a daemon and its next start by RunAll.
+	// restartPause is the time before RunAll restarts a daemon that has ended.
 	restartPause = 5 * time.Second
 )
 
 // Options are the parameters of Run and RunAll.
 type Options struct {
-	// Dir has a directory for each GPU; see dirs.go. Its path must be the same for the containers' runtime.
+	// Dir has a directory for each GPU; see dirs.go. Its path must be the same for the container runtime.
 	Dir string
 	// Descriptors is the directory in which the service writes the descriptors of devices.
 	Descriptors string
 	// Program finds the driver's control program.
 	Program func() (Program, error)
-	// Check is applied to Dir and to the programs that are run: only root may change them.
+	// Check is applied to Dir and to the programs that are run, to make sure that only root can change them.
 	Check TrustCheck
 	// Output gets what the daemon prints.
 	Output io.Writer
 	Log    *slog.Logger
 }
 
-// RunAll runs the daemons of all GPUs that MPS shares, until ctx ends. A daemon that has ended is started again.
+// RunAll runs the daemons of all GPUs that MPS shares, until ctx ends. It restarts a daemon that has ended.
 func RunAll(ctx context.Context, o Options) error {
 	var daemons sync.WaitGroup
 	defer daemons.Wait()
@@ -76,7 +76,7 @@ func RunAll(ctx context.Context, o Options) error {
 	}
 }
 
-// runAlways runs a GPU's daemon again and again.
+// runAlways runs a GPU's daemon, and restarts it whenever it ends.
 func runAlways(ctx context.Context, o Options, uuid string) {
 	for {
 		if err := Run(ctx, o, uuid); err != nil {
@@ -88,7 +88,7 @@ func runAlways(ctx context.Context, o Options, uuid string) {
 	}
 }
 
-// sleep waits. It returns false if ctx ends meanwhile.
+// sleep waits for a time. It returns false if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):
@@ -98,9 +98,9 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// Run waits until MPS shares a GPU, and runs the GPU's daemon. It returns nil when ctx has ended, when the service has
-// asked for that, and when MPS no longer shares the GPU and the last client has ended. Errors wrap ErrNotGPU, ErrShm,
-// or fileio.ErrHeld if another process runs the daemon of the GPU.
+// Run waits until MPS shares a GPU, and then runs the GPU's daemon. It returns nil when ctx ends, when the service
+// asks it to end, and when MPS no longer shares the GPU and the last client has ended. Errors wrap ErrNotGPU, ErrShm,
+// or fileio.ErrHeld if another process runs the GPU's daemon.
 func Run(ctx context.Context, o Options, uuid string) error {
 	if !isUUID(uuid) {
 		return fmt.Errorf("%q is %w", uuid, ErrNotGPU)
@@ -128,7 +128,7 @@ func Run(ctx context.Context, o Options, uuid string) error {
 	return d.run(ctx, *limits)
 }
 
-// awaitLimits returns the limits of a GPU once MPS shares it, or nil if ctx ends before.
+// awaitLimits returns the limits of a GPU once MPS shares it, or nil if ctx ends first.
 func awaitLimits(ctx context.Context, o Options, uuid string) (*resource.MPSLimits, error) {
 	limits, err := readLimits(o.Descriptors, uuid)
 	if limits == nil && err == nil {
@@ -149,8 +149,8 @@ type daemon struct {
 	end     context.CancelFunc
 
 	mu     sync.Mutex         // one request at a time
-	limits resource.MPSLimits // what the daemon has; zero until it has any
-	ending string             // why the daemon ends when its last client has ended, or empty
+	limits resource.MPSLimits // limits of the daemon; zero until they are set
+	ending string             // why the daemon will end after its last client, or empty
 }
 
 func newDaemon(o Options, uuid string) (*daemon, error) {
@@ -178,7 +178,7 @@ func newDaemon(o Options, uuid string) (*daemon, error) {
 	return &daemon{opts: o, uuid: uuid, control: control{path: program.Path, env: env}, program: info}, nil
 }
 
-// run starts the daemon, limits it, and answers the service until the daemon has ended.
+// run starts the daemon, sets its limits, and answers the service until the daemon has ended.
 func (d *daemon) run(ctx context.Context, limits resource.MPSLimits) error {
 	ctx, d.end = context.WithCancel(ctx)
 	defer d.end()
@@ -209,14 +209,14 @@ func (d *daemon) run(ctx context.Context, limits resource.MPSLimits) error {
 	d.opts.Log.Info(d.uuid + ": the MPS control daemon is ready; each client may use " + describe(limits))
 	select {
 	case <-ctx.Done():
-		d.stop(ctx, p) // before the end of its connection tells the service that the GPU is free
+		d.stop(ctx, p) // before the connection ends, which tells the service that the GPU is free
 		return nil
 	case <-p.ended:
 		return d.howEnded(p)
 	}
 }
 
-// begin limits a daemon as soon as it answers.
+// begin sets a daemon's limits as soon as it answers.
 func (d *daemon) begin(ctx context.Context, p *process, limits resource.MPSLimits) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
@@ -247,8 +247,8 @@ func (d *daemon) howEnded(p *process) error {
 	return fmt.Errorf("%s ended (%w): its output says why", ControlProgram, p.err)
 }
 
-// stop ends the daemon, if it runs, and its servers, which have the GPU open also without clients. The end of ctx does
-// not keep it from that.
+// stop ends the daemon, if it runs, and its servers, which have the GPU open even without clients. It works also after
+// ctx has ended.
 func (d *daemon) stop(ctx context.Context, p *process) {
 	select {
 	case <-p.ended:

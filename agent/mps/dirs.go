@@ -11,7 +11,7 @@ import (
 	"gpu-cdi-plugin/internal/unixsocket"
 )
 
-// The names in a GPU's directory, which has the GPU's UUID as its name.
+// The names in a GPU's directory, whose name is the GPU's UUID.
 const (
 	pipeName      = "pipe"        // the sockets of the daemon
 	shmName       = "shm"         // the /dev/shm of the daemon and of its clients
@@ -20,19 +20,20 @@ const (
 	lockName      = "lock"        // held by the process that runs the daemon
 )
 
-// devShm is where CUDA has its shared memory. It is the same file system for a daemon and its clients.
+// devShm is where CUDA keeps its shared memory. A daemon and its clients must have the same file system there.
 const devShm = "/dev/shm"
 
 // longestSocket is the longest name of a socket in a pipe directory.
 const longestSocket = "control_privileged"
 
-// isUUID reports whether a name has the form of a GPU's UUID, which names its directory.
+// isUUID reports whether a name has the form of a GPU's UUID.
 func isUUID(name string) bool {
 	uuid, ok := strings.CutPrefix(name, "GPU-")
 	return ok && uuid != "" && len(name) < 64 && strings.Trim(uuid, "0123456789abcdefABCDEF-") == ""
 }
 
-// makeDirs makes a GPU's directories. Containers may have pipe mounted, so it is emptied instead of replaced.
+// makeDirs makes a GPU's directories. Containers may have pipe mounted, so makeDirs empties it instead of replacing
+// it.
 func makeDirs(dir, uuid string) error {
 	gpuDir := filepath.Join(dir, uuid)
 	pipe := filepath.Join(gpuDir, pipeName)
@@ -43,7 +44,7 @@ func makeDirs(dir, uuid string) error {
 	if err := os.MkdirAll(pipe, 0o755); err != nil {
 		return fmt.Errorf("make the directories of %s: %w", uuid, err)
 	}
-	// An unfinished daemon has left its sockets and locks here.
+	// A daemon that did not end cleanly leaves its sockets and locks behind.
 	entries, err := os.ReadDir(pipe)
 	if err != nil {
 		return fmt.Errorf("empty the directory of sockets: %w", err)
@@ -56,8 +57,8 @@ func makeDirs(dir, uuid string) error {
 	return nil
 }
 
-// checkShm returns an error unless this process has the GPU's shm as /dev/shm. In a pod the daemons of all GPUs have
-// one /dev/shm, which is dir/shm: a GPU that has none of its own gets a link to that one.
+// checkShm returns an error unless the GPU's shm is this process's /dev/shm. In a pod the daemons of all GPUs share
+// one /dev/shm, which is dir/shm: a GPU without its own shm gets a link to dir/shm.
 func checkShm(dir, uuid string) error {
 	path := filepath.Join(dir, uuid, shmName)
 	if err := os.Symlink("../"+shmName, path); err != nil && !errors.Is(err, fs.ErrExist) {

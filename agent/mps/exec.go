@@ -18,21 +18,21 @@ import (
 // This is the only file of the package that runs programs: the driver's nvidia-cuda-mps-control, as the daemon of a GPU
 // and as the client that sends it commands. Program.prepare has checked that only root can change it.
 
-// maxAnswer bounds the answer to a command, in bytes, and killDelay the time until a killed command has ended.
+// maxAnswer bounds the answer to a command, in bytes, and killDelay the time that a killed command may take to end.
 const (
 	maxAnswer = 64 << 10
 	killDelay = time.Second
 )
 
-// process is a daemon that was started.
+// process is a daemon that this process started.
 type process struct {
-	ended chan struct{} // closed at its end
-	err   error         // how it has ended
-	kill  func()        // ends it: by SIGTERM, and by SIGKILL after stopLimit
+	ended chan struct{} // closed when the daemon has ended
+	err   error         // how the daemon ended
+	kill  func()        // ends the daemon: by SIGTERM, and by SIGKILL after stopLimit
 }
 
-// startDaemon starts the daemon. The kernel ends it when the calling thread ends, so the caller must be locked to its
-// thread. The end of ctx does not end the daemon.
+// startDaemon starts the daemon. The kernel ends the daemon when the calling thread ends, so the caller must be locked
+// to its thread. The end of ctx does not end the daemon.
 func (c *control) startDaemon(ctx context.Context, output io.Writer) (*process, error) {
 	ctx, kill := context.WithCancel(context.WithoutCancel(ctx))
 	cmd := exec.CommandContext(ctx, c.path, "-f")
@@ -77,7 +77,7 @@ func (c *control) ask(ctx context.Context, format string, args ...any) (string, 
 	return out.String(), nil
 }
 
-// limitedBuffer refuses more than maxAnswer bytes. It does not embed its buffer, whose ReadFrom would have no limit.
+// limitedBuffer refuses more than maxAnswer bytes. It does not embed bytes.Buffer, whose ReadFrom would have no limit.
 type limitedBuffer struct {
 	buffer   bytes.Buffer
 	exceeded bool
@@ -91,5 +91,4 @@ func (l *limitedBuffer) Write(b []byte) (int, error) {
 	return l.buffer.Write(b)
 }
 
-// String is what was written.
 func (l *limitedBuffer) String() string { return l.buffer.String() }

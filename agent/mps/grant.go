@@ -9,8 +9,8 @@ import (
 // pipePath is where a container finds the sockets of its GPU's control daemon.
 const pipePath = "/run/gpu/mps/pipe"
 
-// Grant returns what a container needs besides a GPU to use it through the GPU's control daemon. Dir has a directory
-// for each GPU. A client connects to a socket in the pipe directory, which works in a read-only mount too.
+// Grant returns what a container needs, in addition to the GPU, to use the GPU through its control daemon. Dir has a
+// directory for each GPU. A client only connects to a socket in the pipe directory, so a read-only mount suffices.
 func Grant(dir, uuid string) specs.ContainerEdits {
 	gpuDir := filepath.Join(dir, uuid)
 	return specs.ContainerEdits{

@@ -18,7 +18,7 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Reasons for which a device is not given to containers.
+// Reasons why a device is withheld from containers.
 const (
 	unchecked = "its MPS control daemon was not checked yet"
 	limiting  = "the limits of its MPS control daemon are being changed"
@@ -39,11 +39,11 @@ type MonitorOptions struct {
 	Modes ComputeModes
 	// Changed is called when the result of Reason may have changed.
 	Changed func()
-	// Interval is how often a daemon is checked; 0 is 10 seconds. Its end is noticed at once.
+	// Interval is how often a daemon is checked; 0 means 10 seconds. The end of a daemon is noticed at once.
 	Interval time.Duration
-	// Retry is how often one that is not ready is checked; 0 is a second.
+	// Retry is how often a daemon that is not ready is checked; 0 means one second.
 	Retry time.Duration
-	// Deadline is for the whole check of a daemon; 0 is 5 seconds.
+	// Deadline bounds the whole check of a daemon; 0 means 5 seconds.
 	Deadline time.Duration
 	Log      *slog.Logger
 }
@@ -51,14 +51,14 @@ type MonitorOptions struct {
 // Monitor checks the daemons of the GPUs that MPS shares. Call Run once; the other methods may be called at any time.
 type Monitor struct {
 	opts MonitorOptions
-	wake wake.Chan // there may be watchers to start
+	wake wake.Chan // watchers may have to be started
 
 	mu       sync.Mutex
 	desired  map[string]resource.MPSLimits // by UUID
 	watchers map[string]*watcher
 }
 
-// New returns a monitor, which knows the GPUs that have had a daemon before. It changes nothing.
+// New returns a Monitor that knows the GPUs which had a daemon before. It changes nothing.
 func New(o MonitorOptions) *Monitor {
 	o.Interval, o.Retry = cmp.Or(o.Interval, 10*time.Second), cmp.Or(o.Retry, time.Second)
 	o.Deadline = cmp.Or(o.Deadline, 5*time.Second)
@@ -100,7 +100,7 @@ func (m *Monitor) Set(resources []resource.Resource) {
 }
 
 // Reason returns why MPS keeps a device from being allocated, or "". The daemon of a shared GPU must be ready with the
-// device's limits. A GPU that is no longer shared remains exclusive until the daemon's last client has ended.
+// device's limits. A GPU that is no longer shared stays exclusive until its last MPS client has ended.
 func (m *Monitor) Reason(d *resource.Device) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -140,10 +140,11 @@ func (m *Monitor) Run(ctx context.Context) error {
 	}
 }
 
-// End ends the daemon of a GPU with its servers, if it runs, and waits for that. What runs the daemon starts it again.
+// End ends the daemon of a GPU and its servers, and waits until they have ended. The process that runs the daemon
+// starts it again.
 func (m *Monitor) End(ctx context.Context, uuid string) error {
 	if _, err := os.Lstat(statusPath(m.opts.Dir, uuid)); errors.Is(err, fs.ErrNotExist) {
-		return nil // the path may be too long to connect to where MPS is not used
+		return nil // without MPS the path may be too long to connect to
 	}
 	conn, err := m.dial(ctx, uuid)
 	if isAbsent(err) {
@@ -154,7 +155,7 @@ func (m *Monitor) End(ctx context.Context, uuid string) error {
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-	_, err = exchange(conn, request{End: true}, 2*stopLimit+killDelay) // there is no answer but the end
+	_, err = exchange(conn, request{End: true}, 2*stopLimit+killDelay) // the daemon's end is the only answer
 	if ctx.Err() != nil {
 		return fmt.Errorf("end the MPS control daemon: %w", context.Cause(ctx))
 	}
@@ -180,8 +181,8 @@ type watcher struct {
 	monitor *Monitor
 	uuid    string
 
-	// Monitor.mu guards these.
-	next     context.CancelFunc // begins another check
+	// Guarded by Monitor.mu:
+	next     context.CancelFunc // starts another check
 	reason   string             // why containers cannot use the daemon, or empty
 	ready    resource.MPSLimits // the daemon's limits, if the reason is empty
 	released bool               // the GPU can be used without a daemon
@@ -197,7 +198,8 @@ func (w *watcher) run(ctx context.Context) {
 	}
 }
 
-// round checks the daemon once and waits until another check is due: when the time is over, when the daemon ends, or
+// round checks the daemon once, and waits until the next check is due: after an interval, when the daemon ends, or
+// when the desired limits change.
 // when the desired limits change.
 func (w *watcher) round(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -234,7 +236,7 @@ func (w *watcher) round(ctx context.Context) {
 	}
 }
 
-// explain is a failed dial as a reason.
+// explain turns an error of dial into a reason for people.
 func (w *watcher) explain(err error) error {
 	if isAbsent(err) {
 		return fmt.Errorf("its MPS control daemon is not running: start gpu-cdi-mps@%s.service, or in Kubernetes the "+
@@ -243,7 +245,7 @@ func (w *watcher) explain(err error) error {
 	return fmt.Errorf("its MPS control daemon cannot be checked: %w", err)
 }
 
-// use makes the GPU available to containers through its daemon, if the daemon has the desired limits.
+// use makes the GPU available to containers through its daemon if the daemon has the desired limits.
 func (w *watcher) use(ctx context.Context, a answer, desired resource.MPSLimits) error {
 	switch {
 	case a.Error != "":
@@ -266,7 +268,7 @@ func (w *watcher) use(ctx context.Context, a answer, desired resource.MPSLimits)
 	return nil
 }
 
-// release makes a GPU that MPS no longer shares usable without MPS, when its daemon has ended.
+// release makes a GPU that MPS no longer shares usable without MPS once its daemon has ended.
 func (w *watcher) release(ctx context.Context) {
 	m := w.monitor
 	m.mu.Lock()
@@ -292,7 +294,7 @@ func (w *watcher) release(ctx context.Context) {
 	sleep(ctx, m.opts.Retry)
 }
 
-// askToEnd has the process of the daemon read in the descriptor that the GPU is no longer shared.
+// askToEnd makes the daemon's process read the descriptor again, which says that the GPU is no longer shared.
 func (w *watcher) askToEnd(ctx context.Context) error {
 	conn, err := w.monitor.dial(ctx, w.uuid)
 	if err != nil {
@@ -303,7 +305,7 @@ func (w *watcher) askToEnd(ctx context.Context) error {
 	return err
 }
 
-// fail publishes a problem, and logs it when it begins. What fails because ctx has ended is no problem.
+// fail publishes a problem, and logs it when it is new. Errors after the end of ctx are ignored.
 func (w *watcher) fail(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
@@ -314,7 +316,7 @@ func (w *watcher) fail(ctx context.Context, err error) {
 	}
 }
 
-// set changes what Reason depends on, and reports whether that made a difference.
+// set runs change, which may affect Reason, and reports whether the result of Reason changed.
 func (w *watcher) set(change func()) bool {
 	w.monitor.mu.Lock()
 	reason, ready, released := w.reason, w.ready, w.released

@@ -18,7 +18,7 @@ const (
 	serverProgram  = "nvidia-cuda-mps-server"
 )
 
-// TrustCheck applies trusted, a check of internal/trust, to a path. It may allow what trusted refuses.
+// TrustCheck applies trusted, a check of internal/trust, to a path. It may allow a path that trusted refuses.
 type TrustCheck func(trusted func(path string) error, path string) error
 
 // Program is nvidia-cuda-mps-control.
@@ -28,15 +28,15 @@ type Program struct {
 	// Root is the directory in which the driver is installed; empty means the root directory.
 	Root string
 	// Libraries are the paths of the driver's libraries by file name and SONAME, if the loader does not find them by
-	// itself. Their directories are not given to the loader: they may contain another C library than the host's.
+	// itself. The loader does not get their directories, which may contain another C library than the host's.
 	Libraries map[string]string
 
-	// SearchPath has the directories in which the program searches for its server. prepare adds those of the
-	// driver.
+	// searchPath has the directories in which the program searches for its server. prepare adds the driver's
+	// directories.
 	searchPath []string
 }
 
-// prepare completes the search path, and returns an error unless only root can change the program, its server and their
+// prepare completes the search path. It returns an error unless only root can change the program, its server and their
 // libraries: they run as root.
 func (p *Program) prepare(check TrustCheck) error {
 	files := []string{p.Path}
@@ -45,7 +45,7 @@ func (p *Program) prepare(check TrustCheck) error {
 		dirs = append(dirs, filepath.Join(cmp.Or(p.Root, "/"), dir))
 	}
 	for _, dir := range dirs {
-		if check(trust.Dir, dir) == nil { // other users could put a server of their own into the rest
+		if check(trust.Dir, dir) == nil { // other users could put their own server into other directories
 			p.searchPath = append(p.searchPath, dir)
 		}
 	}
@@ -64,12 +64,12 @@ func (p *Program) prepare(check TrustCheck) error {
 	return nil
 }
 
-// environment returns the program's environment for a GPU. It is all that the program gets.
+// environment returns the program's whole environment for a GPU.
 func (p *Program) environment(gpuDir string) ([]string, error) {
 	env := []string{
 		"CUDA_VISIBLE_DEVICES=" + filepath.Base(gpuDir),
 		"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(gpuDir, pipeName),
-		"CUDA_MPS_LOG_DIRECTORY=" + gpuDir, // with -f the daemon prints its log instead
+		"CUDA_MPS_LOG_DIRECTORY=" + gpuDir, // unused: with -f the daemon prints its log
 		"PATH=" + strings.Join(p.searchPath, ":"),
 	}
 	if len(p.Libraries) == 0 {

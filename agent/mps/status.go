@@ -15,20 +15,20 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// The service and the process of a daemon exchange one request and one answer over a connection, as JSON. The process
-// leaves the connection open until the service closes it, so the service notices the daemon's end at once.
+// The service and the daemon's process exchange one request and one answer per connection, as JSON. The process leaves
+// the connection open until the service closes it, so the service notices the daemon's end at once.
 
-// request is what the service asks for.
+// request is a request of the service to the daemon's process.
 type request struct {
-	// End ends the daemon and its servers, instead of asking for its status.
+	// End ends the daemon and its servers, instead of requesting its status.
 	End bool `json:"end,omitempty"`
 }
 
 // answer is the status of a daemon.
 type answer struct {
-	// Limits are those that the daemon gives its clients, if Error is empty.
+	// Limits are the limits that the daemon gives its clients, if Error is empty.
 	Limits resource.MPSLimits `json:"limits"`
-	// Error is why containers cannot use the daemon.
+	// Error says why containers cannot use the daemon.
 	Error string `json:"error,omitempty"`
 }
 
@@ -38,7 +38,7 @@ const maxMessage = 64 << 10
 // statusPath is the socket of the process that runs a GPU's daemon.
 func statusPath(dir, uuid string) string { return filepath.Join(dir, uuid, statusName) }
 
-// exchange sends a request and receives the answer, within a limit of time.
+// exchange sends a request and receives the answer within a time limit.
 func exchange(conn net.Conn, r request, limit time.Duration) (answer, error) {
 	var a answer
 	if err := conn.SetDeadline(time.Now().Add(limit)); err != nil {
@@ -57,7 +57,7 @@ func receive(conn net.Conn, into any) error {
 	return json.NewDecoder(io.LimitReader(conn, maxMessage)).Decode(into)
 }
 
-// listen listens for the service. No other process listens there, since this one holds the GPU's lock.
+// listen listens for the service. This process holds the GPU's lock, so no other process listens there.
 func (d *daemon) listen(ctx context.Context) (*net.UnixListener, error) {
 	l, err := unixsocket.Listen(ctx, statusPath(d.opts.Dir, d.uuid), unixsocket.OwnerOnly)
 	if err != nil {
@@ -96,7 +96,7 @@ func (d *daemon) converse(ctx context.Context, conn net.Conn) {
 	_, _ = conn.Read(make([]byte, 1))
 }
 
-// status gives the daemon the limits of the descriptor, if they have changed, and returns those that it has.
+// status applies the limits of the descriptor to the daemon if they have changed, and returns the daemon's limits.
 func (d *daemon) status(ctx context.Context) answer {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
@@ -132,14 +132,14 @@ func (d *daemon) update(ctx context.Context) error {
 		d.opts.Log.Info(d.uuid + ": each client of the MPS control daemon may use " + describe(*limits) + " now")
 		return nil
 	}
-	// The answer is rounded, so it proves that the daemon answers, and not that it has these very limits.
+	// The answer is rounded, so it only proves that the daemon answers, not that it has exactly these limits.
 	if _, err := d.control.limited(ctx, *limits); err != nil {
 		return fmt.Errorf("its MPS control daemon does not answer: %w", err)
 	}
 	return nil
 }
 
-// drain has the daemon end when its last client has ended. It takes no new ones meanwhile.
+// drain tells the daemon to end after its last client. Meanwhile it accepts no new clients.
 func (d *daemon) drain(ctx context.Context, why string) error {
 	if d.ending == "" {
 		d.ending = why

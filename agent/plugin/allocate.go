@@ -19,17 +19,17 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// AllocateOptions are how containers are given devices.
+// AllocateOptions configure how containers are given devices.
 type AllocateOptions struct {
-	// Strategies are how a response names the devices; at least one of resource.Strategies.
+	// Strategies select how a response names the devices; at least one of resource.Strategies.
 	Strategies []resource.Strategy
-	// AnnotationPrefix begins the keys of annotations; empty is that of CDI, "cdi.k8s.io/".
+	// AnnotationPrefix begins the keys of annotations; empty means CDI's, "cdi.k8s.io/".
 	AnnotationPrefix string
-	// Preference is which devices GetPreferredAllocation recommends.
+	// Preference configures GetPreferredAllocation.
 	Preference Preference
-	// PreStart prepares the devices of a container of a resource, before it starts and each time that it starts again.
-	// An error keeps it from starting; it must be one for devices that are unhealthy and stay so. Nil prepares nothing,
-	// and the kubelet does not ask for it.
+	// PreStart prepares the devices of a container of a resource each time before the container starts. An error keeps
+	// the container from starting; PreStart must return one for devices that stay unhealthy. If PreStart is nil, the
+	// kubelet does not call PreStartContainer.
 	PreStart func(ctx context.Context, resourceName string, devices []*resource.Device) error
 }
 
@@ -37,7 +37,8 @@ const (
 	cdiAnnotationPrefix = "cdi.k8s.io/"
 	annotationName      = "gpu-cdi-plugin"
 
-	// What NVIDIA's container toolkit reads: the devices, the IMEX channels by number, and other extras by class.
+	// The variables that NVIDIA's container toolkit reads: the devices, the IMEX channels by number, and other extras
+	// by class.
 	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
 	imexChannels   = "NVIDIA_IMEX_CHANNELS"
 	imexClass      = "imex-channel"
@@ -52,7 +53,7 @@ var extraVariables = map[string]string{
 
 func (o *AllocateOptions) has(s resource.Strategy) bool { return slices.Contains(o.Strategies, s) }
 
-// Allocate returns what each container gets for its devices, from the advertised list alone. The codes of its errors
+// Allocate returns what each container gets for its devices. It uses only the advertised list. The codes of its errors
 // are
 //
 //	InvalidArgument     no device, a device twice, or more devices than the resource allows a container
@@ -94,8 +95,8 @@ func (l *list) take(ids []string) ([]*device, error) {
 	return devices, nil
 }
 
-// find returns the devices of the IDs in the order of the list, or an error that names every ID that is not advertised
-// or is there twice.
+// find returns the devices with the IDs in the order of the list, or an error that names every ID that is not
+// advertised or is given twice.
 func (l *list) find(ids []string) ([]*device, error) {
 	name, limit := l.resource.Name, l.resource.Limit
 	if len(ids) == 0 {
@@ -131,12 +132,11 @@ func (l *list) find(ids []string) ([]*device, error) {
 	return devices, nil
 }
 
-// container returns the response for a container: what it gets for each of its devices, and what every container
-// gets besides.
+// container returns the response for a container: the grants of its devices, and the part that every container gets.
 func (o *AllocateOptions) container(l *list, devices []*device) *v1beta1.ContainerAllocateResponse {
 	resp := &v1beta1.ContainerAllocateResponse{Envs: map[string]string{}}
 	var names []string
-	// Replicas of one GPU or MIG device are adjacent, and give a container what one of them gives.
+	// Replicas of one GPU or MIG device are adjacent and add the same grant.
 	for _, d := range slices.CompactFunc(devices, func(a, b *device) bool { return a.UUID == b.UUID }) {
 		merge(resp, d.response)
 		names = append(names, d.names...)
@@ -158,12 +158,12 @@ func (o *AllocateOptions) container(l *list, devices []*device) *v1beta1.Contain
 
 // part is the part of a response for one grant.
 type part struct {
-	names    []string // of CDI devices
+	names    []string // names of CDI devices
 	response *v1beta1.ContainerAllocateResponse
 }
 
-// partOf converts a grant, which may be nil. Variables and annotations that name the devices of several grants are not
-// in the response.
+// partOf converts a grant, which may be nil. It leaves out variables and annotations that name the devices of several
+// grants.
 func (o *AllocateOptions) partOf(g *resource.Grant) part {
 	resp := &v1beta1.ContainerAllocateResponse{Envs: map[string]string{}}
 	if g == nil {
@@ -181,7 +181,7 @@ func (o *AllocateOptions) partOf(g *resource.Grant) part {
 	return part{g.CDIDevices, resp}
 }
 
-// commonPart converts the grant of the resource, which every container gets besides its devices.
+// commonPart converts the grant of the resource, which every container gets in addition to its devices.
 func (o *AllocateOptions) commonPart(g *resource.Grant) part {
 	common := o.partOf(g)
 	if !o.has(resource.Envvar) {
@@ -203,7 +203,7 @@ func (o *AllocateOptions) commonPart(g *resource.Grant) part {
 	return common
 }
 
-// merge adds one response to another. Paths and variables that the other already has stay as they are.
+// merge adds one response to another. It keeps paths and variables that the other already has.
 func merge(to, from *v1beta1.ContainerAllocateResponse) {
 	to.CdiDevices = append(to.CdiDevices, from.GetCdiDevices()...)
 	for _, n := range from.GetDevices() {
@@ -252,8 +252,8 @@ func unqualified(names []string) []string {
 	return devices
 }
 
-// someOf is a list of names. The caller chooses them, so a message has only a few, and only the beginning of a long
-// one. Real device IDs are shorter.
+// someOf is a list of names from a caller. A message shows only the first few names, and shortens long ones. Real
+// device IDs are shorter.
 type someOf []string
 
 const (
@@ -269,5 +269,5 @@ func (s *someOf) add(name, reason string) {
 	*s = append(*s, text)
 }
 
-// String returns the first names, and how many there are besides.
+// String returns the first names and the number of the others.
 func (s someOf) String() string { return wording.ShortenList(s, namesInMessage, ", ") }

@@ -8,8 +8,8 @@ import (
 	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// stayDiscovered follows a kubelet that discovers the socket in its registry directory. If the kubelet does not watch
-// in time, it gets a new socket to discover. After a watch it may discover the same socket again.
+// stayDiscovered stays available to a kubelet that discovers the socket in its registry directory. If the kubelet does
+// not watch in time, the endpoint makes a new socket. After a watch the kubelet may discover the same socket again.
 func (e *endpoint) stayDiscovered(ctx context.Context) error {
 	for {
 		if err := e.maintainUntil(ctx, e.opts.streamGrace, e.server.watched); err != nil {
@@ -28,7 +28,7 @@ func (e *endpoint) stayDiscovered(ctx context.Context) error {
 	}
 }
 
-// discovery is the service that a kubelet calls on a socket that it discovered.
+// discovery is the registration service that the kubelet calls on a socket it discovered.
 type discovery struct {
 	pluginregistration.UnimplementedRegistrationServer
 
@@ -44,7 +44,7 @@ func (d *discovery) GetInfo(context.Context, *pluginregistration.InfoRequest) (*
 	}, nil
 }
 
-// NotifyRegistrationStatus records whether the kubelet accepted the plugin. A kubelet that refused tries again by
+// NotifyRegistrationStatus records whether the kubelet accepted the plugin. After a refusal the kubelet tries again by
 // itself.
 func (d *discovery) NotifyRegistrationStatus(
 	_ context.Context, s *pluginregistration.RegistrationStatus,

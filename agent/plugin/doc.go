@@ -4,10 +4,10 @@
 //	err = p.Update(resources) // now, and whenever they change
 //	err = p.Run(ctx)
 //
-// A resource's endpoint serves before it registers. It registers again whenever the kubelet may not know it any more:
-// the kubelet has a new socket, or the ListAndWatch stream ended or did not begin. It restores its own socket after
-// that was removed, which a starting kubelet does. None of this disturbs streams that are open.
+// A resource's endpoint serves before it registers. It registers again whenever the kubelet may have lost the
+// registration: the kubelet has a new socket, or the ListAndWatch stream ended or did not begin. It restores its own
+// socket when that was removed, as a starting kubelet does. Open streams continue through all of this.
 //
-// The package does not call the driver and decides nothing about devices: it advertises what Update was given last, and
-// Allocate takes its response from that.
+// The package does not call the driver and decides nothing about devices: it advertises the resources of the last
+// Update, and answers Allocate from them.
 package plugin

@@ -29,7 +29,7 @@ type endpoint struct {
 
 	// Only the goroutine of run uses these.
 	grpc    *grpc.Server
-	serving sync.WaitGroup // has a goroutine for each socket
+	serving sync.WaitGroup // counts the goroutines of the sockets
 	lock    *fileio.Lock
 	socket  *socket
 
@@ -51,15 +51,14 @@ func newEndpoint(r resource.Resource, path string, o *Options) (*endpoint, error
 // stopped is the reason of an endpoint that has stopped.
 const stopped = "the plugin stopped"
 
-// maxRequest is the size of the largest request, in bytes. A kubelet that asks for a preferred allocation sends the IDs
-// of all devices.
+// maxRequest bounds a request, in bytes. The kubelet sends the IDs of all devices to get a preferred allocation.
 const maxRequest = 2 * resource.MaxList
 
-// run serves until ctx ends. Then it ends the calls under way and removes the socket and the lock.
+// run serves until ctx ends. Then it ends the running calls and removes the socket and the lock.
 func (e *endpoint) run(ctx context.Context) (err error) {
 	defer func() {
 		e.mu.Lock()
-		e.status.Reason = stopped // whatever it was about to do
+		e.status.Reason = stopped // replaces an earlier reason
 		e.mu.Unlock()
 	}()
 	e.lock, err = fileio.AcquireLock(filepath.Join(filepath.Dir(e.path), "."+filepath.Base(e.path)+".lock"))
@@ -84,11 +83,11 @@ func (e *endpoint) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// forever is a limit that is never over.
+// forever is the longest time limit.
 const forever time.Duration = math.MaxInt64
 
-// maintainUntil restores the socket and the lock until done returns true, at most for the limit. It returns only when
-// they are in place. The error is that ctx ended, or that another instance holds the lock.
+// maintainUntil restores the socket and the lock until done returns true or the limit is over, and returns only when
+// both are in place. It returns an error if ctx ends or another instance holds the lock.
 func (e *endpoint) maintainUntil(ctx context.Context, limit time.Duration, done func() bool) error {
 	timeout, over := time.After(limit), false
 	for {
@@ -99,7 +98,7 @@ func (e *endpoint) maintainUntil(ctx context.Context, limit time.Duration, done 
 			return err
 		case err != nil:
 			e.setReason(err)
-			retry = time.After(time.Second) // nothing may report that there are file descriptors or space again
+			retry = time.After(time.Second) // no event reports that file descriptors or space are available again
 		case done() || over:
 			return nil
 		}
@@ -114,7 +113,7 @@ func (e *endpoint) maintainUntil(ctx context.Context, limit time.Duration, done 
 	}
 }
 
-// restore makes the lock's file and the socket again after they were removed, and the socket after its server ended.
+// restore restores the lock's file and the socket after they were removed, and the socket after its server ended.
 func (e *endpoint) restore(ctx context.Context) error {
 	if err := e.lock.Renew(); err != nil {
 		return err
@@ -147,8 +146,8 @@ func (e *endpoint) listen(ctx context.Context) error {
 	return nil
 }
 
-// stop ends the streams, and waits for the other calls as long as drainTimeout. It removes the socket first, so that no
-// new calls come.
+// stop ends the streams and waits up to drainTimeout for the other calls. It removes the socket first, so that no new
+// calls arrive.
 func (e *endpoint) stop() {
 	if e.socket.inPlace() {
 		if err := os.Remove(e.path); err != nil {
@@ -171,7 +170,7 @@ func (e *endpoint) registered(err error) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	// A kubelet that did not watch is called again and again, which is reported once.
+	// A kubelet that does not watch is called repeatedly, but reported once.
 	if e.status.Watched || e.status.Reason == errNotWatched.Error() {
 		return
 	}
@@ -179,7 +178,7 @@ func (e *endpoint) registered(err error) {
 	e.log.Info(e.name + " is registered with the kubelet")
 }
 
-// setReason records why the resource is not registered. It logs the same reason once.
+// setReason records why the resource is not registered. It logs a repeated reason only once.
 func (e *endpoint) setReason(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -23,9 +23,9 @@ import (
 )
 
 var (
-	// ErrNoKubelet is that there is no directory of sockets, so that no kubelet runs with it.
+	// ErrNoKubelet means that the kubelet's plugin directory does not exist.
 	ErrNoKubelet = errors.New("the kubelet cannot be reached")
-	// ErrLongPath is that sockets in the directory would have longer paths than the kernel allows.
+	// ErrLongPath means that the paths of sockets in the directory could be longer than the kernel allows.
 	ErrLongPath = errors.New("the path of the directory of sockets is too long")
 )
 
@@ -33,53 +33,49 @@ var (
 type Options struct {
 	// Dir is the kubelet's device plugin directory. It has the kubelet's socket, kubelet.sock, and the plugin's.
 	Dir string
-	// RegistryDir, if not empty, is the kubelet's directory of plugin sockets, plugins_registry. The plugin's sockets
-	// are then there, for the kubelet to discover; nothing is registered in Dir, which may be empty.
+	// RegistryDir, if not empty, is the kubelet's directory of plugin sockets, plugins_registry. The plugin then puts
+	// its sockets there, where the kubelet discovers them. It does not call Register, and Dir may be empty.
 	RegistryDir string
-	// Allocate is how containers are given devices.
+	// Allocate configures how containers are given devices.
 	Allocate AllocateOptions
-	// Log is the logger.
 	Log *slog.Logger
-	// Observer is notified of what happens; nil is none.
+	// Observer is notified of events; optional.
 	Observer Observer
 
 	// Only tests set these; the zero value is the default.
 	registerTimeout time.Duration // for the answer to a Register call
 	streamGrace     time.Duration // between a registration and the call of ListAndWatch
-	drainTimeout    time.Duration // for the calls under way when Run ends
+	drainTimeout    time.Duration // for running calls when Run ends
 	newWatcher      func() (*fsnotify.Watcher, error)
 }
 
-// Observer is notified of what happens, for metrics. Its methods return at once and may be called concurrently.
+// Observer is notified of events, for metrics. Its methods must return at once and may be called concurrently.
 type Observer interface {
 	// Registered notifies of an attempt to register; err is nil if the kubelet accepted.
 	Registered(resource string, err error)
-	// Watched notifies that the kubelet began to watch the resource's devices, or ceased to.
+	// Watched notifies that the kubelet began or ceased to watch the resource's devices.
 	Watched(resource string, watched bool)
-	// Allocated notifies of an Allocate call: its result, for how many devices, and the time it took.
+	// Allocated notifies of an Allocate call: its result, the number of devices and the duration.
 	Allocated(resource string, code codes.Code, devices int, took time.Duration)
 }
 
 // noObserver ignores all notifications.
 type noObserver struct{}
 
-// Registered does nothing.
 func (noObserver) Registered(string, error) {}
 
-// Watched does nothing.
 func (noObserver) Watched(string, bool) {}
 
-// Allocated does nothing.
 func (noObserver) Allocated(string, codes.Code, int, time.Duration) {}
 
-// Plugin serves the resources of a node. It is an actor: call Run once. Its other methods may be called concurrently,
-// and before and after Run.
+// Plugin serves the resources of a node. It is an actor: call Run once. The other methods may be called concurrently,
+// also before and after Run.
 type Plugin struct {
 	opts Options
 
 	mu        sync.Mutex
 	endpoints map[string]*endpoint
-	start     func(*endpoint) // runs an endpoint; nil while Run does not
+	start     func(*endpoint) // runs an endpoint; nil while Run is not running
 }
 
 // New returns a Plugin. It checks the options and does not touch the host; the error may be ErrLongPath.
@@ -87,7 +83,7 @@ func New(o Options) (*Plugin, error) {
 	if err := checkLength(o.dir()); err != nil {
 		return nil, fmt.Errorf("set up the device plugin: %w", err)
 	}
-	// The kubelet takes 10 seconds to find out that it cannot reach the plugin.
+	// The kubelet needs 10 seconds to notice that it cannot reach the plugin.
 	o.registerTimeout = cmp.Or(o.registerTimeout, 15*time.Second)
 	o.streamGrace = cmp.Or(o.streamGrace, 3*time.Second)
 	o.drainTimeout = cmp.Or(o.drainTimeout, 5*time.Second)
@@ -105,14 +101,14 @@ func New(o Options) (*Plugin, error) {
 // dir is the directory of the plugin's sockets.
 func (o *Options) dir() string { return cmp.Or(o.RegistryDir, o.Dir) }
 
-// kubeletSocket is the path of the socket that the kubelet takes Register calls on.
+// kubeletSocket is the path of the socket on which the kubelet receives Register calls.
 func (o *Options) kubeletSocket() string { return filepath.Join(o.Dir, kubeletSocketName) }
 
-// Update replaces the devices of all resources. These are of resource.Build, which checks names, IDs and sizes. A new
-// resource gets an endpoint; one that is gone keeps its endpoint, with no devices, so that the kubelet learns at once
-// that there are none. When Update returns, no device that is gone can be allocated.
+// Update replaces the devices of all resources. The resources must come from resource.Build, which checks names, IDs
+// and sizes. A new resource gets an endpoint. A resource that is gone keeps its endpoint with no devices, so that the
+// kubelet learns at once that there are none. When Update returns, no device that is gone can be allocated.
 //
-// An error is about the resources that it names, which keep their devices; all others have their new ones.
+// An error names resources that keep their old devices; all others have their new ones.
 func (p *Plugin) Update(resources []resource.Resource) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -151,7 +147,7 @@ func (p *Plugin) update(r resource.Resource) error {
 	return nil
 }
 
-// Check returns ErrNoKubelet if there is no directory for the sockets, so that Run could not begin.
+// Check returns ErrNoKubelet if the directory for the sockets does not exist.
 func (p *Plugin) Check() error {
 	info, err := os.Stat(p.opts.dir())
 	if err != nil {
@@ -163,8 +159,8 @@ func (p *Plugin) Check() error {
 	return nil
 }
 
-// Run serves until ctx ends, then waits for the calls under way and removes its sockets and locks. It waits for a
-// kubelet that does not run. It returns early only where waiting would not help: with fileio.ErrHeld if another instance
+// Run serves until ctx ends, then waits for running calls and removes its sockets and locks. It waits for a kubelet
+// that does not run. It returns early only where waiting would not help: with fileio.ErrHeld if another instance
 // serves a resource, and at the start with ErrNoKubelet or the error of a socket that cannot be made.
 func (p *Plugin) Run(ctx context.Context) error {
 	if err := p.Check(); err != nil {
@@ -177,7 +173,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// setStart sets how endpoints are run, and runs those that there are; nil runs none any more.
+// setStart sets the function that runs an endpoint, and runs the existing endpoints; nil stops running new ones.
 func (p *Plugin) setStart(start func(*endpoint)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -195,9 +191,9 @@ type Status struct {
 	Resource string
 	// Watched is true while the resource is registered and the kubelet watches its devices.
 	Watched bool
-	// Reason is why the kubelet does not watch, or empty.
+	// Reason says why the kubelet does not watch, or is empty.
 	Reason string
-	// Devices and Healthy count the devices that are advertised.
+	// Devices and Healthy count the advertised devices.
 	Devices, Healthy int
 }
 
@@ -215,8 +211,7 @@ func (p *Plugin) Status() []Status {
 	return all
 }
 
-// Ready returns nil if there are resources, and all are registered and watched. Otherwise the error names those that
-// are not.
+// Ready returns nil if there are resources, and all are registered and watched. Otherwise the error names the others.
 func (p *Plugin) Ready() error {
 	all := p.Status()
 	if len(all) == 0 {

@@ -17,13 +17,13 @@ import (
 
 // Preference configures which of the available devices GetPreferredAllocation returns.
 type Preference struct {
-	// GPUs returns how the GPUs are connected. It is called at each Update. Where it is nil, or returns nil, all GPUs
+	// GPUs returns how the GPUs are connected. It is called at each Update. If it is nil or returns nil, all GPUs
 	// count as equally well connected.
 	GPUs func() *allocator.GPUs
-	// Policy is for GPUs, and SharedPolicy for replicas and MIG devices. Empty means allocator.Topology and
+	// Policy is for GPUs, SharedPolicy for replicas and MIG devices. Empty means allocator.Topology and
 	// allocator.Spread.
 	Policy, SharedPolicy allocator.Policy
-	// used is Plugin.usedSlices, or nil where no other resource is known.
+	// used is Plugin.usedSlices, or nil if no other resource is known.
 	used func(except string) (map[string]int, error)
 }
 
@@ -31,7 +31,7 @@ type Preference struct {
 type preference struct {
 	pool   *allocator.Pool
 	policy allocator.Policy
-	// bySlices is set where MIG devices are packed, which depends on how many compute slices of a GPU are allocated.
+	// bySlices is set if MIG devices are packed, which depends on the number of allocated compute slices of each GPU.
 	bySlices bool
 }
 
@@ -64,7 +64,7 @@ func (p *Preference) gpus(r *resource.Resource) (*allocator.GPUs, error) {
 		}
 	}
 	unconnected := &gpu.Snapshot{}
-	for i := range r.Devices { // devices of the same GPU count once
+	for i := range r.Devices { // devices of one GPU count once
 		d := &r.Devices[i]
 		g := gpu.Device{Index: d.Index, UUID: d.Parent, NUMANode: d.NUMANode}
 		unconnected.Devices = append(unconnected.Devices, g)
@@ -97,8 +97,8 @@ func (s *server) GetPreferredAllocation(
 	return resp, nil
 }
 
-// usedSlices returns the compute slices of each GPU that are allocated as MIG devices of other resources, if the policy
-// packs MIG devices. On an error it returns nil, and only those of this resource count.
+// usedSlices returns the compute slices of each GPU that are allocated as MIG devices of other resources, if the
+// policy packs MIG devices. On an error it returns nil, so only the slices of this resource count.
 func (s *server) usedSlices(l *list) map[string]int {
 	if !l.prefer.bySlices || s.options.Preference.used == nil {
 		return nil

@@ -20,19 +20,19 @@ import (
 )
 
 const (
-	// There is a pause before each registration with a kubelet that was not there from the start. The first is short,
-	// and long enough for a kubelet that starts: the file of its socket is there some 20 microseconds before it
-	// listens. Later pauses double.
+	// There is a pause before each registration with a kubelet that was not running from the start. The first pause is
+	// short but long enough for a starting kubelet, whose socket file exists some 20 microseconds before it listens.
+	// Later pauses double.
 	firstPause = time.Millisecond
 	lastPause  = 5 * time.Second
-	// steady is how long a watch must last for the next pause to be firstPause again. A kubelet that ends every watch at
-	// once gets longer pauses.
+	// steady is how long a watch must last to reset the pause to firstPause. A kubelet that ends every watch at once
+	// gets longer pauses.
 	steady = 10 * time.Second
 )
 
 var errNotWatched = errors.New("the kubelet did not call ListAndWatch after the registration")
 
-// stayRegistered registers with each kubelet.
+// stayRegistered registers with each kubelet that starts.
 func (e *endpoint) stayRegistered(ctx context.Context) error {
 	socket := e.opts.kubeletSocket()
 	first, _ := unixsocket.Identify(socket)
@@ -51,7 +51,7 @@ func (e *endpoint) stayRegistered(ctx context.Context) error {
 	}
 }
 
-// awaitKubelet waits until the kubelet's socket is there.
+// awaitKubelet waits until the kubelet's socket exists.
 func (e *endpoint) awaitKubelet(ctx context.Context, socket string) (unixsocket.ID, error) {
 	for {
 		kubelet, missing := unixsocket.Identify(socket)
@@ -69,18 +69,18 @@ func (e *endpoint) awaitKubelet(ctx context.Context, socket string) (unixsocket.
 	}
 }
 
-// stayRegisteredWith registers with a kubelet, and again when it does not watch or its watch ended, until its socket is
-// gone or another kubelet's. A watch may outlast the socket.
+// stayRegisteredWith registers with a kubelet, and again if it does not watch or its watch ended, until its socket is
+// gone or belongs to another kubelet. A watch may outlast the socket.
 func (e *endpoint) stayRegisteredWith(
 	ctx context.Context, socket string, kubelet unixsocket.ID, pause time.Duration,
 ) error {
 	reached := false // a Register call may have reached this kubelet
 	replaced := func() bool { now, err := unixsocket.Identify(socket); return err == nil && now != kubelet }
-	// A stream that is open before a call has reached this kubelet is an earlier kubelet's.
+	// A stream that opens before a Register call has reached this kubelet belongs to an earlier kubelet.
 	watching := func() bool { return reached && e.server.watched() }
 	decided := func() bool { return replaced() || watching() }
 	for {
-		// This also restores our socket, which a kubelet that starts removes before it makes its own.
+		// This also restores our socket: a starting kubelet removes it before it makes its own.
 		if err := e.maintainUntil(ctx, pause, decided); err != nil {
 			return err
 		}
@@ -144,14 +144,14 @@ func (e *endpoint) watch(ctx context.Context, over func() bool) error {
 
 // answer is the result of a Register call.
 type answer struct {
-	// reached is whether the kubelet may have accepted the registration, in spite of an error: its answer came too
-	// late, or one of 1.37 refuses what it accepted before.
+	// reached is whether the kubelet may have accepted the registration in spite of an error: its answer came too
+	// late, or a kubelet 1.37 refuses a registration that it accepted before.
 	reached bool
 	err     error
 }
 
-// register calls the kubelet's Register, and meanwhile restores the socket and the lock: the kubelet connects to the
-// socket before it answers. It cancels the call once another kubelet has replaced this one. The error is that of
+// register calls the kubelet's Register, and meanwhile maintains the socket and the lock: the kubelet connects to the
+// socket before it answers. It cancels the call if another kubelet replaces this one. The error is that of
 // maintainUntil.
 func (e *endpoint) register(ctx context.Context, replaced func() bool) (answer, error) {
 	calling, cancel := context.WithCancelCause(ctx)
@@ -185,7 +185,7 @@ func (e *endpoint) callRegister(ctx context.Context) answer {
 	switch {
 	case err == nil:
 		return answer{reached: true}
-	case status.Code(err) == codes.Unavailable: // from gRPC itself: there is no connection, or it broke
+	case status.Code(err) == codes.Unavailable: // returned by gRPC itself: there is no connection, or it broke
 		return answer{err: fmt.Errorf("the kubelet at %s cannot be reached: %s; is it running?",
 			kubelet, status.Convert(err).Message())}
 	case ctx.Err() != nil:

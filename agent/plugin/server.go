@@ -27,8 +27,8 @@ type server struct {
 	observer Observer
 
 	list atomic.Pointer[list]
-	// watchers counts the open ListAndWatch streams that began after the last Register call. It is replaced at each
-	// Register, so older streams no longer count.
+	// watchers counts the open ListAndWatch streams that began after the last Register call. Each Register replaces
+	// the counter, so older streams no longer count.
 	watchers atomic.Pointer[atomic.Int32]
 	wake     wake.Chan     // the socket or the watchers may have changed
 	stopped  chan struct{} // closed to end the streams
@@ -43,7 +43,7 @@ type list struct {
 	healthy  int
 	prefer   preference
 	message  *v1beta1.ListAndWatchResponse
-	common   part          // what every container gets besides its devices
+	common   part          // what every container gets in addition to its devices
 	replaced chan struct{} // closed when the server has another list
 }
 
@@ -65,8 +65,8 @@ func newServer(r resource.Resource, o AllocateOptions, log *slog.Logger, observe
 	return s, s.update(r)
 }
 
-// update replaces the list, one caller at a time. When it returns, a device that left the list cannot be allocated. The
-// new list is sent at once. An equal list is not sent. On an error the old list stays.
+// update replaces the list; calls must not overlap. When it returns, a device that left the list cannot be allocated.
+// The new list is sent at once, unless it equals the old one. On an error the old list stays.
 func (s *server) update(r resource.Resource) error {
 	next, err := s.newList(r)
 	if err != nil {
@@ -74,7 +74,7 @@ func (s *server) update(r resource.Resource) error {
 	}
 	old := s.list.Load()
 	if proto.Equal(old.message, next.message) {
-		// Only what Allocate uses may differ: nothing is sent, and the streams keep waiting.
+		// At most the answers of Allocate differ, so nothing is sent and the streams keep waiting.
 		next.replaced = old.replaced
 		s.list.Store(next)
 		return nil
@@ -105,7 +105,7 @@ func (s *server) newList(r resource.Resource) (*list, error) {
 	return l, err
 }
 
-// apiDevice converts a device to the API's type. A device without a NUMA node has no topology at all: the kubelet never
+// apiDevice converts a device to the API's type. A device without a NUMA node gets no topology: the kubelet never
 // allocates a device whose topology is empty.
 func apiDevice(d *resource.Device) *v1beta1.Device {
 	m := &v1beta1.Device{ID: d.ID, Health: v1beta1.Unhealthy}
@@ -131,9 +131,9 @@ func (o *AllocateOptions) calls() *v1beta1.DevicePluginOptions {
 // preStartTimeout is how long a container's devices may be prepared. The kubelet waits 30 seconds.
 const preStartTimeout = 25 * time.Second
 
-// PreStartContainer prepares the devices of a container, also those that have become unhealthy since Allocate. The
-// codes of its errors are those of Allocate, with FailedPrecondition for devices that a container must not get as they
-// are.
+// PreStartContainer prepares the devices of a container, including devices that became unhealthy after Allocate. The
+// codes of its errors are those of Allocate, with FailedPrecondition for devices that a container must not get in
+// their present state.
 func (s *server) PreStartContainer(
 	ctx context.Context, req *v1beta1.PreStartContainerRequest,
 ) (*v1beta1.PreStartContainerResponse, error) {
@@ -152,13 +152,13 @@ func (s *server) PreStartContainer(
 	}
 	ctx, cancel := context.WithTimeout(ctx, preStartTimeout)
 	defer cancel()
-	if err := s.options.PreStart(ctx, l.resource.Name, devices); err != nil { // which has logged it
+	if err := s.options.PreStart(ctx, l.resource.Name, devices); err != nil { // PreStart has logged it
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
 	return &v1beta1.PreStartContainerResponse{}, nil
 }
 
-// ListAndWatch sends the list, and each later one. A stream that is slower than the changes gets the newest list.
+// ListAndWatch sends the list and each later one. A stream that is slower than the changes gets only the newest list.
 func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
 	watchers := s.watchers.Load()
 	watchers.Add(1)

@@ -19,8 +19,8 @@ const (
 	socketSuffix      = ".sock"
 )
 
-// socketPath returns the path of a resource's socket: DIR/gpu-cdi-nvidia-com-gpu.sock. Where that is too long for a
-// socket, or the socket of another resource, a hash takes the place of the resource's name.
+// socketPath returns the path of a resource's socket: DIR/gpu-cdi-nvidia-com-gpu.sock. If that is too long for a
+// socket or taken by another resource, a hash replaces the resource's name.
 func socketPath(dir, name string, taken func(path string) bool) string {
 	plain := strings.NewReplacer("/", "-", ".", "-").Replace(name)
 	path := filepath.Join(dir, socketPrefix+plain+socketSuffix)
@@ -35,7 +35,7 @@ func hashedName(name string) string {
 	return socketPrefix + hex.EncodeToString(sum[:8]) + socketSuffix
 }
 
-// checkLength returns ErrLongPath if a socket in dir could have too long a path.
+// checkLength returns ErrLongPath if the path of a socket in dir could be too long.
 func checkLength(dir string) error {
 	limit := unixsocket.MaxPath - len("/") - len(hashedName(""))
 	if n := len(filepath.Clean(dir)); n > limit {
@@ -45,16 +45,16 @@ func checkLength(dir string) error {
 	return nil
 }
 
-// socket is a unix socket that is listened on.
+// socket is a unix socket on which the plugin listens.
 type socket struct {
 	*net.UnixListener
 	path  string
-	id    unixsocket.ID // or none, if another program removed the socket at once
+	id    unixsocket.ID // zero if another program removed the socket at once
 	ended atomic.Bool   // its server returned
 }
 
-// listen listens on a socket that only root can connect to. It replaces a socket that is there: the caller holds the
-// lock, so no other instance listens on it. Anything else at the path is an error.
+// listen listens on a socket to which only root can connect. It replaces an existing socket: the caller holds the
+// lock, so no other instance listens on it. Any other file at the path is an error.
 func listen(ctx context.Context, path string) (*socket, error) {
 	l, err := unixsocket.Listen(ctx, path, unixsocket.OwnerOnly)
 	if err != nil {

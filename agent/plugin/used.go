@@ -16,9 +16,10 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// usedSlices returns the compute slices of each GPU, by its UUID, that pods have as MIG devices of other resources than
-// the named one. The kubelet's request has no devices of other resources, so they are read from its checkpoint. A pod
-// that has ended may be in it until the kubelet's next allocation. Without a checkpoint the result is empty.
+// usedSlices returns the compute slices of each GPU, by its UUID, that pods hold as MIG devices of resources other
+// than except. The kubelet's request lacks the devices of other resources, so they are read from its checkpoint. The
+// checkpoint may contain a pod that has ended, until the kubelet's next allocation. Without a checkpoint the result is
+// empty.
 func (p *Plugin) usedSlices(except string) (map[string]int, error) {
 	allocated, err := allocatedDevices(filepath.Join(cmp.Or(p.opts.Dir, v1beta1.DevicePluginPath), kubelet.CheckpointName))
 	if err != nil {
@@ -31,7 +32,7 @@ func (p *Plugin) usedSlices(except string) (map[string]int, error) {
 		if name == except {
 			continue
 		}
-		counted := map[string]bool{} // MIG devices, of which pods may have several replicas
+		counted := map[string]bool{} // MIG devices: pods may hold several replicas of one
 		devices := e.server.list.Load().resource.Devices
 		for i := range devices {
 			if d := &devices[i]; allocated[d.ID] && !counted[d.UUID] {
@@ -43,18 +44,18 @@ func (p *Plugin) usedSlices(except string) (map[string]int, error) {
 	return used, nil
 }
 
-// computeSlices returns how many compute slices of its GPU a MIG device has, the number at the start of its profile's
-// name ("1c.3g.40gb" has 1, "2g.20gb" has 2), and 0 for a whole GPU.
+// computeSlices returns the number of compute slices of a MIG device, which begins its profile's name ("1c.3g.40gb"
+// has 1, "2g.20gb" has 2), and 0 for a whole GPU.
 func computeSlices(d *resource.Device) int {
 	number := d.Profile[:len(d.Profile)-len(strings.TrimLeft(d.Profile, "0123456789"))]
-	n, _ := strconv.Atoi(number) // 0 where there is no number
+	n, _ := strconv.Atoi(number) // 0 without a number
 	return n
 }
 
-// maxCheckpoint bounds how much of a checkpoint is read, in bytes. A pod's entry has a few kilobytes.
+// maxCheckpoint bounds a checkpoint, in bytes. A pod's entry has a few kilobytes.
 const maxCheckpoint = 64 << 20
 
-// allocatedDevices reads the IDs of the devices that pods have from a kubelet's checkpoint. Without a checkpoint the
+// allocatedDevices reads the IDs of the devices that pods hold from a kubelet's checkpoint. Without a checkpoint the
 // result is empty.
 func allocatedDevices(path string) (map[string]bool, error) {
 	content, err := fileio.ReadFile(path, maxCheckpoint)

@@ -1,5 +1,6 @@
-// Package podresources asks the kubelet which containers have which devices; a container that has one is its holder. It
-// uses the PodResources service (k8s.io/kubelet/pkg/apis/podresources/v1), which has the devices of all device plugins.
+// Package podresources asks the kubelet which containers have which devices; a container that has a device is its
+// holder. It uses the PodResources service (k8s.io/kubelet/pkg/apis/podresources/v1), which covers the devices of all
+// device plugins.
 package podresources
 
 import (
@@ -24,13 +25,13 @@ const Socket = "/var/lib/kubelet/pod-resources/kubelet.sock"
 const (
 	timeout    = 5 * time.Second
 	mostAnswer = 16 << 20 // bytes; the limit of the kubelet's own clients
-	// retries has a call made again that the kubelet's rate limit has rejected: 10 calls at once, then 100 each second.
+	// retries repeats calls that the kubelet's rate limit rejects: 10 calls at once, then 100 each second.
 	retries = `{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 5, "initialBackoff": "0.05s",
 		"maxBackoff": "0.5s", "backoffMultiplier": 2, "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}`
 )
 
-// List returns the containers that have devices, sorted by namespace, pod and container, from the kubelet at a
-// socket. If there is no such socket the error wraps fs.ErrNotExist.
+// List returns the containers that have devices, sorted by namespace, pod and container, as the kubelet at a socket
+// reports them. If the socket does not exist, the error wraps fs.ErrNotExist.
 func List(ctx context.Context, socket string) ([]topology.Holder, error) {
 	if _, err := os.Stat(socket); err != nil {
 		return nil, fmt.Errorf("find the kubelet's PodResources socket: %w", err)
@@ -57,9 +58,9 @@ func List(ctx context.Context, socket string) ([]topology.Holder, error) {
 	return fromPods(resp.GetPodResources()), nil
 }
 
-// Others returns the containers that have a GPU or a replica of it, under any resource name, without the container that
-// the kubelet is starting: that has a requested ID under the requested resource name. The kubelet does not list init
-// containers, but the container of the same pod that gets their devices afterwards: that is left out too.
+// Others returns the containers that have a GPU or a replica of it, under any resource name, except the container that
+// the kubelet is starting, which has a requested ID under the requested resource name. For init containers the kubelet
+// instead lists the container of the same pod that gets their devices afterwards; that one is left out too.
 func Others(list []topology.Holder, resource string, ids []string, uuid string) []topology.Holder {
 	var others []topology.Holder
 	for _, h := range list {
