@@ -28,13 +28,13 @@ type preparer struct {
 	runner   *prepare.Runner
 	releaser *releaser
 	mps      *mps.Monitor
-	kubelet  string // its socket for PodResources
+	kubelet  string // the kubelet's socket for PodResources
 	record   *prepare.RecordFile
 	metrics  *metrics.Metrics
 	log      *slog.Logger
 }
 
-// preStart prepares the devices of a container of a resource, all at once. The plugin bounds its time.
+// preStart prepares the devices of a container of a resource concurrently. The plugin limits its time.
 func (p *preparer) preStart(ctx context.Context, resourceName string, requested []*resource.Device) error {
 	if err := p.releaser.checkOpen(); err != nil {
 		return err
@@ -65,8 +65,8 @@ func (p *preparer) preStart(ctx context.Context, resourceName string, requested 
 	return err
 }
 
-// whyNotReady returns why a container must not have a device whatever its policy does, or empty. Faults of the device
-// are a matter of the policy.
+// whyNotReady returns why no container may have a device under any policy, or empty. The policy handles faults of the
+// device.
 func (p *preparer) whyNotReady(d *resource.Device) string {
 	if !d.Healthy && !d.Fault {
 		return d.Reason
@@ -74,13 +74,13 @@ func (p *preparer) whyNotReady(d *resource.Device) string {
 	return p.mps.Reason(d)
 }
 
-// holdersLimit is how long a container waits for the kubelet to say which containers have which devices.
+// holdersLimit is how long a container waits for the kubelet's answer about which containers have which devices.
 const holdersLimit = 2 * time.Second
 
 // othersOf returns a function for prepare.Device.Others: which other containers have a GPU of a request, as a replica
-// or under another name, from before a reload or from another plugin. No container has a MIG device of it, since GPUs
-// in MIG mode are not offered whole. The kubelet is asked once for all GPUs. Where it has no PodResources socket, there
-// are none.
+// or under another name, from before a reload or from another plugin. No container has a MIG device of the GPU, since
+// GPUs in MIG mode are not offered whole. The kubelet is asked once for all GPUs. Without its PodResources socket the
+// function returns none.
 func (p *preparer) othersOf(
 	ctx context.Context, resourceName string, requested []*resource.Device,
 ) func(*resource.Device) (string, error) {
@@ -110,8 +110,8 @@ func (p *preparer) othersOf(
 	}
 }
 
-// held returns the UUIDs of the devices that containers have, from the kubelet. While the driver is released no device
-// can be checked, and the kubelet is not asked. Without a kubelet there are no containers.
+// held returns the UUIDs of the devices that containers hold, as the kubelet reports them. It does not ask the kubelet
+// while the driver is released, since no device can be checked then. Without a kubelet there are no containers.
 func (p *preparer) held(ctx context.Context) (map[string]bool, error) {
 	if err := p.releaser.checkOpen(); err != nil {
 		return nil, err
@@ -145,8 +145,8 @@ func (p *preparer) logRecord(resourceName string, r *prepare.Record) {
 	log(r.UUID+" "+text+" of "+resourceName+": "+strings.Join(steps, ", "), "took", r.Duration)
 }
 
-// FindProgram finds a program of the driver on a host, and the driver that it is of. The file is nil if this driver has
-// no such program.
+// FindProgram finds a program of the driver on a host, and the driver itself. The file is nil if this driver lacks the
+// program.
 func FindProgram(h host.Host, name string) (*driver.Driver, *driver.File, error) {
 	d, err := driver.Discover(h, "")
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// publisher passes each state of the node on: to the kubelet, to the metrics and to the API server.
+// publisher passes each state of the node to the kubelet, the metrics and the API server.
 type publisher struct {
 	plugin      *plugin.Plugin
 	mps         *mps.Monitor
@@ -31,21 +31,21 @@ type publisher struct {
 	connections *atomic.Pointer[allocator.GPUs] // between the GPUs of the last snapshot
 	weights     allocator.Weights
 	preStart    config.PreStart
-	again       wake.Chan // whether an MPS daemon is ready, or whether the driver is released, has changed
-	changed     wake.Chan // gets each state that was passed on
+	again       wake.Chan // the readiness of an MPS daemon or the release of the driver has changed
+	changed     wake.Chan // a state was passed on
 	log         *slog.Logger
 
 	mu      sync.Mutex
-	state   node.State      // the last of the node
-	refused string          // why the kubelet has older devices of some resources, or empty
-	warned  map[string]bool // resources that warnOfParts has warned of
+	state   node.State      // the last state of the node
+	refused string          // why the kubelet still has older devices of some resources, or empty
+	warned  map[string]bool // resources that warnOfParts has reported
 }
 
-// publish takes a state of the node. When it returns, no device that left the state can be allocated.
+// publish passes on a state of the node. When it returns, no device that left the state can be allocated.
 func (p *publisher) publish(state node.State) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if state.Snapshot != p.state.Snapshot { // it is the same after an event
+	if state.Snapshot != p.state.Snapshot { // events do not change the snapshot
 		p.updateConnections(state.Snapshot)
 	}
 	p.state = state
@@ -54,7 +54,7 @@ func (p *publisher) publish(state node.State) {
 	p.advertise()
 }
 
-// run passes the last state on again when something besides the node has changed.
+// run passes the last state on again when anything outside the node changes.
 func (p *publisher) run(ctx context.Context) error {
 	for {
 		select {
@@ -68,7 +68,7 @@ func (p *publisher) run(ctx context.Context) error {
 	}
 }
 
-// advertise passes the last state on. In it, devices are unhealthy whose MPS daemon is not ready.
+// advertise passes the last state on, with devices marked unhealthy whose MPS daemon is not ready.
 func (p *publisher) advertise() {
 	state := p.state
 	state.Resources = resource.MarkUnhealthy(state.Resources, p.mps.Reason)
@@ -84,14 +84,14 @@ func (p *publisher) advertise() {
 	}
 	p.refused = refused
 	p.metrics.Advertised(state)
-	if err := p.releaser.checkOpen(); err != nil { // meanwhile no fault is noticed
+	if err := p.releaser.checkOpen(); err != nil { // faults are not noticed while the driver is released
 		state.Err = fmt.Errorf("%w: %w", gpu.ErrNoDriver, err)
 	}
 	p.reporter.Publish(state)
 	p.changed.Wake()
 }
 
-// updateConnections precomputes which GPUs are connected best.
+// updateConnections precomputes which GPUs are best connected.
 func (p *publisher) updateConnections(snapshot *gpu.Snapshot) {
 	connections, err := allocator.NewGPUs(snapshot, p.weights)
 	if err != nil {
@@ -100,8 +100,8 @@ func (p *publisher) updateConnections(snapshot *gpu.Snapshot) {
 	p.connections.Store(connections)
 }
 
-// warnOfParts warns once of each resource with MIG devices that no container would ever get. For replicas that is an
-// error of the configuration, but only the driver knows whether there are MIG devices.
+// warnOfParts warns once of each resource whose MIG devices no container could ever get. For replicas this is an error
+// of the configuration, but only the driver knows whether there are MIG devices.
 func (p *publisher) warnOfParts() {
 	for _, r := range p.state.Resources {
 		part := func(d resource.Device) bool { return d.UUID != d.Parent }

@@ -20,7 +20,7 @@ type releaser struct {
 	node    *node.Reconciler
 	monitor *node.Monitor
 	runner  *prepare.Runner
-	changed wake.Chan // what checkOpen returns has changed
+	changed wake.Chan // the result of checkOpen has changed
 	log     *slog.Logger
 
 	current  atomic.Pointer[release] // nil while the driver is not released
@@ -29,10 +29,10 @@ type releaser struct {
 
 // release is one release of the driver.
 type release struct {
-	began    chan error      // gets one value: why the driver is not released, or nil
+	began    chan error      // receives one value: why the driver is not released, or nil
 	released context.Context // the driver stays released until this ends
 	end      func()          // ends released
-	done     chan struct{}   // closed after the end
+	done     chan struct{}   // closed after the release
 	err      error           // why the driver cannot be opened again; after done
 }
 
@@ -43,9 +43,9 @@ var (
 )
 
 const (
-	// releaseLimit is how long it may take until nothing uses the driver.
+	// releaseLimit is how long to wait until nothing uses the driver.
 	releaseLimit = 30 * time.Second
-	// releasePoll is how often it is checked whether the kernel module of a released driver was loaded again.
+	// releasePoll is how often to check whether the kernel module of a released driver was loaded again.
 	releasePoll = time.Second
 )
 
@@ -57,7 +57,7 @@ func (r *releaser) checkOpen() error {
 	return nil
 }
 
-// released returns what is closed at the end of the release, or nil while the driver is not released.
+// released returns a channel that is closed at the end of the release, or nil while the driver is not released.
 func (r *releaser) released() <-chan struct{} {
 	if one := r.current.Load(); one != nil {
 		return one.done
@@ -65,7 +65,7 @@ func (r *releaser) released() <-chan struct{} {
 	return nil
 }
 
-// release closes the driver's library. If ctx ends before that is done, it is opened again.
+// release closes the driver's library. If ctx ends first, the library is opened again.
 func (r *releaser) release(ctx context.Context) error {
 	released, end := context.WithCancel(context.WithoutCancel(ctx))
 	one := &release{began: make(chan error, 1), released: released, end: end, done: make(chan struct{})}
@@ -104,8 +104,8 @@ func (r *releaser) reopen(ctx context.Context) error {
 	}
 }
 
-// run carries out releases until ctx ends. It does not open the driver again then: that would load a module that is
-// being unloaded.
+// run carries out releases until ctx ends. At the end it leaves the driver closed: opening it would load a kernel
+// module that is being unloaded.
 func (r *releaser) run(ctx context.Context) error {
 	for {
 		select {
@@ -127,7 +127,7 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	stop := context.AfterFunc(one.released, cancel) //nolint:contextcheck // an interrupted request ends the wait too
 	defer stop()
 	closed, reloaded := false, false
-	loaded := host.LoadedDriver(r.host) // once it is closed, an administrator may unload it
+	loaded := host.LoadedDriver(r.host) // an administrator may unload the module once the library is closed
 	err := r.runner.WithoutDriver(limited, func() (reopen bool) {
 		closed = true
 		one.began <- nil
@@ -160,8 +160,8 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 }
 
 // awaitEnd waits until an administrator ends a release, or until the kernel module was loaded again; before is the
-// one before the release. A replaced library makes the program start again. It returns whether to open the driver,
-// which is false if ctx ends, and whether the module was unloaded or replaced.
+// module before the release. A replaced library makes the program restart. awaitEnd returns whether to open the
+// driver, which is false if ctx ends, and whether the module was unloaded or replaced.
 func (r *releaser) awaitEnd(ctx context.Context, one *release, before host.KernelDriver) (reopen, reloaded bool) {
 	poll := time.NewTicker(releasePoll)
 	defer poll.Stop()

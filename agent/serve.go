@@ -26,11 +26,11 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Serve gives the devices of the host to the kubelet until ctx ends. The error may wrap node.ErrDriverChanged or
+// Serve advertises the devices of the host to the kubelet until ctx ends. The error may wrap node.ErrDriverChanged or
 // ErrRestart, which ask for a new process.
 //
-// The parts are made from the bottom up, and each gets those below it: the node, what prepares devices, the plugin, and
-// the publisher.
+// The parts are made from the bottom up, and each gets those below it: the node, the preparation of devices, the
+// plugin, and the publisher.
 func Serve(ctx context.Context, o *Options) error {
 	c, m := &o.Config, metrics.New(o.Build)
 	again, changed := wake.New(), wake.New()
@@ -100,7 +100,7 @@ func (s *service) publish(state node.State) { s.publisher.publish(state) }
 
 func (s *service) offer(c *config.Config) resource.Config { return c.Config }
 
-// check checks the directories. If only the offer is another they are in use already.
+// check checks the directories. If only the offer has changed, they are already in use.
 func (s *service) check(fresh *Options) error {
 	if fresh != s.opts && sameButOffer(&s.opts.Config, &fresh.Config) {
 		return nil
@@ -110,7 +110,7 @@ func (s *service) check(fresh *Options) error {
 
 func (s *service) ready() error { return s.plugin.Ready() }
 
-// summary is the state of each resource.
+// summary describes the state of each resource.
 func (s *service) summary() []string {
 	var parts []string
 	for _, r := range s.plugin.Status() {
@@ -132,11 +132,11 @@ func (s *service) actors() []actor {
 	return append([]actor{s.runPlugin, s.publisher.run, s.releaser.run}, s.others...)
 }
 
-// waitPreparations is how long the end of the program waits for preparations. Kubernetes kills a pod 30 s after its
-// SIGTERM.
+// waitPreparations is how long the program waits for preparations before it ends. Kubernetes kills a pod 30 s after
+// its SIGTERM.
 const waitPreparations = 20 * time.Second
 
-// runPlugin runs the plugin and, after it has ended, waits for the preparations that have not. All are recorded.
+// runPlugin runs the plugin and then waits for unfinished preparations, so that all are recorded.
 func (s *service) runPlugin(ctx context.Context) error {
 	afterEnd := context.WithoutCancel(ctx)
 	recording, endRecording := context.WithCancel(afterEnd)
@@ -174,7 +174,7 @@ func pluginOptions(
 	return options
 }
 
-// newReporter returns what reports the health of the devices to the API server.
+// newReporter returns the reporter of the devices' health to the API server.
 func newReporter(o *Options) *kubeapi.Reporter {
 	reports := slices.Contains[[]config.HealthReport]
 	return kubeapi.New(kubeapi.Options{
@@ -184,7 +184,7 @@ func newReporter(o *Options) *kubeapi.Reporter {
 	})
 }
 
-// observer passes on what the plugin does to the metrics and to systemd.
+// observer passes the plugin's notifications to the metrics and to systemd.
 type observer struct {
 	*metrics.Metrics
 	changed wake.Chan
@@ -192,19 +192,17 @@ type observer struct {
 
 var _ plugin.Observer = observer{}
 
-// Watched implements plugin.Observer.
 func (o observer) Watched(resource string, watched bool) {
 	o.Metrics.Watched(resource, watched)
 	o.changed.Wake()
 }
 
-// Registered implements plugin.Observer.
 func (o observer) Registered(resource string, err error) {
 	o.Metrics.Registered(resource, err)
 	o.changed.Wake()
 }
 
-// newResets returns what resets GPUs.
+// newResets returns the resetter of GPUs.
 func newResets(o *Options) *prepare.DriverReset {
 	return &prepare.DriverReset{
 		Host: o.Host, Check: o.Trust.CheckProgram, LockDir: filepath.Join(o.Config.StateDir, "resets"),

@@ -55,14 +55,13 @@ func (d *daemon) reportStatus(ctx context.Context) error {
 	}
 }
 
-// logUnsent logs the error of a message to systemd.
 func (d *daemon) logUnsent(err error) {
 	if err != nil {
 		d.opts.Log.Warn("the state cannot be reported to systemd: " + err.Error())
 	}
 }
 
-// statusLine is the state in a line.
+// statusLine describes the state in one line.
 func (d *daemon) statusLine() string {
 	state := d.node.State()
 	return strings.Join(append(d.role.summary(), state.Remarks()...), "; ")

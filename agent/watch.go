@@ -28,7 +28,7 @@ func Watch(ctx context.Context, o *Options) error {
 	return d.run(ctx)
 }
 
-// watcher is the role of Watch: nothing but the spec.
+// watcher is the role of Watch, which only maintains the spec.
 type watcher struct {
 	opts    *Options
 	node    *node.Reconciler
@@ -48,13 +48,13 @@ func (w *watcher) check(fresh *Options) error {
 	return fresh.Trust.CheckDir("cdi-dir", fresh.Config.CDIDir)
 }
 
-// offer is all GPUs and MIG devices, whatever the configuration says.
+// offer returns all GPUs and MIG devices, whatever the configuration says.
 func (w *watcher) offer(*config.Config) resource.Config {
 	return resource.Config{Resource: config.Default().Resource, MIGStrategy: resource.MIGMixed}
 }
 
-// ready returns an error while the node has devices and no spec. State.Ready reports whether the devices of an existing
-// spec can be given to containers.
+// ready returns an error while the node has devices and no spec. State.Ready reports whether containers can get the
+// devices of an existing spec.
 func (w *watcher) ready() error {
 	s := w.node.State()
 	if s.Snapshot == nil || s.Spec != nil {
@@ -71,7 +71,7 @@ func (w *watcher) ready() error {
 	return nil
 }
 
-// summary is how many of the node's devices can be given to containers: "7 of 8 devices in PATH".
+// summary says how many of the node's devices containers can get: "7 of 8 devices in PATH".
 func (w *watcher) summary() []string {
 	all, healthy := 0, 0
 	for _, r := range w.node.State().Resources {

@@ -21,7 +21,8 @@ func (x *target) checkSharing(ctx context.Context) (string, error) {
 	return cmp.Or(x.shared, x.others), nil
 }
 
-// checkHealth passes if the device is healthy, or if a reset that is due may heal it: after that it is probed again.
+// checkHealth passes if the device is healthy, or if a due reset may heal it; the device is probed again after the
+// reset.
 func (x *target) checkHealth(ctx context.Context) (string, error) {
 	err := x.opts.State.Healthy(ctx, x.d.UUID)
 	if _, ok := errors.AsType[*NeedsResetError](err); ok && x.willReset() {
@@ -31,7 +32,7 @@ func (x *target) checkHealth(ctx context.Context) (string, error) {
 	return "", err
 }
 
-// whyNotSeen returns why the processes on the device are not checked, or "".
+// whyNotSeen returns why the processes on the device cannot be checked, or "".
 func (x *target) whyNotSeen() string {
 	if x.shared != "" {
 		return "the device is shared: " + x.shared
@@ -42,7 +43,7 @@ func (x *target) whyNotSeen() string {
 	return ""
 }
 
-// checkProcesses passes if no process uses the device but known programs and a desktop's.
+// checkProcesses passes if no process uses the device except known programs and a desktop.
 func (x *target) checkProcesses(ctx context.Context) (string, error) {
 	if why := x.whyNotSeen(); why != "" {
 		return "", skippedError(why)
@@ -59,8 +60,8 @@ func (x *target) checkProcesses(ctx context.Context) (string, error) {
 	return "", err
 }
 
-// leftovers are the processes on the device that must not be there: those that can be opened, and the names of others.
-// The caller closes them.
+// leftovers returns the processes that must not be on the device: those that can be opened, and the names of the
+// others. The caller closes the former.
 func (x *target) leftovers(ctx context.Context) (left []*proc.Process, others []string, err error) {
 	use, err := x.opts.Driver.Use(ctx, x.d.UUID)
 	if err != nil {
@@ -69,9 +70,9 @@ func (x *target) leftovers(ctx context.Context) (left []*proc.Process, others []
 	for _, one := range use.Processes {
 		p, err := proc.Open(x.opts.Host, one.PID)
 		switch {
-		case err != nil: // the driver has not noticed its end yet, or reports a wrong PID
+		case err != nil: // the driver has not noticed the process's end yet, or reports a wrong PID
 			others = append(others, fmt.Sprintf("process %d (not in %s)", one.PID, x.opts.Host.Proc()))
-		case one.Graphics && !one.Compute && !one.MPS && ofHost(p), // a desktop's, which may be any program
+		case one.Graphics && !one.Compute && !one.MPS && ofHost(p), // a desktop, which may run any program
 			known(p, x.rules.Programs):
 			x.excused[one.PID] = true
 			p.Close()
@@ -85,8 +86,9 @@ func (x *target) leftovers(ctx context.Context) (left []*proc.Process, others []
 	return left, others, err
 }
 
-// checkMemory passes if the memory in use is that of known programs and at most the tolerance, or will be reset. Where
-// the processes cannot be seen, it may be that of a desktop or a monitoring agent: then the policy Check passes.
+// checkMemory passes if only known programs use memory and other use is within the tolerance, or if a reset will free
+// the memory. If the processes cannot be seen, the memory may be that of a desktop or a monitoring agent: policy Check
+// then passes.
 func (x *target) checkMemory(ctx context.Context) (string, error) {
 	switch {
 	case x.shared != "":
@@ -111,8 +113,8 @@ func (x *target) checkMemory(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d MiB in use", used>>20), nil
 }
 
-// memoryInUse is the memory in bytes that is in use on the device without that of the excused processes, and the PID of
-// one of these whose memory the driver does not report, or 0.
+// memoryInUse returns the memory in use on the device, in bytes, without that of excused processes. It also returns
+// the PID of an excused process whose memory the driver does not report, or 0.
 func (x *target) memoryInUse(ctx context.Context) (used uint64, unknown int, err error) {
 	use, err := x.opts.Driver.Use(ctx, x.d.UUID)
 	if err == nil && use.MemoryUnknown {
@@ -130,7 +132,7 @@ func (x *target) memoryInUse(ctx context.Context) (used uint64, unknown int, err
 	return used, unknown, err
 }
 
-// memoryError reports memory in bytes that must not be in use, and what to do about it.
+// memoryError reports memory, in bytes, that must not be in use, and what to do about it.
 func (x *target) memoryError(used uint64) error {
 	if x.wasReset {
 		return inUseError{fmt.Errorf(
@@ -144,10 +146,11 @@ func (x *target) memoryError(used uint64) error {
 		used>>20, x.rules.MemoryTolerance>>20, do)}
 }
 
-// inUseError reports what uses a device. That may end by itself.
+// inUseError means that something uses the device. The use may end by itself.
 type inUseError struct{ error }
 
-// InUse reports whether an error of a Runner is that something uses the device and is to be ended: the error names it.
+// InUse reports whether an error of a Runner means that something uses the device and must be ended; the error names
+// it.
 func InUse(err error) bool {
 	_, is := errors.AsType[inUseError](err)
 	return is

@@ -19,27 +19,27 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// This is the only file of the package that runs programs: the driver's nvidia-smi, and what an administrator has
-// configured. Both are checked to be root's alone, and get an environment of their own.
+// Only this file of the package runs programs: the driver's nvidia-smi, and the program that an administrator has
+// configured. It checks that only root can change them, and gives each its own environment.
 
 // Program is a program that runs as root.
 type Program struct {
-	// Path is the program's, absolute and without links in Root.
+	// Path is the absolute path of the program, without links in Root.
 	Path string
 	Args []string
-	// Env is added to the environment, which has PATH and LC_ALL and nothing of this process's.
+	// Env is added to the environment, which has only PATH and LC_ALL and no variables of this process.
 	Env []string
-	// Root is the directory that is the program's root directory; empty is this process's.
+	// Root is the program's root directory; empty means that of this process.
 	Root string
-	// Timeout is how long it may run, besides the deadline of what it is part of; 0 is 10 s.
+	// Timeout is how long the program may run, within the caller's deadline; 0 means 10 s.
 	Timeout time.Duration
 
-	inherits []*fileio.Lock // which it holds too, until it ends
+	inherits []*fileio.Lock // locks that the program also holds until it ends
 }
 
 const (
 	defaultTimeout = 10 * time.Second
-	// killDelay is how long a program may take to end after it was killed.
+	// killDelay is how long a killed program may take to end.
 	killDelay = time.Second
 	maxOutput = 64 << 10 // bytes; what follows is dropped
 )
@@ -64,7 +64,7 @@ func (x *target) exec(ctx context.Context) (string, error) {
 	return strings.TrimSpace(output), nil
 }
 
-// quoted is the output of a program for an error: its end says why it failed.
+// quoted formats the end of a program's output, which says why it failed, for an error.
 func quoted(output string) string {
 	const most = 300
 	text := plain(output[max(0, len(output)-most):])
@@ -74,9 +74,9 @@ func quoted(output string) string {
 	return ": " + text
 }
 
-// run runs the program and returns what it wrote, also with an error, and its exit status, which is -1 after a signal.
-// When ctx or the program's time ends, the program and what it started in its process group are killed; run returns
-// once it has ended, which a hanging driver can prevent.
+// run runs the program. It returns the output, also with an error, and the exit status, which is -1 after a signal.
+// When ctx ends or the program's time is over, run kills the program's process group. It returns once the program has
+// ended, which a hanging driver can prevent.
 func (p *Program) run(ctx context.Context, check func(string) error) (output string, status int, err error) {
 	if check == nil {
 		check = trust.RootFile
@@ -101,7 +101,7 @@ func (p *Program) run(ctx context.Context, check func(string) error) (output str
 	for _, l := range p.inherits {
 		cmd.ExtraFiles = append(cmd.ExtraFiles, l.File())
 	}
-	if len(p.inherits) > 0 { // a program that outlives this process would be ended by a write to its pipe
+	if len(p.inherits) > 0 { // if this process ends first, writing to a pipe would end the program
 		fd, err := unix.MemfdCreate(filepath.Base(p.Path), unix.MFD_CLOEXEC)
 		if err != nil {
 			return "", 0, fmt.Errorf("make a file for its output: %w", err)
@@ -124,8 +124,8 @@ func (p *Program) run(ctx context.Context, check func(string) error) (output str
 	return string(buffer.text), 0, err
 }
 
-// boundedBuffer takes the first maxOutput bytes and drops the others. It has no other method than Write to take them:
-// io.Copy would use it.
+// boundedBuffer keeps the first maxOutput bytes and drops the rest. Its only method that takes bytes is Write: io.Copy
+// would use another one.
 type boundedBuffer struct{ text []byte }
 
 func (b *boundedBuffer) Write(data []byte) (int, error) {

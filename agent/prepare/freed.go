@@ -8,49 +8,48 @@ import (
 	"time"
 )
 
-// FreedChecker checks devices after their last container, so that one that is still in use is advertised as unhealthy
-// before another container is to get it. It is an actor.
+// FreedChecker checks devices after their last container, so that a device still in use is advertised as unhealthy
+// before another container gets it. It is an actor.
 type FreedChecker struct {
 	opts FreedOptions
-	mu   sync.Mutex // held by checks, which run at once
-	// toCheck has the devices to check, by UUID: those that a container had. The value is what the last check found.
+	mu   sync.Mutex // held by checks, which run concurrently
+	// toCheck has the devices that a container had, by UUID. The value is the result of the last check.
 	toCheck map[string]string
 }
 
-// FreedOptions are what a FreedChecker works with. All are needed.
+// FreedOptions are the parameters of a FreedChecker. All are required.
 type FreedOptions struct {
 	Runner *Runner
 	State  FreedState
 	// Offered returns the devices that containers can get, by UUID.
 	Offered func() map[string]FreedDevice
-	// Held returns the UUIDs of the devices that containers have now.
+	// Held returns the UUIDs of the devices that containers hold.
 	Held func(context.Context) (map[string]bool, error)
 	Log  *slog.Logger
 }
 
-// FreedState is what is known of devices after their containers. UUIDs name them. node.Monitor implements it.
+// FreedState records the state of devices after their last container, by UUID. node.Monitor implements it.
 type FreedState interface {
-	// SetLeftInUse marks a device as in use after its last container, for a reason, or with an empty reason no longer.
+	// SetLeftInUse marks a device as in use after its last container, for a reason; an empty reason removes the mark.
 	SetLeftInUse(uuid, reason string)
-	// LeftInUse reports whether a device is marked, also by the previous run of the program.
+	// LeftInUse reports whether a device is marked. Marks survive a restart of the program.
 	LeftInUse(uuid string) bool
 }
 
-// FreedDevice is a device that may be checked, and the rules of its resource.
+// FreedDevice is a device to check, with the rules of its resource.
 type FreedDevice struct {
 	Device Device
 	Rules  Rules
 }
 
-// NewFreedChecker returns a FreedChecker.
 func NewFreedChecker(opts FreedOptions) *FreedChecker {
 	return &FreedChecker{opts: opts, toCheck: map[string]string{}}
 }
 
 const (
-	// freedInterval is the time between two checks of which devices containers have.
+	// freedInterval is how often the kubelet is asked which devices containers hold.
 	freedInterval = 5 * time.Second
-	// freedLimit is how long the checks may take that follow.
+	// freedLimit bounds the checks that follow.
 	freedLimit = 10 * time.Second
 )
 
@@ -68,11 +67,11 @@ func (f *FreedChecker) Run(ctx context.Context) error {
 	}
 }
 
-// round asks once which devices containers have, and checks those that they have no longer.
+// round asks the kubelet once which devices containers hold, and checks those that were freed.
 func (f *FreedChecker) round(ctx context.Context) {
 	devices := f.opts.Offered()
 	for uuid, d := range devices {
-		if d.Rules.Policy == None { // it is not checked, so a finding from before a reload would stay
+		if d.Rules.Policy == None { // no check would clear a mark from before a reload
 			f.opts.State.SetLeftInUse(uuid, "")
 			delete(devices, uuid)
 		}
@@ -89,16 +88,16 @@ func (f *FreedChecker) round(ctx context.Context) {
 	maps.DeleteFunc(devices, func(uuid string, _ FreedDevice) bool {
 		if held[uuid] {
 			f.toCheck[uuid] = ""
-			f.opts.State.SetLeftInUse(uuid, "") // from now on it is for Runner.Run to refuse it
+			f.opts.State.SetLeftInUse(uuid, "") // from now on Runner.Run has to refuse it
 			return true
 		}
 		_, had := f.toCheck[uuid]
-		return !had && !f.opts.State.LeftInUse(uuid) // as it was found before a restart
+		return !had && !f.opts.State.LeftInUse(uuid) // marked before a restart
 	})
 	f.check(ctx, devices)
 }
 
-// check checks devices that no container has, all at once.
+// check checks concurrently the devices that no container holds.
 func (f *FreedChecker) check(ctx context.Context, devices map[string]FreedDevice) {
 	ctx, cancel := context.WithTimeout(ctx, freedLimit)
 	defer cancel()
@@ -116,7 +115,7 @@ func (f *FreedChecker) check(ctx context.Context, devices map[string]FreedDevice
 	all.Wait()
 }
 
-// judge records what a check found on a device. Only the second finding in a row makes the device suspect: a container
+// judge records the result of a device's check. Only the second finding in a row makes the device suspect: a container
 // may take a moment to leave its devices, and a kubelet that has just started does not know its pods yet.
 func (f *FreedChecker) judge(uuid, found string) {
 	f.mu.Lock()

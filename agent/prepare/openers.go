@@ -17,8 +17,8 @@ import (
 )
 
 // openers lists the processes that have one of the device nodes open, such as "process 4711 (nv-hostengine, cgroup
-// /system.slice/nvidia-dcgm.service)", sorted by PID, without those that are excepted. It returns an error if a path is
-// no device node, if processes could not be inspected, or if ctx has ended.
+// /system.slice/nvidia-dcgm.service)", sorted by PID and without the excepted PIDs. It returns an error if a path is
+// not a device node, if processes could not be inspected, or if ctx has ended.
 func openers(ctx context.Context, h host.Host, nodes []string, except ...int) ([]string, error) {
 	if err := proc.SeesAll(h); err != nil {
 		return nil, err
@@ -57,7 +57,7 @@ func openers(ctx context.Context, h host.Host, nodes []string, except ...int) ([
 	return list, nil
 }
 
-// opener describes a process, unless it has ended.
+// opener describes a process, or returns nothing if it has ended.
 func opener(h host.Host, pid int) []string {
 	if pid == os.Getpid() {
 		return []string{fmt.Sprintf("process %d (this program)", pid)}
@@ -70,8 +70,8 @@ func opener(h host.Host, pid int) []string {
 	return []string{describe(p)}
 }
 
-// hasNodeOpen reports whether a process has one of the nodes open, by its device numbers: a path alone proves nothing,
-// since everyone can have a file of that name in a mount namespace of their own.
+// hasNodeOpen reports whether a process has one of the nodes open. It compares device numbers, because a path proves
+// nothing: any user can have a file of that name in their own mount namespace.
 func hasNodeOpen(h host.Host, pid int, nodes []string, numbers map[uint64]bool) (bool, error) {
 	dir := h.Proc(strconv.Itoa(pid), "fd")
 	fds, err := os.ReadDir(dir)
@@ -85,13 +85,13 @@ func hasNodeOpen(h host.Host, pid int, nodes []string, numbers map[uint64]bool) 
 		path := filepath.Join(dir, fd.Name())
 		target, err := os.Readlink(path)
 		if err != nil {
-			continue // closed meanwhile
+			continue // the file was closed meanwhile
 		}
 		named := func(node string) bool { return filepath.Base(node) == filepath.Base(target) }
 		if !strings.HasPrefix(target, "/dev/") && !slices.ContainsFunc(nodes, named) {
-			continue // most files
+			continue // true of most files
 		}
-		// A file system in a network answers from its cache, so that this does not wait for a server that is gone.
+		// Network file systems answer from their cache, so this does not wait for an unreachable server.
 		var st unix.Statx_t
 		err = unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
 		if err == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR && numbers[unix.Mkdev(st.Rdev_major, st.Rdev_minor)] &&
@@ -102,8 +102,8 @@ func hasNodeOpen(h host.Host, pid int, nodes []string, numbers map[uint64]bool) 
 	return false, nil
 }
 
-// onlyPath reports by the fdinfo of a file (proc_pid_fdinfo(5)) whether it was opened by O_PATH: that does not open the
-// device, and needs no right to it.
+// onlyPath reports, from the fdinfo of a file (proc_pid_fdinfo(5)), whether it was opened with O_PATH, which neither
+// opens the device nor needs permission for it.
 func onlyPath(fdinfo string) bool {
 	text, _ := os.ReadFile(fdinfo)
 	for line := range strings.Lines(string(text)) {

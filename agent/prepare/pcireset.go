@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// byPCI resets a GPU by the file reset of its PCI device. The kernel does not ask who uses the device, so the GPU must
-// not be open in any process, nor be the machine's display. The kernel waits for the device, up to a minute.
+// byPCI resets a GPU through the file reset of its PCI device. The kernel does not check who uses the device, so no
+// process may have the GPU open, and it may not be the machine's display. The kernel waits up to a minute for the
+// device.
 func (r *DriverReset) byPCI(d *Device) (Outcome, error) {
 	dir := r.Host.Sys("bus/pci/devices", d.PCIBusID)
 	display, err := os.ReadFile(filepath.Join(dir, "boot_vga"))

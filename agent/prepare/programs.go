@@ -18,8 +18,8 @@ func describe(p *proc.Process) string {
 	return fmt.Sprintf("process %d (%s, cgroup %s)", p.PID, plain(p.Command()), plain(groups.String()))
 }
 
-// DefaultPrograms are the programs that may use a GPU that is about to be given to a container: display servers,
-// NVIDIA's daemons and its tools.
+// DefaultPrograms are the programs that may use a GPU which a container is about to get: display servers, and NVIDIA's
+// daemons and tools.
 func DefaultPrograms() []string {
 	return []string{
 		"Xorg", "Xorg.bin", "Xwayland", "gnome-shell", "kwin_wayland", "kwin_x11", "plasmashell", "gdm-x-session",
@@ -28,11 +28,11 @@ func DefaultPrograms() []string {
 	}
 }
 
-// known reports whether the process is one of the programs, by the name of its executable, and may be trusted to be: a
-// container can have a program of any name, and run it as root. So a known process is one of
+// known reports whether the process is one of the programs by the name of its executable, and the name can be trusted.
+// A container can run a program of any name as root, so a known process must also be one of
 //   - a process of the host: in no container's cgroup, and in the PID and user namespaces of the host;
-//   - root with CAP_SYS_ADMIN in the host's user namespace, as monitoring agents have in their containers. Such a
-//     container can do whatever it likes on the node, so the name gives it nothing that it does not have.
+//   - root with CAP_SYS_ADMIN in the host's user namespace, like a monitoring agent in a container. Such a
+//     container has full control of the node already, so trusting the name grants it nothing.
 func known(p *proc.Process, programs []string) bool {
 	name, err := p.Executable()
 	if err != nil || !slices.Contains(programs, name) || !p.In(proc.InitialUser) {

@@ -12,16 +12,16 @@ import (
 	"gpu-cdi-plugin/internal/wording"
 )
 
-// Record is what was done to prepare a device.
+// Record is the result of a device's preparation.
 type Record struct {
-	// UUID is the device's.
+	// UUID is the UUID of the device.
 	UUID   string `json:"uuid"`
 	Policy Policy `json:"policy"`
 	// Time is when the preparation began.
 	Time     time.Time     `json:"time"`
 	Duration time.Duration `json:"duration"` // nanoseconds
 	Steps    []Step        `json:"steps"`
-	// Error is why the device was refused, or empty.
+	// Error says why the device was refused, or is empty.
 	Error string `json:"error,omitempty"`
 }
 
@@ -30,7 +30,7 @@ type Record struct {
 type Step struct {
 	Name   string `json:"name"`
 	Result Result `json:"result"`
-	// Note is what was found or done, or why the step was skipped or failed.
+	// Note says what was found or done, or why the step was skipped or failed.
 	Note     string        `json:"note,omitempty"`
 	Duration time.Duration `json:"duration"` // nanoseconds
 }
@@ -38,17 +38,16 @@ type Step struct {
 // Result is how a step ended.
 type Result string
 
-// The results.
 const (
 	OK      Result = "ok"
 	Failed  Result = "failed"
 	Skipped Result = "skipped"
 )
 
-// MaxRecords is the size in bytes of the largest records that are read.
+// MaxRecords bounds the records that are read, in bytes.
 const MaxRecords = 4 << 20
 
-// ParseRecords parses records as JSON, the last of each device by UUID.
+// ParseRecords parses records as JSON: the last record of each device, by UUID.
 func ParseRecords(data []byte) (map[string]Record, error) {
 	var all map[string]Record
 	if err := json.Unmarshal(data, &all); err != nil {
@@ -71,22 +70,20 @@ func (r *Record) String() string {
 		r.Time.UTC().Format(time.RFC3339), r.Policy, result, r.Duration.Round(time.Millisecond))
 }
 
-// Error is why a device was refused, in one line.
+// Error says why a device was refused, in one line.
 type Error struct {
-	// UUID is the device's, and Step the step that failed.
+	// UUID identifies the device, and Step the step that failed.
 	UUID, Step string
 	Err        error
 }
 
-// Error names the device and the step. It is one line of text that can be printed.
 func (e *Error) Error() string {
 	return fmt.Sprintf("%s is not ready for a container (%s): %s", e.UUID, e.Step, plain(e.Err.Error()))
 }
 
-// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// refusal names the devices that failed, in one line.
+// refusal has the error of each device that failed, and formats them in one line.
 type refusal []error
 
 func (r refusal) Error() string {
@@ -122,7 +119,7 @@ func (r *recorder) begin(name string) {
 	r.name, r.began = name, time.Now()
 }
 
-// add records the result of the current step. It returns the error of a step that failed, which end records.
+// add records the result of the current step. If the step failed, add returns its error, and end records it.
 func (r *recorder) add(note string, err error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -139,7 +136,7 @@ func (r *recorder) add(note string, err error) error {
 	return nil
 }
 
-// addStep adds the current step, unless the record was returned already.
+// addStep adds the current step, unless the record was already returned.
 func (r *recorder) addStep(result Result, note string) {
 	if r.ended {
 		return
@@ -147,7 +144,7 @@ func (r *recorder) addStep(result Result, note string) {
 	r.record.Steps = append(r.record.Steps, Step{r.name, result, plain(note), time.Since(r.began)})
 }
 
-// end returns the record. An error is that of the current step.
+// end returns the record. An error is the result of the current step.
 func (r *recorder) end(err error) (Record, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -165,7 +162,7 @@ func (r *recorder) end(err error) (Record, error) {
 // maxText bounds texts from programs and processes, in bytes.
 const maxText = 1000
 
-// plain makes a text one line that can be printed and is not too long.
+// plain turns a text into one printable line of limited length.
 func plain(text string) string {
 	text = strings.Map(func(c rune) rune {
 		if !unicode.IsPrint(c) {
@@ -176,5 +173,5 @@ func plain(text string) string {
 	return strings.TrimSpace(wording.Shorten(text, maxText))
 }
 
-// list is a text of at most three things.
+// list formats at most three things.
 func list(things []string) string { return wording.ShortenList(things, 3, ", ") }

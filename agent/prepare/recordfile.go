@@ -13,8 +13,8 @@ import (
 	"gpu-cdi-plugin/internal/wake"
 )
 
-// RecordFile writes the last record of each device to a file, which ParseRecords reads. It is an actor: containers do
-// not wait for the disk.
+// RecordFile writes the last record of each device to a file that ParseRecords reads. It is an actor, so that
+// containers do not wait for the disk.
 type RecordFile struct {
 	path    string
 	offered func(uuid string) bool
@@ -25,12 +25,12 @@ type RecordFile struct {
 	fresh map[string]Record // since the last write, by UUID
 }
 
-// NewRecordFile returns a RecordFile at a path. Records of devices that are not offered are dropped.
+// NewRecordFile returns a RecordFile for a path. It drops records of devices that are not offered.
 func NewRecordFile(path string, offered func(uuid string) bool, log *slog.Logger) *RecordFile {
 	return &RecordFile{path: path, offered: offered, log: log, wake: wake.New(), fresh: map[string]Record{}}
 }
 
-// Add takes a record. It does not wait.
+// Add queues a record and returns at once.
 func (f *RecordFile) Add(r Record) {
 	f.mu.Lock()
 	f.fresh[r.UUID] = r
@@ -38,7 +38,7 @@ func (f *RecordFile) Add(r Record) {
 	f.wake.Wake()
 }
 
-// Run writes the records until ctx ends. What cannot be written is written with the next record.
+// Run writes the records until ctx ends. Records that cannot be written are written with the next one.
 func (f *RecordFile) Run(ctx context.Context) error {
 	unsaved := map[string]Record{}
 	for ctx.Err() == nil {
@@ -79,5 +79,5 @@ func (f *RecordFile) write(fresh map[string]Record) error {
 	if data, err = json.MarshalIndent(all, "", "  "); err != nil {
 		return err
 	}
-	return fileio.Replace(f.path, append(data, '\n'), 0o644) // every user may read it
+	return fileio.Replace(f.path, append(data, '\n'), 0o644) // every user may read the records
 }

@@ -11,15 +11,15 @@ import (
 
 // Resetter resets GPUs.
 type Resetter interface {
-	// Ready returns why no reset would be tried now, or nil. It is asked before the driver is released.
+	// Ready returns why no reset can be tried at present, or nil. It is called before the driver is released.
 	Ready() error
-	// Reset resets whole GPUs that no process of this node is known to use, and returns a result for each. It is not
-	// called again before it has returned. At the deadline of ctx resets that began are abandoned: their errors are
-	// *[AbandonedError]. If ctx is canceled, they are still waited for.
+	// Reset resets whole GPUs that no known process of this node uses, and returns a result for each. Calls do not
+	// overlap. At the deadline of ctx, running resets are abandoned and their errors are *[AbandonedError]. If ctx is
+	// canceled, Reset still waits for them.
 	Reset(ctx context.Context, gpus []Device) []ResetResult
 }
 
-// ResetResult is how the reset of a GPU ended. Unless that is ResetDone, Err says why.
+// ResetResult is how the reset of a GPU ended. Err says why, except for ResetDone.
 type ResetResult struct {
 	Outcome Outcome
 	Err     error
@@ -28,41 +28,38 @@ type ResetResult struct {
 // Outcome is how a reset ended.
 type Outcome int
 
-// The outcomes.
 const (
 	ResetFailed       Outcome = iota
 	ResetDone                 // the GPU was reset
-	ResetBusy                 // a process has the GPU open, or the GPU is still busy: a later try may succeed
+	ResetBusy                 // a process has the GPU open, or the GPU is still busy: a later attempt may succeed
 	ResetNotSupported         // the GPU or the machine has no reset, like most virtual machines
-	ResetRefused              // the GPU cannot be reset alone or as it is used: by NVSwitches, or as the primary GPU
+	ResetRefused              // NVSwitches or its use as the primary GPU rule out a reset
 )
 
-// AbandonedError reports that a reset has not ended in time. It goes on, also if this process ends before it: the GPU
-// must not be used until then.
+// AbandonedError means that a reset did not end in time. The reset continues, even after this process ends, and the
+// GPU must not be used until the reset has ended.
 type AbandonedError struct {
-	Wait func() ResetResult // waits until it has ended
-	Err  error              // why it was not waited for any longer
+	Wait func() ResetResult // waits until the reset has ended
+	Err  error              // why the reset was abandoned
 }
 
-// Error says that the reset goes on.
 func (e *AbandonedError) Error() string {
 	return fmt.Sprintf("the reset has not ended: %v; until it has, this program gives the GPU to no container", e.Err)
 }
 
-// Unwrap returns the cause.
 func (e *AbandonedError) Unwrap() error { return e.Err }
 
 // Times around a reset.
 const (
-	// resetReserve is what is left of the deadline for the probes after a reset.
+	// resetReserve is the part of the deadline that is kept for the probes after a reset.
 	resetReserve = 2 * time.Second
-	// How long reopening the driver may take, and switching persistence mode on again, which waits for the resets of
-	// other GPUs. Both are done after the deadline too.
+	// Time limits for reopening the driver, and for restoring persistence mode, which waits for the resets of other
+	// GPUs. Both are done even after the deadline.
 	reopenLimit      = 10 * time.Second
 	persistenceLimit = 30 * time.Second
 )
 
-// whyNotReset returns why the GPU cannot be reset, as far as that is known without trying, or "".
+// whyNotReset returns why the GPU is known not to be resettable, or "".
 func (x *target) whyNotReset() string {
 	if why := x.whyNotAlone(); why != "" {
 		return why
@@ -76,23 +73,23 @@ func (x *target) whyNotReset() string {
 	return ""
 }
 
-// willReset reports whether the GPU is to be reset, or was.
+// willReset reports whether the GPU will be reset, or already was.
 func (x *target) willReset() bool { return x.rules.Policy == Reset && x.whyNotReset() == "" }
 
-// endPersistence switches persistence mode off before a reset: the mode keeps the GPU in use.
+// endPersistence switches persistence mode off before a reset, because the mode keeps the GPU in use.
 func (x *target) endPersistence(ctx context.Context) (string, error) {
 	if !x.willReset() || x.resetBefore() {
 		return "", errNotDue
 	}
 	changed, err := x.opts.Driver.SetPersistence(ctx, x.d.GPU, false)
-	if err != nil { // the reset shows whether that matters
+	if err != nil { // if it matters, the reset fails
 		return "", skippedError("persistence mode cannot be switched off: " + err.Error())
 	}
 	x.persistent = changed
 	return "", nil
 }
 
-// restorePersistence switches persistence mode on if endPersistence has switched it off, also after the deadline.
+// restorePersistence switches persistence mode on if endPersistence switched it off, also after the deadline.
 func (x *target) restorePersistence(ctx context.Context) {
 	if !x.persistent {
 		return
@@ -104,14 +101,14 @@ func (x *target) restorePersistence(ctx context.Context) {
 		_, err := x.opts.Driver.SetPersistence(ctx, x.d.GPU, true)
 		return err
 	})
-	if err != nil { // the record may have been returned already
+	if err != nil { // the record may already have been returned
 		x.opts.Log.Warn("the persistence mode of " + x.d.GPU + " was switched off for a reset and cannot be switched on " +
 			"again (nvidia-smi -i " + x.d.GPU + " -pm 1 does that): " + plain(err.Error()))
 	}
 }
 
-// checkBeforeReset decides whether the GPU is to be reset, and checks what would keep it from that before the driver is
-// closed for all GPUs. The step is recorded here only if there is no reset.
+// checkBeforeReset decides whether to reset the GPU, and checks for obstacles to the reset before the driver is closed
+// for all GPUs. It records the step only if there is no reset.
 func (x *target) checkBeforeReset(ctx context.Context) (string, error) {
 	if x.rules.Policy != Reset {
 		return "", errNotDue
@@ -121,7 +118,7 @@ func (x *target) checkBeforeReset(ctx context.Context) (string, error) {
 	}
 	if x.resetBefore() {
 		x.wasReset, x.resetNote = true, "it was reset before, and no container has had it since"
-		x.setUnusedReset(time.Time{}) // what is found wrong from now on is a reason to reset it again
+		x.setUnusedReset(time.Time{}) // a fault that is found from now on is a reason to reset it again
 		return "", errNotDue
 	}
 	if err := x.opts.Resetter.Ready(); err != nil {
@@ -131,16 +128,16 @@ func (x *target) checkBeforeReset(ctx context.Context) (string, error) {
 	return "", cmp.Or(x.checkNotOpen(ctx), errNotDue)
 }
 
-// checkNotOpen passes if no process but this one has the GPU open.
+// checkNotOpen passes if no process except this one has the GPU open.
 func (x *target) checkNotOpen(ctx context.Context) error {
-	users, _ := openers(ctx, x.opts.Host, x.d.Nodes, os.Getpid()) // where they are unknown, the reset shows it
+	users, _ := openers(ctx, x.opts.Host, x.d.Nodes, os.Getpid()) // if unknown, the reset fails on them
 	if len(users) == 0 {
 		return nil
 	}
 	return inUseError{fmt.Errorf("%s has the GPU open, so it cannot be reset: end it", list(users))}
 }
 
-// reset resets the GPUs that are due, and reports whether all are healthy then, or can be used without a reset.
+// reset resets the GPUs that are due. It reports whether all are then healthy, or can be used without a reset.
 func (p *preparation) reset(ctx context.Context) bool {
 	var due []*target
 	for _, x := range p.targets {
@@ -158,8 +155,8 @@ func (p *preparation) reset(ctx context.Context) bool {
 	return p.passed() && p.each(ctx, (*target).afterReset)
 }
 
-// tryUntilReset resets GPUs together, and those that are busy again and again. Between the tries the driver is open,
-// and other containers are prepared.
+// tryUntilReset resets GPUs together, and repeats that for busy ones. Between attempts the driver is open, and other
+// containers are prepared.
 func (p *preparation) tryUntilReset(ctx context.Context, due []*target) {
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
@@ -187,7 +184,7 @@ func (p *preparation) tryUntilReset(ctx context.Context, due []*target) {
 	}
 }
 
-// try resets GPUs once, sets their results, and returns those that were busy.
+// try resets GPUs once, sets their results, and returns the busy ones.
 func (p *preparation) try(ctx context.Context, due []*target) (busy []*target) {
 	var gpus []Device
 	for _, x := range due {
@@ -202,7 +199,7 @@ func (p *preparation) try(ctx context.Context, due []*target) (busy []*target) {
 		switch {
 		case results != nil:
 			x.wasTried(ctx, results[i], err)
-		case x.result == nil || !errors.Is(err, context.Cause(ctx)): // that it was busy says more than that time is over
+		case x.result == nil || !errors.Is(err, context.Cause(ctx)): // the earlier result says more than the end of the deadline
 			x.result = err
 		}
 		if err == nil && results[i].Outcome == ResetBusy {
@@ -212,13 +209,13 @@ func (p *preparation) try(ctx context.Context, due []*target) (busy []*target) {
 	return busy
 }
 
-// wasTried sets the result of a try to reset the GPU. After the try the driver was opened again, or could not be.
+// wasTried sets the result of an attempt to reset the GPU. Reopen is the error of reopening the driver afterwards.
 func (x *target) wasTried(ctx context.Context, r ResetResult, reopen error) {
 	if abandoned, ok := errors.AsType[*AbandonedError](r.Err); ok {
 		x.resetting = abandoned.Wait
 	}
 	switch r.Outcome {
-	case ResetDone: // opening the driver is tried again by the next call
+	case ResetDone: // the next call tries to open the driver again
 		x.resetDone()
 		x.result = nil
 	case ResetNotSupported, ResetRefused:
@@ -239,19 +236,19 @@ func (x *target) wasTried(ctx context.Context, r ResetResult, reopen error) {
 	}
 }
 
-// resetDone notes that the GPU was reset, in time or later.
+// resetDone records that the GPU was reset, even if late.
 func (x *target) resetDone() {
 	x.wasReset = true
 	x.setUnusedReset(time.Now())
 	x.opts.State.WasReset(x.d.GPU)
 }
 
-// afterReset checks a GPU that was reset.
+// afterReset checks a GPU after its reset.
 func (x *target) afterReset(ctx context.Context) error {
 	if !x.wasReset {
 		return nil
 	}
-	if !x.resetDue { // it was reset before
+	if !x.resetDue { // it was reset earlier
 		x.begin("reset")
 	}
 	if err := x.add(x.resetNote, x.awaitHealthy(ctx)); err != nil {
@@ -264,7 +261,7 @@ func (x *target) afterReset(ctx context.Context) error {
 	return x.step(ctx, step{"memory", x.checkMemory})
 }
 
-// awaitReset waits until the reset that was abandoned has ended.
+// awaitReset waits until the abandoned reset has ended.
 func (x *target) awaitReset() {
 	if x.resetting == nil {
 		return
@@ -279,12 +276,12 @@ func (x *target) awaitReset() {
 	x.opts.Log.Info(x.d.GPU + " was reset, though too late for the container or command that waited for it")
 }
 
-// unusedResetLimit is how long a reset after which no container got the GPU makes another one unnecessary. The kubelet
-// starts its container again within 5 minutes.
+// unusedResetLimit is how long a GPU counts as reset if no container got it after the reset. The kubelet retries a
+// container within 5 minutes.
 const unusedResetLimit = 6 * time.Minute
 
-// resetBefore reports whether the GPU was reset for a try that failed, so that it need not be reset again. Otherwise a
-// GPU whose reset takes longer than the kubelet waits would be reset again and again.
+// resetBefore reports whether an earlier, failed attempt at the container already reset the GPU. Without this, a GPU
+// whose reset takes longer than the kubelet waits would be reset again and again.
 func (x *target) resetBefore() bool {
 	if x.manual || x.needsReset != nil {
 		return false
@@ -294,7 +291,7 @@ func (x *target) resetBefore() bool {
 	return time.Since(x.unusedResets[x.d.GPU]) < unusedResetLimit
 }
 
-// setUnusedReset sets when the GPU was reset without a container since; zero means that it has to be reset again.
+// setUnusedReset records when the GPU was reset without a container since; zero means that it must be reset again.
 func (x *target) setUnusedReset(at time.Time) {
 	x.Runner.mu.Lock()
 	defer x.Runner.mu.Unlock()
@@ -305,8 +302,8 @@ func (x *target) setUnusedReset(at time.Time) {
 	x.unusedResets[x.d.GPU] = at
 }
 
-// withoutReset is the result of a reset that cannot be made: the step is skipped or, with Rules.Strict or if only a
-// reset can mend the device, failed.
+// withoutReset is the result if the GPU cannot be reset: the step is skipped, or fails with Rules.Strict or if only a
+// reset can heal the device.
 func (x *target) withoutReset(why string) error {
 	if x.needsReset != nil {
 		return fmt.Errorf("%w, and the GPU cannot be reset: %s", x.needsReset, why)
@@ -330,9 +327,9 @@ func (x *target) awaitHealthy(ctx context.Context) error {
 	}
 }
 
-// Reset resets a whole GPU for an administrator, whatever its health and what was tried before, and waits until
-// healthy, which probes it, returns nil. The caller has made sure that no container uses the GPU or gets it meanwhile.
-// Like Run it returns when ctx ends, which should have a deadline.
+// Reset resets a whole GPU for an administrator, whatever its health and earlier attempts, and waits until healthy,
+// which probes the GPU, returns nil. The caller must make sure that no container uses the GPU or gets it meanwhile.
+// Like Run, Reset returns when ctx ends, which should have a deadline.
 func (r *Runner) Reset(ctx context.Context, d Device, healthy func(context.Context) error) error {
 	p := r.newPreparation(ctx, []Device{d}, Rules{Policy: Reset, Strict: true})
 	p.manual, p.targets[0].healthy = true, healthy
@@ -341,7 +338,7 @@ func (r *Runner) Reset(ctx context.Context, d Device, healthy func(context.Conte
 	}) && p.reset(ctx)
 	_, err := p.finish(ctx, passed)
 	if failed, ok := errors.AsType[*Error](err); ok {
-		return fmt.Errorf("reset %s: %w", d.UUID, failed.Err) // its text is about a container
+		return fmt.Errorf("reset %s: %w", d.UUID, failed.Err) // failed's own text is about a container
 	}
 	return err
 }

@@ -17,25 +17,25 @@ import (
 // Runner prepares devices. Its methods may be called by several goroutines at once.
 type Runner struct {
 	opts Options
-	// driver keeps calls of the driver and resets apart: a call holds 1, and a reset all of it. Resets queue for it.
+	// driver separates calls of the driver from resets: a call holds 1, and a reset holds all of it. Resets queue for
+	// it.
 	driver *semaphore.Weighted
 
 	mu sync.Mutex
-	// running has the devices that are being prepared, by UUID. A channel is closed at the end.
+	// running has the devices that are being prepared, by UUID. Each channel is closed at the end of the preparation.
 	running map[string]chan struct{}
-	// unusedResets has when GPUs were reset that no container has had since, by UUID.
+	// unusedResets has the times of resets after which no container got the GPU, by UUID.
 	unusedResets map[string]time.Time
 }
 
 const (
 	defaultAwaitUnused = 5 * time.Second
-	// wholeDriver is more than there are calls of the driver at one time.
+	// wholeDriver is more than the number of concurrent calls of the driver.
 	wholeDriver = 1 << 30
 	// abandonAfter is how long a step may take to return after ctx has ended.
 	abandonAfter = 200 * time.Millisecond
 )
 
-// New returns a Runner.
 func New(opts Options) *Runner {
 	opts.AwaitUnused = cmp.Or(opts.AwaitUnused, defaultAwaitUnused)
 	return &Runner{
@@ -45,18 +45,18 @@ func New(opts Options) *Runner {
 }
 
 // Run prepares the devices of a container. It may be repeated. First all devices are checked, then their settings are
-// restored, then their GPUs are reset together. A phase begins only if all devices have passed the one before, and the
-// container must get its devices only if all have passed the last.
+// restored, then their GPUs are reset together. A phase begins only if all devices have passed the previous one, and
+// the container may get its devices only if all have passed the last.
 //
 // Run returns when ctx ends, which should have a deadline. A step or reset that has not returned by then is abandoned:
-// its device is refused until it returns.
+// its device is refused until the step or reset returns.
 //
-// The records are those of the devices that failed and of those that passed all phases. The error names each device
-// that failed, with its step.
+// The records are those of the devices that failed or passed all phases. The error names each failed device and its
+// step.
 func (r *Runner) Run(ctx context.Context, devices []Device, rules Rules) ([]Record, error) {
 	p := r.newPreparation(ctx, devices, rules)
 	passed := p.run(ctx)
-	if passed { // a container gets the devices
+	if passed { // the container gets the devices
 		for _, x := range p.targets {
 			x.setUnusedReset(time.Time{})
 		}
@@ -64,8 +64,8 @@ func (r *Runner) Run(ctx context.Context, devices []Device, rules Rules) ([]Reco
 	return p.finish(ctx, passed)
 }
 
-// WithoutDriver closes the driver while work runs. It waits for calls of the driver and for resets, and they wait for
-// it. Ctx limits the wait and the closing of the driver. Work reports whether to open the driver again; without that no
+// WithoutDriver closes the driver while work runs. It waits for calls of the driver and for resets, and blocks new
+// ones. Ctx limits the wait and the closing of the driver. Work reports whether to open the driver again; if not, no
 // device can be prepared any more. If the driver cannot be closed, work is not run.
 func (r *Runner) WithoutDriver(ctx context.Context, work func() (reopen bool)) error {
 	if err := r.hold(ctx, wholeDriver); err != nil {
@@ -81,7 +81,7 @@ func (r *Runner) WithoutDriver(ctx context.Context, work func() (reopen bool)) e
 	return errors.Join(err, r.opts.Driver.Reopen(ctx))
 }
 
-// withDriver calls the driver. It waits while the driver is closed.
+// withDriver calls the driver, after waiting while it is closed.
 func (r *Runner) withDriver(ctx context.Context, call func() error) error {
 	if err := r.hold(ctx, 1); err != nil {
 		return err
@@ -98,8 +98,8 @@ func (r *Runner) hold(ctx context.Context, weight int64) error {
 	return nil
 }
 
-// Wait waits until no device is being prepared, also for steps that go on after Run has returned, or until ctx ends. A
-// program that ends during a reset would leave the persistence mode of the GPU off.
+// Wait waits until no device is being prepared, including steps that continue after Run has returned, or until ctx
+// ends. A program that ended during a reset would leave the persistence mode of the GPU off.
 func (r *Runner) Wait(ctx context.Context) {
 	for {
 		var one chan struct{}
@@ -119,16 +119,17 @@ func (r *Runner) Wait(ctx context.Context) {
 	}
 }
 
-// preparation prepares the devices of one container, or is another use of their steps.
+// preparation prepares the devices of one container, or runs the same steps for another purpose.
 type preparation struct {
 	*Runner
 	rules   Rules
 	targets []*target
-	// late is closed a moment after ctx has ended: steps that heed ctx have returned by then.
+	// late is closed shortly after ctx has ended, when steps that obey ctx have returned.
 	late <-chan struct{}
-	// manual is whether an administrator asked for the reset: what was tried before does not keep it from being tried.
+	// manual says that an administrator requested the reset: earlier failures do not prevent another attempt.
 	manual bool
-	// checkOnly is whether no container waits for the device: what uses it is returned at once, and nothing is changed.
+	// checkOnly says that no container waits for the device: the check returns what uses it at once, and changes
+	// nothing.
 	checkOnly bool
 }
 
@@ -139,24 +140,24 @@ type target struct {
 	d Device
 	// healthy probes the device after a reset.
 	healthy func(context.Context) error
-	// shared is why other containers may use the device, and others are those that have its GPU already, or empty.
+	// shared says why other containers may use the device, and others which already have its GPU; both may be empty.
 	shared, others string
-	// excused has the PIDs of the processes that may be on the device.
+	// excused has the PIDs of processes that may use the device.
 	excused map[int]bool
-	// needsReset is what only a reset can mend, or nil.
+	// needsReset is the fault that only a reset can heal, or nil.
 	needsReset error
-	// resetDue is whether the GPU is to be reset, and wasReset whether it was.
+	// resetDue says that the GPU must be reset, and wasReset that it was.
 	resetDue, wasReset bool
 	resetNote          string
-	// persistent is whether persistence mode was switched off and is to be on again.
+	// persistent says that persistence mode was switched off and must be restored.
 	persistent bool
-	// resetting waits for the reset that was abandoned. It is nil if none was.
+	// resetting waits for the abandoned reset; nil without one.
 	resetting func() ResetResult
 
 	locked bool
 	// result is set by the work on the device, and err by preparation.await: why the device failed, or nil.
 	result, err error
-	// abandoned is closed when the work that was abandoned returns. It is nil if none was. Until then only the work may
+	// abandoned is closed when the abandoned work returns; nil without abandoned work. Until then only the work may
 	// use the fields above.
 	abandoned <-chan struct{}
 }
@@ -175,7 +176,7 @@ func (r *Runner) newPreparation(ctx context.Context, devices []Device, rules Rul
 	return p
 }
 
-// run runs all phases, and reports whether all devices have passed.
+// run runs all phases and reports whether all devices have passed.
 func (p *preparation) run(ctx context.Context) bool {
 	policy, exec := p.rules.Policy, p.rules.Exec.Path != ""
 	if !p.lock(ctx) {
@@ -194,7 +195,7 @@ func (p *preparation) run(ctx context.Context) bool {
 }
 
 // lock marks the devices as being prepared. It waits until no other preparation has one of them or, for a MIG device,
-// its GPU. (The lock files of resets are in resetlock.go.)
+// its GPU. (resetlock.go has the lock files of resets.)
 func (p *preparation) lock(ctx context.Context) bool {
 	for {
 		other := p.tryLock()
@@ -219,7 +220,8 @@ func (p *preparation) lock(ctx context.Context) bool {
 	}
 }
 
-// tryLock locks all devices, or none: then it returns what is closed when one of the others ends.
+// tryLock locks all devices or none. If none, it returns a channel that is closed when one of the other preparations
+// ends.
 func (p *preparation) tryLock() chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -237,7 +239,7 @@ func (p *preparation) tryLock() chan struct{} {
 
 func (x *target) otherRun() chan struct{} { return cmp.Or(x.running[x.d.UUID], x.running[x.d.GPU]) }
 
-// unlock ends the preparation of the device when the work on it has returned, and its reset has ended.
+// unlock ends the preparation of the device once the work on it has returned and its reset has ended.
 func (x *target) unlock(ctx context.Context) {
 	if x.abandoned == nil && x.resetting == nil && !x.persistent {
 		x.endRun()
@@ -260,7 +262,7 @@ func (x *target) endRun() {
 	delete(x.running, x.d.UUID)
 }
 
-// each runs steps on all devices at once, and reports whether all have passed.
+// each runs steps on all devices concurrently, and reports whether all have passed.
 func (p *preparation) each(ctx context.Context, steps func(*target, context.Context) error) bool {
 	var ended []<-chan struct{}
 	for _, x := range p.targets {
@@ -281,7 +283,7 @@ func inBackground(work func()) <-chan struct{} {
 	return ended
 }
 
-// await waits for work on the device and takes its result. Work that takes too long is abandoned.
+// await waits for work on the device and takes its result. It abandons work that takes too long.
 func (x *target) await(ctx context.Context, ended <-chan struct{}) {
 	select {
 	case <-ended:
@@ -323,7 +325,7 @@ func (p *preparation) finish(ctx context.Context, passed bool) ([]Record, error)
 	return records, nil
 }
 
-// check does the steps that change nothing.
+// check runs the steps that change nothing.
 func (x *target) check(ctx context.Context) error {
 	return x.steps(ctx,
 		step{"sharing", x.checkSharing},
@@ -342,7 +344,7 @@ func (x *target) clean(ctx context.Context) error {
 	)
 }
 
-// runProgram runs the administrator's program. No GPU is reset meanwhile: the program may run nvidia-smi.
+// runProgram runs the administrator's program. Meanwhile no GPU is reset: the program may run nvidia-smi.
 func (x *target) runProgram(ctx context.Context) error {
 	if x.rules.Policy == None {
 		return x.steps(ctx, step{"sharing", x.checkSharing}, step{"exec", x.exec})
@@ -350,25 +352,24 @@ func (x *target) runProgram(ctx context.Context) error {
 	return x.steps(ctx, step{"exec", x.exec})
 }
 
-// step is a step by its name in the record.
+// step is a named step of a preparation.
 type step struct {
 	name string
 	do   stepFunc
 }
 
-// stepFunc does a step and returns what it found or did.
+// stepFunc runs a step and returns what it found or did.
 type stepFunc = func(context.Context) (note string, err error)
 
-// errNotDue is returned by a step that the policy does not have; nothing is recorded.
+// errNotDue means that the policy does not include the step, which is then not recorded.
 var errNotDue = errors.New("not a step of the policy")
 
-// skippedError is the result of a step that cannot be done for a device.
+// skippedError means that a step cannot be run for a device.
 type skippedError string
 
-// Error is why.
 func (s skippedError) Error() string { return string(s) }
 
-// steps runs steps and records them, and stops at the first that fails.
+// steps runs steps and records them until one fails.
 func (x *target) steps(ctx context.Context, steps ...step) error {
 	for _, s := range steps {
 		if err := x.step(ctx, s); err != nil {
@@ -378,8 +379,8 @@ func (x *target) steps(ctx context.Context, steps ...step) error {
 	return nil
 }
 
-// step runs a step and records it. It waits while the driver is closed, and repeats the step for a while if the device
-// is in use: a container that has just ended may still be on it.
+// step runs and records a step. It waits while the driver is closed. While the device is in use, it repeats the step
+// for a time: an ended container may still be on the device.
 func (x *target) step(ctx context.Context, s step) error {
 	x.begin("wait")
 	note, begun := "", false
@@ -396,8 +397,8 @@ func (x *target) step(ctx context.Context, s step) error {
 	return x.add(note, x.unlessReset(err))
 }
 
-// unlessReset skips a step that the driver refuses until the GPU is reset, if this preparation resets it. That is safe:
-// a process that the step would have found makes the reset fail.
+// unlessReset skips a step that the driver refuses until the GPU is reset, if this preparation resets it. That is
+// safe: a process that the step would have found makes the reset fail.
 func (x *target) unlessReset(err error) error {
 	if !errors.Is(err, gpu.ErrResetRequired) || !x.willReset() || x.wasReset || x.checkOnly {
 		return err
@@ -406,14 +407,14 @@ func (x *target) unlessReset(err error) error {
 	return skippedError(err.Error())
 }
 
-// awaitUnused repeats a check while it returns inUseError, for as long as Options.AwaitUnused.
+// awaitUnused repeats a check for Options.AwaitUnused while it returns inUseError.
 func (x *target) awaitUnused(ctx context.Context, check func() error) error {
 	end := time.Now().Add(x.opts.AwaitUnused)
 	var inUse error
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		err := check()
 		if inUse != nil && ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
-			return inUse // it says more than that the time is over
+			return inUse // inUse says more than the end of the time limit
 		}
 		if !InUse(err) || x.checkOnly || time.Now().Add(pause).After(end) || !sleep(ctx, pause) {
 			return err
@@ -440,7 +441,7 @@ func (x *target) restoreSettings(ctx context.Context) (string, error) {
 	return strings.Join(changed, "; "), err
 }
 
-// whyNotAlone returns why the whole GPU is not this container's alone, or "".
+// whyNotAlone returns why the container would share the GPU with others, or "".
 func (x *target) whyNotAlone() string {
 	switch {
 	case !x.d.whole():

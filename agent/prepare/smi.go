@@ -11,30 +11,29 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// DriverReset resets GPUs by the driver's own nvidia-smi or, where the driver has none, by the kernel's reset of PCI
+// DriverReset resets GPUs with the driver's nvidia-smi or, if the driver has none, through the kernel's reset of PCI
 // devices.
 //
-// Each nvidia-smi has all GPUs open and so keeps others from a reset: one runs at a time, for all GPUs of a container.
-// It is not ended with the request, since that could leave a GPU between two steps of a reset.
+// Each nvidia-smi has all GPUs open and so blocks other resets: only one runs at a time, for all GPUs of a container.
+// It continues after the end of the request, since killing it could leave a GPU between two steps of a reset.
 type DriverReset struct {
 	Host host.Host
 	// Find returns nvidia-smi, or false if the driver has none.
 	Find func() (Program, bool)
-	// Check refuses programs that others than root could change. Nil is trust.RootFile.
+	// Check refuses programs that users other than root could change. Nil means trust.RootFile.
 	Check func(path string) error
 	// LockDir is a directory for the locks of GPUs that nvidia-smi resets; see [DriverReset.StillResetting]. Empty
-	// means none.
+	// means no locks.
 	LockDir string
 
 	mu        sync.Mutex
 	running   string // the PCI addresses of the GPUs that are being reset, or empty
-	abandoned bool   // whether that reset was abandoned
+	abandoned bool   // whether the running reset was abandoned
 }
 
 var _ Resetter = (*DriverReset)(nil)
 
-// Ready implements Resetter. No GPU is reset while a reset goes on that was abandoned, or that an earlier run of this
-// program started.
+// Ready implements Resetter. No GPU is reset while an abandoned reset, or a reset of an earlier run, continues.
 func (r *DriverReset) Ready() error {
 	uuids, err := r.StillResetting()
 	if err != nil {
@@ -55,7 +54,6 @@ func errStillResetting(gpus string) error {
 	return fmt.Errorf("nvidia-smi still resets %s: if it does not end, the node may need a reboot", gpus)
 }
 
-// Reset implements Resetter.
 func (r *DriverReset) Reset(ctx context.Context, gpus []Device) []ResetResult {
 	results := make([]ResetResult, len(gpus))
 	if err := r.begin(ctx, gpus); err != nil {
@@ -66,12 +64,12 @@ func (r *DriverReset) Reset(ctx context.Context, gpus []Device) []ResetResult {
 	}
 	ended := make(chan struct{})
 	var reset []ResetResult
-	go func() { //nolint:contextcheck // a reset that began is not ended with its request
+	go func() { //nolint:contextcheck // a running reset does not end with its request
 		defer close(ended)
 		defer r.setRunning("")
 		reset = r.reset(gpus)
 	}()
-	var overdue <-chan time.Time // never, if ctx has no deadline
+	var overdue <-chan time.Time // blocks for ever if ctx has no deadline
 	if deadline, ok := ctx.Deadline(); ok {
 		overdue = time.After(time.Until(deadline))
 	}
@@ -88,7 +86,7 @@ func (r *DriverReset) Reset(ctx context.Context, gpus []Device) []ResetResult {
 	return results
 }
 
-// begin notes that GPUs are being reset, if that can begin now.
+// begin records that GPUs are being reset, unless another reset prevents it.
 func (r *DriverReset) begin(ctx context.Context, gpus []Device) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -139,8 +137,8 @@ func (r *DriverReset) reset(gpus []Device) []ResetResult {
 	return results
 }
 
-// longestReset is how long nvidia-smi may run before it is killed. A reset takes seconds, up to a minute with all GPUs
-// of a large machine. One that hangs keeps all GPUs from being reset.
+// longestReset is how long nvidia-smi may run before it is killed. A reset takes seconds, or up to a minute with all
+// GPUs of a large machine. A hanging nvidia-smi blocks the reset of all GPUs.
 const longestReset = 5 * time.Minute
 
 func (r *DriverReset) bySMI(gpus []Device, smi Program) []ResetResult {

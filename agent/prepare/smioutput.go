@@ -13,8 +13,8 @@ import (
 // manual, RETURN VALUE).
 const statusNotSupported = 3
 
-// resetTexts are what nvidia-smi writes in a line about a GPU that was not reset, in lower case, as reported for
-// drivers from 418 to 580. The exit status is 255 for most of them.
+// resetTexts are the texts, in lower case, that nvidia-smi prints in a line about a GPU that was not reset, as
+// reported for drivers from 418 to 580. The exit status is 255 for most of them.
 var resetTexts = []struct {
 	text    string
 	outcome Outcome
@@ -31,10 +31,10 @@ var resetTexts = []struct {
 	{"does not support", ResetNotSupported},
 }
 
-// parseReset reads from the output and exit status of nvidia-smi how the reset of one of the GPUs ended. The output has
-// no defined form: what is unknown is a failure.
+// parseReset determines from the output and exit status of nvidia-smi how the reset of one GPU ended. The output has
+// no defined form: an unknown text is a failure.
 func parseReset(output string, status int, address string) (Outcome, error) {
-	var own, general []string // lines about the GPU, and about none in particular
+	var own, general []string // lines about the GPU, and about no GPU
 	for line := range strings.Lines(output) {
 		switch this, anyone := mentions(line, address); {
 		case this:
@@ -72,7 +72,7 @@ var addressPattern = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])`)
 })
 
-// parseAddress returns a PCI address in the one form that is compared.
+// parseAddress returns a PCI address in a canonical form for comparison.
 func parseAddress(text string) (string, bool) {
 	m := addressPattern().FindStringSubmatch(text)
 	if m == nil || m[0] != text {
@@ -82,7 +82,7 @@ func parseAddress(text string) (string, bool) {
 	return strings.ToLower(fmt.Sprintf("%x:%s:%s.%s", domain, m[2], m[3], m[4])), err == nil
 }
 
-// mentions reports whether a line has a PCI address, and whether it has any.
+// mentions reports whether a line has a given PCI address, and whether it has any.
 func mentions(line, address string) (this, anyone bool) {
 	want, _ := parseAddress(address)
 	for _, found := range addressPattern().FindAllString(line, -1) {

@@ -8,10 +8,10 @@ import (
 	"gpu-cdi-plugin/internal/proc"
 )
 
-// FindUse checks a device that no container has. It returns what uses the device, if Run would refuse it for that, or
-// "". It changes nothing and does not wait for processes to end. It does not report memory that a reset by the rules
-// would free, and does not check the device's health. It waits until no preparation has the device. The error says why
-// it is unknown what uses the device. FindUse returns when ctx ends, which should have a deadline.
+// FindUse checks a device that no container has. It returns what uses the device, if Run would refuse the device for
+// it, or "". It changes nothing and does not wait for processes to end. It ignores the device's health, and memory
+// that a reset by the rules would free. It waits until no preparation has the device. An error means that the use is
+// unknown. FindUse returns when ctx ends, which should have a deadline.
 func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found string, err error) {
 	p := r.newPreparation(ctx, []Device{d}, rules)
 	p.checkOnly = true
@@ -26,8 +26,8 @@ func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found stri
 	return "", err
 }
 
-// Users returns the processes on a device, a text for each: those that are or may be of containers, and those of the
-// host. Programs that may use the device are left out.
+// Users describes the processes on a device: those that belong or may belong to containers, and those of the host. It
+// leaves out programs that may use the device.
 func (r *Runner) Users(ctx context.Context, uuid string, programs []string) (containers, others []string, err error) {
 	x := r.newPreparation(ctx, []Device{{UUID: uuid}}, Rules{Programs: programs}).targets[0]
 	var left []*proc.Process
@@ -39,7 +39,7 @@ func (r *Runner) Users(ctx context.Context, uuid string, programs []string) (con
 		}
 		return err
 	})
-	blind := proc.SeesAll(r.opts.Host) != nil // a PID of the driver is then another process here
+	blind := proc.SeesAll(r.opts.Host) != nil // the driver's PIDs are those of another namespace
 	for _, p := range left {
 		groups, err := p.Cgroups()
 		if blind || err != nil || len(groups) == 0 || groups.InContainer() {
