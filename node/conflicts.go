@@ -12,18 +12,17 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// TakenError reports that other CDI spec files define the names of all of the node's healthy devices, so that none
-// could be given to containers.
+// TakenError means that other CDI spec files define the names of all healthy devices of the node, so that containers
+// could get none of them.
 type TakenError struct {
 	// Devices counts the node's healthy devices.
 	Devices int
-	// Conflicts are the names and the files that define them too.
+	// Conflicts are the names with the other files that define them.
 	Conflicts []cdi.Conflict
-	// Path is the node's own spec if there is one, or empty.
+	// Path is the node's own spec, or empty if there is none.
 	Path string
 }
 
-// Error names the other files and the names that they define.
 func (e *TakenError) Error() string {
 	what := "the only healthy device"
 	if e.Devices > 1 {
@@ -40,7 +39,7 @@ func (e *TakenError) Error() string {
 	return fmt.Sprintf("other CDI spec files define the names of %s of this node: %s", what, strings.Join(lines, "; "))
 }
 
-// cdiName is the CDI name by which containers are given the device.
+// cdiName returns the CDI name by which containers get the device.
 func (r *Reconciler) cdiName(d *resource.Device) string {
 	name := d.UUID
 	if r.opts.ByIndex {
@@ -49,7 +48,7 @@ func (r *Reconciler) cdiName(d *resource.Device) string {
 	return r.opts.Spec.Kind + "=" + name
 }
 
-// deviceConflicts returns the conflicts that keep devices from being given by their CDI names.
+// deviceConflicts returns the conflicts that keep containers from getting devices by their CDI names.
 func (r *Reconciler) deviceConflicts(p *plan) []cdi.Conflict {
 	names := map[string]bool{}
 	for _, res := range p.resources {
@@ -62,7 +61,7 @@ func (r *Reconciler) deviceConflicts(p *plan) []cdi.Conflict {
 	})
 }
 
-// conflictRemarks are the conflicts of a plan, those with the same file and the same effect in one sentence.
+// conflictRemarks returns the conflicts of a plan. Conflicts with the same file and the same effect share a sentence.
 func (r *Reconciler) conflictRemarks(p *plan) []remark {
 	type group struct {
 		file, effect string

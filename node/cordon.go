@@ -11,8 +11,8 @@ import (
 	"gpu-cdi-plugin/internal/fileio"
 )
 
-// Cordon takes a device that Knows knows out of service for a reason, and with a GPU its MIG devices, until Uncordon.
-// When it returns the state is published and on record: after an error it may not survive a restart.
+// Cordon takes a known device (see Knows) out of service for a reason, and with a GPU its MIG devices, until Uncordon.
+// When it returns, the state is published and recorded; after an error the cordon may not survive a restart.
 func (m *Monitor) Cordon(uuid, reason string) error {
 	return m.cordon(uuid, cmp.Or(reason, "no reason was given"))
 }
@@ -40,11 +40,11 @@ func (m *Monitor) cordon(uuid, reason string) error {
 	return nil
 }
 
-// cordonRecorded does what cordon does in the record that is not loaded yet, as without a driver. Once it is loaded
-// nothing is done.
+// cordonRecorded changes a cordon in a record that is not loaded yet, for example without a driver. If the record is
+// already loaded, it does nothing.
 func (m *Monitor) cordonRecorded(uuid, reason string) (loaded bool, err error) {
 	m.mu.Lock()
-	defer m.mu.Unlock() // nothing else needs it yet
+	defer m.mu.Unlock() // only this needs the record before it is loaded
 	if m.loaded {
 		return true, nil
 	}
@@ -61,9 +61,9 @@ func (m *Monitor) cordonRecorded(uuid, reason string) (loaded bool, err error) {
 	return false, nil
 }
 
-// HoldForReset takes a GPU and its MIG devices out of service until EndHold. A cordon neither sets nor lifts it. When
-// it returns the state is published. The hold is recorded for people who read that; the next process ends it, when the
-// reset has ended.
+// HoldForReset takes a GPU and its MIG devices out of service until EndHold, independently of a cordon. When it
+// returns, the state is published. The hold is recorded for people who read the record; the next process ends it when
+// the reset has ended.
 func (m *Monitor) HoldForReset(gpuUUID string) error {
 	err := m.change(func(machine *health.Machine) ([]health.Transition, error) {
 		if slices.Contains(m.heldByOldReset, gpuUUID) {
@@ -85,8 +85,8 @@ func (m *Monitor) EndHold(gpuUUID string) {
 	m.saveOrLog()
 }
 
-// Knows reports whether a device can be cordoned: it is there, or was and is remembered, also before the driver has
-// come.
+// Knows reports whether a device can be cordoned: it is present, or was present and is remembered, even before the
+// driver is available.
 func (m *Monitor) Knows(uuid string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -102,7 +102,7 @@ func (m *Monitor) Knows(uuid string) bool {
 	return err == nil && known
 }
 
-// change changes the machine and reports what follows.
+// change changes the machine and reports the resulting transitions.
 func (m *Monitor) change(change func(*health.Machine) ([]health.Transition, error)) error {
 	m.mu.Lock()
 	transitions, err := change(m.machine)

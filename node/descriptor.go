@@ -18,32 +18,32 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// DescriptorsPath is the directory in which a container finds a file for each device that it was given: UUID.json, with
-// a Descriptor.
+// DescriptorsPath is the directory in which a container finds a file for each of its devices: UUID.json, with a
+// Descriptor.
 const DescriptorsPath = "/run/gpu/devices"
 
-// Descriptor describes a device to the container that was given it.
+// Descriptor describes a device to the container that has it.
 type Descriptor struct {
-	// Version is 1. Fields may be added without another version.
+	// Version is 1. Adding fields does not change the version.
 	Version int `json:"version"`
-	// UUID is that of the GPU or of the MIG device.
+	// UUID is the UUID of the GPU or of the MIG device.
 	UUID string `json:"uuid"`
-	// Parent is the UUID of the GPU that a MIG device is on.
+	// Parent is the UUID of the GPU that has the MIG device.
 	Parent string `json:"parent,omitempty"`
 	// Resource is the extended resource that offers the device, such as "nvidia.com/gpu".
 	Resource string `json:"resource"`
-	// Index is the driver's index on the node: "3", or "3:0" for a MIG device. A container may see another one.
+	// Index is the driver's index on the node: "3", or "3:0" for a MIG device. The index in a container may differ.
 	Index string `json:"index"`
 	// Model is the GPU's product name, and Profile the MIG device's profile.
 	Model   string `json:"model,omitempty"`
 	Profile string `json:"profile,omitempty"`
-	// PCIBusID is the GPU's address as sysfs writes it.
+	// PCIBusID is the GPU's address in the form of sysfs.
 	PCIBusID string `json:"pciBusID,omitempty"`
-	// NUMANode is that of the GPU; it is left out if it is unknown.
+	// NUMANode is the NUMA node of the GPU, left out if unknown.
 	NUMANode *int `json:"numaNode,omitempty"`
 	// MemoryBytes is the memory of the GPU or of the MIG device.
 	MemoryBytes uint64 `json:"memoryBytes,omitempty"`
-	// Sharing is left out if a container has the device to itself.
+	// Sharing is left out if only one container can have the device.
 	Sharing *Sharing `json:"sharing,omitempty"`
 }
 
@@ -51,7 +51,7 @@ type Descriptor struct {
 type Sharing struct {
 	// Replicas is the number of containers that may have the device at the same time.
 	Replicas int `json:"replicas"`
-	// MPS has the limits of each container if CUDA's multi-process service shares the device, and is left out for
+	// MPS has the limits of each container if CUDA's multi-process service shares the device. It is left out for
 	// time-slicing.
 	MPS *MPSLimits `json:"mps,omitempty"`
 }
@@ -59,11 +59,11 @@ type Sharing struct {
 // MPSLimits are the limits of a client of a GPU's MPS control daemon.
 type MPSLimits struct {
 	MemoryLimitBytes uint64 `json:"memoryLimitBytes"`
-	// ActiveThreadPercentage is left out for a GPU that does not have this limit.
+	// ActiveThreadPercentage is left out for a GPU without this limit.
 	ActiveThreadPercentage int `json:"activeThreadPercentage,omitempty"`
 }
 
-// descriptors are the descriptor files. Without a directory there are none.
+// descriptors are the descriptor files; none without a directory.
 type descriptors struct {
 	dir  string
 	lock fileLock
@@ -97,11 +97,11 @@ func (d *descriptors) addMount(to *specs.ContainerEdits, uuid string) {
 	}
 }
 
-// write writes the descriptors of the devices and removes those of devices that are not present. It returns why devices
-// have no descriptor, by UUID, and all of that as one error.
+// write writes the descriptors of the devices and removes those of devices that are not present. It returns why
+// devices have no descriptor, by UUID, and the same as one error.
 func (d *descriptors) write(wanted map[string]*Descriptor, present map[string]bool) (map[string]error, error) {
 	if d.dir == "" {
-		return nil, nil //nolint:nilnil // nothing failed
+		return nil, nil //nolint:nilnil // no errors
 	}
 	failed := map[string]error{}
 	if err := d.lock.hold(); err != nil {
@@ -157,8 +157,8 @@ func newDescriptor(d *resource.Device, resourceName string) *Descriptor {
 	return desc
 }
 
-// writeDescriptor writes a descriptor unless the file has its content already. A runtime that was asked to mount a file
-// that was missing may have made an empty directory in its place.
+// writeDescriptor writes a descriptor unless the file already has its content. A runtime that had to mount a missing
+// file may have made an empty directory in its place.
 func writeDescriptor(path string, want *Descriptor) error {
 	content, err := json.MarshalIndent(want, "", "  ")
 	if err != nil {
@@ -179,8 +179,8 @@ func writeDescriptor(path string, want *Descriptor) error {
 	return fileio.Replace(path, content, descriptorMode)
 }
 
-// removeOthers removes the descriptors of devices that are not present. A device that is present and no longer offered
-// keeps its descriptor, as it keeps its place in the spec: a container that has it may have to start again.
+// removeOthers removes the descriptors of devices that are not present. A present device that is no longer offered
+// keeps its descriptor and its entry in the spec: a container that has the device may have to restart.
 func (d *descriptors) removeOthers(present map[string]bool) error {
 	entries, err := os.ReadDir(d.dir)
 	if err != nil {

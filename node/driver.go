@@ -9,11 +9,11 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// ErrDriverChanged reports that the driver's library on disk is not the one that the process has loaded, and that the
-// loaded kernel module fits the new one. A process cannot load a second NVML library, so it has to start again.
+// ErrDriverChanged means that the driver's library on disk is not the one that the process has loaded, and that the
+// loaded kernel module fits the new library. A process cannot load a second NVML library, so it must restart.
 var ErrDriverChanged = errors.New("the NVIDIA driver was replaced")
 
-// findLibrary finds the driver's library. The first one that is found is the one that the process loads.
+// findLibrary finds the driver's library. The first library that is found is the one that the process loads.
 func (r *Reconciler) findLibrary() {
 	r.library = r.opts.Source.Library()
 	if r.loaded.IsZero() {
@@ -21,8 +21,8 @@ func (r *Reconciler) findLibrary() {
 	}
 }
 
-// checkDriver returns an error if the driver's library is not the file that this process has loaded. It is
-// ErrDriverChanged only when a new process would work: the new libraries are complete, and the kernel module fits them.
+// checkDriver returns an error if the driver's library is not the file that this process has loaded. The error is
+// ErrDriverChanged only if a new process would work: the new libraries are complete, and the kernel module fits them.
 func (r *Reconciler) checkDriver() error {
 	now := fileio.IDOf(r.library)
 	switch {

@@ -10,7 +10,7 @@ import (
 	"gpu-cdi-plugin/health"
 )
 
-// receive takes an event of the driver. It returns when the state that follows is published.
+// receive handles an event of the driver. It returns when the resulting state is published.
 func (m *Monitor) receive(e gpu.Event) {
 	if m.opts.Observer != nil && e.Kind != gpu.EventSource {
 		m.opts.Observer.Event(e)
@@ -20,13 +20,13 @@ func (m *Monitor) receive(e gpu.Event) {
 		m.receiveXID(e)
 	case gpu.EventSource:
 		m.setSource(e)
-	default: // the next probe shows what it means for the device
+	default: // the next probe shows what the event means for the device
 		m.logFirst(e)
 	}
 	m.probeNow.Wake()
 }
 
-// logFirst logs the first event of a kind of a GPU.
+// logFirst logs the first event of each kind of a GPU.
 func (m *Monitor) logFirst(e gpu.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -61,8 +61,8 @@ func (m *Monitor) receiveXID(e gpu.Event) {
 	m.report(transitions)
 }
 
-// retainXID retains an XID until its GPU is known. Equal events take one entry, so that a GPU with many leaves room for
-// those of the others.
+// retainXID retains an XID until its GPU is known. Equal events share an entry, so that a GPU with many events leaves
+// room for other GPUs.
 func (m *Monitor) retainXID(e gpu.Event) {
 	i := slices.IndexFunc(m.waitingXIDs, func(x waitingXID) bool { return x.Event == e })
 	switch {
@@ -95,7 +95,7 @@ func (m *Monitor) setSource(e gpu.Event) {
 	}
 }
 
-// beginGap notes that the driver's library is closed: the events of no GPU are received.
+// beginGap records that the driver's library is closed, so that no events are received.
 func (m *Monitor) beginGap() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -104,7 +104,7 @@ func (m *Monitor) beginGap() {
 	}
 }
 
-// endGap notes that the library is open, and logs it if events were not received for long.
+// endGap records that the library is open, and logs a long gap without events.
 func (m *Monitor) endGap() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

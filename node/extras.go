@@ -14,31 +14,30 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// Extra is something that containers with a device get besides it, where the node has it.
+// Extra is a feature that containers get in addition to a device, if the node has it.
 type Extra struct {
 	driver.Extra
-	// Channels are the numbers of the wanted IMEX channels.
+	// Channels are the numbers of the requested IMEX channels.
 	Channels []int
 	// Required makes all devices unhealthy while a channel is missing.
 	Required bool
 }
 
-// RequiredError reports that a required extra cannot be given to containers.
+// RequiredError means that containers cannot get a required extra.
 type RequiredError struct {
 	Extra driver.Extra
-	// Conflict is the spec file that defines its name too, or the zero value if the host lacks the extra.
+	// Conflict has the spec file that also defines the extra's name. It is the zero value if the host lacks the extra.
 	Conflict cdi.Conflict
 	// Missing lists what the host lacks.
 	Missing string
 }
 
-// Error names the extra and what the host lacks, or the other file.
 func (e *RequiredError) Error() string {
 	return fmt.Sprintf("%s is required: %s", e.Extra, cmp.Or(e.Missing, e.Conflict.String()))
 }
 
-// Generate makes the spec of the extra, beside GPUs of the kind gpus; nil without a device. The findings are what was
-// searched for.
+// Generate returns the spec of the extra, for GPUs of the kind gpus, or nil without a device. The findings are the
+// files and device nodes that it searched for.
 func (e *Extra) Generate(h host.Host, gpus string) (*specs.Spec, []driver.Finding, error) {
 	found, findings := driver.DiscoverExtra(h, e.Extra, e.Channels)
 	spec, err := cdi.GenerateExtra(found, e.Kind(gpus))
@@ -51,7 +50,7 @@ func (e *Extra) Generate(h host.Host, gpus string) (*specs.Spec, []driver.Findin
 	return spec, findings, nil
 }
 
-// addExtras adds the specs of those extras that the node has. A required one that is missing is a RequiredError.
+// addExtras adds the specs of the extras that the node has. A missing required extra is a RequiredError.
 func (r *Reconciler) addExtras(d *desired) error {
 	for i := range r.opts.Extras {
 		e := &r.opts.Extras[i]
@@ -78,7 +77,7 @@ func (r *Reconciler) addExtras(d *desired) error {
 	return nil
 }
 
-// countNodes counts the device nodes of an extra, and says what is wrong with the others.
+// countNodes counts the device nodes of an extra, and describes the missing ones.
 func countNodes(findings []driver.Finding) (found int, missing string) {
 	var words []string
 	for _, f := range findings {
@@ -93,8 +92,8 @@ func countNodes(findings []driver.Finding) (found int, missing string) {
 	return found, strings.Join(words, "; ")
 }
 
-// unconfiguredExtras are remarks on the specs of extras that are no longer configured. They stay on disk: a container
-// that was given the extra cannot start again without its spec.
+// unconfiguredExtras returns remarks on the specs of extras that are no longer configured. These specs stay on disk: a
+// container that has the extra cannot restart without its spec.
 func (r *Reconciler) unconfiguredExtras() []remark {
 	var list []remark
 	for _, e := range driver.Extras() {

@@ -11,8 +11,8 @@ import (
 // ErrUnknownDevice means that the host has no such device.
 var ErrUnknownDevice = errors.New("the driver of this host has no device")
 
-// FindDevice finds a GPU or a MIG device of a snapshot by its UUID or index. The title is what people call it, such as
-// "GPU 3". The error is ErrUnknownDevice.
+// FindDevice finds a GPU or a MIG device of a snapshot by its UUID or index. The title is the device's name for
+// people, such as "GPU 3". The error is ErrUnknownDevice.
 func FindDevice(s *gpu.Snapshot, name string) (d health.Device, title string, err error) {
 	for i := range s.Devices {
 		one := &s.Devices[i]

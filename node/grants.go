@@ -8,9 +8,9 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// withGrants returns the resources with all that a container gets for them: CDI names, what Allocate gives in place of
-// CDI names, descriptors, and what a client of MPS needs. Of an extra they have only devices that engines take from our
-// spec.
+// withGrants returns the resources with everything that a container gets for them: CDI names, their equivalent for
+// runtimes without CDI, descriptors, and the edits for clients of MPS. Of an extra they include only devices that
+// engines take from our spec.
 func (r *Reconciler) withGrants(
 	resources []resource.Resource, d *desired, offered func(name string) bool,
 ) []resource.Resource {
@@ -55,7 +55,7 @@ func (r *Reconciler) withGrants(
 	return granted
 }
 
-// addEdits adds device nodes, mounts and variables. Nothing else of a spec can be given without CDI.
+// addEdits adds device nodes, mounts and variables. Other parts of a spec work only with CDI.
 func addEdits(to, edits *specs.ContainerEdits) {
 	to.DeviceNodes = append(to.DeviceNodes, edits.DeviceNodes...)
 	to.Mounts = append(to.Mounts, edits.Mounts...)

@@ -15,11 +15,11 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// MaxHealthRecord is the size in bytes of the largest record that is read.
+// MaxHealthRecord bounds the record that is read, in bytes.
 const MaxHealthRecord = 4 << 20
 
-// loadRecord takes the record of the previous run, if there is one, and reports whether it can be used. It needs the
-// names of the devices.
+// loadRecord loads the record of the previous run, if any, and reports whether it is usable. The names of the devices
+// must be known.
 func (m *Monitor) loadRecord(driverVersion string) (usable bool) {
 	m.loaded, m.identity = true, HealthIdentity(m.host, driverVersion)
 	if m.opts.Path == "" {
@@ -43,12 +43,12 @@ func (m *Monitor) loadRecord(driverVersion string) (usable bool) {
 	return false
 }
 
-// oldReset is why a GPU is held that an nvidia-smi of an earlier run still resets.
+// oldReset is the reason of the hold on a GPU that an nvidia-smi of an earlier run is still resetting.
 const oldReset = "held for a reset that has not ended: nvidia-smi, which this program started before it was " +
 	"restarted, still runs"
 
-// takeOverHolds brings back the GPUs that the previous run held for a reset when it ended, except those whose reset
-// goes on. If that is not known, all GPUs are held until it is.
+// takeOverHolds restores to service the GPUs that the previous run held for a reset when it ended, except those whose
+// reset continues. If that is unknown, all GPUs stay held until it is known.
 func (m *Monitor) takeOverHolds() {
 	if m.opts.StillResetting != nil {
 		var err error
@@ -71,7 +71,7 @@ func (m *Monitor) takeOverHolds() {
 	}
 }
 
-// holdForOldResets holds the GPUs whose reset by an earlier run goes on, as soon as they are known.
+// holdForOldResets holds the GPUs that a reset of an earlier run is still resetting, as soon as the GPUs are known.
 func (m *Monitor) holdForOldResets() {
 	for _, gpuUUID := range m.heldByOldReset {
 		if slices.Contains(m.machine.Held(), gpuUUID) {
@@ -113,8 +113,8 @@ func (m *Monitor) endOldResets(gpuUUIDs []string) {
 	}
 }
 
-// worthSaving reports whether a transition is saved at once. One to or from Recovering is not, unless the device is
-// healthy then: a fault that comes and goes would be saved each time.
+// worthSaving reports whether a transition is saved at once. A transition to or from Recovering is not, unless the
+// device is then healthy: an intermittent fault would be saved each time.
 func worthSaving(t *health.Transition) bool {
 	return t.To.State == health.Healthy || t.From != health.Recovering && t.To.State != health.Recovering
 }
@@ -125,7 +125,7 @@ func (m *Monitor) hasUnsaved() bool {
 	return m.unsaved
 }
 
-// saveOrLog writes the record, and logs why it cannot be written.
+// saveOrLog writes the record and logs an error.
 func (m *Monitor) saveOrLog() {
 	err := m.save()
 	m.saving.Lock()
@@ -139,7 +139,7 @@ func (m *Monitor) saveOrLog() {
 	}
 }
 
-// save writes the record, if it differs from the last one. What waits for the disk does not hold mu.
+// save writes the record if it has changed. It does not hold mu while it waits for the disk.
 func (m *Monitor) save() error {
 	m.saving.Lock()
 	defer m.saving.Unlock()
@@ -156,7 +156,7 @@ func (m *Monitor) save() error {
 	}
 	if err != nil {
 		m.mu.Lock()
-		m.unsaved = true // until the next probe
+		m.unsaved = true // until the next probe tries again
 		m.mu.Unlock()
 		return fmt.Errorf("the health of the devices is not recorded for the next start: %w", err)
 	}
@@ -164,8 +164,9 @@ func (m *Monitor) save() error {
 	return nil
 }
 
-// EditHealthRecord changes the record of the devices' health while no Reconciler uses it. Both directories are those of
-// the Reconciler's options. The error wraps lock.ErrHeld if there is one. Edit gets no data where there is no record.
+// EditHealthRecord changes the record of the devices' health while no Reconciler uses it. Both directories are those
+// of the Reconciler's options. The error wraps fileio.ErrHeld if a Reconciler uses them. Edit gets nil if there is no
+// record.
 func EditHealthRecord(descriptorDir, path string, edit func(data []byte) ([]byte, error)) error {
 	l := newDescriptors(descriptorDir).lock
 	l.wrap = func(err error) error { return fmt.Errorf("edit the recorded health of the devices: %w", err) }
@@ -185,10 +186,10 @@ func EditHealthRecord(descriptorDir, path string, edit func(data []byte) ([]byte
 	return errors.Join(err, l.release())
 }
 
-// recordMode lets every user read the record: `devices` shows it.
+// recordMode lets every user read the record, which `devices` prints.
 const recordMode = 0o644
 
-// HealthIdentity is what a record of the health of a host's devices is compared with.
+// HealthIdentity returns the identity that is compared with that of a host's health record.
 func HealthIdentity(h host.Host, driverVersion string) health.Identity {
 	return health.Identity{Boot: host.ReadLine(h.Proc("sys", "kernel", "random", "boot_id")), Driver: driverVersion}
 }

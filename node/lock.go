@@ -7,15 +7,15 @@ import (
 	"gpu-cdi-plugin/internal/fileio"
 )
 
-// fileLock keeps other instances from writing the same files. An empty path locks nothing.
+// fileLock prevents other instances from writing the same files. An empty path locks nothing.
 type fileLock struct {
 	path    string
 	makeDir func(dir string) error
-	wrap    func(error) error // adds what the lock is for
+	wrap    func(error) error // says in an error what the lock is for
 	lock    *fileio.Lock      // nil while it is not held
 }
 
-// hold takes the lock, or takes it again if its file or directory was removed.
+// hold takes the lock, and takes it again if its file or directory was removed.
 func (l *fileLock) hold() error {
 	if l.path == "" {
 		return nil
@@ -43,7 +43,7 @@ func (l *fileLock) release() error {
 	return err
 }
 
-// locks are those of all files.
+// locks returns the locks of all files.
 func (r *Reconciler) locks() []*fileLock {
 	var list []*fileLock
 	for _, f := range r.files {
@@ -52,7 +52,7 @@ func (r *Reconciler) locks() []*fileLock {
 	return append(list, &r.descriptors.lock)
 }
 
-// acquire takes all locks. After an error none is held.
+// acquire takes all locks, or none on an error.
 func (r *Reconciler) acquire() error {
 	for _, l := range r.locks() {
 		if err := l.hold(); err != nil {

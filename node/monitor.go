@@ -18,48 +18,47 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Prober reads what the driver reports about the health of GPUs of the last snapshot: those with these UUIDs, or all.
+// Prober reads the health of GPUs of the last snapshot from the driver: of those with the UUIDs, or of all.
 type Prober interface {
 	Probes(ctx context.Context, uuids ...string) ([]gpu.Probe, error)
 }
 
-// HealthObserver receives what happens to the health of devices, for metrics.
+// HealthObserver is notified of changes in the health of devices, for metrics.
 type HealthObserver interface {
-	// Event gets each event of a GPU but gpu.EventSource.
+	// Event notifies of each event of a GPU except gpu.EventSource.
 	Event(gpu.Event)
-	// EventSource gets whether the events of a GPU are received.
+	// EventSource notifies whether the events of a GPU are received.
 	EventSource(gpuUUID string, received bool)
 }
 
 const (
-	// maxLogged bounds the reasons that are remembered of a device, in bytes: those with the process IDs of a program
-	// that is started again and again have no end.
+	// maxLogged bounds the logged reasons that are remembered for a device, in bytes. Reasons with the process IDs of
+	// a program that restarts again and again are endless.
 	maxLogged = 4 << 10
-	// maxGap is how long the driver's library may be closed before the log says that events were missed: most resets are
-	// shorter.
+	// maxGap is how long the driver's library may be closed before missed events are logged: most resets are shorter.
 	maxGap = 10 * time.Second
-	// maxWaitingXIDs bounds the different XIDs that wait for their GPU to be known, which takes milliseconds, or until
-	// the driver's files are as they should be. A machine has at most 16 GPUs, and a GPU has few codes.
+	// maxWaitingXIDs bounds the different XIDs that wait until their GPU is known, which takes milliseconds, or longer
+	// while the driver's files are unusable. A machine has at most 16 GPUs, and a GPU has few codes.
 	maxWaitingXIDs = 1024
-	// saveInterval is how often counters are saved if no state changes.
+	// saveInterval is how often counters are saved without a change of state.
 	saveInterval = time.Minute
 )
 
-// HealthOptions are how the health of the devices is watched.
+// HealthOptions configure the health monitoring of the devices.
 type HealthOptions struct {
 	Prober Prober
 	Rules  health.Rules
-	// Path is the file with the record of the devices' health, for the next start. Empty means that there is none.
+	// Path is the file with the record of the devices' health for the next start; empty means none.
 	Path string
-	// StillResetting returns the UUIDs of the GPUs whose reset goes on although the run of the program that started it
-	// has ended. Nil means that there are none.
+	// StillResetting returns the UUIDs of the GPUs whose reset outlasted the run of the program that started it. Nil
+	// means none.
 	StillResetting func() ([]string, error)
-	// Observer may be nil.
+	// Observer is notified of health changes; optional.
 	Observer HealthObserver
 }
 
-// Monitor has the health of the devices. It takes the driver's events when they happen and the results of probes, and
-// records the health for the next start. It is of a Reconciler.
+// Monitor tracks the health of the devices. It handles the driver's events as they happen and the results of probes,
+// and records the health for the next start. Each Monitor belongs to a Reconciler.
 type Monitor struct {
 	opts     HealthOptions
 	log      *slog.Logger
@@ -69,24 +68,24 @@ type Monitor struct {
 
 	mu             sync.Mutex
 	machine        *health.Machine
-	names          map[string]string // what people call a device, such as "GPU 3", by UUID
-	waitingXIDs    []waitingXID      // of GPUs that setDevices has not had yet
-	loggedEvents   map[string]bool   // the lines about the first event of each kind of a GPU
-	closed         time.Time         // since when the library has been closed; zero if it is not
-	loaded         bool              // whether the record was read: before that none is written
+	names          map[string]string // the devices' names for people, such as "GPU 3", by UUID
+	waitingXIDs    []waitingXID      // of GPUs that setDevices has not installed yet
+	loggedEvents   map[string]bool   // keys of the first event of each kind of a GPU
+	closed         time.Time         // when the library was closed; zero if it is open
+	loaded         bool              // whether the record was read; it is not written before
 	identity       health.Identity   // of the record
-	heldByOldReset []string          // UUIDs of the GPUs held for a reset that an earlier run of serve started
-	heldReason     string            // why these are held
-	unsaved        bool              // whether the record lacks a transition that is worth saving
-	loggedReasons  map[string]string // the reasons that were logged of each device since it was healthy, by UUID
+	heldByOldReset []string          // UUIDs of the GPUs held for a reset of an earlier run
+	heldReason     string            // why heldByOldReset are held
+	unsaved        bool              // whether the record lacks a transition that must be saved
+	loggedReasons  map[string]string // the reasons that were logged for each device since it was healthy, by UUID
 
 	saving    sync.Mutex // held while the record is written
 	saved     []byte     // the last record that was read or written
-	saveError string     // why the last one could not be written
+	saveError string     // why the last record could not be written
 	saveDue   time.Time  // when counters are to be saved
 }
 
-// waitingXID is an XID event of a GPU that is not known yet, and how often it came.
+// waitingXID is an XID event of a GPU that is not known yet, with its number of occurrences.
 type waitingXID struct {
 	gpu.Event
 	count int
@@ -99,8 +98,8 @@ func newMonitor(h *HealthOptions, log *slog.Logger, host host.Host, changed func
 	}
 }
 
-// setDevices takes the devices that there are, then the XIDs that they have had since the snapshot. The first devices
-// are as they were recorded.
+// setDevices installs a snapshot's devices and replays XIDs that came earlier. On the first call it restores the
+// recorded health.
 func (m *Monitor) setDevices(s *gpu.Snapshot) {
 	for _, e := range m.replaceDevices(s) {
 		for range e.count {
@@ -109,7 +108,7 @@ func (m *Monitor) setDevices(s *gpu.Snapshot) {
 	}
 }
 
-// replaceDevices returns the XIDs that waited for these devices.
+// replaceDevices installs a snapshot's devices, and returns the XIDs that waited for them.
 func (m *Monitor) replaceDevices(s *gpu.Snapshot) (xids []waitingXID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -133,7 +132,8 @@ func (m *Monitor) replaceDevices(s *gpu.Snapshot) (xids []waitingXID) {
 	return slices.DeleteFunc(xids, func(e waitingXID) bool { return !m.machine.Knows(e.GPU) })
 }
 
-// logChangedGPUs logs which GPUs disappeared and which appeared; before has the names of the last snapshot.
+// logChangedGPUs logs which GPUs disappeared and which appeared; before has the devices' names in the previous
+// snapshot.
 func (m *Monitor) logChangedGPUs(before map[string]string) {
 	for _, uuid := range slices.Sorted(maps.Keys(before)) {
 		if name := before[uuid]; isGPU(name) && m.names[uuid] == "" {
@@ -147,10 +147,11 @@ func (m *Monitor) logChangedGPUs(before map[string]string) {
 	}
 }
 
-// isGPU reports whether people call a GPU this, and no MIG device.
+// isGPU reports whether a device's name for people is that of a GPU.
 func isGPU(name string) bool { return strings.HasPrefix(name, "GPU ") }
 
-// healthDevices are the devices of a snapshot, a GPU before its MIG devices, and what people call them, by UUID.
+// healthDevices returns the devices of a snapshot, each GPU before its MIG devices, and their names for people, by
+// UUID.
 func healthDevices(s *gpu.Snapshot) (devices []health.Device, names map[string]string) {
 	names = map[string]string{}
 	for i := range s.Devices {
@@ -173,7 +174,7 @@ func healthDevices(s *gpu.Snapshot) (devices []health.Device, names map[string]s
 	return devices, names
 }
 
-// report logs transitions and publishes the state that follows from them.
+// report logs transitions and publishes the resulting state.
 func (m *Monitor) report(transitions []health.Transition) {
 	if len(transitions) == 0 {
 		return
@@ -187,7 +188,7 @@ func (m *Monitor) report(transitions []health.Transition) {
 	}
 }
 
-// logTransition logs a transition. A fault that comes and goes before the device is healthy again is logged once.
+// logTransition logs a transition. An intermittent fault is logged once until the device is healthy again.
 func (m *Monitor) logTransition(t *health.Transition) {
 	uuid, text := t.To.UUID, t.To.String()
 	log := m.log.Warn
@@ -222,7 +223,7 @@ func (m *Monitor) withHealth(s State) State {
 		if !known || h.State == health.Healthy {
 			return ""
 		}
-		d.Fault = h.State != health.Cordoned // of the copy: it goes with the reason
+		d.Fault = h.State != health.Cordoned // d is a copy
 		return h.String()
 	})
 	s.remarks = slices.Clone(s.remarks)
@@ -239,7 +240,7 @@ func (m *Monitor) withHealth(s State) State {
 
 // poll probes the GPUs and saves their health. It returns the probes, or none while the driver does not answer.
 func (m *Monitor) poll(ctx context.Context) []gpu.Probe {
-	if m.hasUnsaved() { // by an event; the driver may not answer the probe for long
+	if m.hasUnsaved() { // from an event; the driver may take long to answer the probe
 		m.saveOrLog()
 	}
 	ended := m.endedOldResets()
@@ -252,7 +253,7 @@ func (m *Monitor) poll(ctx context.Context) []gpu.Probe {
 	return probes
 }
 
-// probe probes GPUs by their UUIDs, or all.
+// probe probes GPUs by their UUIDs, or all of them.
 func (m *Monitor) probe(ctx context.Context, uuids ...string) ([]gpu.Probe, error) {
 	probes, err := m.opts.Prober.Probes(ctx, uuids...)
 	if err == nil {
@@ -271,7 +272,7 @@ func (m *Monitor) probe(ctx context.Context, uuids ...string) ([]gpu.Probe, erro
 	return probes, nil
 }
 
-// Check probes a GPU and returns why a device on it is not healthy, or nil. Both are named by UUIDs, and are the same
+// Check probes a GPU and returns why a device on it is not healthy, or nil. Both are given as UUIDs, which are equal
 // for a whole GPU.
 func (m *Monitor) Check(ctx context.Context, gpuUUID, uuid string) error {
 	status := func() (health.Status, bool) {
@@ -282,13 +283,13 @@ func (m *Monitor) Check(ctx context.Context, gpuUUID, uuid string) error {
 }
 
 // CheckReset probes a GPU after a reset and returns why it is neither healthy nor recovering, or nil. A recovering GPU
-// only needs time. Whether the GPU is cordoned does not matter.
+// only needs time. A cordon of the GPU is ignored.
 func (m *Monitor) CheckReset(ctx context.Context, uuid string) error {
 	status := func() (health.Status, bool) { return m.machine.StatusWithoutCordon(uuid) }
 	return m.checkState(ctx, uuid, status, health.Healthy, health.Recovering)
 }
 
-// checkState probes a GPU, and returns an error with the device's state unless that is one of the wanted states.
+// checkState probes a GPU, and returns an error with a device's state unless it is one of the wanted states.
 func (m *Monitor) checkState(
 	ctx context.Context, gpuUUID string, status func() (health.Status, bool), wanted ...health.State,
 ) error {
@@ -306,12 +307,12 @@ func (m *Monitor) checkState(
 	return nil
 }
 
-// WasReset notes that a GPU was reset, which is what it may have needed.
+// WasReset records that a GPU was reset, which may have been its remedy.
 func (m *Monitor) WasReset(gpuUUID string) {
 	m.mu.Lock()
 	m.machine.WasReset(time.Now(), gpuUUID)
 	m.mu.Unlock()
-	m.saveOrLog() // the reset may have ended after run
+	m.saveOrLog() // the reset may end after run
 }
 
 // CannotReset returns the reason of SetCannotReset, also by an earlier run, or "".
@@ -321,7 +322,7 @@ func (m *Monitor) CannotReset(gpuUUID string) string {
 	return m.machine.CannotReset(gpuUUID)
 }
 
-// SetCannotReset notes why a GPU cannot be reset, until it is reset, the driver changes or the node reboots.
+// SetCannotReset records why a GPU cannot be reset, until it is reset, the driver changes or the node reboots.
 func (m *Monitor) SetCannotReset(gpuUUID, reason string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -329,8 +330,8 @@ func (m *Monitor) SetCannotReset(gpuUUID, reason string) {
 	m.unsaved = true
 }
 
-// SetLeftInUse marks a device as in use after its last container, for a reason that is a part of a sentence, or with an
-// empty reason no longer. One that is healthy otherwise is suspect while it is marked.
+// SetLeftInUse marks a device as in use after its last container, for a reason that is part of a sentence; an empty
+// reason removes the mark. An otherwise healthy device is suspect while it is marked.
 func (m *Monitor) SetLeftInUse(uuid, reason string) {
 	m.mu.Lock()
 	transitions := m.machine.SetLeftInUse(time.Now(), uuid, reason)
@@ -338,14 +339,14 @@ func (m *Monitor) SetLeftInUse(uuid, reason string) {
 	m.report(transitions)
 }
 
-// LeftInUse reports whether a device is marked by SetLeftInUse, also by an earlier run.
+// LeftInUse reports whether SetLeftInUse has marked a device. Marks survive a restart.
 func (m *Monitor) LeftInUse(uuid string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.machine.LeftInUse(uuid)
 }
 
-// needsFrequentProbes reports whether probes may soon make a device healthy, or the end of an old reset may.
+// needsFrequentProbes reports whether a device may soon become healthy, through probes or the end of an old reset.
 func (m *Monitor) needsFrequentProbes() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -15,42 +15,42 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// desired is what the node has and what should be on disk: the result of a scan.
+// desired is the node's GPUs and the files that should be on disk: the result of a scan.
 type desired struct {
 	snapshot  *gpu.Snapshot
-	specs     map[string]*specs.Spec // by kind, without those that would have no device
+	specs     map[string]*specs.Spec // by kind, without those that would have no devices
 	resources []resource.Resource
 	leftOut   map[string]string // why devices are not in the spec, by UUID
 	remarks   []remark
 }
 
-// plan is a desired state beside the other spec files: what to write, and what engines then take from it. Writing it
-// adds what could not be written.
+// plan is a desired state merged with the other spec files: the files to write, and the names that engines then take
+// from them. Writing the plan adds the errors.
 type plan struct {
 	*desired
-	files       []plannedFile          // as those of the Reconciler
-	conflicts   []cdi.Conflict         // the desired names that other spec files define too
+	files       []plannedFile          // in the order of the Reconciler's files
+	conflicts   []cdi.Conflict         // desired names that other spec files also define
 	descriptors map[string]*Descriptor // by UUID
-	// names are the qualified names of the desired specs. Each has the reason for which engines do not take it from our
-	// file with the desired edits, or nothing if they do.
+	// names are the qualified names of the desired specs. The value is why engines do not take the name from our file
+	// with the desired edits, or empty if they do.
 	names map[string]string
 
-	written        bool             // a spec was written or removed
+	written        bool             // whether a spec was written or removed
 	descriptorErrs map[string]error // why devices have no descriptor, by UUID
-	descriptorErr  error            // all of that
+	descriptorErr  error            // all of descriptorErrs as one error
 }
 
-// plannedFile is a spec file with what it should have.
+// plannedFile is a spec file with its desired content.
 type plannedFile struct {
 	*specFile
-	content   *specs.Spec     // the desired spec without the names that are left to other files; nil removes the file
-	old       *specs.Spec     // what the file has, or nil if that is no spec
-	unchanged map[string]bool // the qualified names that engines take as desired if the file stays as it is
+	content   *specs.Spec     // the desired spec without the names left to other files; nil removes the file
+	old       *specs.Spec     // the content of the file, or nil if it is not a spec
+	unchanged map[string]bool // qualified names that engines take as desired if the file stays as it is
 	err       error           // why the file is not as desired
-	created   bool            // by writing the plan
+	created   bool            // whether writing the plan created the file
 }
 
-// newPlan plans the files for a desired state beside the spec files that there are.
+// newPlan plans the files for a desired state, considering the existing spec files.
 func (r *Reconciler) newPlan(want *desired, dirs *cdi.SpecDirs) *plan {
 	p := &plan{desired: want, descriptors: describe(want.resources), names: map[string]string{}}
 	for _, f := range r.files {
@@ -90,7 +90,7 @@ func (p *plan) add(file *specFile, spec *specs.Spec, dirs *cdi.SpecDirs) {
 	}
 }
 
-// fail notes why a file stays as it is.
+// fail records why a file stays as it is.
 func (p *plan) fail(f *plannedFile, err error) {
 	f.err = err
 	for name, reason := range p.names {
@@ -100,8 +100,8 @@ func (p *plan) fail(f *plannedFile, err error) {
 	}
 }
 
-// unchangedNames are the qualified names of the devices that a file has with the desired edits and that engines take
-// from it.
+// unchangedNames returns the qualified names of the devices that a file has with the desired edits and that engines
+// take from it.
 func unchangedNames(old, want *specs.Spec, offered map[string]bool) map[string]bool {
 	names := map[string]bool{}
 	if old == nil || want == nil || old.Kind != want.Kind ||
@@ -117,7 +117,7 @@ func unchangedNames(old, want *specs.Spec, offered map[string]bool) map[string]b
 	return names
 }
 
-// requiredErr returns why containers do not get a required extra, or nil.
+// requiredErr returns why containers cannot get a required extra, or nil.
 func (p *plan) requiredErr() error {
 	for i := range p.files {
 		f := &p.files[i]
@@ -137,7 +137,7 @@ func (p *plan) requiredErr() error {
 	return nil
 }
 
-// specErr returns why a spec is not as desired, or nil.
+// specErr returns why a spec on disk is not the desired one, or nil.
 func (p *plan) specErr() error {
 	for i := range p.files {
 		if err := p.files[i].err; err != nil {
@@ -147,11 +147,10 @@ func (p *plan) specErr() error {
 	return p.requiredErr()
 }
 
-// err joins the errors of the specs and of the descriptors.
+// err returns the errors of the specs and of the descriptors.
 func (p *plan) err() error { return errors.Join(p.specErr(), p.descriptorErr) }
 
-// checkTaken returns a TakenError if there would be nothing to offer: an administrator has to decide which file to
-// remove.
+// checkTaken returns a TakenError if no device could be offered: an administrator must decide which file to remove.
 func (r *Reconciler) checkTaken(p *plan) error {
 	conflicts, devices := r.deviceConflicts(p), countHealthy(p.resources)
 	if devices == 0 || len(conflicts) < devices {
@@ -164,8 +163,8 @@ func (r *Reconciler) checkTaken(p *plan) error {
 	return err
 }
 
-// markUnhealthy returns the resources of a plan, with devices unhealthy that cannot be given to containers: those that
-// engines do not take from our spec, or that have no descriptor.
+// markUnhealthy returns the resources of a plan, with devices marked unhealthy that containers cannot get: engines do
+// not take them from our spec, or they have no descriptor.
 func (r *Reconciler) markUnhealthy(p *plan) []resource.Resource {
 	requiredErr := p.requiredErr()
 	return resource.MarkUnhealthy(p.resources, func(d *resource.Device) string {
@@ -182,7 +181,7 @@ func (r *Reconciler) markUnhealthy(p *plan) []resource.Resource {
 	})
 }
 
-// stateOf is the state in which a plan was written as far as possible.
+// stateOf returns the state after a plan was written, less what could not be written.
 func (r *Reconciler) stateOf(p *plan) State {
 	s := State{Snapshot: p.snapshot, Spec: p.specs[r.opts.Spec.Kind], Err: p.err(), names: p.names}
 	s.Resources = r.withGrants(r.markUnhealthy(p), p.desired, s.offers)
@@ -193,8 +192,8 @@ func (r *Reconciler) stateOf(p *plan) State {
 	return s
 }
 
-// stateBetween is the state while a plan is written: it has what both the state before and the plan have, and no device
-// is healthier than before.
+// stateBetween returns the state while a plan is written: it has only devices that are in both the previous state and
+// the plan, and no device is healthier than before.
 func (r *Reconciler) stateBetween(before State, p *plan) State {
 	s := before.withoutHealth()
 	s.Snapshot, s.names = p.snapshot, maps.Clone(p.names)

@@ -22,15 +22,14 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Start reconciles for the first time and publishes the result. Unlike later, whatever keeps GPUs from being given to
-// containers is an error: there is no driver (gpu.ErrNoDriver), other spec files define the names of all devices
-// (TakenError), a spec cannot be written (SpecError), the configuration does not fit the GPUs. A node without a GPU is
-// not an error.
+// Start reconciles for the first time and publishes the result. Unlike later reconciliations, it returns an error for
+// whatever keeps containers from getting GPUs: there is no driver (gpu.ErrNoDriver), other spec files define the names
+// of all devices (TakenError), a spec cannot be written (SpecError), or the configuration does not fit the GPUs. A
+// node without GPUs is not an error.
 //
-// From then on publish gets each state that differs from the one before, in order. It returns when the state is in
-// effect.
+// From then on publish gets each changed state, in order. It returns when the state is in effect.
 //
-// After an error no lock is held. Otherwise Run must follow.
+// After an error no lock is held. Otherwise the caller must call Run.
 func (r *Reconciler) Start(ctx context.Context, publish func(State)) error {
 	r.publishTo = publish
 	if err := r.acquire(); err != nil {
@@ -70,7 +69,7 @@ func (r *Reconciler) start(ctx context.Context) error {
 	return nil
 }
 
-// awaitDriver publishes the resources without devices. The specs on disk stay as they are until there is a driver.
+// awaitDriver publishes the resources without devices. The specs on disk stay unchanged until there is a driver.
 func (r *Reconciler) awaitDriver(cause error) error {
 	resources, _, err := r.opts.Build(&gpu.Snapshot{})
 	if err != nil {
@@ -82,9 +81,9 @@ func (r *Reconciler) awaitDriver(cause error) error {
 	return nil
 }
 
-// notReconciled is the remark about an error of a scan.
+// notReconciled returns the remark about an error of a scan.
 func (r *Reconciler) notReconciled(cause error) remark {
-	if r.plan == nil && errors.Is(cause, gpu.ErrNoDriver) { // as on a node without GPUs
+	if r.plan == nil && errors.Is(cause, gpu.ErrNoDriver) { // like a node without GPUs
 		m := newRemark("scan", "there is no usable NVIDIA driver yet, and no device is offered until there is one", cause)
 		m.level = slog.LevelWarn
 		return m
@@ -92,8 +91,8 @@ func (r *Reconciler) notReconciled(cause error) remark {
 	return newRemark("scan", "the node cannot be reconciled, and the last state is retained", cause)
 }
 
-// reconcile makes the files and the published state what the node has. It returns ErrDriverChanged or nil; any other
-// error is in the state.
+// reconcile updates the files and the published state to the state of the node. It returns ErrDriverChanged or nil;
+// the state has any other error.
 func (r *Reconciler) reconcile(ctx context.Context) error {
 	began := time.Now()
 	r.heartbeat.Store(began.UnixNano())
@@ -130,8 +129,8 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 	return nil
 }
 
-// writePlan makes the files what is desired. It first publishes a state without the devices that are gone; the caller
-// then publishes new ones. So a published device is in the spec at any time.
+// writePlan writes the files of the desired state. It first publishes a state without the devices that are gone; the
+// caller publishes new devices afterwards. So a published device is in the spec at any time.
 func (r *Reconciler) writePlan(want *desired) {
 	r.monitor.setDevices(want.snapshot)
 	p := r.newPlan(want, r.loadSpecs())
@@ -152,8 +151,7 @@ func (r *Reconciler) writeDescriptors(p *plan) {
 }
 
 // rewriteFiles writes the last desired state again if a file has changed or could not be written, and reports whether
-// it wrote a spec. It does not wait for the driver, which may take seconds to answer. No device becomes healthier by
-// it.
+// it wrote a spec. It does not wait for the driver, which may take seconds to answer. It makes no device healthier.
 func (r *Reconciler) rewriteFiles() (written bool) {
 	if r.plan == nil || !r.changed() && r.plan.err() == nil {
 		return false
@@ -163,8 +161,8 @@ func (r *Reconciler) rewriteFiles() (written bool) {
 	return r.plan.written
 }
 
-// retain keeps the last desired state while the node cannot be read. Devices are unhealthy at once if the driver's
-// files are broken or the driver has not answered for too long, and after maxFailures if a snapshot failed otherwise.
+// retain keeps the last desired state while the node cannot be read. Devices become unhealthy at once if the driver's
+// files are broken or the driver has not answered for too long, and otherwise after maxFailures failed snapshots.
 func (r *Reconciler) retain(cause error) {
 	r.failures++
 	next := r.State().withoutHealth()
@@ -182,8 +180,8 @@ func (r *Reconciler) retain(cause error) {
 	r.publish(next)
 }
 
-// scan reads the node and returns the desired state. A search for the driver's files that has begun already is used;
-// nil begins one.
+// scan reads the node and returns the desired state. Search is a running search for the driver's files; nil starts
+// one.
 func (r *Reconciler) scan(ctx context.Context, search *driver.Search) (*desired, error) {
 	if r.opts.Check != nil {
 		if err := r.opts.Check(); err != nil {
@@ -229,7 +227,7 @@ func (r *Reconciler) scan(ctx context.Context, search *driver.Search) (*desired,
 	return want, nil
 }
 
-// brokenLibraries are remarks on the libraries of the driver that cannot be used.
+// brokenLibraries returns remarks on the driver's unusable libraries.
 func brokenLibraries(findings []driver.Finding) []remark {
 	var list []remark
 	for _, f := range findings {
@@ -243,7 +241,7 @@ func brokenLibraries(findings []driver.Finding) []remark {
 	return list
 }
 
-// asRemarks are the findings about the resources.
+// asRemarks converts the findings about the resources.
 func asRemarks(findings []resource.Finding) []remark {
 	var list []remark
 	for _, f := range findings {
@@ -256,22 +254,22 @@ func asRemarks(findings []resource.Finding) []remark {
 	return list
 }
 
-// maxFailures is after how many consecutive snapshots that fail the devices are unhealthy.
+// maxFailures is the number of consecutive failed snapshots after which the devices are unhealthy.
 const maxFailures = 3
 
-// snapshotError is an error of a snapshot. Unlike the others it may pass by itself.
+// snapshotError is an error of a snapshot, which, unlike the others, may be temporary.
 type snapshotError struct{ error }
 
 func (e *snapshotError) Unwrap() error { return e.error }
 
-// publish makes s the state, with the health of the devices, and passes it on if it differs from the one before.
+// publish publishes s with the health of the devices if it differs from the previous state.
 func (r *Reconciler) publish(s State) {
 	r.publishing.Lock()
 	defer r.publishing.Unlock()
 	r.publishWithHealth(s)
 }
 
-// republish publishes the last state with the health that the devices have now.
+// republish publishes the last state with the devices' current health.
 func (r *Reconciler) republish() {
 	r.publishing.Lock()
 	defer r.publishing.Unlock()
@@ -289,13 +287,13 @@ func (r *Reconciler) publishWithHealth(s State) {
 	logRemarks(r.log, before.remarks, s.remarks)
 	same := before.Snapshot != nil && reflect.DeepEqual(s.Snapshot, before.Snapshot) &&
 		slices.Equal(s.remarks, before.remarks) && reflect.DeepEqual(s.Resources, before.Resources) &&
-		maps.EqualFunc(s.Health, before.Health, sameHealth) // also of devices that are not offered
+		maps.EqualFunc(s.Health, before.Health, sameHealth) // includes devices that are not offered
 	if !same {
 		r.publishTo(s)
 	}
 }
 
-// sameHealth ignores the counts of XIDs.
+// sameHealth compares statuses without the counts of XIDs.
 func sameHealth(a, b health.Status) bool { return a.State == b.State && a.String() == b.String() }
 
 func (r *Reconciler) observe(began time.Time, written bool, err error) {
@@ -304,7 +302,7 @@ func (r *Reconciler) observe(began time.Time, written bool, err error) {
 	}
 }
 
-// fileIn is the path of a kind's spec beside the GPUs' spec, or empty without one.
+// fileIn returns the path of a kind's spec beside the GPUs' spec, or empty if no spec is written.
 func fileIn(o *Options, kind string) string {
 	if o.Path == "" {
 		return ""

@@ -19,16 +19,16 @@ import (
 )
 
 const (
-	// PollInterval is the default of Options.Interval, and suspectInterval the longest time between two polls while
+	// PollInterval is the default of Options.Interval. suspectInterval is the longest time between two polls while
 	// probes may soon make a device healthy.
 	PollInterval    = 5 * time.Second
 	suspectInterval = time.Second
-	// minPollPause is the shortest time between a poll and one that an event of the driver causes.
+	// minPollPause is the shortest time between a poll and a poll that an event of the driver causes.
 	minPollPause = 200 * time.Millisecond
-	// maxReconcilePause is the longest time between two reconciliations. It is when the last changes are noticed that
+	// maxReconcilePause is the longest time between two reconciliations. It is how long changes can go unnoticed that
 	// neither the driver nor a poll shows, such as those of the driver's programs.
 	maxReconcilePause = time.Minute
-	// stuckAfter is how long a reconciliation may take. The driver's own deadlines are a quarter of it.
+	// stuckAfter is how long a reconciliation may take. The driver's own deadlines are a quarter of that.
 	stuckAfter = 2 * time.Minute
 )
 
@@ -54,16 +54,16 @@ func (r *Reconciler) Run(ctx context.Context) (err error) {
 	}
 	watch := func() {
 		if watchErr == nil {
-			for _, dir := range r.opts.Dirs { // again and again, for directories that are made or replaced later
-				_ = watcher.Add(dir) // where that fails, polls notice changes
+			for _, dir := range r.opts.Dirs { // repeatedly, since directories may be created or replaced later
+				_ = watcher.Add(dir) // where this fails, polls notice changes
 			}
 		}
 	}
 	watch()
-	if r.changed() { // since Start, before anything was watched
+	if r.changed() { // between Start and the watch
 		r.Trigger()
 	}
-	timer := time.NewTimer(0) // the first probes are what later ones are compared with
+	timer := time.NewTimer(0) // later probes are compared with the first ones
 	defer timer.Stop()
 	for {
 		r.heartbeat.Store(time.Now().UnixNano())
@@ -97,7 +97,7 @@ func (r *Reconciler) logUnwatched(err error) {
 		"every", r.opts.Interval)
 }
 
-// interval is the time to the next poll.
+// interval returns the time to the next poll.
 func (r *Reconciler) interval() time.Duration {
 	if r.monitor.needsFrequentProbes() {
 		return min(r.opts.Interval, suspectInterval)
@@ -105,8 +105,8 @@ func (r *Reconciler) interval() time.Duration {
 	return r.opts.Interval
 }
 
-// poll probes the GPUs, and reports whether the node is to be reconciled: it differs from the last reconciliation, or
-// that one has failed.
+// poll probes the GPUs, and reports whether to reconcile: the node has changed since the last reconciliation, or that
+// reconciliation failed.
 func (r *Reconciler) poll(ctx context.Context) bool {
 	r.polled = time.Now()
 	probes := r.monitor.poll(ctx)
@@ -122,7 +122,7 @@ func (r *Reconciler) poll(ctx context.Context) bool {
 	return err != nil || !reflect.DeepEqual(s, r.plan.snapshot)
 }
 
-// asInSnapshot reports whether all GPUs of the last snapshot are readable, and probes show nothing else than it.
+// asInSnapshot reports whether all GPUs of the last snapshot are readable, and probes agree with the snapshot.
 func (r *Reconciler) asInSnapshot(probes []gpu.Probe) bool {
 	devices := map[string]*gpu.Device{}
 	for i := range r.plan.snapshot.Devices {
@@ -132,7 +132,7 @@ func (r *Reconciler) asInSnapshot(probes []gpu.Probe) bool {
 		}
 		devices[d.UUID] = d
 	}
-	if len(devices) == 0 { // nothing but a snapshot shows that the driver has found a GPU
+	if len(devices) == 0 { // only a snapshot shows that the driver has found a GPU
 		return false
 	}
 	return !slices.ContainsFunc(probes, func(p gpu.Probe) bool {
@@ -141,12 +141,12 @@ func (r *Reconciler) asInSnapshot(probes []gpu.Probe) bool {
 	})
 }
 
-// changed reports whether a file or directory differs from the last reconciliation.
+// changed reports whether a file or directory has changed since the last reconciliation.
 func (r *Reconciler) changed() bool { return !maps.Equal(r.identify(), r.seen) }
 
-// identify returns the identities of what a reconciliation depends on: the spec files and descriptors, the directories
-// of the driver's library and of device nodes, and the kernel module's list of GPUs. It opens no file of the driver,
-// whose reading can hang.
+// identify returns the identities of the files that a reconciliation depends on: the spec files and descriptors, the
+// directories of the driver's library and of device nodes, and the kernel module's list of GPUs. It opens no file of
+// the driver, since reading one can hang.
 func (r *Reconciler) identify() map[string]fileio.ID {
 	h := r.opts.Host
 	ids := map[string]fileio.ID{}
@@ -176,7 +176,7 @@ func (r *Reconciler) identify() map[string]fileio.ID {
 	return ids
 }
 
-// list has the names in a directory, or none.
+// list returns the names in a directory, or none on an error.
 func list(dir string) []string {
 	d, err := os.Open(dir)
 	if err != nil {

@@ -13,33 +13,30 @@ import (
 	"gpu-cdi-plugin/internal/wording"
 )
 
-// SpecError reports that a CDI spec cannot be written or removed.
+// SpecError means that a CDI spec cannot be written or removed.
 type SpecError struct{ Err error }
 
-// Error is the text of the cause, which names the file.
 func (e *SpecError) Error() string { return e.Err.Error() }
 
-// Unwrap returns the cause.
 func (e *SpecError) Unwrap() error { return e.Err }
 
-// KindError reports that the path of a spec has one of another kind, which is not replaced.
+// KindError means that the spec's path has a spec of another kind, which is not replaced.
 type KindError struct {
 	Path, Kind, Want string
 }
 
-// Error names the file and both kinds.
 func (e *KindError) Error() string {
 	return fmt.Sprintf("write %s: it is a spec of kind %s, not %s", e.Path, e.Kind, e.Want)
 }
 
-// specFile is the CDI spec of the GPUs or of an extra on disk. An empty path is none.
+// specFile is the CDI spec file of the GPUs or of an extra. An empty path means none.
 type specFile struct {
 	path, kind string
-	extra      *Extra // nil for that of the GPUs
+	extra      *Extra // nil for the GPUs
 	lock       fileLock
 }
 
-// loadSpecs reads all spec files. Whatever changes one of ours from now on leads to another reconciliation.
+// loadSpecs reads all spec files. A later change of one of ours leads to another reconciliation.
 func (r *Reconciler) loadSpecs() *cdi.SpecDirs {
 	for _, f := range r.files {
 		r.see(f.path)
@@ -47,10 +44,11 @@ func (r *Reconciler) loadSpecs() *cdi.SpecDirs {
 	return cdi.Load(r.opts.Dirs...)
 }
 
-// see notes a file or directory as it is now, after it was written, so that this is no change.
+// see records the identity of a file or directory after it was written, so that our own write is not taken for a
+// change.
 func (r *Reconciler) see(path string) { r.seen[path] = fileio.IDOf(path) }
 
-// newSpecFile returns the file of a spec of that kind.
+// newSpecFile returns the file of a spec of a kind.
 func newSpecFile(path, kind string, extra *Extra) *specFile {
 	return &specFile{path: path, kind: kind, extra: extra, lock: fileLock{
 		path:    lockPath(path),
@@ -59,10 +57,10 @@ func newSpecFile(path, kind string, extra *Extra) *specFile {
 	}}
 }
 
-// readableMode is the mode bits with which engines of all users can read a spec.
+// readableMode is the mode bits that let engines of all users read a spec.
 const readableMode = 0o444
 
-// lockPath is the lock of the instance that writes a spec.
+// lockPath is the path of the lock of the instance that writes a spec.
 func lockPath(path string) string {
 	if path == "" {
 		return ""
@@ -70,7 +68,7 @@ func lockPath(path string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".lock")
 }
 
-// writeSpecs makes the spec files as planned.
+// writeSpecs writes the spec files of a plan.
 func (r *Reconciler) writeSpecs(p *plan) {
 	for i := range p.files {
 		f := &p.files[i]
@@ -85,7 +83,7 @@ func (r *Reconciler) writeSpecs(p *plan) {
 	}
 }
 
-// writeSpec writes the file, or removes it, unless it is right already.
+// writeSpec writes or removes the file, unless it already has the planned content.
 func (r *Reconciler) writeSpec(f *plannedFile) (written bool, err error) {
 	if err := f.lock.hold(); err != nil {
 		return false, err
@@ -120,14 +118,14 @@ func (r *Reconciler) writeSpec(f *plannedFile) (written bool, err error) {
 	}
 	f.created = id.IsZero()
 	if r.see(f.path); r.seen[f.path].IsZero() {
-		r.seen[f.path] = fileio.ID{Ino: ^uint64(0)} // it is gone already, which is a change
+		r.seen[f.path] = fileio.ID{Ino: ^uint64(0)} // a missing file counts as a change
 	}
 	r.log.Info(fmt.Sprintf("the CDI spec %s was written: %s", f.path, reason),
 		"path", f.path, "devices", len(f.content.Devices))
 	return true, nil
 }
 
-// removeCreated removes the specs that did not exist before they were written.
+// removeCreated removes the specs that writing the plan created.
 func (p *plan) removeCreated() error {
 	var errs []error
 	for i := range p.files {
@@ -148,10 +146,10 @@ func othersCanChange(path string) bool {
 	return err == nil && (int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0)
 }
 
-// makeDir makes the directory if it alone is missing: /var/run is emptied at boot. A missing parent is more likely a
-// mistake in the configuration.
+// makeDir creates the directory, but not its parents: /var/run is emptied at boot, while a missing parent is probably
+// a mistake in the configuration.
 func makeDir(dir string) error {
-	if err := fileio.MakeDir(dir); err != nil { // engines of users without privileges read it too
+	if err := fileio.MakeDir(dir); err != nil { // engines of unprivileged users read it too
 		return fmt.Errorf("make the spec directory: %w", err)
 	}
 	return nil

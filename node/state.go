@@ -14,30 +14,30 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// State is what the node has and offers. It is not changed after it was published.
+// State is what the node has and offers. It is immutable once published.
 type State struct {
-	// Snapshot is the last one that could be taken. A GPU that stopped answering keeps its UUID in it.
+	// Snapshot is the last successful snapshot. A GPU that stopped answering keeps its UUID in it.
 	Snapshot *gpu.Snapshot
-	// Spec is the desired CDI spec, or nil without a device.
+	// Spec is the desired CDI spec, or nil without devices.
 	Spec *specs.Spec
-	// Resources are the devices on offer, with what a container gets for each. A device is healthy only if containers
-	// can be given it.
+	// Resources are the offered devices, with what a container gets for each. A device is healthy only if containers
+	// can get it.
 	Resources []resource.Resource
-	// Health has the health of each device, by UUID. It is nil if it is not watched.
+	// Health has the health of each device, by UUID. It is nil if health is not monitored.
 	Health map[string]health.Status
-	// Err is why the state is not the desired one, or nil. It does not concern names that other spec files define, except
+	// Err says why the state is not the desired one, or is nil. It excludes names that other spec files define, except
 	// those of a required extra.
 	Err error
 
 	remarks []remark
-	names   map[string]string // as those of the planned files
+	names   map[string]string // like plan.names
 
 	// The resources and remarks before the health of the devices was added.
 	resourcesBefore []resource.Resource
 	remarksBefore   []remark
 }
 
-// withoutHealth returns the state as it was before the health of the devices was added.
+// withoutHealth returns the state before the health of the devices was added.
 func (s State) withoutHealth() State {
 	s.Resources, s.remarks, s.Health = s.resourcesBefore, s.remarksBefore, nil
 	return s
@@ -49,17 +49,17 @@ func (s *State) offers(name string) bool {
 	return inSpec && reason == ""
 }
 
-// remark is a sentence about the node as it is now.
+// remark is a sentence about the present state of the node.
 type remark struct {
-	// key identifies what it is about: a remark with the same key replaces it.
+	// key identifies the remark's subject: a remark replaces an earlier one with the same key.
 	key string
-	// level is Error for what keeps devices from containers that are not at fault themselves, Warn for what else is
-	// wrong, and Info for what an administrator may want to know.
+	// level is Error for faults that keep healthy devices from containers, Warn for other faults, and Info for other
+	// things that an administrator may want to know.
 	level        slog.Level
 	text, advice string
 }
 
-// newRemark is a remark about an error that keeps devices from containers.
+// newRemark returns a remark about an error that keeps devices from containers.
 func newRemark(key, text string, err error) remark {
 	return remark{key: key, level: slog.LevelError, text: text + ": " + strings.ReplaceAll(err.Error(), "\n", "; ")}
 }
@@ -86,7 +86,7 @@ func logRemarks(log *slog.Logger, before, now []remark) {
 	}
 }
 
-// Remarks are what is wrong on the node, a line each.
+// Remarks returns what is wrong on the node, one line each.
 func (s *State) Remarks() []string { return s.remarksFrom(slog.LevelWarn) }
 
 func (s *State) remarksFrom(level slog.Level) []string {
@@ -99,8 +99,8 @@ func (s *State) remarksFrom(level slog.Level) []string {
 	return lines
 }
 
-// Ready returns an error before a state was published, and if the node has devices and none can be given to containers
-// because of the spec files or of the driver as a whole.
+// Ready returns an error before the first state is published, and if the node has devices and containers can get none
+// of them because of the spec files or the driver as a whole.
 func (s *State) Ready() error {
 	if s.Snapshot == nil {
 		return errors.New("the GPUs have not been read yet")
@@ -113,7 +113,7 @@ func (s *State) Ready() error {
 	return fmt.Errorf("no device can be given to containers: %s", strings.Join(reasons, "; "))
 }
 
-// countHealthy counts the healthy devices, the replicas of one device once.
+// countHealthy counts the healthy devices; all replicas of a device count once.
 func countHealthy(resources []resource.Resource) int {
 	uuids := map[string]bool{}
 	for _, r := range resources {
@@ -126,7 +126,7 @@ func countHealthy(resources []resource.Resource) int {
 	return len(uuids)
 }
 
-// onlyPublished returns the resources with those devices that were published before, none of them healthier than
+// onlyPublished returns the resources with only those devices that were published before, none of them healthier than
 // before.
 func onlyPublished(next, before []resource.Resource) []resource.Resource {
 	published := map[[2]string]resource.Device{}
