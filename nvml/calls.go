@@ -19,7 +19,7 @@ import (
 //
 // When the call returns, its answer is retained as the last one, and the next call about the subject can be made.
 //
-// A subject is what a call is about, such as "driver", "GPU 3" or "health of GPU-...".
+// A subject is the object of a call, such as "driver", "GPU 3" or "health of GPU-...".
 type calls struct {
 	mu          sync.Mutex
 	running     map[string]*call // by subject
@@ -31,28 +31,27 @@ type calls struct {
 type call struct {
 	calls *calls
 	begun time.Time
-	done  chan struct{} // closed when it has returned
-	// progress returns what the call has learned so far. It is nil where that is nothing.
+	done  chan struct{} // closed when the call has returned
+	// progress returns what the call has read so far, or nil if that is nothing.
 	progress func() any
 
-	// What follows is guarded by calls.mu.
-	function  string // the function that it is in
-	partial   any    // what it had learned when it entered that function
+	// Guarded by calls.mu:
+	function  string // the function that the call is in
+	partial   any    // what the call had read when it entered that function
 	abandoned bool
 	answer    any
 	err       error
 }
 
-// timeoutError is a call that has not returned in time. Its text is the same as long as the call hangs.
+// timeoutError means that a call has not returned in time. Its text does not change while the call hangs.
 type timeoutError struct{ function string }
 
-// Error names the function that hangs.
 func (e *timeoutError) Error() string {
 	return fmt.Sprintf("does not answer (%s has not returned)", e.function)
 }
 
-// ask runs work, which calls the driver about a subject, and waits until ctx ends. With a *timeoutError comes the
-// subject's last answer or, where it has none, what the call has learned so far.
+// ask runs work, which calls the driver about a subject, and waits until ctx ends. With a *timeoutError it returns the
+// subject's last answer or, if there is none, what the call has read so far.
 func ask[T any](
 	ctx context.Context, cs *calls, subject string, tolerated time.Duration, work func(*call) (T, error),
 ) (T, error) {
@@ -73,7 +72,7 @@ func ask[T any](
 	return last, &timeoutError{c.function}
 }
 
-// do starts work and waits for it. If a call about the subject is running, do waits for its turn. If that call is
+// do starts work and waits for it. If a call about the subject is running, do waits for it first. If that call is
 // abandoned or does not return before ctx ends, do returns it instead.
 func (cs *calls) do(ctx context.Context, subject string, work func(*call) (any, error)) (c *call, returned bool) {
 	for {
@@ -92,7 +91,7 @@ func (cs *calls) do(ctx context.Context, subject string, work func(*call) (any, 
 	}
 }
 
-// start starts work unless a call about the subject is running, which it then returns.
+// start starts work, unless a call about the subject is running: then it returns that call.
 func (cs *calls) start(subject string, work func(*call) (any, error)) (c *call, started, abandoned bool) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -138,7 +137,7 @@ func (c *call) wait(ctx context.Context) (returned bool) {
 	c.calls.mu.Lock()
 	defer c.calls.mu.Unlock()
 	select {
-	case <-c.done: // meanwhile
+	case <-c.done: // the call returned meanwhile
 		return true
 	default:
 		c.abandoned = true
@@ -189,7 +188,7 @@ func (cs *calls) hasAnswered(subject string) bool {
 	return known
 }
 
-// whenReturned has f called when an abandoned call has returned. It may be nil.
+// whenReturned sets the function that is called when an abandoned call returns. It may be nil.
 func (cs *calls) whenReturned(f func()) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// maxMinors is the size in bytes of the largest file of minors that is read. For eight GPUs with seven GPU
-// instances of seven compute instances each it has less than 20 KB.
+// maxMinors bounds the file of minors, in bytes. For eight GPUs with seven GPU instances of seven compute instances
+// each, it has less than 20 KB.
 const maxMinors = 1 << 20
 
 // capMinors maps the name of a capability, such as "gpu0/gi1/ci0/access", to the minor number of its device node
@@ -58,7 +58,7 @@ func parseCapMinors(text string) (capMinors, error) {
 	return minors, nil
 }
 
-// minor is the minor number of a capability, or gpu.NoMinor.
+// minor returns the minor number of a capability, or gpu.NoMinor.
 func (c capMinors) minor(format string, ids ...any) int {
 	if n, ok := c[fmt.Sprintf(format, ids...)]; ok {
 		return n
@@ -66,8 +66,8 @@ func (c capMinors) minor(format string, ids ...any) int {
 	return gpu.NoMinor
 }
 
-// addCapMinors adds to the MIG devices of each GPU the minors of the nodes that grant access to them. If these
-// cannot be read, no GPU with MIG devices can be used.
+// addCapMinors adds to the MIG devices of each GPU the minors of the device nodes that grant access to them. If the
+// minors cannot be read, no GPU with MIG devices is usable.
 func addCapMinors(h host.Host, devices []gpu.Device) {
 	if !slices.ContainsFunc(devices, func(d gpu.Device) bool { return len(d.MIG) > 0 }) {
 		return

@@ -9,13 +9,13 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// gpuReading is what the driver returned about one GPU, as far as the call got.
+// gpuReading is what the driver returned about one GPU before the call returned or was abandoned.
 type gpuReading struct {
 	gpu.Device
 	handle nvml.Device
 }
 
-// readGPU reads a GPU and waits for it until ctx ends. What only the kernel shows is not filled in; see addFromKernel.
+// readGPU reads a GPU until ctx ends. addFromKernel adds what only the kernel shows.
 func (s *Session) readGPU(ctx context.Context, index int) gpuReading {
 	none := gpuReading{Device: gpu.Device{Index: index, Minor: gpu.NoMinor}}
 	l, subject := s.library, fmt.Sprintf("GPU %d", index)
@@ -25,7 +25,7 @@ func (s *Session) readGPU(ctx context.Context, index int) gpuReading {
 		err := r.read()
 		return r.got, err
 	})
-	if got.handle == nil { // the call may not even have begun
+	if got.handle == nil { // the call may not have begun
 		got = none
 	}
 	if err != nil {
@@ -34,14 +34,14 @@ func (s *Session) readGPU(ctx context.Context, index int) gpuReading {
 	return got
 }
 
-// gpuReader reads one GPU, which takes many functions of NVML, into got.
+// gpuReader reads one GPU into got, which takes many NVML functions.
 type gpuReader struct {
 	library *library
 	c       *call
 	got     gpuReading
 }
 
-// read reads first what a GPU is identified by.
+// read reads the GPU's identity first.
 func (r *gpuReader) read() error {
 	handle, err := invoke(r.library, r.c, "nvmlDeviceGetHandleByIndex", func() (nvml.Device, nvml.Return) {
 		return r.library.api.DeviceGetHandleByIndex(r.got.Index)
@@ -59,7 +59,7 @@ func (r *gpuReader) read() error {
 	return r.readMIG(handle)
 }
 
-// readIdentity reads what every GPU has.
+// readIdentity reads the properties that every GPU has.
 func (r *gpuReader) readIdentity(dev nvml.Device) (err error) {
 	if r.got.UUID, err = invoke(r.library, r.c, "nvmlDeviceGetUUID", dev.GetUUID); err != nil {
 		return err
@@ -79,7 +79,7 @@ func (r *gpuReader) readIdentity(dev nvml.Device) (err error) {
 	return nil
 }
 
-// readProperties reads what a GPU or an old driver need not have.
+// readProperties reads the properties that a GPU or an old driver may lack.
 func (r *gpuReader) readProperties(dev nvml.Device) (err error) {
 	if r.got.Name, err = optional(invoke(r.library, r.c, "nvmlDeviceGetName", dev.GetName)); err != nil {
 		return err
@@ -97,7 +97,7 @@ func (r *gpuReader) readProperties(dev nvml.Device) (err error) {
 	return err
 }
 
-// busID is the PCI address of NVML's structure as sysfs writes it.
+// busID returns the PCI address in an NVML structure in the form of sysfs.
 func busID(pci nvml.PciInfo) (string, error) {
 	var text []byte
 	for _, c := range pci.BusId {

@@ -13,17 +13,18 @@ import (
 	"unsafe"
 )
 
-// sharedLibrary is a loaded shared library. Two of them are equal if they are the same file.
+// sharedLibrary is a loaded shared library. Two values are equal if they are the same file.
 //
 // go-nvml loads the library itself, but it hides the loader's message, and a call of a function that the library lacks
-// ends the process. So the library is loaded here first, to see which functions it has.
+// ends the process. So this package loads the library first, to see which functions it has.
 type sharedLibrary struct{ handle unsafe.Pointer }
 
-// dlopen loads the library at a path, which has a slash, without offering its symbols to other libraries.
+// dlopen loads the library at a path, which must contain a slash. It does not offer the library's symbols to other
+// libraries.
 func dlopen(path string) (sharedLibrary, error) {
 	cpath := C.CString(path)
 	defer C.free(unsafe.Pointer(cpath))
-	runtime.LockOSThread() // dlerror is about the last call of the same thread
+	runtime.LockOSThread() // dlerror is per thread
 	defer runtime.UnlockOSThread()
 	handle := C.dlopen(cpath, C.RTLD_LAZY|C.RTLD_LOCAL)
 	if handle == nil {
@@ -34,7 +35,7 @@ func dlopen(path string) (sharedLibrary, error) {
 
 func (l sharedLibrary) close() { C.dlclose(l.handle) }
 
-// has reports whether the library has a function of that name.
+// has reports whether the library has a function.
 func (l sharedLibrary) has(symbol string) bool {
 	name := C.CString(symbol)
 	defer C.free(unsafe.Pointer(name))

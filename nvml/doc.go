@@ -11,20 +11,20 @@
 // # One library in a process
 //
 // go-nvml calls NVML's functions by name. The dynamic linker binds each name once, to the library that was loaded
-// first, and keeps that library until the process ends. So the same file can be opened again, also after an error, but
-// another one is an [ErrLibraryConflict]. When the driver is upgraded, the process must start again.
+// first, and keeps that library until the process ends. So a process can open the same file again, even after an
+// error, but another file is an [ErrLibraryConflict]. When the driver is upgraded, the process must restart.
 //
 // # A GPU that does not answer
 //
-// Every call into the driver is bounded: calls.go describes how. Each GPU is read in a call of its own. A GPU that
-// fails, or that does not answer in time, is in the snapshot with its error and with what is known of it; where it did
-// not return its UUID, that is read from /proc/driver/nvidia/gpus.
+// Every call into the driver is bounded; see calls.go. Each GPU is read in its own call. A GPU that fails or does not
+// answer in time is in the snapshot with its error and its known properties; if it did not return its UUID, the UUID
+// is read from /proc/driver/nvidia/gpus.
 //
-// The number of goroutines and threads that a hung driver holds is bounded too, however often snapshots are taken: one
+// The number of goroutines and threads that a hung driver holds is bounded too, however many snapshots are taken: one
 // for each subject of a call, such as the driver, a GPU's properties, its NVLinks or its health, or a pair of GPUs.
 //
 // # Number of driver calls
 //
-// On a real node a call is an ioctl, so a reading makes none twice. For eight H100 [ReadDevices] makes 67 and
+// On a real node a call is an ioctl, so no reading repeats a call. For eight H100 [ReadDevices] makes 67 calls and
 // [ReadTopology], mostly for NVLinks, 423.
 package nvml

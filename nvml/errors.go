@@ -10,45 +10,42 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// What can be wrong with the driver as a whole. Each wraps [gpu.ErrNoDriver]. A driver that does not answer is
+// Errors of the driver as a whole. Each wraps [gpu.ErrNoDriver]. A driver that does not answer is
 // [gpu.ErrNotAnswering].
 var (
-	// ErrLibraryNotFound reports that there is no libnvidia-ml.so.1.
+	// ErrLibraryNotFound means that there is no libnvidia-ml.so.1.
 	ErrLibraryNotFound error = driverError("NVIDIA management library not found")
-	// ErrLibraryUnusable reports that the file is no NVML library for this machine, or a damaged one.
+	// ErrLibraryUnusable means that the file is damaged or is not an NVML library for this machine.
 	ErrLibraryUnusable error = driverError("not a usable NVIDIA management library")
-	// ErrLibraryConflict reports that the process has loaded another NVML library before. It can use only one until it
+	// ErrLibraryConflict means that the process has already loaded another NVML library. It can use only one until it
 	// ends.
 	ErrLibraryConflict error = driverError("the process has loaded another NVIDIA management library")
-	// ErrDriverNotLoaded reports that the kernel module is not loaded.
+	// ErrDriverNotLoaded means that the kernel module is not loaded.
 	ErrDriverNotLoaded error = driverError("NVIDIA kernel module not loaded")
-	// ErrVersionMismatch reports that the library and the kernel module are of different versions.
+	// ErrVersionMismatch means that the library and the kernel module have different versions.
 	ErrVersionMismatch error = driverError("NVIDIA library and kernel module have different versions")
-	// ErrNoPermission reports that the process may not use the driver, or may not change a setting of a GPU.
+	// ErrNoPermission means that the process may not use the driver, or may not change a setting of a GPU.
 	ErrNoPermission error = driverError("no permission to use the NVIDIA driver")
-	// ErrReleased reports that the session has released the driver; see [Session.Release].
+	// ErrReleased means that the session has released the driver; see [Session.Release].
 	ErrReleased error = driverError("the NVIDIA driver is released for now")
-	// ErrDriverFailed reports that the driver answered with any other error.
+	// ErrDriverFailed means that the driver returned any other error.
 	ErrDriverFailed error = driverError("the NVIDIA driver failed")
 )
 
-// driverError is an error that wraps gpu.ErrNoDriver without repeating its text.
+// driverError wraps gpu.ErrNoDriver without repeating its text.
 type driverError string
 
-// Error is the text without that of gpu.ErrNoDriver.
 func (e driverError) Error() string { return string(e) }
 
-// Unwrap returns gpu.ErrNoDriver.
 func (e driverError) Unwrap() error { return gpu.ErrNoDriver }
 
-// functionError is the error that an NVML function returned.
+// functionError means that an NVML function returned an error code.
 type functionError struct {
 	function string
 	code     nvml.Return
-	text     string // NVML's own, taken at once since it belongs to the library
+	text     string // NVML's text, copied at once since the library owns it
 }
 
-// Error names the function.
 func (e *functionError) Error() string { return e.function + ": " + e.text }
 
 // Is reports whether the error is gpu.ErrResetRequired.
@@ -62,7 +59,8 @@ func hasCode(err error, codes ...nvml.Return) bool {
 	return ok && slices.Contains(codes, e.code)
 }
 
-// optional drops the error that the GPU or the driver does not support the function. The value is then the zero value.
+// optional ignores the error of a function that the GPU or the driver does not support, and then returns the zero
+// value.
 func optional[T any](v T, err error) (T, error) {
 	if isNotSupported(err) {
 		return v, nil
@@ -70,7 +68,7 @@ func optional[T any](v T, err error) (T, error) {
 	return v, err
 }
 
-// isNotSupported reports whether err is that the GPU or the driver does not support the function.
+// isNotSupported reports whether err means that the GPU or the driver does not support the function.
 func isNotSupported(err error) bool {
 	return hasCode(err, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND)
 }

@@ -11,23 +11,24 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// maxEventWait is the longest time that a call waits for an event. The library cannot be closed meanwhile. The waits of
-// eight GPUs are most of what a service at rest uses of a processor, so they are not shorter.
+// maxEventWait is the longest time that a call waits for an event. The library cannot be closed meanwhile. Most of the
+// CPU time of an idle service goes to these waits, so they are not shorter.
 const maxEventWait = 2 * time.Second
 
-// eventWaitSlack is how much longer than asked for a wait may take.
+// eventWaitSlack is how much longer than requested a wait may take.
 const eventWaitSlack = 1500 * time.Millisecond
 
 const (
-	// eventPause is the pause after an error, before events are waited for again: a wait for the events of a lost GPU
+	// eventPause is the pause before the next wait for events after an error: a wait for the events of a lost GPU
 	// fails at once.
 	eventPause = 2 * time.Second
-	// eventSetLimit is how long making an event set may take, and recoveryLimit reading the recovery action of an event.
+	// eventSetLimit is how long creating an event set may take, and recoveryLimit how long reading the recovery action
+	// after an event may take.
 	eventSetLimit = 30 * time.Second
 	recoveryLimit = 500 * time.Millisecond
 )
 
-// eventKinds are the events that are received, as far as the GPU has them.
+// eventKinds are the events to receive, if the GPU supports them.
 var eventKinds = map[uint64]gpu.EventKind{
 	nvml.EventTypeXidCriticalError:    gpu.EventXID,
 	nvml.EventTypeDoubleBitEccError:   gpu.EventECC,
@@ -36,29 +37,29 @@ var eventKinds = map[uint64]gpu.EventKind{
 	nvml.EventMigConfigChange:         gpu.EventMIG,
 }
 
-// watchers receive the events of the GPUs while the library is open: a goroutine with an event set for each GPU, since
-// a set with a lost GPU returns nothing but that GPU's error, and one for those of the driver.
+// watchers receive the events of the GPUs while the library is open. Each GPU has a goroutine with its own event set,
+// since a set with a lost GPU returns only that GPU's error. One more goroutine receives the driver's events.
 type watchers struct {
 	library *library
 	receive func(gpu.Event)
-	// unbind notes that the driver is about to be unbound from a GPU, by PCI address, and reports whether the library is
-	// to be closed for it now.
+	// unbind records that the driver is about to be unbound from a GPU, by PCI address, and reports whether the
+	// library must be closed for it now.
 	unbind  func(address string) bool
-	leaving func() []string // the GPUs that are being unbound already, by PCI address
+	leaving func() []string // GPUs that are already being unbound, by PCI address
 	gpus    map[string]bool // by UUID
 	length  time.Duration   // of a wait for an event
 	running sync.WaitGroup
-	stop    chan struct{} // closed when the goroutines are to end
-	ended   chan struct{} // closed when they have ended
+	stop    chan struct{} // closed to stop the goroutines
+	ended   chan struct{} // closed when all goroutines have ended
 }
 
-// errNoXIDs is why the events of a GPU are not received that is too old to report XIDs.
+// errNoXIDs means that no events are received because the GPU is too old to report XIDs.
 var errNoXIDs = errors.New("the driver reports no XIDs of this GPU")
 
-// errWatchStopped is why events are not received after an attempt to close the library that failed.
+// errWatchStopped means that no events are received because closing the library failed.
 var errWatchStopped = errors.New("the library was to be closed and is still in use")
 
-// watchDriver receives the events of the driver, if the library is open, until it is closed.
+// watchDriver receives the driver's events while the library is open.
 func (s *Session) watchDriver() {
 	if s.events == nil || s.library == nil || s.watchers != nil && !isClosed(s.watchers.ended) {
 		return
@@ -72,8 +73,7 @@ func (s *Session) watchDriver() {
 	s.watchers.running.Go(s.watchers.watchUnbind)
 }
 
-// watch receives the events of the driver and of the usable GPUs of the last snapshot, if the library is open, until it
-// is closed.
+// watch receives the events of the driver and of the usable GPUs of the last snapshot while the library is open.
 func (s *Session) watch() {
 	s.watchDriver()
 	if s.watchers == nil || s.last == nil {
@@ -92,7 +92,8 @@ func (s *Session) watch() {
 	}
 }
 
-// end stops receiving events and reports whether all goroutines have ended before ctx did. It may be called again.
+// end stops receiving events and reports whether all goroutines have ended before ctx did. It may be called
+// repeatedly.
 func (w *watchers) end(ctx context.Context) bool {
 	if !w.stopped() {
 		close(w.stop)
@@ -106,8 +107,8 @@ func (w *watchers) end(ctx context.Context) bool {
 	}
 }
 
-// awaitEnd waits for the goroutines and reports that events are not received any more: because the library is about to
-// be closed or, if they have not ended before ctx, although it stays open.
+// awaitEnd waits for the goroutines and reports that events are no longer received: because the library is about to be
+// closed or, if the goroutines have not ended before ctx, although it stays open.
 func (w *watchers) awaitEnd(ctx context.Context) {
 	defer close(w.ended)
 	report := func(err error) {
@@ -142,7 +143,7 @@ func isClosed(c <-chan struct{}) bool {
 
 // watch receives the events of one GPU until it is stopped.
 func (w *watchers) watch(uuid string) {
-	reported := "nothing reported yet" // then why events are not received; empty if they are
+	reported := "nothing reported yet" // afterwards why events are not received; empty if they are
 	report := func(err error) {
 		if text := errorText(err); text != reported && !w.stopped() {
 			reported = text
@@ -155,7 +156,7 @@ func (w *watchers) watch(uuid string) {
 	}
 }
 
-// pause waits before events are waited for again after an error.
+// pause waits after an error before the next wait for events.
 func (w *watchers) pause() {
 	select {
 	case <-w.stop:
@@ -177,9 +178,8 @@ func (w *watchers) sourceEvent(uuid string, err error) gpu.Event {
 	}
 }
 
-// receiveUntilError makes an event set of the GPU and receives its events. It reports that they are received when a
-// wait for them has succeeded and, while the driver does not answer, why they are not. It returns nil only if it was
-// stopped.
+// receiveUntilError creates an event set for the GPU and receives its events. It reports nil once a wait for events
+// has succeeded, and an error while the driver does not answer. It returns nil only if it was stopped.
 func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 	set, dev, err := w.newSet(uuid)
 	if err != nil {
@@ -198,7 +198,7 @@ func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 		if !returned {
 			report(&timeoutError{"nvmlEventSetWait"})
 			select {
-			case <-c.done: // perhaps with the XID at which the driver stalled
+			case <-c.done: // the event may be the XID at which the driver stalled
 			case <-w.stop:
 				go w.receiveLate(uuid, c)
 				return nil
@@ -218,7 +218,7 @@ func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 	return nil
 }
 
-// wait waits for an event. A call that does not return in time is abandoned.
+// wait waits for an event. It abandons a call that does not return in time.
 func (w *watchers) wait(
 	subject, function string, f func() (nvml.EventData, nvml.Return),
 ) (c *call, returned bool) {
@@ -227,8 +227,8 @@ func (w *watchers) wait(
 	return w.library.calls.do(ctx, subject, func(c *call) (any, error) { return invoke(w.library, c, function, f) })
 }
 
-// receiveLate passes on the event of an abandoned wait that returns after watching has stopped. It calls nothing, since
-// the library may then be closed, which frees the set.
+// receiveLate passes on the event of an abandoned wait that returns after watching has stopped. It makes no calls,
+// since the library may then be closed, which frees the set.
 func (w *watchers) receiveLate(uuid string, c *call) {
 	<-c.done
 	got, _ := c.answer.(nvml.EventData)
@@ -237,7 +237,7 @@ func (w *watchers) receiveLate(uuid string, c *call) {
 	}
 }
 
-// newSet makes an event set with the events of a GPU.
+// newSet creates an event set for the events of a GPU.
 func (w *watchers) newSet(uuid string) (nvml.EventSet, nvml.Device, error) {
 	type result struct {
 		set nvml.EventSet
@@ -275,15 +275,15 @@ func (w *watchers) newSet(uuid string) (nvml.EventSet, nvml.Device, error) {
 
 func eventsSubject(uuid string) string { return "events of " + uuid }
 
-// askWithin is ask with a time limit and without tolerance for a call that hangs.
+// askWithin is ask with a time limit, and returns no earlier answer for a call that hangs.
 func askWithin[T any](w *watchers, subject string, limit time.Duration, work func(*call) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	return ask(ctx, &w.library.calls, subject, 0, work)
 }
 
-// receiveOne passes an event on, with the driver's recovery action after it. That is a subject of its own: if the call
-// were abandoned, the next wait for events would get its answer.
+// receiveOne passes an event on with the driver's recovery action. Reading the action has its own subject: if that
+// call were abandoned, the next wait for events would get its answer.
 func (w *watchers) receiveOne(uuid string, dev nvml.Device, e *nvml.EventData) {
 	ev, ok := w.event(uuid, e)
 	if !ok {
@@ -298,7 +298,7 @@ func (w *watchers) receiveOne(uuid string, dev nvml.Device, e *nvml.EventData) {
 	w.receive(ev)
 }
 
-// event converts an event, without the recovery action, and reports whether it is of a kind that is received.
+// event converts an event, without the recovery action, and reports whether its kind is to be received.
 func (w *watchers) event(uuid string, e *nvml.EventData) (gpu.Event, bool) {
 	kind, ok := eventKinds[e.EventType]
 	ev := gpu.Event{
@@ -314,7 +314,7 @@ func (w *watchers) event(uuid string, e *nvml.EventData) (gpu.Event, bool) {
 	return ev, ok
 }
 
-// instance is the ID of an instance in an event; all bits are set for none.
+// instance converts the ID of an instance in an event, where all bits are set for none.
 func instance(id uint32) int {
 	if id == ^uint32(0) {
 		return gpu.NoInstance

@@ -19,10 +19,10 @@ import (
 // libraryName is the SONAME of NVML's library.
 const libraryName = "libnvidia-ml.so.1"
 
-// Find returns the path of the library to load. An explicit path is only checked. Without one Find detects the library:
-// where the driver is installed in "/", the file that the dynamic loader would load by name; else the first one for
-// this machine in the usual directories under the driver's root. Links are followed inside that root, as in the
-// container or the image that it belongs to.
+// Find returns the path of the library to load. It only checks an explicit path. Without one, Find detects the
+// library: if the driver is installed in "/", the file that the dynamic loader would load by name; otherwise the first
+// library for this machine in the usual directories under the driver's root. Links are resolved inside that root, like
+// in the container or image that it belongs to.
 //
 // The error wraps ErrLibraryNotFound or ErrLibraryUnusable.
 func Find(h host.Host, explicit string) (string, error) {
@@ -47,14 +47,14 @@ func find(root, explicit string, byLoader func(name string) string) (string, err
 	return findUnder(root)
 }
 
-// findUnder searches the usual directories under a root. It skips a file that cannot be used, such as a 32-bit library
-// in usr/lib, and reports it if it finds no other.
+// findUnder searches the usual directories under a root. It skips unusable files, such as a 32-bit library in usr/lib,
+// and reports one of them if it finds no other.
 func findUnder(root string) (string, error) {
 	var unusable []error
 	for _, dir := range host.LibraryDirs() {
 		path, err := securejoin.SecureJoin(root, filepath.Join(dir, libraryName))
 		if err != nil {
-			continue // a link that leads nowhere
+			continue // a dangling link
 		}
 		err = checkLibrary(path)
 		if err == nil {
@@ -70,7 +70,7 @@ func findUnder(root string) (string, error) {
 	return "", fmt.Errorf("%w: no %s under %s", ErrLibraryNotFound, libraryName, root)
 }
 
-// LibraryPaths lists the paths under the driver's root at which Find searches for the library.
+// LibraryPaths returns the paths under the driver's root at which Find searches for the library.
 func LibraryPaths(h host.Host) []string {
 	var paths []string
 	for _, dir := range host.LibraryDirs() {
@@ -79,9 +79,9 @@ func LibraryPaths(h host.Host) []string {
 	return paths
 }
 
-// loaderPath is the file that the dynamic loader would load by a name, or empty: the first usable one in
-// LD_LIBRARY_PATH, or else the one in /etc/ld.so.cache. The loader itself would run the library's constructors before
-// the file's owner could be checked.
+// loaderPath returns the file that the dynamic loader would load by a name, or empty: the first usable one in
+// LD_LIBRARY_PATH, or else the one in /etc/ld.so.cache. Using the loader itself would run the library's constructors
+// before the file's owner is checked.
 func loaderPath(name string) string {
 	return loaderPathIn(os.Getenv("LD_LIBRARY_PATH"), "/etc/ld.so.cache", name)
 }
@@ -109,8 +109,8 @@ func loaderPathIn(searchPath, cacheFile, name string) string {
 	return path
 }
 
-// checkLibrary returns why a file cannot be loaded. The loader would map it, and a read from the mapping of a truncated
-// file kills the process.
+// checkLibrary returns why a file cannot be loaded. The loader maps the file, and reading from the mapping of a
+// truncated file kills the process.
 func checkLibrary(path string) error {
 	f, info, err := fileio.OpenRegular(path)
 	switch {

@@ -14,8 +14,8 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// addFromKernel adds to the devices what the kernel shows and NVML does not: NUMA nodes, the device nodes of MIG
-// devices, and the identity of GPUs that could not be read.
+// addFromKernel adds to the devices what only the kernel shows: NUMA nodes, the device nodes of MIG devices, and the
+// identity of unreadable GPUs.
 func (s *Session) addFromKernel(ctx context.Context, devices []gpu.Device) {
 	h := s.opts.Host
 	addCapMinors(h, devices)
@@ -37,8 +37,8 @@ func (s *Session) addFromKernel(ctx context.Context, devices []gpu.Device) {
 	}
 }
 
-// readInformation fills in what /proc/driver/nvidia/gpus/ADDRESS/information has of a GPU's names and numbers. Reading
-// it can hang like a call into the driver, since the same kernel module writes it.
+// readInformation adds the names and numbers of a GPU from /proc/driver/nvidia/gpus/ADDRESS/information. Reading the
+// file can hang like a call into the driver, since the same kernel module writes it.
 func (s *Session) readInformation(ctx context.Context, d *gpu.Device) {
 	path := s.opts.Host.Proc("driver", "nvidia", "gpus", d.PCIBusID, "information")
 	work := func(c *call) (string, error) {
@@ -54,7 +54,7 @@ func (s *Session) readInformation(ctx context.Context, d *gpu.Device) {
 		value = strings.TrimSpace(value)
 		switch {
 		case key == "GPU UUID" && strings.HasPrefix(value, "GPU-") && gpu.IsUUID(value[len("GPU-"):]):
-			d.UUID = value // one that the driver does not know yet has question marks instead of digits
+			d.UUID = value // an unknown UUID has question marks instead of digits
 		case key == "Model" && d.Name == "":
 			d.Name = value
 		case key == "Device Minor" && d.Minor == gpu.NoMinor:
@@ -65,7 +65,8 @@ func (s *Session) readInformation(ctx context.Context, d *gpu.Device) {
 	}
 }
 
-// knownGPUs lists the PCI addresses of the GPUs that the kernel module knows, sorted. It is empty without the module.
+// knownGPUs returns the PCI addresses of the GPUs that the kernel module knows, sorted. It is empty if the module is
+// not loaded.
 func knownGPUs(h host.Host) []string {
 	entries, err := os.ReadDir(h.Proc("driver", "nvidia", "gpus"))
 	if err != nil {
@@ -78,7 +79,7 @@ func knownGPUs(h host.Host) []string {
 	return addresses
 }
 
-// withoutDriver returns those of the PCI devices that have no driver in sysfs. The kernel removes it there before a
+// withoutDriver returns the PCI devices that have no driver in sysfs. The kernel removes the driver there before the
 // driver waits for programs that have the device open.
 func withoutDriver(h host.Host, addresses []string) (without []string) {
 	for _, address := range addresses {
@@ -93,8 +94,8 @@ func withoutDriver(h host.Host, addresses []string) (without []string) {
 	return without
 }
 
-// numaNode is the NUMA node that the device at the PCI address is attached to. NVML's nvmlDeviceGetNumaNodeId is
-// something else: the node that the GPU's memory makes where that is a NUMA node of its own.
+// numaNode returns the NUMA node that the device at the PCI address is attached to. NVML's nvmlDeviceGetNumaNodeId
+// differs: it returns the node of the GPU's own memory, if that is a NUMA node.
 func numaNode(h host.Host, pciBusID string) int {
 	n, err := strconv.Atoi(host.ReadLine(h.Sys("bus", "pci", "devices", pciBusID, "numa_node")))
 	if err != nil || n < 0 {
@@ -103,7 +104,7 @@ func numaNode(h host.Host, pciBusID string) int {
 	return n
 }
 
-// gpuAddresses are the PCI addresses of the NVIDIA GPUs that the kernel knows, sorted.
+// gpuAddresses returns the PCI addresses of the NVIDIA GPUs that the kernel knows, sorted.
 func gpuAddresses(h host.Host) []string {
 	entries, err := os.ReadDir(h.Sys("bus", "pci", "devices"))
 	if err != nil {
@@ -122,8 +123,8 @@ func gpuAddresses(h host.Host) []string {
 	return addresses
 }
 
-// fillAddresses gives the devices without a PCI address those that no other device has. NVML enumerates GPUs by PCI
-// address; where they are not in that order, or their number differs, the addresses stay unknown.
+// fillAddresses gives devices without a PCI address the unused addresses. NVML enumerates GPUs by PCI address; if the
+// devices are not in that order, or their number differs, the addresses stay unknown.
 func fillAddresses(devices []gpu.Device, all []string) {
 	left := slices.Clone(all)
 	for _, d := range devices {
@@ -144,8 +145,8 @@ func fillAddresses(devices []gpu.Device, all []string) {
 	}
 }
 
-// sysfsPath is how far apart two GPUs are on PCIe, by their positions in the tree of sysfs, and by their NUMA nodes
-// where they are under different host bridges. The levels are those of nvmlGpuTopologyLevel_t.
+// sysfsPath returns how far apart two GPUs are on PCIe, by their positions in the tree of sysfs, or by their NUMA
+// nodes if they are under different host bridges. The levels are those of nvmlGpuTopologyLevel_t.
 func sysfsPath(h host.Host, a, b *gpu.Device) gpu.PCIePath {
 	x, y := pciAncestors(h, a.PCIBusID), pciAncestors(h, b.PCIBusID)
 	common := 0
@@ -168,7 +169,8 @@ func sysfsPath(h host.Host, a, b *gpu.Device) gpu.PCIePath {
 	}
 }
 
-// pciAncestors are the host bridge and the bridges above a device, from the top; none if sysfs does not show them.
+// pciAncestors returns the host bridge and the bridges above a device, from the top, or none if sysfs does not show
+// them.
 func pciAncestors(h host.Host, pciBusID string) []string {
 	target, err := os.Readlink(h.Sys("bus", "pci", "devices", pciBusID))
 	if err != nil {

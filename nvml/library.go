@@ -17,14 +17,15 @@ type library struct {
 	api   nvml.Interface
 	has   func(function string) bool // reports whether the library has a function
 	calls calls
-	// initialised is whether nvmlInit has succeeded since the last nvmlShutdown. Calls about librarySubject use it.
+	// initialised says that nvmlInit has succeeded since the last nvmlShutdown. Only calls about librarySubject use
+	// it.
 	initialised bool
 }
 
 // librarySubject is the subject of calls that initialise NVML and shut it down; see [calls].
 const librarySubject = "library"
 
-// process holds the one library that a process can load: calls of NVML functions are bound to it.
+// process holds the only library that a process can load: calls of NVML functions are bound to it.
 var process struct {
 	sync.Mutex
 	path    string
@@ -32,8 +33,8 @@ var process struct {
 	library *library
 }
 
-// load loads the library at a path, which must be the one that the process has loaded before, if any. It is never
-// unloaded: the calls that are bound to it would then lead nowhere.
+// load loads the library at a path. If the process has loaded a library before, it must be the same. It is never
+// unloaded, because calls that are bound to it would then crash.
 func load(path string) (*library, error) {
 	shared, err := loadLibrary(path)
 	if err != nil {
@@ -53,7 +54,8 @@ func load(path string) (*library, error) {
 	return process.library, nil
 }
 
-// loadLibrary loads a library and checks that it is NVML: a call of a function that it lacks would end the process.
+// loadLibrary loads a library and checks that it is NVML: calling a function that the library lacks would end the
+// process.
 func loadLibrary(path string) (sharedLibrary, error) {
 	if err := checkLibrary(path); err != nil {
 		return sharedLibrary{}, err
@@ -71,7 +73,8 @@ func loadLibrary(path string) (sharedLibrary, error) {
 	return shared, nil
 }
 
-// requiredFunctions are those without which a GPU cannot be read. The library of an old driver may lack any other.
+// requiredFunctions returns the functions without which a GPU cannot be read. The library of an old driver may lack
+// any other.
 func requiredFunctions() []string {
 	return []string{
 		"nvmlInit", "nvmlShutdown", "nvmlErrorString", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount",
@@ -89,7 +92,8 @@ func (l sharedLibrary) hasFunction(function string) bool {
 	return false
 }
 
-// InFlight lists the calls of this process into the driver that have not returned, such as "nvmlDeviceGetUUID (GPU 3)".
+// InFlight returns the calls of this process into the driver that have not returned, such as "nvmlDeviceGetUUID (GPU
+// 3)".
 func InFlight() []string {
 	process.Lock()
 	defer process.Unlock()
@@ -113,12 +117,13 @@ func invoke[T any](l *library, c *call, function string, f func() (T, nvml.Retur
 	return v, nil
 }
 
-// noValue makes a function that returns nothing but a code fit for invoke.
+// noValue adapts a function that returns only a code to invoke.
 func noValue(f func() nvml.Return) func() (struct{}, nvml.Return) {
 	return func() (struct{}, nvml.Return) { return struct{}{}, f() }
 }
 
-// initialise calls nvmlInit, unless NVML is initialised: an earlier call may have succeeded after its caller gave up.
+// initialise calls nvmlInit unless NVML is already initialised: an earlier call may have succeeded after its caller
+// gave up.
 func (l *library) initialise(ctx context.Context, h host.Host) error {
 	_, err := ask(ctx, &l.calls, librarySubject, 0, func(c *call) (struct{}, error) {
 		if l.initialised {
@@ -135,8 +140,8 @@ func (l *library) initialise(ctx context.Context, h host.Host) error {
 	return classify(err)
 }
 
-// libraryVersion is the driver version that the library belongs to. NVML returns it without being initialised, behind
-// the CUDA version: "13.580.126.09".
+// libraryVersion returns the driver version of the library. NVML returns it without being initialised, after the CUDA
+// version: "13.580.126.09".
 func (l *library) libraryVersion(ctx context.Context) string {
 	v, err := ask(ctx, &l.calls, librarySubject, 0, func(c *call) (string, error) {
 		return invoke(l, c, "nvmlSystemGetNVMLVersion", l.api.SystemGetNVMLVersion)
@@ -153,7 +158,7 @@ func (l *library) libraryVersion(ctx context.Context) string {
 // shutdown calls nvmlShutdown.
 func (l *library) shutdown(ctx context.Context) error {
 	_, err := ask(ctx, &l.calls, librarySubject, 0, func(c *call) (struct{}, error) {
-		l.calls.forget() // handles are valid until now
+		l.calls.forget() // shutting down invalidates the handles
 		l.initialised = false
 		return invoke(l, c, "nvmlShutdown", noValue(l.api.Shutdown))
 	})

@@ -12,8 +12,8 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// readLinks reads how the GPUs with handles are linked: a link for each two, in order. It also returns, by index, the
-// errors of GPUs whose links could not all be read. A path on PCIe that the driver does not return is that of sysfs.
+// readLinks returns the links of each two GPUs with handles, in order, and the errors of GPUs whose links could not
+// all be read, by index. If the driver does not return a PCIe path, the path comes from sysfs.
 func (s *Session) readLinks(
 	ctx context.Context, snapshot *gpu.Snapshot, handles []nvml.Device,
 ) (links []gpu.Link, unread map[int]error) {
@@ -38,13 +38,13 @@ func (s *Session) readLinks(
 	return combineLinks(snapshot.Devices, nvlinks, paths, s.opts.Host), unread
 }
 
-// nvlink is where an active NVLink of a GPU leads to.
+// nvlink is the remote end of an active NVLink.
 type nvlink struct {
 	remote   string // PCI address, or empty if the driver does not return it
 	toSwitch bool
 }
 
-// readNVLinks reads the NVLinks of a GPU and waits for them until ctx ends.
+// readNVLinks reads the NVLinks of a GPU until ctx ends.
 func (s *Session) readNVLinks(ctx context.Context, index int, dev nvml.Device) ([]nvlink, error) {
 	l := s.library
 	return ask(ctx, &l.calls, fmt.Sprintf("NVLinks of GPU %d", index), s.tolerated(), func(c *call) ([]nvlink, error) {
@@ -60,11 +60,11 @@ func (l *library) nvlinks(c *call, dev nvml.Device) ([]nvlink, error) {
 			return dev.GetNvLinkState(port)
 		})
 		switch {
-		case hasCode(err, nvml.ERROR_INVALID_ARGUMENT): // the port after the last
+		case hasCode(err, nvml.ERROR_INVALID_ARGUMENT): // there are no more ports
 			return links, nil
 		case isNotSupported(err):
 			if port == 0 {
-				return links, nil // no NVLink at all
+				return links, nil // the GPU has no NVLinks
 			}
 			continue
 		case err != nil:
@@ -81,7 +81,7 @@ func (l *library) nvlinks(c *call, dev nvml.Device) ([]nvlink, error) {
 	return links, nil
 }
 
-// nvlink reads where an active NVLink leads to. The kind of the remote device is read once for each device.
+// nvlink reads the remote end of an active NVLink. It reads the kind of each remote device only once.
 func (l *library) nvlink(c *call, dev nvml.Device, port int, toSwitch map[string]bool) (nvlink, error) {
 	pci, err := optional(invoke(l, c, "nvmlDeviceGetNvLinkRemotePciInfo", func() (nvml.PciInfo, nvml.Return) {
 		return dev.GetNvLinkRemotePciInfo(port)
@@ -91,7 +91,7 @@ func (l *library) nvlink(c *call, dev nvml.Device, port int, toSwitch map[string
 	}
 	remote, err := busID(pci)
 	if err != nil {
-		remote = "" // some drivers fill in nothing where an NVSwitch cannot be seen
+		remote = "" // some drivers return an empty address if no NVSwitch is visible
 	}
 	if _, known := toSwitch[remote]; !known || remote == "" {
 		const function = "nvmlDeviceGetNvLinkRemoteDeviceType"
@@ -106,20 +106,20 @@ func (l *library) nvlink(c *call, dev nvml.Device, port int, toSwitch map[string
 	return nvlink{remote: remote, toSwitch: toSwitch[remote]}, nil
 }
 
-// pair is two GPUs by index, a < b.
+// pair is the indices of two GPUs, a < b.
 type pair struct{ a, b int }
 
-// pathReading is what the driver returned about the path on PCIe between two GPUs.
+// pathReading is what the driver returned about the PCIe path between two GPUs.
 type pathReading struct {
 	path gpu.PCIePath
 	err  error
 }
 
-// errNotRead is the error of a pair that was not read since calls about other pairs hang.
+// errNotRead means that a pair was not read because calls about other pairs hang.
 var errNotRead = errors.New("not read in time")
 
-// readPaths reads the path on PCIe of each pair of GPUs with handles, as many pairs at a time as there are GPUs. A GPU
-// that hangs holds up one pair with each other GPU, so all other pairs can still be read one after the other.
+// readPaths reads the PCIe path of each pair of GPUs with handles, as many pairs at a time as there are GPUs. A
+// hanging GPU blocks only one pair with each other GPU, so all other pairs can still be read one after the other.
 func (s *Session) readPaths(ctx context.Context, handles []nvml.Device) map[pair]pathReading {
 	var mu sync.Mutex
 	paths := map[pair]pathReading{}
@@ -154,7 +154,7 @@ func (s *Session) readPath(ctx context.Context, p pair, handles []nvml.Device) p
 		level, err := invoke(l, c, function, func() (nvml.GpuTopologyLevel, nvml.Return) {
 			return handles[p.a].GetTopologyCommonAncestor(handles[p.b])
 		})
-		if err != nil { // a driver that does not know, as under a hypervisor, has answered too
+		if err != nil { // an unknown path, for example under a hypervisor, is an answer too
 			return optional(gpu.PathUnknown, err)
 		}
 		return pathOf(level), nil
@@ -180,8 +180,8 @@ func pathOf(level nvml.GpuTopologyLevel) gpu.PCIePath {
 	return gpu.PathUnknown
 }
 
-// failingGPUs finds the GPUs that make pairs fail, each with the error of one of its pairs: those whose pairs all fail
-// while pairs of other GPUs do not. It finds none if every pair fails, as the only pair of two GPUs may.
+// failingGPUs returns the GPUs that make pairs fail, each with the error of one of its pairs: those whose pairs all
+// fail while pairs of other GPUs succeed. It returns none if every pair fails, as the only pair of two GPUs may.
 func failingGPUs(paths map[pair]pathReading) map[int]error {
 	good := map[int]bool{}
 	for p, r := range paths {
@@ -195,7 +195,7 @@ func failingGPUs(paths map[pair]pathReading) map[int]error {
 	}
 	for p, r := range paths {
 		for _, i := range []int{p.a, p.b} {
-			// Of several errors the first by text, so that the order in the map does not matter.
+			// Of several errors take the first by text, to be independent of the map's order.
 			if !good[i] && (failing[i] == nil || r.err.Error() < failing[i].Error()) {
 				failing[i] = r.err
 			}
@@ -204,7 +204,7 @@ func failingGPUs(paths map[pair]pathReading) map[int]error {
 	return failing
 }
 
-// combineLinks makes the link of each two GPUs that could be read, in order.
+// combineLinks returns the link of each two GPUs that could be read, in order.
 func combineLinks(devices []gpu.Device, nvlinks [][]nvlink, paths map[pair]pathReading, h host.Host) []gpu.Link {
 	var links []gpu.Link
 	for a := range devices {
@@ -224,8 +224,8 @@ func combineLinks(devices []gpu.Device, nvlinks [][]nvlink, paths map[pair]pathR
 	return links
 }
 
-// countNVLinks counts the NVLinks that join two GPUs: those from one to the other or, where there are none, those that
-// both have to NVSwitches, all of which are one fabric in a node. A link counts if it is active at both ends.
+// countNVLinks counts the NVLinks that join two GPUs: those between the two or, if there are none, those that both
+// have to NVSwitches, which form one fabric in a node. A link counts only if it is active at both ends.
 func countNVLinks(busA string, a []nvlink, busB string, b []nvlink) (n int, switched bool) {
 	count := func(links []nvlink, counts func(nvlink) bool) (n int) {
 		for _, l := range links {

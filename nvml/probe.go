@@ -12,8 +12,8 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// Probes reads the health of GPUs of the last snapshot, in its order: of those with these UUIDs, or of all. It waits
-// one second for GPUs that do not answer. An error is about the driver as a whole.
+// Probes reads the health of GPUs of the last snapshot, in its order: those with the given UUIDs, or all. It waits one
+// second for GPUs that do not answer. An error concerns the driver as a whole.
 func (s *Session) Probes(ctx context.Context, uuids ...string) ([]gpu.Probe, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -47,7 +47,7 @@ func (s *Session) Probes(ctx context.Context, uuids ...string) ([]gpu.Probe, err
 	return probes, nil
 }
 
-// probe reads the health of a GPU, also of one that the last snapshot could not read: it may be lost.
+// probe reads the health of a GPU, including one that the last snapshot could not read and that may be lost.
 func (s *Session) probe(ctx context.Context, d *gpu.Device, last gpu.Probe) gpu.Probe {
 	l := s.library
 	none := gpu.Probe{UUID: d.UUID, Error: d.Error, MIGEnabled: d.MIGEnabled, RecoveryAction: gpu.NoRecoveryAction}
@@ -75,8 +75,8 @@ func (s *Session) probe(ctx context.Context, d *gpu.Device, last gpu.Probe) gpu.
 	return got
 }
 
-// probeNVLinks reads which NVLinks of a GPU are up. They are as before if that is unknown, also if the call hangs: a
-// GPU whose links cannot be read can be used.
+// probeNVLinks reads which NVLinks of a GPU are up. If that is unknown or the call hangs, it returns the previous
+// state: a GPU whose links cannot be read is usable.
 func (s *Session) probeNVLinks(ctx context.Context, uuid string, before uint64) (uint64, error) {
 	l := s.library
 	links, err := ask(ctx, &l.calls, "NVLink states of "+uuid, s.tolerated(), func(c *call) (uint64, error) {
@@ -96,7 +96,7 @@ func (s *Session) probeNVLinks(ctx context.Context, uuid string, before uint64) 
 type prober struct {
 	*library
 	c    *call
-	last gpu.Probe // the probe before, or nothing
+	last gpu.Probe // the previous probe, or the zero value
 	got  gpu.Probe
 }
 
@@ -118,12 +118,12 @@ func (p *prober) read() error {
 	return nil
 }
 
-// endsProbe reports whether an error is about the GPU as a whole. All others concern one reading.
+// endsProbe reports whether an error concerns the GPU as a whole. All others concern one reading.
 func endsProbe(err error) bool {
 	return hasCode(err, nvml.ERROR_GPU_IS_LOST, nvml.ERROR_RESET_REQUIRED)
 }
 
-// reading calls a function for one reading, which is unknown if the function fails. Its error ends the probe.
+// reading calls a function for one reading, and returns unknown if the function fails. Its error ends the probe.
 func reading[T any](p *prober, unknown T, function string, f func() (T, nvml.Return)) (T, error) {
 	v, err := invoke(p.library, p.c, function, f)
 	switch {
@@ -135,17 +135,17 @@ func reading[T any](p *prober, unknown T, function string, f func() (T, nvml.Ret
 	return v, nil
 }
 
-// recoveryAction is the driver's verdict about a GPU, or gpu.NoRecoveryAction.
+// recoveryAction returns the driver's recovery action for a GPU, or gpu.NoRecoveryAction.
 func (l *library) recoveryAction(c *call, dev nvml.Device) (int, error) {
 	values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
 	_, err := invoke(l, c, "nvmlDeviceGetFieldValues", noValue(func() nvml.Return { return dev.GetFieldValues(values) }))
-	if err != nil || nvml.Return(values[0].NvmlReturn) != nvml.SUCCESS { // such as an older driver
+	if err != nil || nvml.Return(values[0].NvmlReturn) != nvml.SUCCESS { // for example with an older driver
 		return gpu.NoRecoveryAction, err
 	}
 	return fieldInt(&values[0]), nil
 }
 
-// fieldInt is the value of a field whose type is any integer.
+// fieldInt returns the value of a field of any integer type.
 func fieldInt(v *nvml.FieldValue) int {
 	u := binary.NativeEndian.Uint64(v.Value[:])
 	switch nvml.ValueType(v.ValueType) {
@@ -173,8 +173,8 @@ func (p *prober) readMIGMode(dev nvml.Device) error {
 	return err
 }
 
-// readMemory reads what is wrong with the memory. If the count of its errors is unknown it is as before: with a lower
-// one the next probe would report the errors again.
+// readMemory reads the faults of the memory. If the error count is unknown, it keeps the previous one: after a lower
+// count the next probe would report the errors again.
 func (p *prober) readMemory(dev nvml.Device) error {
 	type rows struct{ pending, failed bool }
 	remapped, err := reading(p, rows{}, "nvmlDeviceGetRemappedRows", func() (rows, nvml.Return) {
@@ -200,8 +200,7 @@ func (p *prober) readMemory(dev nvml.Device) error {
 	return nil
 }
 
-// nvlinkStates has a bit for each NVLink that is up. One whose state is unknown is as before, since it need not be
-// down.
+// nvlinkStates returns a bit for each NVLink that is up. A link in an unknown state keeps its previous bit.
 func (l *library) nvlinkStates(c *call, dev nvml.Device, before uint64) (up uint64, err error) {
 	for port := range nvml.NVLINK_MAX_LINKS {
 		bit := uint64(1) << port
@@ -209,11 +208,11 @@ func (l *library) nvlinkStates(c *call, dev nvml.Device, before uint64) (up uint
 			return dev.GetNvLinkState(port)
 		})
 		switch {
-		case hasCode(err, nvml.ERROR_INVALID_ARGUMENT): // the port after the last
+		case hasCode(err, nvml.ERROR_INVALID_ARGUMENT): // there are no more ports
 			return up, nil
 		case isNotSupported(err):
 			if port == 0 {
-				return 0, nil // no NVLink at all
+				return 0, nil // the GPU has no NVLinks
 			}
 		case endsProbe(err):
 			return up, fmt.Errorf("NVLink %d: %w", port, err)

@@ -9,15 +9,15 @@ import (
 // releasePoll is how often Release tries to close the library while calls use it.
 const releasePoll = 10 * time.Millisecond
 
-// Release closes the library and keeps it closed until Reopen: a GPU is not reset, nor a driver unloaded, while a
-// process has it open. It waits for calls that have not returned; if they do not before ctx ends, the library is not
-// released. Meanwhile Snapshot returns the snapshot before, Probes returns none, and the other methods return
+// Release closes the library and keeps it closed until Reopen: no GPU is reset and no driver unloaded while a process
+// has it open. Release waits for outstanding calls; if they do not return before ctx ends, the library is not
+// released. While it is, Snapshot returns the previous snapshot, Probes returns none, and the other methods return
 // [ErrReleased].
 func (s *Session) Release(ctx context.Context) error {
 	for {
 		s.mu.Lock()
 		s.released = true
-		err := s.close() //nolint:contextcheck // has a deadline of its own
+		err := s.close() //nolint:contextcheck // has its own deadline
 		if err != nil && ctx.Err() != nil {
 			s.released = false
 			s.watch() //nolint:contextcheck // events are received until the library is closed

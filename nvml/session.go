@@ -17,33 +17,33 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// DefaultTimeout is how long the driver may take unless [Options] say otherwise. It is long because a driver without
-// persistence mode wakes its GPUs one after the other when they are first used, seconds for each.
+// DefaultTimeout is the default of Options.Timeout. It is long because without persistence mode a driver wakes its
+// GPUs one after the other on first use, which takes seconds for each.
 const DefaultTimeout = 30 * time.Second
 
-// Options are what the driver is read with. Host is needed.
+// Options are the parameters of a Session, ReadDevices and ReadTopology. Host is required.
 type Options struct {
-	// Host has the driver, and the kernel's files about its GPUs.
+	// Host has the paths of the driver and of the kernel's files about its GPUs.
 	Host host.Host
 	// Library is the path of NVML's library. If it is empty, [Find] detects it.
 	Library string
 	// Check refuses a library before it is loaded into the process. Nil accepts any.
 	Check func(path string) error
-	// Timeout is how long nvmlInit may take and then the first answers of the driver, of all GPUs together, and about
-	// all links together. 0 is DefaultTimeout.
+	// Timeout is how long each of these may take: nvmlInit, the first answers of the driver about all GPUs together,
+	// and those about all links together. 0 means DefaultTimeout.
 	Timeout time.Duration
-	// GPUTimeout and Log are for a [Session].
+	// GPUTimeout and Log are only for a [Session].
 	//
-	// GPUTimeout is how long a GPU may not answer before a snapshot has it as unreadable, if a snapshot is taken each
-	// [SnapshotInterval].
+	// GPUTimeout is how long a GPU may not answer before a snapshot reports it as unreadable, if a snapshot is taken
+	// every [SnapshotInterval].
 	GPUTimeout time.Duration
 	// Log gets warnings about links that cannot be read.
 	Log *slog.Logger
 }
 
-// Divisors of Options.GPUTimeout. A snapshot is taken each third of it, and a call is tolerated for a quarter of it. So
-// the second snapshot after a GPU stops answering reports it, after two thirds of the time at most. The rest is slack
-// for a busy machine.
+// Divisors of Options.GPUTimeout. A snapshot is taken each third of it, and a hanging call is tolerated for a quarter.
+// So the second snapshot after a GPU stops answering reports the GPU, at most two thirds of the timeout later. The
+// rest is slack for a busy machine.
 const (
 	snapshotsPerTimeout = 3
 	toleratedDivisor    = 4
@@ -54,32 +54,31 @@ func SnapshotInterval(gpuTimeout time.Duration) time.Duration {
 	return gpuTimeout / snapshotsPerTimeout
 }
 
-// maxWait is how long a session's snapshot waits for the GPUs, and then for their links.
+// maxWait is how long a session's snapshot waits for the GPUs, and then again for their links.
 const maxWait = time.Second
 
-// Session is the driver of a host, for a program that reads it again and again. It opens the library when it is first
-// used, and opens it again when that may show other GPUs. Its methods may be called by several goroutines at once. A
-// process can use one session at a time.
+// Session reads a host's driver repeatedly. It opens the library on first use, and opens it again if that may show
+// other GPUs. Its methods may be called by several goroutines at once. A process can use only one session at a time.
 type Session struct {
 	opts     Options
-	events   func(gpu.Event) // nil receives no events
-	returned func()          // an abandoned call has returned, or the library can be closed; may be nil
+	events   func(gpu.Event) // nil if events are not received
+	returned func()          // called when an abandoned call has returned or the library can be closed; may be nil
 
 	mu        sync.Mutex    // held while a snapshot is taken, and while the library is opened or closed
 	library   *library      // nil while the library is closed
-	loaded    *library      // that of the process, open or not; nil before it is loaded
-	users     atomic.Int32  // goroutines that use library without mu
-	last      *gpu.Snapshot // nil before the first
+	loaded    *library      // the process's library, open or not; nil before it is loaded
+	users     atomic.Int32  // number of goroutines that use library without mu
+	last      *gpu.Snapshot // nil before the first snapshot
 	retained  retainedLinks
 	probed    map[string]gpu.Probe // the last probes, by UUID
 	watchers  *watchers            // nil while no events are received
 	eventWait time.Duration        // how long a call waits for an event
 	released  bool                 // see Release
 	unbinding unbinding
-	// known are the GPUs that the kernel module knew when the library was opened. If they change, it is opened again.
+	// known are the GPUs that the kernel module had when the library was opened. A change reopens the library.
 	known  []string
 	opened time.Time       // when the library was last opened
-	seen   map[string]bool // the PCI addresses of the GPUs of all snapshots, as far as the kernel module has them
+	seen   map[string]bool // PCI addresses of the GPUs of all snapshots that the kernel module still has
 }
 
 // NewSession returns a session that has not opened the library yet.
@@ -93,7 +92,7 @@ func NewSession(opts Options) *Session {
 }
 
 // ReadDevices reads the GPUs once, without links, and closes the library. A GPU that cannot be read is in the snapshot
-// with its error. A host without GPUs has an empty snapshot. The error is about the driver as a whole: it wraps
+// with its error. A host without GPUs has an empty snapshot. An error concerns the driver as a whole: it wraps
 // [gpu.ErrNoDriver], or it is the cause of ctx or the error of Options.Check.
 func ReadDevices(ctx context.Context, opts Options) (*gpu.Snapshot, error) {
 	opts.GPUTimeout = 0
@@ -103,8 +102,8 @@ func ReadDevices(ctx context.Context, opts Options) (*gpu.Snapshot, error) {
 	return snapshot, err
 }
 
-// ReadTopology is [ReadDevices] with links, for six times as many calls on a machine with NVSwitches. A GPU whose links
-// cannot all be read is in the snapshot with that error, and in no link.
+// ReadTopology is [ReadDevices] with links, which takes six times as many calls on a machine with NVSwitches. A GPU
+// whose links cannot all be read is in the snapshot with that error, and in no link.
 func ReadTopology(ctx context.Context, opts Options) (*gpu.Snapshot, error) {
 	opts.GPUTimeout = 0
 	s := NewSession(opts)
@@ -128,19 +127,19 @@ func (s *Session) readTopology(ctx context.Context) (*gpu.Snapshot, error) {
 	return snapshot, nil
 }
 
-// Notify has events called for each event of the GPUs from the first snapshot on, and for gpu.EventUnbind from the
-// opening of the library on, by several goroutines at once. After gpu.EventUnbind, Snapshot closes the library and
-// opens it again. It is closed after events has returned, so events must not use the session.
+// Notify registers events, which several goroutines may call at once: for each event of the GPUs from the first
+// snapshot on, and for gpu.EventUnbind from the opening of the library on. After gpu.EventUnbind, Snapshot closes and
+// reopens the library. It does so only after events has returned, so events must not use the session.
 //
-// Returned is called when an abandoned call has returned, so that GPUs may be readable again, also when the last call
+// Returned is called when an abandoned call has returned, so that GPUs may be readable again, and when the last call
 // that blocked closing the library for gpu.EventUnbind returns. It must not wait.
 //
-// Notify must be called before the library is opened.
+// Call Notify before the library is opened.
 func (s *Session) Notify(events func(gpu.Event), returned func()) {
 	s.events, s.returned = events, returned
 }
 
-// Library is the path of the library that would be loaded now, or empty if there is none.
+// Library returns the path of the library that would be loaded at present, or empty if there is none.
 func (s *Session) Library() string {
 	path, err := Find(s.opts.Host, s.opts.Library)
 	if err != nil {
@@ -149,7 +148,7 @@ func (s *Session) Library() string {
 	return path
 }
 
-// Open opens the library, if it is not open. It need not be called: the other methods open the library too.
+// Open opens the library, unless it is open. Calling it is optional: the other methods open the library too.
 func (s *Session) Open(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,12 +156,13 @@ func (s *Session) Open(ctx context.Context) error {
 }
 
 // Snapshot reads the GPUs and their links. A GPU that cannot be read is in the snapshot with its error. A host without
-// GPUs has an empty snapshot. An error is about the driver as a whole and wraps [gpu.ErrNoDriver], and
-// [gpu.ErrNotAnswering] if the driver does not answer in time: after its first answer, a quarter of Options.GPUTimeout.
+// GPUs has an empty snapshot. An error concerns the driver as a whole and wraps [gpu.ErrNoDriver], or
+// [gpu.ErrNotAnswering] if the driver does not answer in time, which after its first answer is a quarter of
+// Options.GPUTimeout.
 //
-// Snapshot then waits at most one second for GPUs that do not answer, and one for their links. Such a GPU is as it was
-// last read until its call is older than a quarter of Options.GPUTimeout. An unreadable GPU has the UUID and the other
-// properties that it had in the session's snapshot before.
+// After that, Snapshot waits at most one second for GPUs that do not answer, and one second for their links. Until its
+// call is older than a quarter of Options.GPUTimeout, such a GPU has its last known properties. An unreadable GPU
+// keeps the UUID and the other properties of the session's previous snapshot.
 func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,7 +170,7 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 		return s.last, nil
 	}
 	if s.mayHaveOtherGPUs() {
-		_ = s.close() //nolint:contextcheck // has a deadline of its own
+		_ = s.close() //nolint:contextcheck // has its own deadline
 	}
 	snapshot, handles, err := s.read(ctx)
 	if err == nil && s.mayBecomeReadable(snapshot) && s.close() == nil { //nolint:contextcheck // has its own deadline
@@ -193,26 +193,26 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	return snapshot, nil
 }
 
-// reopenPause is the shortest time between two openings of the library for a GPU that cannot be read or is being
+// reopenPause is the shortest time between two reopenings of the library for a GPU that cannot be read or is being
 // unbound. While the library is closed, no events of any GPU are received.
 const reopenPause = time.Minute
 
-// mayHaveOtherGPUs reports whether the library must be opened again to see all GPUs: NVML counts them in nvmlInit only.
-// Until it is opened again, a removed GPU reads as lost and an added one does not appear. A GPU that is being unbound
-// waits for the library to be closed, and cannot be opened again.
+// mayHaveOtherGPUs reports whether the library must be reopened to see all GPUs: NVML counts them only in nvmlInit.
+// Until then a removed GPU reads as lost and an added one does not appear. A GPU that is being unbound waits for the
+// library to be closed, and cannot be opened again.
 func (s *Session) mayHaveOtherGPUs() bool {
 	return s.library != nil && (s.unbinding.due() || !slices.Equal(s.known, knownGPUs(s.opts.Host)) ||
-		s.last != nil && len(s.last.Devices) == 0) // no event is missed then
+		s.last != nil && len(s.last.Devices) == 0) // then no event can be missed
 }
 
-// mayBecomeReadable reports whether the library must be opened again for GPUs that cannot be read: a GPU that was lost
-// and has come back, or one that was removed without the kernel module showing it, reads as lost until then.
+// mayBecomeReadable reports whether the library must be reopened for unreadable GPUs: a GPU that was lost and is back,
+// or was removed without notice by the kernel module, reads as lost until then.
 func (s *Session) mayBecomeReadable(snapshot *gpu.Snapshot) bool {
 	return s.lacksGPUs(snapshot) && !s.busy() && time.Since(s.opened) >= reopenPause
 }
 
-// lacksGPUs reports whether a GPU cannot be read, or NVML no longer has one that the kernel module still has. One that
-// was in no snapshot does not count: NVML may never see it, as in a container that gets some of the GPUs.
+// lacksGPUs reports whether a GPU cannot be read, or NVML no longer has a GPU that the kernel module still has. GPUs
+// that were in no snapshot do not count: NVML may never see them, as in a container with only some of the GPUs.
 func (s *Session) lacksGPUs(snapshot *gpu.Snapshot) bool {
 	maps.DeleteFunc(s.seen, func(address string, _ bool) bool { return !slices.Contains(s.known, address) })
 	lost := maps.Clone(s.seen)
@@ -224,8 +224,8 @@ func (s *Session) lacksGPUs(snapshot *gpu.Snapshot) bool {
 }
 
 // SetExclusive lets one process at a time use a GPU (the compute mode EXCLUSIVE_PROCESS) or any number (DEFAULT). The
-// GPU is named by its UUID. The driver keeps the mode until it releases the GPU. The error wraps [ErrNoPermission] if
-// the process may not change the mode, which only root may. A snapshot does not wait for it.
+// GPU is given by its UUID. The driver keeps the mode until it releases the GPU. The error wraps [ErrNoPermission] if
+// the process may not change the mode, which only root may. Snapshots do not wait for this call.
 func (s *Session) SetExclusive(ctx context.Context, uuid string, exclusive bool) error {
 	mode := nvml.COMPUTEMODE_DEFAULT
 	if exclusive {
@@ -241,7 +241,7 @@ func (s *Session) SetExclusive(ctx context.Context, uuid string, exclusive bool)
 	return settingError(ctx, "set the compute mode of "+uuid, err)
 }
 
-// Close closes the library. While a call has not returned the library stays open, and that is the error.
+// Close closes the library. While a call has not returned, the library stays open and Close returns an error.
 func (s *Session) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -289,17 +289,17 @@ func (s *Session) open(ctx context.Context) error {
 		return fmt.Errorf("initialise the NVIDIA driver library: %w", err)
 	}
 	s.library, s.opened = l, time.Now()
-	s.watchDriver() // at once: the kernel waits with unbinding a GPU until the library is closed
+	s.watchDriver() // at once: the kernel delays unbinding a GPU until the library is closed
 	return nil
 }
 
 var errInUse = errors.New("close the NVIDIA driver library: calls have not returned")
 
-// close closes the library. If that cannot be done yet, the library stays open, perhaps without events until the next
-// watch. While nvmlInit or nvmlShutdown has not returned, that is an error too: the driver's files are open.
+// close closes the library. If it cannot be closed yet, it stays open, possibly without events until the next watch.
+// An outstanding nvmlInit or nvmlShutdown is an error too, since the driver's files are open.
 func (s *Session) close() error {
 	switch {
-	case s.busy(): // events are received meanwhile
+	case s.busy(): // events are still received
 		return errInUse
 	case s.library == nil:
 		return nil
@@ -327,7 +327,7 @@ func (s *Session) busy() bool {
 }
 
 // openTimeout is how long nvmlInit, nvmlShutdown and the driver's first answer may take. It is short after the first
-// snapshot: while the library is opened again, faults of the GPUs are not seen.
+// snapshot, because faults of the GPUs go unnoticed while the library is reopened.
 func (s *Session) openTimeout() time.Duration {
 	if s.last != nil && s.opts.GPUTimeout > 0 {
 		return SnapshotInterval(s.opts.GPUTimeout)
@@ -335,7 +335,7 @@ func (s *Session) openTimeout() time.Duration {
 	return s.opts.Timeout
 }
 
-// tolerated is how long a call may hang before its subject is unreadable although it could be read before.
+// tolerated is how long a call may hang before its subject counts as unreadable.
 func (s *Session) tolerated() time.Duration { return s.opts.GPUTimeout / toleratedDivisor }
 
 // wait is how long to wait for the GPUs, or for their links.
@@ -346,10 +346,11 @@ func (s *Session) wait() time.Duration {
 	return s.opts.Timeout
 }
 
-// linksInterval is how often links are read if no GPU is new. The driver does not report a link that fails or recovers.
+// linksInterval is how often links are read if no GPU is new. The driver does not report when a link fails or
+// recovers.
 const linksInterval = 5 * time.Minute
 
-// retainedLinks are the links that were last read.
+// retainedLinks are the last links that were read.
 type retainedLinks struct {
 	links   []gpu.Link
 	gpus    []string        // UUIDs by index, empty for a GPU that could not be read
@@ -358,8 +359,8 @@ type retainedLinks struct {
 	read    time.Time
 }
 
-// links returns the links of the GPUs. Reading them takes many more calls than all else, so they are read again only if
-// the GPUs are others than before, if a call that hung has returned, and at an interval.
+// links returns the links of the GPUs. Reading links takes many more calls than everything else, so they are read
+// again only if the GPUs have changed, if a hanging call has returned, and at an interval.
 func (s *Session) links(ctx context.Context, snapshot *gpu.Snapshot, handles []nvml.Device) []gpu.Link {
 	gpus := make([]string, len(snapshot.Devices))
 	for i := range snapshot.Devices {

@@ -8,16 +8,17 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// errNotWhole reports that a setting of a MIG device was asked for.
+// errNotWhole means that a setting of a MIG device was requested.
 var errNotWhole = errors.New("only a whole GPU has settings, not a MIG device")
 
-// RestoreDefaults puts the settings of a whole GPU, named by its UUID, back to their defaults: application clocks,
-// locked clocks, power limit, compute mode, volatile ECC error counts and the processes in its accounting. If exclusive
-// is set, the compute mode becomes EXCLUSIVE_PROCESS, which MPS needs. What the GPU does not support is skipped.
+// RestoreDefaults restores the settings of a whole GPU, given by its UUID, to their defaults: application clocks,
+// locked clocks, power limit, compute mode, volatile ECC error counts and the processes in its accounting. If
+// exclusive is set, the compute mode becomes EXCLUSIVE_PROCESS, which MPS needs. Settings that the GPU does not
+// support are skipped.
 //
-// It returns what was not at its default, such as "power limit 200 W instead of 350 W", also with an error. NVML does
-// not report locked clocks: they are always unlocked, and never returned. The error wraps [ErrNoPermission] if the
-// process may not change settings, which only root may. A snapshot does not wait for it.
+// It returns the settings that were not at their default, such as "power limit 200 W instead of 350 W", also with an
+// error. NVML does not report locked clocks, so they are always unlocked and never returned. The error wraps
+// [ErrNoPermission] if the process may not change settings, which only root may. Snapshots do not wait for this call.
 func (s *Session) RestoreDefaults(ctx context.Context, uuid string, exclusive bool) (changed []string, err error) {
 	changed, err = withLibrary(ctx, s, "settings of "+uuid, func(l *library, c *call) ([]string, error) {
 		dev, err := l.wholeGPU(c, uuid)
@@ -34,9 +35,9 @@ func (s *Session) RestoreDefaults(ctx context.Context, uuid string, exclusive bo
 	return changed, settingError(ctx, "restore the settings of "+uuid, err)
 }
 
-// SetPersistence sets the persistence mode of a whole GPU, named by its UUID, and returns whether that changed it.
-// While the mode is on, the persistence daemon or the kernel module keeps the GPU in use, and a reset is refused. A GPU
-// or driver without the mode is left alone.
+// SetPersistence sets the persistence mode of a whole GPU, given by its UUID, and returns whether the mode changed.
+// While the mode is on, the persistence daemon or the kernel module keeps the GPU in use, and a reset is refused. It
+// does nothing for a GPU or driver without the mode.
 func (s *Session) SetPersistence(ctx context.Context, uuid string, on bool) (changed bool, err error) {
 	want := nvml.FEATURE_DISABLED
 	if on {
@@ -92,7 +93,7 @@ type settings struct {
 	changed []string
 }
 
-// restore stops at the first error: a GPU that does not take one setting takes no other either.
+// restore stops at the first error: a GPU that refuses one setting refuses the others too.
 func (r *settings) restore() error {
 	for _, one := range []func() error{
 		r.applicationClocks, r.lockedClocks, r.powerLimit, r.computeMode, r.eccCounts, r.accounting,
@@ -104,8 +105,8 @@ func (r *settings) restore() error {
 	return nil
 }
 
-// set calls a function that changes a setting, and adds what it changed to the result. A setting that can be read and
-// not be changed, as in a virtual machine, is skipped.
+// set calls a function that changes a setting, and adds the change to the result. It skips a setting that can be read
+// but not changed, as in a virtual machine.
 func (r *settings) set(function string, f func() nvml.Return, format string, args ...any) error {
 	_, err := invoke(r.library, r.c, function, noValue(f))
 	if err == nil && format != "" {
@@ -115,8 +116,8 @@ func (r *settings) set(function string, f func() nvml.Return, format string, arg
 	return err
 }
 
-// unsupported reports whether one of the errors is that the GPU or the driver does not support a function, and returns
-// the first other error.
+// unsupported reports whether one of the errors means that the GPU or the driver does not support a function, and
+// returns the first other error.
 func unsupported(errs ...error) (bool, error) {
 	skip := false
 	for _, err := range errs {
@@ -169,7 +170,7 @@ func (r *settings) powerLimit() error {
 		"power limit %d W instead of %d W", now/milli, normal/milli)
 }
 
-// computeModes are the names that nvidia-smi has for them.
+// computeModes are nvidia-smi's names of the compute modes.
 var computeModes = map[nvml.ComputeMode]string{
 	nvml.COMPUTEMODE_DEFAULT: "DEFAULT", nvml.COMPUTEMODE_EXCLUSIVE_THREAD: "EXCLUSIVE_THREAD",
 	nvml.COMPUTEMODE_PROHIBITED: "PROHIBITED", nvml.COMPUTEMODE_EXCLUSIVE_PROCESS: "EXCLUSIVE_PROCESS",

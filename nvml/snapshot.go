@@ -11,11 +11,11 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// driverSubject is the subject of the calls about the driver as a whole; see [calls].
+// driverSubject is the subject of calls about the driver as a whole; see [calls].
 const driverSubject = "driver"
 
-// readDevices reads the driver and its GPUs, without their links. It also returns, by index, NVML's handles of the GPUs
-// that could be read. An error is about the driver as a whole.
+// readDevices reads the driver and its GPUs, without their links. It also returns NVML's handles of the GPUs that
+// could be read, by index. An error concerns the driver as a whole.
 func (s *Session) readDevices(ctx context.Context) (*gpu.Snapshot, []nvml.Device, error) {
 	system, err := s.readSystem(ctx)
 	if err != nil {
@@ -40,7 +40,7 @@ func (s *Session) readDevices(ctx context.Context) (*gpu.Snapshot, []nvml.Device
 	return snapshot, handles, nil
 }
 
-// readGPUs reads all GPUs at a time and waits for them together.
+// readGPUs reads all GPUs concurrently and waits for all of them.
 func (s *Session) readGPUs(ctx context.Context, n int) []gpuReading {
 	ctx, cancel := context.WithTimeout(ctx, s.wait())
 	defer cancel()
@@ -59,7 +59,7 @@ type systemReading struct {
 	gpus                       int
 }
 
-// readSystem waits longer for the driver's first answer, since nothing can be done without it.
+// readSystem waits longer for the driver's first answer, since everything else depends on it.
 func (s *Session) readSystem(ctx context.Context) (systemReading, error) {
 	l, wait := s.library, s.wait()
 	if !l.calls.hasAnswered(driverSubject) {
@@ -74,10 +74,10 @@ func (s *Session) readSystem(ctx context.Context) (systemReading, error) {
 		if r.gpus, err = invoke(l, c, "nvmlDeviceGetCount", l.api.DeviceGetCount); err != nil {
 			return r, err
 		}
-		// Only forward compatibility needs CUDA's version, so a driver without it is not refused.
+		// Only forward compatibility needs CUDA's version, so a driver that does not report it is not refused.
 		cuda, err := invoke(l, c, "nvmlSystemGetCudaDriverVersion", l.api.SystemGetCudaDriverVersion)
 		if err == nil {
-			r.cudaVersion = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10) // NVML's number is 1000*major + 10*minor
+			r.cudaVersion = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10) // NVML returns 1000*major + 10*minor
 		}
 		return r, nil
 	})
@@ -87,9 +87,8 @@ func (s *Session) readSystem(ctx context.Context) (systemReading, error) {
 	return got, classify(err)
 }
 
-// nameUnreadable gives unreadable GPUs the UUIDs and other properties that they had in the snapshot before, if there is
-// one: a GPU that has fallen off the bus does not even return its UUID, and would otherwise look like one that was
-// removed.
+// nameUnreadable gives unreadable GPUs the UUIDs and other properties of the previous snapshot, if any: a GPU that has
+// fallen off the bus does not even return its UUID, and would otherwise look like a removed one.
 func nameUnreadable(now, before *gpu.Snapshot) {
 	if before == nil {
 		return
@@ -107,8 +106,8 @@ func nameUnreadable(now, before *gpu.Snapshot) {
 	}
 }
 
-// findBefore finds an unreadable GPU in the snapshot before: by its UUID or its PCI address, or by its index if both
-// are unknown and no other GPU has the UUID of the one that had that index.
+// findBefore finds an unreadable GPU in the previous snapshot: by its UUID or its PCI address. If both are unknown it
+// uses the index, unless another GPU has the UUID of the GPU that had that index.
 func findBefore(now, before *gpu.Snapshot, d *gpu.Device) *gpu.Device {
 	at := slices.IndexFunc(before.Devices, func(o gpu.Device) bool {
 		switch {

@@ -12,7 +12,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// Use reads what uses a GPU or MIG device, named by its UUID. A snapshot does not wait for it.
+// Use reads what uses a GPU or MIG device, given by its UUID. Snapshots do not wait for this call.
 func (s *Session) Use(ctx context.Context, uuid string) (gpu.Use, error) {
 	use, err := withLibrary(ctx, s, "use of "+uuid, func(l *library, c *call) (gpu.Use, error) {
 		dev, err := l.deviceByUUID(c, uuid)
@@ -58,7 +58,7 @@ func (l *library) use(c *call, dev nvml.Device) (gpu.Use, error) {
 	} {
 		found, err := invoke(l, c, kind.function, kind.list)
 		switch {
-		case isNotSupported(err): // all drivers that report processes report those with a compute context
+		case isNotSupported(err): // drivers that report any processes report those with a compute context
 			use.ProcessesUnknown = use.ProcessesUnknown || kind.function == computeProcesses
 		case err != nil:
 			return gpu.Use{}, err
@@ -88,8 +88,8 @@ func (l *library) use(c *call, dev nvml.Device) (gpu.Use, error) {
 	return use, nil
 }
 
-// memoryUsed is the memory in use without what the driver reserves. Drivers before 510 have the first version of the
-// function only. There it does not count reserved memory; with later ones it does.
+// memoryUsed returns the memory in use without what the driver reserves. Drivers before 510 only have the first
+// version of the function, which excludes reserved memory in them; later drivers include it.
 func (l *library) memoryUsed(c *call, dev nvml.Device) (uint64, error) {
 	memory, err := invoke(l, c, "nvmlDeviceGetMemoryInfo_v2", dev.GetMemoryInfo_v2)
 	if !isNotSupported(err) {
@@ -99,14 +99,14 @@ func (l *library) memoryUsed(c *call, dev nvml.Device) (uint64, error) {
 	return first.Used, err
 }
 
-// withLibrary calls the driver about a subject, with the library open. A snapshot does not wait for the call.
+// withLibrary calls the driver about a subject, with the library open. Snapshots do not wait for the call.
 func withLibrary[T any](
 	ctx context.Context, s *Session, subject string, work func(*library, *call) (T, error),
 ) (T, error) {
 	s.mu.Lock()
 	err := s.open(ctx)
 	l := s.library
-	s.users.Add(1) // with mu, so that the library is not closed
+	s.users.Add(1) // under mu, so that the library is not closed
 	s.mu.Unlock()
 	defer func() {
 		if s.users.Add(-1) == 0 && s.unbinding.due() && s.returned != nil {
