@@ -21,12 +21,12 @@ import (
 
 // editConfig applies edits to a config.json and adds annotations. The result is nil if they change nothing.
 //
-// It compares the configuration before and after the CDI library's edits, and applies the difference to the JSON of the
-// file, so that keys which the library does not know stay.
+// It applies the difference that the CDI library's edits make to the JSON of the file, so that keys which the library
+// does not know remain.
 func editConfig(
 	data []byte, edits *cdilib.ContainerEdits, annotations map[string]string, makesNodes bool,
 ) ([]byte, error) {
-	if !utf8.Valid(data) { // decoding would replace the wrong bytes, such as those of a mount's path
+	if !utf8.Valid(data) { // decoding would replace invalid bytes, for example in a mount's path
 		return nil, errors.New("not JSON: it is not UTF-8")
 	}
 	original, err := decodeJSON(data)
@@ -63,11 +63,11 @@ func editConfig(
 	return encodeJSON(merged)
 }
 
-// parseConfig reads a configuration as the CDI library and runtimes do.
+// parseConfig reads a configuration like the CDI library and runtimes do.
 func parseConfig(data []byte) (*oci.Spec, error) {
 	var config oci.Spec
 	err := json.Unmarshal(data, &config)
-	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok { // its text has names of Go types
+	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok { // the error's text has names of Go types
 		err = fmt.Errorf("unexpected %s in %q", e.Value, e.Field)
 	}
 	if err != nil {
@@ -79,12 +79,12 @@ func parseConfig(data []byte) (*oci.Spec, error) {
 	return &config, nil
 }
 
-// applyEdits applies edits to a configuration, which is equal to old, as the CDI library does. Edits that were applied
-// before change nothing.
+// applyEdits applies edits to config, which must equal old, like the CDI library does. Edits that were applied before
+// change nothing.
 func applyEdits(old, config *oci.Spec, edits *cdilib.ContainerEdits, makesNodes bool) error {
 	before, after := driverOf(old), driverVersion(&specs.Spec{ContainerEdits: *edits.ContainerEdits})
 	if before != "" && after != "" && before != after {
-		// The files have the version in their names, so the container would have both, and a hook for each.
+		// File names contain the version, so the container would get both drivers, each with its hook.
 		return &OtherDriverError{before, after}
 	}
 	if err := edits.Apply(config); err != nil {
@@ -97,14 +97,14 @@ func applyEdits(old, config *oci.Spec, edits *cdilib.ContainerEdits, makesNodes 
 	if (inUserNamespace || trust.WithoutRoot()) && !makesNodes {
 		bindNodes(old, config, edits)
 	}
-	// The library appends hooks and cgroup rules even if they are there already.
+	// The library appends hooks and cgroup rules even if they already exist.
 	lists := hookLists(config)
 	for i, list := range hookLists(old) {
 		n := len(*list)
 		*lists[i] = appendNew((*lists[i])[:n:n], (*lists[i])[n:])
 	}
 	if rules, n := rulesOf(config), len(rulesOf(old)); len(rules) > n {
-		effective := 0 // the first rule that no denial follows: the last rule that matches counts
+		effective := 0 // the first rule with no denial after it: the last matching rule counts
 		for i, r := range rules[:n] {
 			if !r.Allow {
 				effective = i + 1
@@ -114,7 +114,7 @@ func applyEdits(old, config *oci.Spec, edits *cdilib.ContainerEdits, makesNodes 
 		config.Linux.Resources.Devices = append(rules[:effective:effective], list...)
 	}
 	// It moves mounts and devices that it adds again to the end. A mount on a directory above would hide an earlier
-	// one, so the old order of mounts stays only if the library would sort them that way.
+	// one, so the old order of mounts is kept only if the library would sort them that way.
 	depth := func(m oci.Mount) int { return strings.Count(filepath.Clean(m.Destination), "/") }
 	mounts := inOldOrder(old.Mounts, config.Mounts)
 	if slices.IsSortedFunc(mounts, func(a, b oci.Mount) int { return depth(a) - depth(b) }) {
@@ -131,16 +131,16 @@ func hasUserNamespace(config *oci.Spec) bool {
 	return config.Linux != nil && slices.ContainsFunc(config.Linux.Namespaces, isUser)
 }
 
-// isRootOf reports whether a user of the host is the root of a configuration's user namespace.
+// isRootOf reports whether a user of the host is root in a configuration's user namespace.
 func isRootOf(data []byte, uid uint32) bool {
 	config, err := parseConfig(data)
 	isRoot := func(m oci.LinuxIDMapping) bool { return m.ContainerID == 0 && m.HostID == uid && m.Size > 0 }
 	return err == nil && hasUserNamespace(config) && slices.ContainsFunc(config.Linux.UIDMappings, isRoot)
 }
 
-// removeIDMap gives the mounts that are not in old the options of the edits. The library adds "idmap", by which the
-// container's root owns the host's files: it could write to them if it may change its mounts. overlayfs, on which a
-// driver container has its files, does not support it.
+// removeIDMap gives new mounts the options of the edits, without "idmap", which the library adds. With it the
+// container's root would own the host's files, and could write to them if it may change its mounts. overlayfs, which
+// holds the files in a driver container, does not support it.
 func removeIDMap(old, config *oci.Spec, edits *cdilib.ContainerEdits) {
 	for _, m := range edits.Mounts {
 		i := slices.IndexFunc(config.Mounts, func(c oci.Mount) bool { return c.Destination == m.ContainerPath })
@@ -151,8 +151,8 @@ func removeIDMap(old, config *oci.Spec, edits *cdilib.ContainerEdits) {
 	}
 }
 
-// bindNodes replaces the device nodes that are not in old by bind mounts of the host's nodes, which keep their owner
-// and mode. The rules of the device cgroup stay. The mounts are the last ones, so no other one hides them.
+// bindNodes replaces new device nodes by bind mounts of the host's nodes, which keep their owner and mode. It keeps
+// the device cgroup's rules. The mounts come last, so no other mount hides them.
 func bindNodes(old, config *oci.Spec, edits *cdilib.ContainerEdits) {
 	for _, n := range edits.DeviceNodes {
 		isNode := func(d oci.LinuxDevice) bool { return d.Path == n.Path }
@@ -169,7 +169,7 @@ func bindNodes(old, config *oci.Spec, edits *cdilib.ContainerEdits) {
 	}
 }
 
-// driverOf is the version of the driver whose files are in a configuration, or empty.
+// driverOf returns the version of the driver whose files are in a configuration, or empty.
 func driverOf(config *oci.Spec) string {
 	var edits specs.ContainerEdits
 	for _, m := range config.Mounts {
@@ -183,7 +183,7 @@ func driverOf(config *oci.Spec) string {
 	return driverVersion(&specs.Spec{ContainerEdits: edits})
 }
 
-// inOldOrder is the list before if the list after has the same elements in any order, and otherwise the list after.
+// inOldOrder returns before if after has the same elements in any order, and otherwise after.
 func inOldOrder[T any](before, after []T) []T {
 	rest := slices.Clone(after)
 	for _, b := range before {
@@ -199,7 +199,7 @@ func inOldOrder[T any](before, after []T) []T {
 	return before
 }
 
-// appendNew appends the elements of more that the list does not have.
+// appendNew appends the elements of more that are missing in list.
 func appendNew[T any](list, more []T) []T {
 	for _, m := range more {
 		if !slices.ContainsFunc(list, func(e T) bool { return reflect.DeepEqual(e, m) }) {
@@ -209,7 +209,7 @@ func appendNew[T any](list, more []T) []T {
 	return list
 }
 
-// rulesOf are the rules of the device cgroup.
+// rulesOf returns the rules of the device cgroup.
 func rulesOf(config *oci.Spec) []oci.LinuxDeviceCgroup {
 	if config.Linux == nil || config.Linux.Resources == nil {
 		return nil

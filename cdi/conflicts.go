@@ -8,14 +8,14 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Conflict is a name of a spec that another file defines too.
+// Conflict is a name of a spec that another file also defines.
 type Conflict struct {
 	// Name is the qualified name.
 	Name string
 	// File is the other file.
 	File string
-	// State is that of the spec's device of that name: Available if engines take it and hide the other file's, Shadowed
-	// if they take the other file's, and Conflicting if they take neither.
+	// State is the state of the spec's device: Available if engines take it and ignore the other file's device,
+	// Shadowed if they take the other file's device, and Conflicting if they take neither.
 	State State
 
 	leftToOther bool // whether Without leaves the name to the other file
@@ -27,7 +27,7 @@ func (c Conflict) Unavailable() bool { return c.State != Available }
 // String names the other file and the device.
 func (c Conflict) String() string { return c.File + " defines " + c.Name + " too" }
 
-// ConflictError is that a spec is not written because another file defines one of its names.
+// ConflictError means that a spec is not written because another file defines one of its names.
 type ConflictError struct{ Conflict Conflict }
 
 // Error names the other file and the device, and what engines would do with both files.
@@ -40,7 +40,7 @@ func (e *ConflictError) Error() string {
 	return e.Conflict.String() + ": " + effect
 }
 
-// CheckConflicts returns a *ConflictError if another file defines one of the names of a spec that is to be written to
+// CheckConflicts returns a *ConflictError if another file defines a name of a spec that is about to be written to
 // path. This includes a file of a lower priority, which the new one would hide: an administrator put it there. A path
 // outside the directories has no conflicts.
 func (d *SpecDirs) CheckConflicts(path string, spec *specs.Spec) error {
@@ -50,8 +50,8 @@ func (d *SpecDirs) CheckConflicts(path string, spec *specs.Spec) error {
 	return nil
 }
 
-// Conflicts are the names of spec that other files define too, in the order of its devices, as if spec were in the file
-// at path. An empty path, a path outside the directories and a nil spec have no conflicts.
+// Conflicts returns the names of spec that other files also define, in the order of spec's devices, as if spec were in
+// the file at path. An empty path, a path outside the directories and a nil spec have no conflicts.
 func (d *SpecDirs) Conflicts(path string, spec *specs.Spec) []Conflict {
 	path, priority := d.locate(path)
 	if priority < 0 || spec == nil {
@@ -73,7 +73,7 @@ func (d *SpecDirs) Conflicts(path string, spec *specs.Spec) []Conflict {
 	return list
 }
 
-// conflictOf is the conflict of a definition with the others of its name.
+// conflictOf returns the conflict between a definition and the others of its name.
 func conflictOf(ours Definition, others []Definition) Conflict {
 	all := append(slices.Clone(others), ours)
 	slices.SortStableFunc(all, func(a, b Definition) int { return b.priority - a.priority })
@@ -89,8 +89,8 @@ func conflictOf(ours Definition, others []Definition) Conflict {
 	}
 }
 
-// leadsTo reports whether a file is a link to another. Such a link defines whatever the other file does, so leaving a
-// name out of the other file does not help.
+// leadsTo reports whether a file is a link to another. The link defines everything that the other file does, so
+// removing a name from the other file resolves no conflict.
 func leadsTo(link, path string) bool {
 	target, err := filepath.EvalSymlinks(link)
 	if err != nil {
@@ -100,8 +100,8 @@ func leadsTo(link, path string) bool {
 	return err == nil && target == filepath.Join(dir, filepath.Base(path))
 }
 
-// Without is a spec without the names that it must leave to another file of the same priority: with a name in both,
-// engines would offer neither. It is nil if no device is left.
+// Without returns a spec without the names that it must leave to another file of the same priority: engines would
+// offer a name in both files from neither. It returns nil if no device remains.
 func Without(spec *specs.Spec, conflicts []Conflict) *specs.Spec {
 	left := map[string]bool{}
 	for _, c := range conflicts {

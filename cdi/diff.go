@@ -17,19 +17,19 @@ import (
 
 // Difference is one difference between a written spec and the expected one.
 type Difference struct {
-	// Where is the part of the spec: "driver", "device 3 (GPU-...)", "all devices" (the edits that every container
-	// gets) or "spec".
+	// Where is the affected part of the spec: "driver", "device 3 (GPU-...)", "all devices" (the edits that every
+	// container gets) or "spec".
 	Where string `json:"where"`
-	// What describes it, such as "gone" or "580.126.09 -> 585.10.02".
+	// What describes the difference, such as "gone" or "580.126.09 -> 585.10.02".
 	What string `json:"what"`
 }
 
-// String is the difference in a line.
+// String formats the difference in one line.
 func (d Difference) String() string { return d.Where + ": " + d.What }
 
-// Diff lists the differences of a written spec from the expected one, always in the same order. It is empty only if
-// engines do the same with both. Of an index and a UUID that stand for one device only the index is listed. Names of
-// files that differ only in the driver's version are not listed: that the versions differ is one difference.
+// Diff lists the differences between a written spec and the expected one in a fixed order. The result is empty only if
+// engines treat both specs alike. If an index and a UUID name one device, only the index is listed. File names that
+// differ only in the driver's version are not listed: the different version is listed once.
 func Diff(written, expected *specs.Spec) []Difference {
 	var list []Difference
 	before, after := strings.TrimPrefix(written.Version, "v"), strings.TrimPrefix(expected.Version, "v")
@@ -52,8 +52,8 @@ func Diff(written, expected *specs.Spec) []Difference {
 	return append(list, diffDevices(written, expected)...)
 }
 
-// withVersion is a spec with another version of the driver in the names of files. Without one of the versions, or if
-// the result is no spec, it is the spec itself.
+// withVersion returns a spec with another driver version in its file names. It returns the spec unchanged if a version
+// is empty or the result is not a valid spec.
 func withVersion(spec *specs.Spec, before, after string) *specs.Spec {
 	data, err := json.Marshal(spec)
 	if err != nil || before == "" || after == "" {
@@ -66,8 +66,8 @@ func withVersion(spec *specs.Spec, before, after string) *specs.Spec {
 	return other
 }
 
-// WrittenHere reports whether this program wrote a spec: that of GPUs has its hook, whose file may have any name
-// (--hook-path), and that of an extra is one that GenerateExtra makes.
+// WrittenHere reports whether this program wrote a spec. The spec of GPUs has its hook, whose file may have any name
+// (--hook-path), and the spec of an extra must be one that GenerateExtra makes.
 func WrittenHere(spec *specs.Spec) bool {
 	for _, h := range spec.ContainerEdits.Hooks {
 		if parseHook(h.Args) != nil && h.Args[0] == hookProgram {
@@ -77,7 +77,7 @@ func WrittenHere(spec *specs.Spec) bool {
 	return slices.ContainsFunc(driver.Extras(), func(e driver.Extra) bool { return WroteExtra(e, spec) })
 }
 
-// driverVersion is the version of the driver that a spec was made for, or empty.
+// driverVersion returns the driver version that a spec was made for, or empty.
 func driverVersion(spec *specs.Spec) string {
 	for _, h := range spec.ContainerEdits.Hooks {
 		if work := parseHook(h.Args); work != nil && work.DriverVersion != "" {
@@ -92,7 +92,7 @@ func driverVersion(spec *specs.Spec) string {
 	return ""
 }
 
-// parseHook reads the arguments of this program's hook. It is nil for another hook.
+// parseHook parses the arguments of this program's hook. It returns nil for another hook.
 func parseHook(args []string) *hookargs.CreateContainer {
 	if len(args) < 2 {
 		return nil
@@ -104,12 +104,11 @@ func parseHook(args []string) *hookargs.CreateContainer {
 	return work
 }
 
-// device is a device of a spec. In this program's specs each device is there twice: named by its index, and then by its
-// UUID.
+// device is a device of a spec. This program's specs have each device twice: named by its index, and then by its UUID.
 type device struct {
 	*specs.Device
-	uuid  string // of a device that is named by its index
-	index string // of a device that is named by its UUID
+	uuid  string // of a device named by its index
+	index string // of a device named by its UUID
 }
 
 func devicesByName(spec *specs.Spec) map[string]device {
@@ -142,7 +141,7 @@ func diffDevices(written, expected *specs.Spec) []Difference {
 			inBoth := b.Device != nil && a.Device != nil
 			indexInBoth := before[index].Device != nil && after[index].Device != nil
 			if inBoth && b.index == a.index || !inBoth && !indexInBoth {
-				continue // what is listed of the index is true of the UUID
+				continue // the UUID has the same differences as the index
 			}
 		}
 		if b.uuid != "" && a.uuid != "" && b.uuid != a.uuid {

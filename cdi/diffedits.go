@@ -17,10 +17,10 @@ import (
 // parts are the parts of container edits by kind and name, such as "mount /usr/bin/nvidia-smi".
 type parts map[string]attributes
 
-// attributes are the values of a part, in JSON, by their names in a spec.
+// attributes are the JSON values of a part, by their names in a spec.
 type attributes map[string]json.RawMessage
 
-// diffEdits lists the differences of edits, without regard to the order of anything but hooks and their arguments.
+// diffEdits lists the differences of edits. It ignores all orders except those of hooks and their arguments.
 func diffEdits(before, after *specs.ContainerEdits) []string {
 	if reflect.DeepEqual(before, after) {
 		return nil
@@ -50,7 +50,8 @@ func diffEdits(before, after *specs.ContainerEdits) []string {
 	return lines
 }
 
-// diffAttributes is like "options [\"rw\"] -> [\"ro\"], type none -> \"bind\"", or empty.
+// diffAttributes describes changed attributes, such as "options [\"rw\"] -> [\"ro\"], type none -> \"bind\"", or
+// returns "".
 func diffAttributes(before, after attributes) string {
 	names := maps.Clone(before)
 	maps.Copy(names, after)
@@ -77,7 +78,7 @@ func partsOf(e *specs.ContainerEdits) parts {
 	}
 	for _, m := range e.Mounts {
 		mount := *m
-		mount.Options = slices.Compact(slices.Sorted(slices.Values(m.Options))) // their order has no meaning
+		mount.Options = slices.Compact(slices.Sorted(slices.Values(m.Options))) // the order has no meaning
 		p["mount "+m.ContainerPath] = attributesOf(mount)
 	}
 	for i, h := range e.Hooks {
@@ -98,8 +99,8 @@ func partsOf(e *specs.ContainerEdits) parts {
 	return p
 }
 
-// addArguments adds the arguments of a hook. In one of this program's hook there are dozens of libraries, each of which
-// is a part of its own.
+// addArguments adds the arguments of a hook. The arguments of this program's hook name dozens of libraries, each of
+// which becomes a part.
 func (p parts) addArguments(args []string) {
 	if work := parseHook(args); work != nil {
 		for _, l := range work.Libraries {
@@ -113,7 +114,7 @@ func (p parts) addArguments(args []string) {
 	}
 }
 
-// attributesOf are the attributes of a part, which has no value that JSON cannot encode.
+// attributesOf returns the attributes of a part, whose values must be encodable in JSON.
 func attributesOf(part any) attributes {
 	data, _ := json.Marshal(part)
 	a := attributes{}

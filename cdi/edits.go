@@ -14,26 +14,27 @@ import (
 )
 
 const (
-	// nodePermissions are what the device cgroup allows: all but mknod, since the engine makes the nodes.
+	// nodePermissions is what the device cgroup allows: all but mknod, since the engine makes the nodes.
 	nodePermissions = "rw"
 	// hookProgram is the first argument of the hook, its own name.
 	hookProgram = "prestart-hook"
 	// hookTimeout is in seconds. The hook takes milliseconds, but the machine may be busy.
 	hookTimeout = 30
-	// hookEnv is the hook's whole environment. Without one, a runtime gives it the container's, and with that
-	// LD_PRELOAD (CVE-2025-23266).
+	// hookEnv is the hook's whole environment. Otherwise a runtime gives the hook the container's environment,
+	// including LD_PRELOAD (CVE-2025-23266).
 	hookEnv = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
-	// noInjection keeps nvidia-container-runtime from adding GPUs of its own.
+	// noInjection keeps nvidia-container-runtime from adding GPUs.
 	noInjection = "NVIDIA_VISIBLE_DEVICES=void"
 )
 
-// fileOptions are the mount options of files.
+// fileOptions returns the mount options of files.
 func fileOptions() []string { return []string{"ro", "nosuid", "nodev", "rbind", "rprivate"} }
 
-// socketOptions are those of sockets: connecting to one on a read-only mount fails.
+// socketOptions returns the mount options of sockets. They lack "ro": connecting to a socket on a read-only mount
+// fails.
 func socketOptions() []string { return []string{"nosuid", "nodev", "noexec", "rbind", "rprivate"} }
 
-// commonEdits are what every container gets once, however many devices it has.
+// commonEdits returns the edits that every container gets once, however many devices it has.
 func commonEdits(s *gpu.Snapshot, d *driver.Driver, o Options, devices []namedDevice) (specs.ContainerEdits, error) {
 	var control []driver.DeviceNode
 	for _, n := range d.Control {
@@ -64,7 +65,7 @@ func commonEdits(s *gpu.Snapshot, d *driver.Driver, o Options, devices []namedDe
 	mounts = slices.CompactFunc(mounts, func(a, b *specs.Mount) bool { return byPath(a, b) == 0 })
 
 	args := hookWork(s, d, o.Capabilities, libraries, devices).Args()
-	if _, err := hookargs.Parse(args); err != nil { // a SONAME or path with a separator would be read as something else
+	if _, err := hookargs.Parse(args); err != nil { // a separator in a SONAME or path would change the meaning
 		return specs.ContainerEdits{}, fmt.Errorf("write the arguments of the hook: %w", err)
 	}
 	hook := &specs.Hook{
@@ -79,7 +80,7 @@ func commonEdits(s *gpu.Snapshot, d *driver.Driver, o Options, devices []namedDe
 	}, nil
 }
 
-// hookWork is what the hook does in every container.
+// hookWork returns what the hook does in every container.
 func hookWork(
 	s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities, libraries []driver.Library, devices []namedDevice,
 ) *hookargs.CreateContainer {
@@ -112,8 +113,8 @@ func hookWork(
 	return work
 }
 
-// deviceNodes are the nodes sorted by path. They have no device numbers: those of nvidia-uvm and nvidia-caps are
-// dynamic, and a spec that holds them is wrong after a reboot.
+// deviceNodes returns the nodes sorted by path. They have no device numbers: those of nvidia-uvm and nvidia-caps are
+// dynamic, so a spec with them would be wrong after a reboot.
 func deviceNodes(nodes []driver.DeviceNode) []*specs.DeviceNode {
 	nodes = slices.Clone(nodes)
 	slices.SortStableFunc(nodes, func(a, b driver.DeviceNode) int { return strings.Compare(a.Path, b.Path) })
@@ -128,11 +129,11 @@ func deviceNodes(nodes []driver.DeviceNode) []*specs.DeviceNode {
 	return list
 }
 
-// containerMode is the mode of a node in the container, or nil for that of the host.
+// containerMode returns the mode of a node in the container, or nil for the host's mode.
 //
-// DRM nodes are for groups of the host ("video", "render") that a container does not have. A container that has the GPU
-// may use them as any user: the device cgroup is what grants or denies. Unlike an additional group this works with
-// readers of CDI 0.5.0, such as podman 4.
+// DRM nodes are for groups of the host ("video", "render") that a container lacks. In a container with the GPU any
+// user may use them: the device cgroup grants or denies access. Unlike an additional group this works with readers of
+// CDI 0.5.0, such as podman 4.
 func containerMode(n driver.DeviceNode) *fs.FileMode {
 	const all = fs.FileMode(0o666)
 	if n.Capabilities != driver.UsesDRM || n.Mode&all == all {
@@ -141,7 +142,7 @@ func containerMode(n driver.DeviceNode) *fs.FileMode {
 	return new(all)
 }
 
-// HookPaths are the paths of the hooks of a spec, each once.
+// HookPaths returns the paths of a spec's hooks, each once.
 func HookPaths(spec *specs.Spec) []string {
 	hooks := slices.Clone(spec.ContainerEdits.Hooks)
 	for i := range spec.Devices {

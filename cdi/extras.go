@@ -11,8 +11,8 @@ import (
 	"gpu-cdi-plugin/driver"
 )
 
-// GenerateExtra makes the spec of an extra. Each IMEX channel is a device with its number as its name; every other
-// extra is one device, "all". Without a node the spec has no devices.
+// GenerateExtra generates the spec of an extra. Each IMEX channel is a device named by its number; any other extra is
+// one device, "all". Without a device node the spec has no devices.
 func GenerateExtra(f *driver.ExtraFiles, kind string) (*specs.Spec, error) {
 	if err := validateKind(kind); err != nil {
 		return nil, err
@@ -47,8 +47,8 @@ func extraDevices(f *driver.ExtraFiles) []specs.Device {
 	return []specs.Device{{Name: AllDevices, ContainerEdits: edits}}
 }
 
-// WroteExtra reports whether GenerateExtra made a spec, of this extra and on whatever node. A spec of another program
-// has other devices, nodes, variables or hooks.
+// WroteExtra reports whether GenerateExtra made a spec of this extra, on any node. The spec of another program differs
+// in its devices, nodes, variables or hooks.
 func WroteExtra(e driver.Extra, spec *specs.Spec) bool {
 	f := &driver.ExtraFiles{Extra: e}
 	for i := range spec.Devices {

@@ -18,28 +18,28 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// DefaultKind is the kind of the specs unless another is configured. People type it.
+// DefaultKind is the default kind of specs. It is short because people type it.
 const DefaultKind = "nvidia.com/gpu"
 
 // AllDevices is the name of the device that stands for all devices of a spec.
 const AllDevices = "all"
 
-// Options are what a spec depends on besides the node.
+// Options are the options of a spec.
 type Options struct {
-	// Kind is vendor/class of the spec; empty is DefaultKind.
+	// Kind is vendor/class of the spec; empty means DefaultKind.
 	Kind string
 	// HookPath is the absolute path of prestart-hook on the host.
 	HookPath string
-	// Capabilities limit what containers get; 0 is driver.All.
+	// Capabilities limit the files that containers get; 0 means driver.All.
 	Capabilities driver.Capabilities
 }
 
-// Generate makes the spec of a node's GPUs. Each GPU has its index and its UUID as names, each MIG device GPU:INDEX and
-// its UUID, and "all" is all of them. A GPU in MIG mode is offered only as its MIG devices. Where no device can be
-// offered the spec has none. It has the lowest cdiVersion that carries it.
+// Generate generates the spec of a node's GPUs. The names of a GPU are its index and its UUID, those of a MIG device
+// GPU:INDEX and its UUID, and "all" means all of them. A GPU in MIG mode is offered only as its MIG devices. If no
+// device can be offered, the spec has no devices. It has the lowest cdiVersion that supports its content.
 //
-// The findings are the GPUs and MIG devices, in the order of the snapshot. One that is not in the spec has a note on
-// the reason.
+// The findings are the GPUs and MIG devices, in the order of the snapshot. For a device that is not in the spec, the
+// note says why.
 func Generate(s *gpu.Snapshot, d *driver.Driver, o Options) (*specs.Spec, []driver.Finding, error) {
 	o.Kind = cmp.Or(o.Kind, DefaultKind)
 	if err := validateKind(o.Kind); err != nil {
@@ -74,8 +74,8 @@ func validateKind(kind string) error {
 	return nil
 }
 
-// nodeNames are the device nodes that a device needs, under /dev. A MIG device needs the GPU's node and those of its
-// two instances, by which the driver decides what a process may use.
+// nodeNames returns the device nodes, under /dev, that a device needs. A MIG device needs the nodes of the GPU and of
+// its two instances, by which the driver decides what a process may use.
 func nodeNames(a *gpu.Allocatable) []string {
 	names := []string{"nvidia" + strconv.Itoa(a.GPU.Minor)}
 	if a.MIG != nil {
@@ -86,8 +86,8 @@ func nodeNames(a *gpu.Allocatable) []string {
 	return names
 }
 
-// hasGraphics reports whether a device can draw, and so has use for DRM nodes: a whole GPU, and a MIG device whose
-// profile has the attribute gfx, as "1g.24gb+me,gfx" has.
+// hasGraphics reports whether a device supports graphics and needs DRM nodes: a whole GPU, or a MIG device whose
+// profile has the attribute gfx, such as "1g.24gb+me,gfx".
 func hasGraphics(a *gpu.Allocatable) bool {
 	if a.MIG == nil {
 		return true
@@ -101,11 +101,11 @@ func hasGraphics(a *gpu.Allocatable) bool {
 type namedDevice struct {
 	names []string // its index and its UUID
 	nodes []driver.DeviceNode
-	// drm is the PCI address of the GPU whose DRM nodes are among the nodes; empty without.
+	// drm is the PCI address of the GPU whose DRM nodes are among the nodes, or empty.
 	drm string
 }
 
-// namedDevicesOf decides which devices of the node the spec offers.
+// namedDevicesOf returns the devices of the node that the spec offers.
 func namedDevicesOf(s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities) ([]namedDevice, []driver.Finding) {
 	nodes := map[string]driver.DeviceNode{}
 	for _, n := range d.Nodes {
@@ -113,7 +113,7 @@ func namedDevicesOf(s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities) ([
 	}
 	var devices []namedDevice
 	var findings []driver.Finding
-	owners := map[string]string{} // of the names that are used
+	owners := map[string]string{} // of the names in use
 	for i := range s.Devices {
 		for _, a := range s.Devices[i].Allocatables() {
 			f := driver.Finding{Name: a.Label(), Kind: driver.KindDevice, UUID: a.UUID()}
@@ -135,8 +135,8 @@ func namedDevicesOf(s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities) ([
 	return devices, findings
 }
 
-// newNamedDevice is a device with its nodes. The error is why it cannot be offered: it is unusable, a node is missing,
-// or one of its names is invalid or another device's.
+// newNamedDevice returns a device with its nodes. The error says why it cannot be offered: it is unusable, a node is
+// missing, or one of its names is invalid or taken by another device.
 func newNamedDevice(
 	a *gpu.Allocatable, nodes map[string]driver.DeviceNode, owners map[string]string,
 ) (namedDevice, error) {
@@ -165,7 +165,7 @@ func newNamedDevice(
 	return dev, nil
 }
 
-// specDevices are the devices of the spec: each name of each device, then all of them as one.
+// specDevices returns the devices of the spec: each name of each device, then all devices as one.
 func specDevices(devices []namedDevice) []specs.Device {
 	if len(devices) == 0 {
 		return nil

@@ -18,40 +18,40 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// maxConfig is the size in bytes of the largest config.json that is read. runc has no limit.
+// maxConfig bounds the config.json that is read, in bytes. runc has no limit.
 const maxConfig = 64 << 20
 
 const configName = "config.json"
 
-// Errors of Inject that callers give advice on.
+// Errors of Inject for which callers print advice.
 var (
-	// ErrNoConfig is that a bundle's directory exists without a config.json.
+	// ErrNoConfig means that a bundle's directory exists without a config.json.
 	ErrNoConfig = errors.New("the bundle has no config.json")
-	// ErrBadName is that a name is not that of a CDI device.
+	// ErrBadName means that a name is not the name of a CDI device.
 	ErrBadName = errors.New("want VENDOR/CLASS=NAME")
-	// ErrNothingOffered is that the spec directories offer no device.
+	// ErrNothingOffered means that the spec directories offer no device.
 	ErrNothingOffered = errors.New("there are no devices")
-	// ErrStale is that a spec does not fit the host, such as one whose device node is gone.
+	// ErrStale means that a spec does not fit the host, for example because its device node is gone.
 	ErrStale = errors.New("the CDI specs do not fit this host")
 )
 
-// OtherDriverError is that a config.json has devices of another version of the driver than the CDI specs.
+// OtherDriverError means that a config.json has devices of another driver version than the CDI specs.
 type OtherDriverError struct{ Config, Specs string }
 
-// Error has both versions.
+// Error names both versions.
 func (e *OtherDriverError) Error() string {
 	return fmt.Sprintf("devices of driver %s are in it, and the CDI specs are for %s", e.Config, e.Specs)
 }
 
-// Additions are what a container gets besides devices.
+// Additions are what a container gets in addition to devices.
 type Additions struct {
 	Edits       specs.ContainerEdits
 	Annotations map[string]string
 }
 
-// Inject puts devices and additions into the bundle's config.json, as an engine with CDI would. Names are qualified;
-// dirs are the spec directories from the lowest priority to the highest. It reports whether the file changed. What it
-// does to the content is that of EditConfig, and how it replaces the file that of EditBundle, with the errors of both.
+// Inject puts devices and additions into the bundle's config.json, like an engine with CDI. Names are qualified; dirs
+// are the spec directories from the lowest priority to the highest. It reports whether the file changed. It changes
+// the content like EditConfig and replaces the file like EditBundle, and returns their errors.
 func Inject(bundle string, names []string, more Additions, dirs ...string) (bool, error) {
 	edits, err := Load(dirs...).edits(names)
 	if err != nil {
@@ -63,15 +63,15 @@ func Inject(bundle string, names []string, more Additions, dirs ...string) (bool
 	})
 }
 
-// EditConfig returns a config.json with devices put into it, or nil if they are in it already. Names are qualified.
+// EditConfig returns a config.json with devices put into it, or nil if it already has them. Names are qualified.
 //
-// It puts in all devices or none. Parts of config.json that this program does not know stay. A configuration with the
-// files of another driver than the specs is an *OtherDriverError: the container would get those of both. An error about
-// an unknown device lists those that exist. Errors wrap ErrBadName, ErrNothingOffered or ErrStale where one of these is
-// the cause.
+// It puts in all devices or none. Parts of config.json that this program does not know remain. A configuration with
+// the files of another driver than the specs is an *OtherDriverError: the container would get the files of both. An
+// error about an unknown device lists the known ones. Errors wrap ErrBadName, ErrNothingOffered or ErrStale if one of
+// these is the cause.
 //
 // A runtime cannot make device nodes in a user namespace. The container then gets bind mounts of the host's nodes,
-// unless makesNodes says that the caller makes them.
+// unless makesNodes says that the caller makes the nodes.
 func (d *SpecDirs) EditConfig(config []byte, names []string, makesNodes bool) ([]byte, error) {
 	edits, err := d.edits(names)
 	if err != nil {
@@ -80,20 +80,20 @@ func (d *SpecDirs) EditConfig(config []byte, names []string, makesNodes bool) ([
 	return editConfig(config, edits, nil, makesNodes)
 }
 
-// EditBundle replaces the bundle's config.json by what edit makes of it; nil leaves the file as it is. Edit gets the
-// user ID of the bundle's owner too. EditBundle reports whether the file changed. Its mode and owner stay. A missing
-// file is ErrNoConfig.
+// EditBundle replaces the bundle's config.json by the result of edit; nil leaves the file as it is. Edit also gets the
+// user ID of the bundle's owner. EditBundle reports whether the file changed, and keeps the file's mode and owner. A
+// missing file is ErrNoConfig.
 //
 // The bundle may belong to another user than the caller. Its directory is opened once, by a path whose links only root
-// or the caller could have made, and all work is done on that handle, even if another directory takes its place.
-// config.json is opened once too, and read as it was then.
+// or the caller could have made, and all work uses that handle, even if another directory takes its place. config.json
+// is also opened and read only once.
 func EditBundle(bundle string, edit func(config []byte, owner uint32) ([]byte, error)) (bool, error) {
 	return editBundle(bundle, edit, func(dir *os.File, after []byte, like os.FileInfo) error {
 		return fileio.ReplaceLike(dir, configName, after, like)
 	})
 }
 
-// CheckBundle is EditBundle with all of its checks, which leaves the file as it is.
+// CheckBundle makes all checks of EditBundle, and leaves the file as it is.
 func CheckBundle(bundle string, edit func(config []byte, owner uint32) ([]byte, error)) error {
 	_, err := editBundle(bundle, edit, func(*os.File, []byte, os.FileInfo) error { return nil })
 	return err
@@ -136,7 +136,7 @@ func editBundle(bundle string, edit func(config []byte, owner uint32) ([]byte, e
 	return true, nil
 }
 
-// openConfig opens config.json in a bundle, without following a link and without waiting for the writer of a FIFO.
+// openConfig opens config.json in a bundle, without following a link or waiting for the writer of a FIFO.
 func openConfig(dir *os.File) (*os.File, error) {
 	path := filepath.Join(dir.Name(), configName)
 	fd, err := unix.Openat(int(dir.Fd()), configName, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -151,10 +151,10 @@ func openConfig(dir *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// checkOwn refuses to replace what is no longer config.json, a hard link, and a file of another owner than the
-// bundle's: with these the bundle's owner could have this process read a file elsewhere, and write its content into the
-// bundle. podman gives the bundle of a container with a user namespace to the container's root, and keeps config.json,
-// which says so.
+// checkOwn returns an error if the file is no longer config.json, is a hard link, or has another owner than the
+// bundle. Otherwise the bundle's owner could make this process read a file elsewhere and write its content into the
+// bundle. podman gives the bundle of a container with a user namespace to the container's root, but keeps config.json,
+// in which the user namespace is recorded.
 func checkOwn(f, dir *os.File, config []byte) error {
 	var file, bundle unix.Stat_t
 	if err := errors.Join(unix.Fstat(int(f.Fd()), &file), unix.Fstat(int(dir.Fd()), &bundle)); err != nil {
@@ -171,7 +171,7 @@ func checkOwn(f, dir *os.File, config []byte) error {
 	return nil
 }
 
-// edits are those of the devices, those that each spec has for all devices first, put together as the CDI library does.
+// edits returns the edits of the devices, after the common edits of each spec, merged like the CDI library does.
 func (d *SpecDirs) edits(names []string) (*cdilib.ContainerEdits, error) {
 	if err := d.check(names); err != nil {
 		return nil, err
@@ -216,8 +216,8 @@ func (d *SpecDirs) check(names []string) error {
 	return nil
 }
 
-// unknown is the error about devices that do not exist. It lists those of the same kinds that exist, or else the kinds,
-// and the spec files that cannot be read.
+// unknown returns the error about devices that do not exist. It lists the existing ones of the same kinds, or else the
+// kinds, and the spec files that cannot be read.
 func (d *SpecDirs) unknown(missing []string) error {
 	what := "device " + missing[0] + " does not exist"
 	if len(missing) > 1 {

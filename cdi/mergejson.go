@@ -11,11 +11,11 @@ import (
 	"strings"
 )
 
-// maxJSONDepth is how deep objects and lists can be in each other; encoding/json has the same limit.
+// maxJSONDepth is the maximum nesting of objects and lists, which is encoding/json's limit too.
 const maxJSONDepth = 10000
 
-// decodeJSON reads one JSON value, numbers as they are written. An object with the same key twice is an error: which of
-// them counts depends on the reader.
+// decodeJSON reads one JSON value and keeps the spelling of numbers. A repeated key in an object is an error: readers
+// differ in which of its values they use.
 func decodeJSON(data []byte) (any, error) {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()
@@ -48,7 +48,7 @@ func decodeValue(dec *json.Decoder, depth int) (any, error) {
 			if err != nil {
 				return nil, err
 			}
-			key, _ := token.(string) // the decoder accepts no other
+			key, _ := token.(string) // the decoder accepts no other key
 			if _, ok := object[key]; ok {
 				return nil, fmt.Errorf("an object has the key %.100q twice", key)
 			}
@@ -85,13 +85,13 @@ func encodeJSON(v any) ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-// toJSON returns a value as decodeJSON would read it.
+// toJSON converts a value to the form that decodeJSON returns.
 func toJSON(v any) (any, error) {
 	data, err := json.Marshal(v)
 	if err != nil {
 		return nil, fmt.Errorf("encode: %w", err)
 	}
-	dec := json.NewDecoder(bytes.NewReader(data)) // it has no key twice, and tokens take three times as long
+	dec := json.NewDecoder(bytes.NewReader(data)) // there are no repeated keys, and reading tokens takes three times as long
 	dec.UseNumber()
 	var value any
 	if err := dec.Decode(&value); err != nil {
@@ -100,8 +100,8 @@ func toJSON(v any) (any, error) {
 	return value, nil
 }
 
-// mergeJSON applies the difference between before and after to original. What original has and before lacks stays:
-// before is original as the CDI library reads it, without the keys that the library does not know.
+// mergeJSON applies the difference between before and after to original. Before is original as the CDI library reads
+// it, without the keys that the library does not know. Such keys of original remain.
 func mergeJSON(original, before, after any) (any, error) {
 	switch a := after.(type) {
 	case map[string]any:
@@ -146,8 +146,8 @@ func mergeObject(original, before, after map[string]any) error {
 	return nil
 }
 
-// spelling is how an object spells a key. Go's decoder, and so runtimes and the CDI library, ignores the case of keys,
-// and mixes the values of several spellings.
+// spelling returns an object's spelling of a key. Go's decoder, and so runtimes and the CDI library, ignores the case
+// of keys, and mixes the values of several spellings.
 func spelling(object map[string]any, key string) (string, error) {
 	var spellings []string
 	for k := range object {
@@ -165,7 +165,7 @@ func spelling(object map[string]any, key string) (string, error) {
 	return "", fmt.Errorf("ambiguous: it has the keys %q in one object", spellings)
 }
 
-// mergeList takes the elements that were in the list before in their original form, each once.
+// mergeList returns after with the elements of before in their original form, each once.
 func mergeList(original, before, after []any) []any {
 	unused := map[string][]any{}
 	for i, b := range before {
@@ -182,7 +182,7 @@ func mergeList(original, before, after []any) []any {
 	return list
 }
 
-// keyOf is equal for equal values. They come from decodeJSON, so encoding them cannot fail.
+// keyOf returns equal keys for equal values. The values come from decodeJSON, so encoding them cannot fail.
 func keyOf(v any) string {
 	data, _ := json.Marshal(v)
 	return string(data)

@@ -14,16 +14,16 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// SpecDirs is the content of the spec directories, as engines see it.
+// SpecDirs is the content of the spec directories, as engines interpret it.
 type SpecDirs struct {
 	// Dirs are the directories, from the lowest priority to the highest.
 	Dirs []string `json:"dirs"`
 	// Files are the spec files, by directory and name.
 	Files []SpecFile `json:"files"`
-	// Devices has a row for each device of each file, sorted by name, then by priority from the highest.
+	// Devices has an entry for each device of each file, sorted by name, then by priority from the highest.
 	Devices []Definition `json:"devices"`
 
-	unread    error // of the first directory that cannot be read
+	unread    error // of the first unreadable directory
 	unreadDir int   // the index of that directory
 }
 
@@ -36,26 +36,25 @@ type SpecFile struct {
 	Version  string `json:"cdiVersion,omitempty"`
 	// Devices counts the devices.
 	Devices int `json:"devices"`
-	// Error is why the file or directory cannot be read. Engines then offer none of its devices.
+	// Error says why the file or directory cannot be read. Engines then offer none of its devices.
 	Error string `json:"error,omitempty"`
-	// Spec is the content, nil with an Error.
+	// Spec is the content, or nil with an Error.
 	Spec *specs.Spec `json:"-"`
 }
 
-// State is what engines do with a device that a file defines.
+// State is how engines treat a device that a file defines.
 type State string
 
-// The states.
 const (
 	Available State = "available"
-	// Shadowed is a device that a file of a higher priority defines too: engines offer that one.
+	// Shadowed means that a file of a higher priority also defines the device: engines offer that one.
 	Shadowed State = "shadowed"
-	// Conflicting is a device that two files of one priority define: engines offer neither, nor one of another
-	// priority.
+	// Conflicting means that two files of one priority define the device: engines offer neither, nor a device of that
+	// name from another file.
 	Conflicting State = "conflict"
 )
 
-// Definition is a device that a file defines. Its State is whether engines offer it.
+// Definition is a device that a file defines, with how engines treat it.
 type Definition struct {
 	// Name is the qualified name, such as "nvidia.com/gpu=0".
 	Name  string `json:"name"`
@@ -67,8 +66,8 @@ type Definition struct {
 	priority int
 }
 
-// dirIndex is the index of a directory in Dirs, or -1. It may have another name there: on most hosts /run/cdi is
-// /var/run/cdi.
+// dirIndex returns the index of a directory in Dirs, or -1. The directory may have another name there: on most hosts
+// /run/cdi is /var/run/cdi.
 func (d *SpecDirs) dirIndex(dir string) int {
 	info, err := os.Stat(dir)
 	return slices.IndexFunc(d.Dirs, func(known string) bool {
@@ -80,9 +79,9 @@ func (d *SpecDirs) dirIndex(dir string) int {
 	})
 }
 
-// Load reads the spec files of the directories, which are in the order of their priorities, the lowest first. A
-// directory that does not exist is empty; any other failure is the Error of a file. Like the CDI library it stops at a
-// directory that cannot be read.
+// Load reads the spec files of the directories, which are ordered by priority, the lowest first. A directory that does
+// not exist is empty; any other failure is the Error of a file. Like the CDI library, Load stops at a directory that
+// cannot be read.
 func Load(dirs ...string) *SpecDirs {
 	d := &SpecDirs{}
 	for _, dir := range dirs {
@@ -130,7 +129,7 @@ func (d *SpecDirs) loadFile(path string, priority int) {
 	d.Files = append(d.Files, f)
 }
 
-// resolve sets the states. The devices are sorted, so that those of one name are neighbours, the highest priority
+// resolve sets the states. The devices must be sorted, so that those of one name are adjacent, the highest priority
 // first.
 func (d *SpecDirs) resolve() {
 	for i := 0; i < len(d.Devices); {
@@ -143,8 +142,8 @@ func (d *SpecDirs) resolve() {
 	}
 }
 
-// resolveName sets the states of the definitions of one name as the CDI library does: if two have one priority, none of
-// that name can be used, whatever its priority.
+// resolveName sets the states of the definitions of one name like the CDI library does: if two have the same priority,
+// no definition of that name can be used, whatever its priority.
 func resolveName(definitions []Definition) {
 	for i := 1; i < len(definitions); i++ {
 		definitions[i].State, definitions[i].Other = Shadowed, definitions[0].File
@@ -160,7 +159,7 @@ func resolveName(definitions []Definition) {
 	}
 }
 
-// Names are the qualified names that can be injected.
+// Names returns the qualified names that can be injected.
 func (d *SpecDirs) Names() []string {
 	var names []string
 	for _, o := range d.Devices {
@@ -171,7 +170,7 @@ func (d *SpecDirs) Names() []string {
 	return names
 }
 
-// definition is the one of the highest priority that has the name, or nil.
+// definition returns the definition of a name with the highest priority, or nil.
 func (d *SpecDirs) definition(name string) *Definition {
 	i := slices.IndexFunc(d.Devices, func(o Definition) bool { return o.Name == name })
 	if i < 0 {
@@ -180,8 +179,9 @@ func (d *SpecDirs) definition(name string) *Definition {
 	return &d.Devices[i]
 }
 
-// Dirs are the directories of CDI specs below a root, from the lowest priority to the highest: the administrator's, and
-// dir. If both are one, engines still read the other of their two directories, which has the higher priority.
+// Dirs returns the directories of CDI specs below a root, from the lowest priority to the highest: the
+// administrator's, and dir. If both are the same, engines still read the other one of their two directories, which has
+// the higher priority.
 func Dirs(root, dir string) []string {
 	low, high := filepath.Join(root, "etc/cdi"), filepath.Join(root, "var/run/cdi")
 	if filepath.Clean(dir) == low {
@@ -190,8 +190,8 @@ func Dirs(root, dir string) []string {
 	return []string{low, dir}
 }
 
-// FilesOf are the files that define the devices, each once: of several, the one of the highest priority. Devices that
-// do not exist have none.
+// FilesOf returns the files that define the devices, each once. If several files define a device, the one of the
+// highest priority counts. Devices that do not exist have no file.
 func (d *SpecDirs) FilesOf(names []string) []*SpecFile {
 	var files []*SpecFile
 	for _, name := range names {
@@ -205,12 +205,12 @@ func (d *SpecDirs) FilesOf(names []string) []*SpecFile {
 	return files
 }
 
-// file is the file of the definition of a device, which must have one.
+// file returns the file that defines a device. The device must be defined.
 func (d *SpecDirs) file(name string) *SpecFile {
 	return d.FileAt(d.definition(name).File)
 }
 
-// locate is a path with its directory as Dirs names it, and the directory's index in Dirs, or -1.
+// locate returns a path with its directory as Dirs names it, and the directory's index in Dirs, or -1.
 func (d *SpecDirs) locate(path string) (string, int) {
 	priority := -1
 	if path != "" {
@@ -222,7 +222,7 @@ func (d *SpecDirs) locate(path string) (string, int) {
 	return filepath.Join(d.Dirs[priority], filepath.Base(path)), priority
 }
 
-// FileAt is the file at path, or nil.
+// FileAt returns the file at path, or nil.
 func (d *SpecDirs) FileAt(path string) *SpecFile {
 	path, _ = d.locate(path)
 	at := slices.IndexFunc(d.Files, func(f SpecFile) bool { return f.Path == path })
@@ -232,7 +232,7 @@ func (d *SpecDirs) FileAt(path string) *SpecFile {
 	return &d.Files[at]
 }
 
-// OfferedFrom are the qualified names that engines take from the file at path.
+// OfferedFrom returns the qualified names that engines take from the file at path.
 func (d *SpecDirs) OfferedFrom(path string) map[string]bool {
 	path, _ = d.locate(path)
 	names := map[string]bool{}
@@ -244,8 +244,8 @@ func (d *SpecDirs) OfferedFrom(path string) map[string]bool {
 	return names
 }
 
-// Unread returns an error if engines do not read the file at path, because they stop at a directory of a lower priority
-// that cannot be read.
+// Unread returns an error if engines do not read the file at path because they stop at an unreadable directory of a
+// lower priority.
 func (d *SpecDirs) Unread(path string) error {
 	if _, priority := d.locate(path); d.unread == nil || priority < d.unreadDir {
 		return nil
@@ -259,7 +259,7 @@ func qualifiedName(kind, device string) string {
 	return parser.QualifiedName(vendor, class, device)
 }
 
-// compareNames compares names, with runs of digits as numbers: 2 is before 10.
+// compareNames compares names. It compares runs of digits as numbers: 2 is before 10.
 func compareNames(a, b string) int {
 	for i := 0; i < len(a) && i < len(b); i++ {
 		x, y := digits(a[i:]), digits(b[i:])
@@ -273,7 +273,7 @@ func compareNames(a, b string) int {
 	return len(a) - len(b)
 }
 
-// digits is the number that s begins with, without leading zeros, or empty.
+// digits returns the number that s begins with, without leading zeros, or empty.
 func digits(s string) string {
 	number := s[:len(s)-len(strings.TrimLeft(s, "0123456789"))]
 	if number == "" {

@@ -21,16 +21,15 @@ import (
 // Format is the encoding of a spec.
 type Format string
 
-// The formats.
 const (
 	JSON Format = "json"
 	YAML Format = "yaml"
 )
 
-// ErrExtension is that a spec file has a name that engines do not read.
+// ErrExtension means that engines do not read a spec file of this name.
 var ErrExtension = errors.New("engines read only .json and .yaml")
 
-// FormatOf is the format of a spec file by its extension. The error wraps ErrExtension.
+// FormatOf returns the format of a spec file by its extension. The error wraps ErrExtension.
 func FormatOf(path string) (Format, error) {
 	switch ext := filepath.Ext(path); ext {
 	case ".json":
@@ -42,7 +41,7 @@ func FormatOf(path string) (Format, error) {
 	}
 }
 
-// FileName is the name of the spec file of a kind: "nvidia.com-gpu.json" for "nvidia.com/gpu".
+// FileName returns the name of the spec file of a kind: "nvidia.com-gpu.json" for "nvidia.com/gpu".
 func FileName(kind string) string { return strings.ReplaceAll(kind, "/", "-") + ".json" }
 
 // Marshal encodes a spec. The same spec gives the same bytes.
@@ -73,8 +72,8 @@ func encode(w io.Writer, spec *specs.Spec, f Format) error {
 	}
 }
 
-// WriteFile replaces the spec file at path, in the format of its extension, readable by all users. The directory must
-// exist, and the CDI library must accept the spec.
+// WriteFile replaces the spec file at path, in the format of its extension. All users can read the file. The directory
+// must exist, and the CDI library must accept the spec.
 func WriteFile(path string, spec *specs.Spec) error {
 	f, err := FormatOf(path)
 	if err != nil {
@@ -90,11 +89,11 @@ func WriteFile(path string, spec *specs.Spec) error {
 	return fileio.Replace(path, data, 0o644)
 }
 
-// maxSpec is the size in bytes of the largest spec file that is read. One for 16 GPUs has 40 KB.
+// maxSpec bounds a spec file, in bytes. A spec for 16 GPUs has 40 KB.
 const maxSpec = 16 << 20
 
-// ReadFile reads one spec file. It refuses what the CDI library refuses, and files that are not regular or are larger
-// than 16 MiB.
+// ReadFile reads a spec file. It refuses specs that the CDI library refuses, and files that are not regular or are
+// larger than 16 MiB.
 func ReadFile(path string) (*specs.Spec, error) {
 	// The library would wait for ever on a FIFO. It has to read the file again, since it validates only files.
 	if _, err := fileio.ReadFile(path, maxSpec); err != nil {
@@ -107,8 +106,8 @@ func ReadFile(path string) (*specs.Spec, error) {
 	return spec.Spec, nil
 }
 
-// causeOf is an error of the CDI library without "failed to", which the caller's own text makes redundant, and without
-// the names of Go types.
+// causeOf returns an error of the CDI library without "failed to", which the caller's text makes redundant, and
+// without the names of Go types.
 func causeOf(err error) error {
 	for strings.HasPrefix(err.Error(), "failed to") {
 		cause := errors.Unwrap(err)
@@ -126,8 +125,8 @@ func causeOf(err error) error {
 	return err
 }
 
-// checkSpec applies the library's rules to a spec that is not in a file yet, except those for annotations, which this
-// package does not write.
+// checkSpec applies the library's rules to a spec that is not yet in a file, except the rules for annotations, which
+// this package does not write.
 func checkSpec(spec *specs.Spec) error {
 	if err := specs.ValidateVersion(spec); err != nil {
 		return err

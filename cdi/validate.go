@@ -20,12 +20,12 @@ import (
 
 // Problem is something wrong with a spec.
 type Problem struct {
-	// Where is the part of the spec, such as "device 0" or "all devices"; empty for the whole file.
+	// Where is the affected part of the spec, such as "device 0" or "all devices"; empty for the whole file.
 	Where string `json:"where,omitempty"`
 	What  string `json:"what"`
 }
 
-// String is the problem in a line.
+// String formats the problem in one line.
 func (p Problem) String() string {
 	if p.Where == "" {
 		return p.What
@@ -33,8 +33,8 @@ func (p Problem) String() string {
 	return p.Where + ": " + p.What
 }
 
-// ValidateFile checks that engines can read a spec file, and its content as validate does. It returns an error if the
-// file does not exist or this process may not read it; a malformed file is a problem.
+// ValidateFile checks that engines can read a spec file, and checks its content like validate. It returns an error if
+// the file does not exist or this process may not read it; a malformed file is a problem.
 func ValidateFile(path string) ([]Problem, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -53,7 +53,7 @@ func ValidateFile(path string) ([]Problem, error) {
 	case errors.Is(err, fs.ErrPermission):
 		return nil, fmt.Errorf("validate CDI spec: %w", err)
 	case err != nil:
-		return append(problems, Problem{What: err.Error()}), nil //nolint:nilerr // it is in the problems
+		return append(problems, Problem{What: err.Error()}), nil //nolint:nilerr // the problem contains the error
 	}
 	return append(problems, validate(spec)...), nil
 }
@@ -69,7 +69,7 @@ func validate(spec *specs.Spec) []Problem {
 	for i := range spec.Devices {
 		v.checkEdits(deviceNamed(spec.Devices[i].Name), &spec.Devices[i].ContainerEdits)
 	}
-	if n := len(v.gone); n > 1 { // as after an upgrade
+	if n := len(v.gone); n > 1 { // for example after an upgrade
 		p := Problem{"driver", fmt.Sprintf("%d files of driver %s are gone", n, v.driver)}
 		v.problems = append([]Problem{p}, v.problems...)
 	} else if n == 1 {
@@ -85,9 +85,9 @@ func deviceNamed(name string) string { return "device " + name }
 
 type validator struct {
 	problems []Problem
-	seen     map[string]bool // the problems; a file is often in several devices
-	// driver is the version of the driver that the spec was made for, or empty. gone are the files with that version in
-	// their paths that do not exist.
+	seen     map[string]bool // problems that were reported; a file is often in several devices
+	// driver is the driver version that the spec was made for, or empty. gone are the missing files with that version
+	// in their paths.
 	driver string
 	gone   []string
 }
@@ -105,7 +105,7 @@ func (v *validator) checkEdits(where string, e *specs.ContainerEdits) {
 		v.checkNode(where, n)
 	}
 	for _, m := range e.Mounts {
-		// The source of a mount of another type than bind is not a path: it can be "tmpfs".
+		// Only the source of a bind mount is a path; another type's can be "tmpfs".
 		if m.Type != "" && m.Type != "bind" && m.Type != "rbind" {
 			continue
 		}
@@ -137,7 +137,7 @@ func (v *validator) checkNode(where string, n *specs.DeviceNode) {
 		}
 		return
 	}
-	// Some drivers' numbers change with every boot.
+	// The numbers of some drivers change at every boot.
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || n.Major == 0 {
 		return
@@ -162,8 +162,8 @@ func (v *validator) checkHook(where string, h *specs.Hook) {
 	}
 }
 
-// NamesGPUs reports whether the spec has devices that are named by the UUID of a GPU or MIG device, which
-// ValidateDevices can check.
+// NamesGPUs reports whether the spec has devices named by the UUID of a GPU or MIG device, which ValidateDevices can
+// check.
 func NamesGPUs(spec *specs.Spec) bool {
 	return slices.ContainsFunc(spec.Devices, func(d specs.Device) bool { return isUUID(d.Name) })
 }
@@ -173,7 +173,7 @@ func isUUID(name string) bool {
 }
 
 // ValidateDevices checks that a node has the GPUs and MIG devices that a spec names by UUID, and that containers can
-// use them. It is pure; ValidateFile checks the rest.
+// use them. It is a pure function; ValidateFile checks the rest.
 func ValidateDevices(spec *specs.Spec, s *gpu.Snapshot) []Problem {
 	why := unusable(s)
 	var problems []Problem
@@ -190,7 +190,7 @@ func ValidateDevices(spec *specs.Spec, s *gpu.Snapshot) []Problem {
 	return problems
 }
 
-// unusable maps the UUID of each device of a node to the reason why containers cannot use it, or to "".
+// unusable maps the UUID of each device of a node to the reason why containers cannot use the device, or to "".
 func unusable(s *gpu.Snapshot) map[string]string {
 	why := map[string]string{}
 	for i := range s.Devices {
@@ -210,9 +210,9 @@ func unusable(s *gpu.Snapshot) map[string]string {
 	return why
 }
 
-// UnsafeParts returns the problems of a spec file that others can change, and of its hooks that are not trusted:
-// trustedFile and trustedHook check a path, with errors that wrap trust.ErrUnsafe. A hook that does not exist is no
-// such problem.
+// UnsafeParts returns the problems of a spec file, and of its hooks, that users other than root can change.
+// trustedFile and trustedHook check a path, with errors that wrap trust.ErrUnsafe. A hook that does not exist is not
+// reported here.
 func UnsafeParts(file string, spec *specs.Spec, trustedFile, trustedHook func(path string) error) []Problem {
 	var problems []Problem
 	if err := trustedFile(file); errors.Is(err, trust.ErrUnsafe) {

@@ -6,11 +6,10 @@ import (
 	"strings"
 )
 
-// Capabilities is a set of purposes that a driver serves. A spec leaves out the files of the driver that serve none of
-// the set. The names are those of NVIDIA_DRIVER_CAPABILITIES. It is a flag value, see Set.
+// Capabilities is a set of purposes of a driver. A spec leaves out driver files that serve none of them. The names are
+// those of NVIDIA_DRIVER_CAPABILITIES. It is a flag value, see Set.
 type Capabilities uint8
 
-// The capabilities.
 const (
 	Compute  Capabilities = 1 << iota // CUDA and OpenCL
 	Utility                           // nvidia-smi and NVML
@@ -21,15 +20,15 @@ const (
 	All      = Compute | Utility | Graphics | Video | Display | NGX
 )
 
-// capabilityNames are the names of the bits, from the lowest.
+// capabilityNames are the names of the bits, the lowest first.
 var capabilityNames = [...]string{"compute", "utility", "graphics", "video", "display", "ngx"}
 
 const allName = "all"
 
-// CapabilityNames are the names that Set accepts.
+// CapabilityNames returns the names that Set accepts.
 func CapabilityNames() []string { return append(slices.Clone(capabilityNames[:]), allName) }
 
-// Set reads a list such as "compute,utility". An error lists the known names.
+// Set parses a list such as "compute,utility". An error lists the known names.
 func (c *Capabilities) Set(list string) error {
 	var parsed Capabilities
 	for name := range strings.SplitSeq(list, ",") {
@@ -48,7 +47,7 @@ func (c *Capabilities) Set(list string) error {
 	return nil
 }
 
-// String is the list in the form that Set reads. All capabilities together are "all".
+// String returns the list in the form that Set parses. All capabilities together are "all".
 func (c Capabilities) String() string {
 	if c&All == All {
 		return allName
@@ -62,10 +61,10 @@ func (c Capabilities) String() string {
 	return strings.Join(names, ",")
 }
 
-// MarshalText returns the list in the form that Set reads.
+// MarshalText returns the list in the form that Set parses.
 func (c Capabilities) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
-// Type is the name of the value in a flag's help.
+// Type returns the name of the value in a flag's help.
 func (c *Capabilities) Type() string { return "capabilities" }
 
 // Needs reports whether a container with the capabilities c needs a file that serves those in of. The zero value needs

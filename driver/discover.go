@@ -11,12 +11,12 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// Discover finds the driver's files and device nodes on a host. Version is the one that the driver reports; if it is
-// empty, it is taken from the names of the files.
+// Discover finds the driver's files and device nodes on a host. Version is the version that the driver reports; if it
+// is empty, Discover takes it from the file names.
 //
-// A file that only some drivers have and that is missing is a finding and not an error. Errors wrap gpu.ErrNoDriver:
-// there is no driver below the root, neither libcuda nor libnvidia-ml can be used (ErrDamaged), or no library is of the
-// version (ErrOtherVersion). Driver.Check checks for a capability.
+// A missing file that only some drivers have is a finding, not an error. Errors wrap gpu.ErrNoDriver: there is no
+// driver below the root, neither libcuda nor libnvidia-ml can be used (ErrDamaged), or no library has the version
+// (ErrOtherVersion). Driver.Check checks for a capability.
 func Discover(h host.Host, version string) (*Driver, error) {
 	info, err := os.Stat(h.DriverRoot())
 	if err != nil {
@@ -47,7 +47,7 @@ func Discover(h host.Host, version string) (*Driver, error) {
 type Search struct {
 	host  host.Host
 	done  chan struct{}
-	guess *Driver // of the version in the names of the files; nil after an error
+	guess *Driver // driver of the version in the file names; nil after an error
 }
 
 // Begin starts a discovery in the background.
@@ -55,13 +55,13 @@ func Begin(h host.Host) *Search {
 	s := &Search{host: h, done: make(chan struct{})}
 	go func() {
 		defer close(s.done)
-		s.guess, _ = Discover(h, "") // Driver repeats a discovery that failed
+		s.guess, _ = Discover(h, "") // Driver repeats a failed discovery
 	}()
 	return s
 }
 
-// Driver waits for the discovery and returns what Discover returns for the version. It repeats the discovery only where
-// the names of the files have another version.
+// Driver waits for the discovery and returns what Discover returns for the version. It repeats the discovery only if
+// the file names have another version.
 func (s *Search) Driver(version string) (*Driver, error) {
 	<-s.done
 	if s.guess != nil && s.guess.Version == version {
@@ -70,7 +70,7 @@ func (s *Search) Driver(version string) (*Driver, error) {
 	return Discover(s.host, version)
 }
 
-// check returns an error if the scan has found no core library that can be used.
+// check returns an error if the scan found no usable core library.
 func (s *libraryScan) check() error {
 	var damaged []error
 	var others []string
@@ -106,7 +106,7 @@ func (s *libraryScan) check() error {
 		gpu.ErrNoDriver, s.root.dir, strings.Join(coreLibraries, " or "), strings.Join(searched, ", "))
 }
 
-// shortcomings are the capabilities that the driver's core libraries cannot serve.
+// shortcomings returns the capabilities that the driver's core libraries cannot serve.
 func (s *libraryScan) shortcomings() []shortcoming {
 	var list []shortcoming
 	switch f := s.found["libcuda.so."+s.version]; {

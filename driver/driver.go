@@ -9,42 +9,43 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// Why a driver cannot be used, where that is known. Errors that wrap one of these wrap gpu.ErrNoDriver too.
+// Known reasons why a driver cannot be used. Errors that wrap one of these also wrap gpu.ErrNoDriver.
 var (
-	// ErrOtherVersion is that the installed libraries are of another version than the driver that is loaded.
+	// ErrOtherVersion means that the installed libraries have another version than the loaded driver.
 	ErrOtherVersion = errors.New("the libraries are of another version than the loaded driver")
-	// ErrDamaged is that a library which a driver must have cannot be used.
+	// ErrDamaged means that a library which a driver must have cannot be used.
 	ErrDamaged = errors.New("a library is damaged")
-	// ErrNoCUDA is that there is no libcuda.
+	// ErrNoCUDA means that there is no libcuda.
 	ErrNoCUDA = errors.New("no libcuda")
 )
 
-// Driver is what a host has of a driver: its files and device nodes. Lists are sorted by path. Host paths are absolute,
-// with all links resolved below the driver's root; container paths are the same without that root.
+// Driver is a driver that is installed on a host: its files and device nodes. Lists are sorted by path. Host paths are
+// absolute, with all links resolved below the driver's root; container paths are relative to that root.
 type Driver struct {
 	// Version is the driver's version, such as "580.126.09".
 	Version   string
 	Libraries []Library
 	// Files are the driver's other files: programs, configuration, firmware, sockets.
 	Files []File
-	// Control are the device nodes under /dev that belong to no GPU, Nodes those of GPUs and MIG devices without DRM's.
+	// Control are the device nodes under /dev that belong to no GPU. Nodes are those of GPUs and MIG devices, without
+	// DRM nodes.
 	Control, Nodes []DeviceNode
-	// DRM has the nodes under /dev/dri of each GPU, by PCI address as sysfs writes it.
+	// DRM has the nodes under /dev/dri of each GPU, by PCI address in the form of sysfs.
 	DRM map[string][]DeviceNode
-	// Findings are everything that was searched for, found or not, in the order of the search.
+	// Findings has everything that was searched for, found or not, in the order of the search.
 	Findings []Finding
 
 	shortcomings []shortcoming
 }
 
-// shortcoming is a capability that the driver cannot serve, and why.
+// shortcoming is a capability that the driver cannot serve, with the reason.
 type shortcoming struct {
 	capability Capabilities
 	err        error
 }
 
-// Check returns an error if the driver cannot serve the capabilities: compute needs libcuda, and a damaged libnvidia-ml
-// serves no utility. The error wraps gpu.ErrNoDriver, and ErrNoCUDA or ErrDamaged.
+// Check returns an error if the driver cannot serve the capabilities: compute needs libcuda, and utility needs an
+// undamaged libnvidia-ml. The error wraps gpu.ErrNoDriver, and ErrNoCUDA or ErrDamaged.
 func (d *Driver) Check(c Capabilities) error {
 	for _, s := range d.shortcomings {
 		if c.Needs(s.capability) {
@@ -54,7 +55,8 @@ func (d *Driver) Check(c Capabilities) error {
 	return nil
 }
 
-// Explain returns the findings for a spec with the given capabilities. Files that they leave out are not used.
+// Explain returns the findings for a spec with the given capabilities. Files that the spec leaves out are marked as
+// not used.
 func (d *Driver) Explain(c Capabilities) []Finding {
 	list := slices.Clone(d.Findings)
 	for i := range list {
@@ -69,20 +71,21 @@ func (d *Driver) Explain(c Capabilities) []Finding {
 
 // Library is a shared library of the driver.
 type Library struct {
-	// Path is the file in the container, HostPath on the host.
+	// Path is the library's path in the container, HostPath its path on the host.
 	Path, HostPath string
-	// SONAME is the name that programs load it by. It is empty for modules of the X server, which are loaded by path.
+	// SONAME is the name by which programs load the library. It is empty for modules of the X server, which are loaded
+	// by path.
 	SONAME string
-	// Links are symlinks that a container needs beside the library, sorted by path.
+	// Links are symlinks that a container needs in addition to the library, sorted by path.
 	Links []Link
-	// Capabilities are those that the library serves.
+	// Capabilities are the capabilities that the library serves.
 	Capabilities Capabilities
 }
 
 // Link is a symlink at Path with the content Target, which may be relative.
 type Link struct{ Path, Target string }
 
-// File is a file, directory or socket of the driver that is not a library.
+// File is a file, directory or socket of the driver other than a library.
 type File struct {
 	Path, HostPath string
 	Kind           Kind
@@ -97,10 +100,9 @@ type DeviceNode struct {
 	Capabilities Capabilities
 }
 
-// Kind is what a finding is about.
+// Kind is the subject of a finding.
 type Kind string
 
-// The kinds.
 const (
 	KindLibrary  Kind = "library"
 	KindBinary   Kind = "binary"
@@ -111,21 +113,21 @@ const (
 	KindDevice   Kind = "device" // a GPU or MIG device
 )
 
-// Finding is something that was searched for, and the result. The findings together explain a spec.
+// Finding is the result of one search. The findings together explain a spec.
 type Finding struct {
 	// Name is what was searched for, such as "libcuda.so.1", "nvidia-smi", "/dev/nvidia-uvm" or "GPU 3".
 	Name string `json:"name"`
 	Kind Kind   `json:"kind"`
-	// Capabilities are those that it serves; 0 for GPUs and MIG devices, which serve all.
+	// Capabilities are those that the file serves; 0 for GPUs and MIG devices, which serve all.
 	Capabilities Capabilities `json:"capabilities,omitempty"`
-	// Path is where it was found on the host, or empty.
+	// Path is the path on the host, or empty if nothing was found.
 	Path string `json:"path,omitempty"`
-	// UUID is that of a GPU or MIG device.
+	// UUID is the UUID of a GPU or MIG device.
 	UUID string `json:"uuid,omitempty"`
 	// Used reports whether containers can get it.
 	Used bool `json:"used"`
-	// Broken is set for a library of the driver that is damaged or missing, so that containers do not get it.
+	// Broken says that containers lack a library of the driver because it is damaged or missing.
 	Broken bool `json:"broken,omitempty"`
-	// Note is why it is not used, or what is unusual about it.
+	// Note says why it is not used, or what is unusual about it.
 	Note string `json:"note,omitempty"`
 }

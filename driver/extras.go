@@ -11,13 +11,12 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// Extra is something that a node has besides its GPUs and that containers can get. Each has a CDI kind and a spec of
-// its own, so that a container with a GPU gets it only where it is configured.
+// Extra is a feature of a node, besides its GPUs, that containers can get. Each has its own CDI kind and spec, so that
+// a container with a GPU gets it only if it is configured.
 type Extra string
 
-// The extras.
 const (
-	// IMEX are the channels by which GPUs of several nodes share memory.
+	// IMEX are the channels through which GPUs of several nodes share memory.
 	IMEX Extra = "imex"
 	// GDS is GPUDirect Storage: reading from disks and the network into a GPU's memory.
 	GDS Extra = "gds"
@@ -29,14 +28,14 @@ const (
 	NVSwitch Extra = "nvswitch"
 )
 
-// Kind is the CDI kind of the extra's devices, with the vendor of that of the GPUs: "nvidia.com/gds" for
+// Kind returns the CDI kind of the extra's devices, with the vendor of the GPUs' kind: "nvidia.com/gds" for
 // "nvidia.com/gpu".
 func (e Extra) Kind(gpus string) string {
 	vendor, _, _ := strings.Cut(gpus, "/")
 	return vendor + "/" + e.row().class
 }
 
-// Extras lists the extras.
+// Extras returns all extras.
 func Extras() []Extra {
 	var list []Extra
 	for i := range extraTable {
@@ -45,7 +44,7 @@ func Extras() []Extra {
 	return list
 }
 
-// HasNode reports whether a device node, by its path in a container, could be one of the extra's.
+// HasNode reports whether a device node, given by its path in a container, could belong to the extra.
 func (e Extra) HasNode(node string) bool {
 	r := e.row()
 	name := strings.TrimPrefix(node, "/dev/")
@@ -60,15 +59,15 @@ func (e Extra) row() *extraRow {
 	return &extraTable[i]
 }
 
-// ExtraFiles are what a host has of an extra. Without a node containers cannot get it.
+// ExtraFiles are the files of an extra on a host. Without a device node containers cannot get the extra.
 type ExtraFiles struct {
 	Extra Extra
 	Nodes []DeviceNode
 	Files []File
 }
 
-// DiscoverExtra finds what a host has of an extra. Of IMEX it searches only for the channels of those numbers; other
-// extras have none. There is a finding for each file that was searched for, or that exists where names have numbers.
+// DiscoverExtra finds the files of an extra on a host. For IMEX it searches only for the given channels; other extras
+// have none. There is a finding for each file that was searched for, or that exists with a numbered name.
 func DiscoverExtra(h host.Host, e Extra, channels []int) (*ExtraFiles, []Finding) {
 	found := &ExtraFiles{Extra: e}
 	var findings []Finding
@@ -90,7 +89,7 @@ func DiscoverExtra(h host.Host, e Extra, channels []int) (*ExtraFiles, []Finding
 	return found, findings
 }
 
-// names are the nodes under /dev to search for.
+// names returns the nodes under /dev to search for.
 func (r *extraRow) names(h host.Host, channels []int) []string {
 	if r.extra == IMEX {
 		names := make([]string, len(channels))

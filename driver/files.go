@@ -17,7 +17,7 @@ import (
 
 const notFound = "not found"
 
-// addFiles adds the files of the table, each in the first of its directories that has it.
+// addFiles adds the files of the table. Each comes from the first of its directories that has it.
 func (d *Driver) addFiles(r root) {
 	for _, row := range fileTable {
 		row.name = strings.ReplaceAll(row.name, "{machine}", host.MachineName())
@@ -43,8 +43,8 @@ type place struct {
 	path string
 }
 
-// findFile finds a file at the first place where check accepts it, and completes the finding. A file that cannot be
-// used is in the note unless a later place has a better one.
+// findFile finds a file at the first place where check accepts it, and completes the finding. The note mentions an
+// unusable file unless a later place has a usable one.
 func findFile(finding Finding, places []place, check func(place, fs.FileInfo) error) (File, Finding) {
 	f := File{Kind: finding.Kind, Capabilities: finding.Capabilities}
 	finding.Note = notFound
@@ -82,8 +82,8 @@ func (row fileRow) check(at place, info fs.FileInfo) error {
 	return nil
 }
 
-// checkMPS returns an error unless the directory belongs to root. Every user of the host can make a directory or a link
-// of that name in /tmp, and containers would get what it leads to, writable.
+// checkMPS returns an error unless the directory belongs to root. Every user of the host can make a directory or a
+// link of that name in /tmp, and containers would get its target, writable.
 func checkMPS(at place) error {
 	info, err := os.Lstat(at.root.dir + at.path)
 	if err != nil {
@@ -95,8 +95,8 @@ func checkMPS(at place) error {
 	return nil
 }
 
-// addFirmware adds the firmware of the driver's version in all directories that the kernel searches. A file that two
-// directories lead to is taken once.
+// addFirmware adds the firmware of the driver's version from all directories that the kernel searches. It adds a file
+// that is in two directories through links only once.
 func (d *Driver) addFirmware(h host.Host, r root) {
 	dirs, seen := firmwareDirsOf(h, d.Version), map[string]bool{}
 	for _, pattern := range firmwareNames {
@@ -123,7 +123,7 @@ func (d *Driver) addFirmware(h host.Host, r root) {
 	}
 }
 
-// firmwareDirsOf are the directories with firmware of a version, in the order in which the kernel searches them.
+// firmwareDirsOf returns the directories with firmware of a version, in the order in which the kernel searches them.
 func firmwareDirsOf(h host.Host, version string) []string {
 	var dirs []string
 	if data, err := fileio.ReadFile(h.Sys("module/firmware_class/parameters/path"), 4096); err == nil {

@@ -22,32 +22,32 @@ import (
 // libraryScan searches for libraries, directory by directory.
 type libraryScan struct {
 	root    root
-	version string // the driver's; if empty, found by the scan
+	version string // the driver's version; if empty, the scan finds it
 	rows    map[string]*libraryRow
 
 	dirs []*libraryDir
 	seen map[string]bool // real paths of dirs
-	// found is keyed by file name; with ownVersion, by library name.
+	// found has the libraries by file name; with ownVersion, by library name.
 	found map[string]*foundLibrary
-	// others are the driver versions of libraries that were not taken, by library.
+	// others are the driver versions of rejected libraries, by library.
 	others map[string][]string
 	cache  Finding
 }
 
-// libraryDir is a directory that exists: its path below the root, its real path on the host, and what is in it.
+// libraryDir is an existing directory: its path below the root, its real path on the host, and its content.
 type libraryDir struct {
 	path, real string
 	names      []string
-	libraries  int // how many of the driver it has
+	libraries  int // number of driver libraries in it
 }
 
-// foundLibrary is a file that belongs to the driver by its name; err is why it cannot be used.
+// foundLibrary is a file that has the name of a driver library; err says why it cannot be used.
 type foundLibrary struct {
 	Library
-	file string      // the name that it was found by
-	row  *libraryRow // nil for one that is not in the table
+	file string      // the name by which it was found
+	row  *libraryRow // nil for a library outside the table
 	err  error
-	// ignored are other copies or versions, on the host.
+	// ignored are the paths of other copies or versions on the host.
 	ignored []string
 }
 
@@ -64,7 +64,7 @@ func newLibraryScan(r root, version string) *libraryScan {
 }
 
 // run searches the directories: first, a path on the host that may be empty; then those in the loader's cache and the
-// usual ones. Each directory is followed by those to which its links lead.
+// usual ones. After each directory it searches those that the directory's links point to.
 func (s *libraryScan) run(first string) {
 	if first != "" && (s.root.dir == "/" || strings.HasPrefix(first, s.root.dir+"/")) {
 		s.addDir(s.root.inside(first))
@@ -83,7 +83,7 @@ func (s *libraryScan) run(first string) {
 	}
 }
 
-// cacheDirs are the directories of the driver's libraries in the loader's cache of the root.
+// cacheDirs returns the directories of the driver's libraries in the loader's cache of the root.
 func (s *libraryScan) cacheDirs() []string {
 	const file = "/etc/ld.so.cache"
 	s.cache = Finding{Name: file, Kind: KindConfig}
@@ -130,7 +130,7 @@ func (s *libraryScan) readCache(file string) ([]string, error) {
 	return dirs, nil
 }
 
-// addDir adds a directory to the search, once, and those that its links lead to.
+// addDir adds a directory to the search, once, and the directories that its links point to.
 func (s *libraryScan) addDir(dir string) {
 	real, err := s.root.resolveDir(dir)
 	if err != nil || s.seen[real] {
@@ -146,7 +146,7 @@ func (s *libraryScan) addDir(dir string) {
 	s.followLinks(d)
 }
 
-// followLinks adds the directories that links of core libraries lead to, such as those of Debian's alternatives, and
+// followLinks adds the directories that links of core libraries point to, such as those of Debian's alternatives, and
 // the known subdirectories.
 func (s *libraryScan) followLinks(d *libraryDir) {
 	for _, name := range d.names {
@@ -169,12 +169,12 @@ func (s *libraryScan) followLinks(d *libraryDir) {
 	}
 }
 
-// pathIn is the path below the root of a file of a directory.
+// pathIn returns the path, below the root, of a file in a directory.
 func (s *libraryScan) pathIn(d *libraryDir, name string) string {
 	return under(s.root.inside(d.real), name)
 }
 
-// guessVersion is the version of the library that a core library's SONAME leads to, or else the newest of any.
+// guessVersion returns the version of the library that a core library's SONAME points to, or else the newest of any.
 func (s *libraryScan) guessVersion() string {
 	var newest string
 	for _, d := range s.dirs {
@@ -197,7 +197,7 @@ func (s *libraryScan) guessVersion() string {
 	return newest
 }
 
-// searchDir takes the files that belong to the driver by their names.
+// searchDir adds the files that have names of driver libraries.
 func (s *libraryScan) searchDir(d *libraryDir) {
 	for _, name := range d.names {
 		base, suffix, ok := splitLibrary(name)
@@ -216,7 +216,7 @@ func (s *libraryScan) searchDir(d *libraryDir) {
 	}
 }
 
-// take takes a library. Of several with one key the first usable one of the newest version counts.
+// take adds a library. Of several with one key, the first usable one of the newest version counts.
 func (s *libraryScan) take(d *libraryDir, key, name string, row *libraryRow) {
 	f, best := s.inspect(s.pathIn(d, name), row), s.found[key]
 	if best != nil && f.HostPath == best.HostPath {
@@ -235,7 +235,7 @@ func (s *libraryScan) take(d *libraryDir, key, name string, row *libraryRow) {
 	}
 }
 
-// inspect follows a path to a library and reads what a container needs to know of it.
+// inspect resolves a path to a library and reads the properties that a container needs.
 func (s *libraryScan) inspect(p string, row *libraryRow) *foundLibrary {
 	f := &foundLibrary{Library: Library{Path: p, Capabilities: unlisted}, file: path.Base(p), row: row}
 	if row != nil {
@@ -258,8 +258,8 @@ func (s *libraryScan) inspect(p string, row *libraryRow) *foundLibrary {
 	return f
 }
 
-// linksOf are the symlinks that a container needs beside a library: its SONAME, the name that a linker searches for if
-// the host has that too, and those of the table.
+// linksOf returns the symlinks that a container needs in addition to a library: its SONAME, the name that a linker
+// searches for if the host has that too, and those of the table.
 func linksOf(lib Library, row *libraryRow) []Link {
 	dir, file := path.Split(lib.Path)
 	links := map[string]string{}
@@ -285,8 +285,8 @@ func linksOf(lib Library, row *libraryRow) []Link {
 	return list
 }
 
-// readSONAME reads the name that a shared library is loaded by; it is the file's own name if the library has none. The
-// error wraps elffile.ErrMachine if it is a library for another machine.
+// readSONAME reads the name by which a shared library is loaded. For a library without a SONAME it is the file's name.
+// The error wraps elffile.ErrMachine if the library is for another machine.
 func readSONAME(path string) (string, error) {
 	f, info, err := fileio.OpenRegular(path)
 	if err != nil {
@@ -303,7 +303,7 @@ func readSONAME(path string) (string, error) {
 	return soname, nil
 }
 
-// parseSONAME reads the SONAME of a library of size bytes; it is empty if the library has none.
+// parseSONAME parses the SONAME of a library of size bytes; it is empty if the library has none.
 func parseSONAME(r io.ReaderAt, size int64) (string, error) {
 	f, err := elffile.ReadLibrary(r, size, elffile.MachineOf(runtime.GOARCH))
 	if errors.Is(err, elffile.ErrMachine) {
@@ -322,8 +322,8 @@ func parseSONAME(r io.ReaderAt, size int64) (string, error) {
 	return soname, nil
 }
 
-// driver is a driver with the libraries that were found. It has a finding for each of them, for each library of the
-// table that was not found, and for the loader's cache.
+// driver returns a driver with the libraries that were found. It has a finding for each of them, for each library of
+// the table that was not found, and for the loader's cache.
 func (s *libraryScan) driver() *Driver {
 	d := &Driver{Version: s.version, shortcomings: s.shortcomings(), Findings: []Finding{s.cache}}
 	byRow := map[*libraryRow][]*foundLibrary{}
@@ -350,7 +350,7 @@ func (s *libraryScan) driver() *Driver {
 	return d
 }
 
-// broken reports whether the library cannot be used although it is one for this machine.
+// broken reports whether the library is unusable although it is for this machine.
 func (f *foundLibrary) broken() bool { return f.err != nil && !errors.Is(f.err, elffile.ErrMachine) }
 
 const deadLink = "a link that leads nowhere"
@@ -374,7 +374,7 @@ func (f *foundLibrary) finding() Finding {
 	return row
 }
 
-// missing is the finding about a library of the table that was not found.
+// missing returns the finding about a library of the table that was not found.
 func (s *libraryScan) missing(row *libraryRow) Finding {
 	f := Finding{Name: row.name, Kind: KindLibrary, Capabilities: row.capabilities, Note: notFound}
 	f.Broken = slices.Contains(coreLibraries, row.name)
@@ -387,8 +387,7 @@ func (s *libraryScan) missing(row *libraryRow) Finding {
 	return f
 }
 
-// deadLink is a link on the host by whose name programs load a library, and which leads nowhere; empty if there is
-// none.
+// deadLink returns a dangling link on the host whose name programs use to load a library, or empty.
 func (s *libraryScan) deadLink(base string) string {
 	for _, d := range s.dirs {
 		for _, name := range d.names {

@@ -13,7 +13,7 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// addNodes adds the control nodes, which are findings, and the nodes of GPUs and MIG devices.
+// addNodes adds the control nodes, with findings, and the nodes of GPUs and MIG devices.
 func (d *Driver) addNodes(h host.Host) {
 	for _, c := range controlNodes {
 		n, err := findNode(h, c.name, c.capabilities)
@@ -29,7 +29,7 @@ func (d *Driver) addNodes(h host.Host) {
 	}
 }
 
-// numberedNodes are the names under /dev that are the prefix and a number.
+// numberedNodes returns the names under /dev that consist of the prefix and a number.
 func numberedNodes(h host.Host, prefix string) []string {
 	dir, _ := path.Split(prefix)
 	there, _ := readNames(h.Dev(dir))
@@ -47,10 +47,10 @@ func isNumbered(name, prefix string) bool {
 	return ok && isNumbers(number)
 }
 
-// findNode finds the character device of that name under /dev.
+// findNode finds a character device under /dev by its name.
 func findNode(h host.Host, name string, c Capabilities) (DeviceNode, error) {
 	n := DeviceNode{Path: path.Join("/dev", name), HostPath: h.Dev(name), Capabilities: c}
-	info, err := os.Lstat(n.HostPath) // engines do not follow a link either
+	info, err := os.Lstat(n.HostPath) // engines do not follow links either
 	if err != nil {
 		return n, err
 	}

@@ -13,17 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// root is the directory below which a driver is installed. Links are followed as if it were "/", so that those of a
-// driver container stay in it.
+// root is the directory below which a driver is installed. Links are resolved as if it were "/", so that links in a
+// driver container stay in the container.
 type root struct {
 	dir string
-	// dirs are the real paths of directories: a search looks up hundreds of files in the same few.
+	// dirs caches the real paths of directories: a search looks up hundreds of files in the same few.
 	dirs map[string]string
 }
 
 func newRoot(dir string) root { return root{dir, map[string]string{}} }
 
-// resolve follows a path, absolute in the root and clean, to a path on the host, which need not exist.
+// resolve resolves a path, absolute in the root and clean, to a path on the host, which need not exist.
 func (r root) resolve(path string) (string, error) {
 	real, _, err := r.stat(path)
 	if real == "" {
@@ -32,7 +32,7 @@ func (r root) resolve(path string) (string, error) {
 	return real, nil
 }
 
-// stat follows a path and returns what is there. The error wraps fs.ErrNotExist if nothing is.
+// stat resolves a path and returns the file's information. The error wraps fs.ErrNotExist if there is no file.
 func (r root) stat(path string) (real string, info fs.FileInfo, err error) {
 	dir, err := r.resolveDir(filepath.Dir(path))
 	if err != nil {
@@ -72,7 +72,7 @@ func (r root) follow(path string) (string, error) {
 	return real, nil
 }
 
-// inside is the path in the root of a file on the host.
+// inside returns the path in the root of a file on the host.
 func (r root) inside(hostPath string) string {
 	if r.dir == "/" {
 		return hostPath

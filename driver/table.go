@@ -2,11 +2,12 @@ package driver
 
 import "io/fs"
 
-// This file is the table of which files make a driver, where they are, and which capabilities they serve. The sources
-// are the README of NVIDIA's Linux driver (chapter "Installed Components"), the packages of driver 580, and for the
-// capabilities the documentation of NVIDIA_DRIVER_CAPABILITIES; https://download.nvidia.com/XFree86/Linux-x86_64/.
+// This file is the table of the files that make a driver, with their places and the capabilities that they serve. The
+// sources are the README of NVIDIA's Linux driver (chapter "Installed Components"), the packages of driver 580, and
+// for the capabilities the documentation of NVIDIA_DRIVER_CAPABILITIES;
+// https://download.nvidia.com/XFree86/Linux-x86_64/.
 
-// vendorNVIDIA is the PCI vendor ID as sysfs writes it.
+// vendorNVIDIA is the PCI vendor ID in the form of sysfs.
 const vendorNVIDIA = "0x10de"
 
 // UsesCUDA are the capabilities whose libraries load libcuda and need unified memory.
@@ -17,16 +18,16 @@ type libraryRow struct {
 	name         string
 	capabilities Capabilities
 	ownVersion   bool
-	// links are symlinks beside the library, besides its SONAME and those of the host. In their targets {file} is the
-	// library's file name and {soname} its SONAME.
+	// links are symlinks that a container needs besides the SONAME and those of the host. In their targets {file} is
+	// the library's file name and {soname} its SONAME.
 	links []Link
 }
 
-// coreLibraries are those of which one must be usable. See Driver.Check.
+// coreLibraries are the libraries of which one must be usable. See Driver.Check.
 var coreLibraries = []string{"libcuda", "libnvidia-ml"}
 
 var libraryTable = []libraryRow{
-	// Many programs load libcuda.so, which only a development package has on the host.
+	// Many programs load libcuda.so, which on a host only a development package has.
 	{name: "libcuda", capabilities: UsesCUDA, links: []Link{{"libcuda.so", "{soname}"}}},
 	{name: "libnvidia-ml", capabilities: Utility},
 	{name: "libcudadebugger", capabilities: Compute},
@@ -56,7 +57,7 @@ var libraryTable = []libraryRow{
 	},
 	{name: "libvdpau_nvidia", capabilities: Video},
 
-	// GLVND loads libGLX_indirect where it does not know the vendor.
+	// GLVND loads libGLX_indirect if it does not know the vendor.
 	{name: "libGLX_nvidia", capabilities: Graphics | Display, links: []Link{{"libGLX_indirect.so.0", "{file}"}}},
 	{name: "libEGL_nvidia", capabilities: Graphics | Display},
 	{name: "libGLESv1_CM_nvidia", capabilities: Graphics | Display},
@@ -85,14 +86,14 @@ var libraryTable = []libraryRow{
 }
 
 // unlisted are the capabilities of a library of the driver's version that is not in the table, such as one of a later
-// driver. Containers get it with any capability, since what would break without it is unknown.
+// driver. Containers get it with any capability, since its purpose is unknown.
 const unlisted = All
 
-// librarySubdirs are below a library directory.
+// librarySubdirs are subdirectories of library directories.
 var librarySubdirs = []string{"vdpau"}
 
-// xorgModule is a module of the X server, and a link to it. It is loaded by path, so it is not in the loader's cache.
-// {version} is the driver's.
+// xorgModule is a module of the X server, with a link to it. It is loaded by path, so it is not in the loader's cache.
+// {version} is the driver's version.
 type xorgModule struct{ file, link string }
 
 var xorgModules = []xorgModule{
@@ -100,7 +101,7 @@ var xorgModules = []xorgModule{
 	{"libglxserver_nvidia.so.{version}", "libglxserver_nvidia.so"},
 }
 
-// xorgDirs are where the modules are, below a directory with libraries.
+// xorgDirs are the directories of the modules, below a directory with libraries.
 var xorgDirs = []string{
 	"nvidia/xorg",
 	"xorg/modules/drivers",
@@ -110,7 +111,8 @@ var xorgDirs = []string{
 }
 
 // fileRow is a file of the driver that is not a library: name in the first of the directories that has it. It is
-// mounted at the path where it was found, or, with a target, in that directory, where the container's libraries search.
+// mounted at the path where it was found, or, with a target, in the target directory, where the container's libraries
+// search.
 type fileRow struct {
 	name         string
 	kind         Kind
@@ -125,10 +127,10 @@ var (
 		"/usr/local/nvidia/bin", "/opt/nvidia/bin", "/run/current-system/sw/bin",
 	}
 	configDirs = []string{"/etc", "/usr/local/share", "/usr/share", "/run/opengl-driver/share"}
-	// vulkanDirs has the root, since installations for container hosts have /vulkan.
+	// vulkanDirs includes "/", since installations for container hosts have /vulkan.
 	vulkanDirs = append(append([]string{}, configDirs...), "/", "/usr/local/nvidia")
 	socketDirs = []string{"/run", "/var/run"}
-	// firmwareDirs are searched by the kernel after the directory of its parameter, in this order.
+	// firmwareDirs are searched by the kernel, in this order, after the directory of its parameter.
 	firmwareDirs = []string{
 		"/lib/firmware/updates/{release}", "/lib/firmware/updates", "/lib/firmware/{release}", "/lib/firmware",
 	}
@@ -167,8 +169,8 @@ var fileTable = []fileRow{
 // mpsDir is the directory with the sockets of CUDA's multi-process service.
 const mpsDir = "nvidia-mps"
 
-// firmwareNames are patterns in nvidia/VERSION of a firmware directory: for the GPU's system processor, and since
-// driver 615 for its other processors.
+// firmwareNames are patterns of files in nvidia/VERSION of a firmware directory: for the GPU's system processor, and
+// since driver 615 for its other processors.
 var firmwareNames = []string{"gsp*.bin", "ucode*.bin"}
 
 // controlNodes are the nodes that belong to no GPU. Every program that uses the driver opens nvidiactl.
@@ -185,26 +187,26 @@ var controlNodes = []struct {
 // UsesDRM are the capabilities that need a GPU's nodes under /dev/dri.
 const UsesDRM = Graphics | Video | Display
 
-// imexChannel is the prefix of the names of the nodes of IMEX channels; the number follows.
+// imexChannel begins the names of the nodes of IMEX channels; the number follows.
 const imexChannel = "nvidia-caps-imex-channels/channel"
 
-// extraRow is something that a node can have besides GPUs. The classes are those of NVIDIA's own specs.
+// extraRow is an extra of the table. The classes are those of NVIDIA's own specs.
 type extraRow struct {
 	extra Extra
 	class string
-	// nodes are names under /dev, and numbered is the prefix of those that end with a number.
+	// nodes are names under /dev, and numbered is the prefix of names that end with a number.
 	nodes    []string
 	numbered string
 	files    []extraFileRow
 }
 
-// extraFileRow is a file or directory of that path, in the container too.
+// extraFileRow is a file or directory with the same path in the container.
 type extraFileRow struct {
 	path string
 	mode fs.FileMode
 }
 
-// libcufile reads its settings from cufile.json, and from udev which disks the kernel's module can read.
+// libcufile reads its settings from cufile.json, and from udev which disks the kernel module can read.
 var extraTable = []extraRow{
 	{extra: IMEX, class: "imex-channel", numbered: imexChannel},
 	{

@@ -17,10 +17,10 @@ func splitLibrary(file string) (name, suffix string, ok bool) {
 	return name, suffix, ok && strings.HasPrefix(name, "lib")
 }
 
-// IsVersion reports whether s is a version: at least two numbers with dots between.
+// IsVersion reports whether s is a version: at least two numbers separated by dots.
 func IsVersion(s string) bool { return strings.Contains(s, ".") && isNumbers(s) }
 
-// VersionOf is the driver's version in the file name of one of its core libraries, or empty.
+// VersionOf returns the driver's version in the file name of one of its core libraries, or empty.
 func VersionOf(library string) string {
 	name, suffix, _ := splitLibrary(path.Base(library))
 	if slices.Contains(coreLibraries, name) && IsVersion(suffix) {
@@ -29,13 +29,13 @@ func VersionOf(library string) string {
 	return ""
 }
 
-// isNumbers reports whether s is one or more numbers with dots between.
+// isNumbers reports whether s is one or more numbers separated by dots.
 func isNumbers(s string) bool {
 	_, err := host.ParseVersion(s)
 	return err == nil
 }
 
-// compareVersions compares versions number by number. What is no version is less than any.
+// compareVersions compares versions number by number. A text that is not a version is less than any version.
 func compareVersions(a, b string) int {
 	x, _ := host.ParseVersion(a)
 	y, _ := host.ParseVersion(b)
