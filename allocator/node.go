@@ -8,20 +8,21 @@ import (
 )
 
 const (
-	// maxGPUs is the most GPUs of a node. The driver has minor numbers for 248 (kernel-open's nv-chardev-numbers.h).
+	// maxGPUs is the maximum number of GPUs of a node. The driver has minor numbers for 248 (kernel-open's
+	// nv-chardev-numbers.h).
 	maxGPUs = 256
-	// MaxExact is the most GPUs of a node of which every set is compared: a table has 2^16 scores.
+	// MaxExact is the maximum number of GPUs for which every set is compared: a table has 2^16 scores.
 	MaxExact = 16
 )
 
 // GPUs are the usable GPUs of a node, with the scores of their pairs. They are immutable.
 type GPUs struct {
 	list  []usableGPU
-	index map[string]int // of list, by UUID
-	score [][]int        // of each pair
-	numa  []set          // of each GPU: those of its NUMA node; unknown NUMA nodes count as one
+	index map[string]int // index in list, by UUID
+	score [][]int        // of each pair of GPUs
+	numa  []set          // of each GPU: the GPUs of its NUMA node; unknown NUMA nodes count as one
 	whole *Pool          // the GPUs as devices
-	table *table         // of at most MaxExact GPUs, otherwise nil
+	table *table         // for at most MaxExact GPUs, otherwise nil
 }
 
 // usableGPU is a GPU that could be read.
@@ -30,8 +31,8 @@ type usableGPU struct {
 	numaNode int
 }
 
-// NewGPUs prepares the GPUs of a snapshot that could be read, in the snapshot's order. It leaves out GPUs without a
-// UUID or with that of an earlier one. It returns an error if there are too many GPUs.
+// NewGPUs prepares the readable GPUs of a snapshot, in the snapshot's order. It leaves out GPUs without a UUID or with
+// that of an earlier GPU. It returns an error if there are too many GPUs.
 func NewGPUs(s *gpu.Snapshot, w Weights) (*GPUs, error) {
 	var gpus []usableGPU
 	byIndex, seen := map[int]int{}, map[string]bool{"": true}
@@ -94,7 +95,7 @@ func (n *GPUs) UUIDs() []string {
 	return uuids
 }
 
-// Pair returns the score of two GPUs, by their positions in UUIDs.
+// Pair returns the score of two GPUs, given by their positions in UUIDs.
 func (n *GPUs) Pair(a, b int) int { return n.score[a][b] }
 
 // Choose answers a request for whole GPUs, whose IDs are UUIDs. See Pool.Choose.
@@ -112,7 +113,7 @@ func (n *GPUs) scoreOf(x set) int {
 	return sum / 2
 }
 
-// scoreWith returns the sum of the scores of a GPU with each GPU of a set.
+// scoreWith returns the sum of a GPU's scores with each GPU of a set.
 func (n *GPUs) scoreWith(x set, g int) int {
 	sum, row := 0, n.score[g]
 	for i, w := range x {

@@ -9,15 +9,15 @@ import (
 type Device struct {
 	// ID is the device's name in requests.
 	ID string
-	// UUID is that of the GPU or MIG device. Its replicas have it in common.
+	// UUID is the UUID of the GPU or MIG device. All replicas of a device have the same.
 	UUID string
-	// Parent is the UUID of the GPU that the device is, or is a part of.
+	// Parent is the UUID of the device's GPU.
 	Parent string
 	// Replica is set if the device is shared with other replicas.
 	Replica bool
 	// Slices are the compute slices of a MIG device. 0 counts as 1.
 	Slices int
-	// Unusable is set if the device must not be chosen, because it is unhealthy.
+	// Unusable is set if the device must not be chosen because it is unhealthy.
 	Unusable bool
 }
 
@@ -28,15 +28,15 @@ type Pool struct {
 	index   map[string]int // of devices, by ID
 	parent  []int          // of each device: the GPU's index in the node, or noParent
 	perGPU  [][]int        // the usable devices of each GPU of the node
-	// several is set if a GPU has several devices, replicas if some of them are replicas.
+	// several is set if a GPU has several devices, and replicas if some devices are replicas.
 	several, replicas bool
 }
 
 // noParent is the parent of an unusable device.
 const noParent = -1
 
-// NewPool prepares devices with distinct IDs, in the order of preference among equals. Devices whose parent is not in
-// the node, because it could not be read, are unusable.
+// NewPool prepares devices with distinct IDs, in the order of preference among equals. Devices whose GPU is not in the
+// node because it could not be read are unusable.
 func NewPool(n *GPUs, devices []Device) *Pool {
 	p := &Pool{
 		gpus:    n,
@@ -59,7 +59,7 @@ func NewPool(n *GPUs, devices []Device) *Pool {
 	return p
 }
 
-// Choose answers a request. The error of a request without an answer is a *RequestError.
+// Choose answers a request. If the request has no answer, the error is a *RequestError.
 func (p *Pool) Choose(policy Policy, r Request) (Choice, error) {
 	if !slices.Contains(Policies(), string(policy)) {
 		return Choice{}, fmt.Errorf("unknown allocation policy %q", policy)
@@ -79,7 +79,7 @@ func (p *Pool) Choose(policy Policy, r Request) (Choice, error) {
 	return c, nil
 }
 
-// query returns the request by the node's GPUs, if each has one device.
+// query returns the request in terms of the node's GPUs, if each has one device.
 func (p *Pool) query(size int, states []state) query {
 	q := query{size: size}
 	for i, s := range states {

@@ -2,14 +2,14 @@ package allocator
 
 import "fmt"
 
-// Request asks a Pool for devices.
+// Request is a request for devices of a Pool.
 type Request struct {
-	// Available are the IDs of the devices to choose from. Must are those of them that must be included. Their order
-	// does not matter.
+	// Available are the IDs of the devices to choose from. Must are those that must be included. Their order does not
+	// matter.
 	Available, Must []string
 	// Size is the number of devices in the answer.
 	Size int
-	// Used are the compute slices of each GPU, by its UUID, that are in use by MIG devices outside the pool.
+	// Used are the compute slices in use by MIG devices outside the pool, by GPU UUID.
 	Used map[string]int
 }
 
@@ -17,7 +17,7 @@ type Request struct {
 type Choice struct {
 	// IDs are the chosen devices, in the pool's order.
 	IDs []string
-	// Score is the score of the set of GPUs that the devices belong to.
+	// Score is the score of the set of the devices' GPUs.
 	Score int
 }
 
@@ -39,16 +39,16 @@ const (
 	BadSize
 )
 
-// RequestError is a request that has no answer.
+// RequestError means that a request has no answer.
 type RequestError struct {
 	Reason Reason
-	// IDs are the devices that the reason is about.
+	// IDs are the devices that the reason concerns.
 	IDs []string
 	// Size is the requested size. Available and Must count the devices of the request.
 	Size, Available, Must int
 }
 
-// Error cuts an ID that is longer than every real one: it comes from the caller.
+// Error shortens IDs that are longer than any real ID, since they come from the caller.
 func (e *RequestError) Error() string {
 	requested, are := fmt.Sprintf("%d devices requested", e.Size), "are"
 	if e.Size == 1 {

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// query is a request by the GPUs of a node: size GPUs of from, with all of must. What is available but not in from
-// cannot be chosen, and counts as left for the next requests. must ⊆ from ⊆ available.
+// query is a request in terms of a node's GPUs: size GPUs of from, with all of must. GPUs that are available but not
+// in from cannot be chosen, and count as left for the next requests. must ⊆ from ⊆ available.
 type query struct {
 	available, from, must set
 	size                  int
@@ -16,10 +16,10 @@ type query struct {
 // found is a set of GPUs that answers a query.
 type found struct {
 	set       set
-	numaNodes int // the number of NUMA nodes, if it counts
+	numaNodes int // the number of NUMA nodes, if the policy counts them
 	score     int
-	next      int // L in Topology of what is left, if it counts
-	cost      int // the score with all available GPUs: the lower, the better connected is what is left
+	next      int // Topology's L of the remaining GPUs, if the policy counts it
+	cost      int // the score with all available GPUs: the lower, the better connected is the rest
 }
 
 // compare is negative if a is better. No two sets are equal.
@@ -38,7 +38,7 @@ func (a *found) compare(b *found) int {
 	}
 }
 
-// search returns the best set of GPUs by a policy. There is one: the request is valid.
+// search returns the best set of GPUs for a policy. There is one, since the request is valid.
 func (n *GPUs) search(p Policy, q query) set {
 	switch {
 	case n.table == nil:
@@ -68,12 +68,12 @@ func (n *GPUs) searchGreedily(p Policy, q query) set {
 	return best.set
 }
 
-// grow adds GPUs to those that must be included: the first one, then the one with the highest score with the others.
-// For NUMA it first takes those of the NUMA nodes that are used, then those of the NUMA node with most GPUs.
+// grow adds GPUs to those that must be included: first the GPU first, then the one with the highest score with the
+// others. For NUMA it first adds GPUs of NUMA nodes already in use, then those of the NUMA node with the most GPUs.
 func (n *GPUs) grow(p Policy, q query, first int, cost []int) *found {
 	f := &found{}
 	with := make([]int, len(n.list)) // the score of each GPU with the set
-	room := make([]int, len(n.list)) // the GPUs that its NUMA node has, if they count
+	room := make([]int, len(n.list)) // the number of GPUs of its NUMA node, if the policy counts it
 	add := func(g int) {
 		f.score += with[g]
 		f.cost += cost[g]

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// chooseShared is Choose if GPUs have several devices.
+// chooseShared is Choose for GPUs with several devices.
 func (p *Pool) chooseShared(policy Policy, r Request, states []state) Choice {
 	s := p.newSharing(r, states)
 	var c Choice
@@ -30,10 +30,10 @@ func (p *Pool) chooseShared(policy Policy, r Request, states []state) Choice {
 	return c
 }
 
-// sharing finds how many devices a request takes of each GPU. Its slices are by GPU.
+// sharing finds how many devices a request takes from each GPU. Its slices are by GPU.
 type sharing struct {
 	pool *Pool
-	// free counts the available devices, must those of them that must be included, used the devices that are not
+	// free counts the available devices, must those that must be included, and used the devices that are not
 	// available.
 	free, must, used []int
 	slices           []int // compute slices in use by MIG devices of this pool and others
@@ -66,7 +66,7 @@ func (p *Pool) newSharing(r Request, states []state) *sharing {
 	return s
 }
 
-// spread takes a device of each of the GPUs with the lowest load, again and again. Of GPUs with the same load, those
+// spread repeatedly takes a device from each of the GPUs with the lowest load. Of GPUs with the same load, those
 // without a device in the answer come first, among these the lowest in order, and then the best by the policy.
 func (s *sharing) spread(policy Policy) {
 	load, order := slices.Clone(s.must), make([]int, len(s.must))
@@ -81,7 +81,7 @@ func (s *sharing) spread(policy Policy) {
 		}
 	}
 	for s.left > 0 {
-		var gpus []int // that come first
+		var gpus []int // the GPUs that come first
 		var lowest [3]int
 		for g := range load {
 			if s.chosen[g] == s.free[g] {
@@ -107,7 +107,7 @@ func (s *sharing) spread(policy Policy) {
 	}
 }
 
-// best returns the best set of the GPUs in the answer and as many of others as devices are left to take.
+// best returns the best set of the GPUs in the answer and as many others as devices are left to take.
 func (s *sharing) best(policy Policy, others []int) set {
 	var q query
 	for g := range s.chosen {
@@ -126,7 +126,7 @@ func (s *sharing) best(policy Policy, others []int) set {
 	return s.pool.gpus.search(policy, q)
 }
 
-// pack takes the devices of as few GPUs as possible, by the objective of Pack for MIG devices.
+// pack takes devices from as few GPUs as possible, by Pack's objective for MIG devices.
 func (s *sharing) pack() {
 	// The GPUs of the devices that must be included come first.
 	var x set
@@ -164,7 +164,8 @@ func (s *sharing) pack() {
 	}
 }
 
-// bestToPack compares all sets of count other GPUs that have the needed devices, and returns the best with base.
+// bestToPack compares all sets of count other GPUs that have the needed devices, and returns the best together with
+// base.
 func (s *sharing) bestToPack(base set, others []int, count, need int) set {
 	var best set
 	var bestCost []int
@@ -187,8 +188,8 @@ func (s *sharing) bestToPack(base set, others []int, count, need int) set {
 	return best
 }
 
-// pick returns count devices of a GPU: those that must be included, then those of which it has picked the fewest
-// replicas, in order. It makes them unavailable.
+// pick returns count devices of a GPU and makes them unavailable: first those that must be included, then, in order,
+// those of which the fewest replicas were picked.
 func (p *Pool) pick(states []state, g, count int) []int {
 	var picked []int
 	times := map[string]int{} // by UUID

@@ -9,16 +9,16 @@ import (
 // table has the scores of every set of at most MaxExact GPUs. Sets are bits here.
 type table struct {
 	score []int    // of each set
-	next  []int    // what the next requests could get of each set: L in Topology
-	numa  []uint32 // of each GPU: those of its NUMA node
-	alike []uint32 // of each GPU: those of its NUMA node that have the same scores with all others, and itself
+	next  []int    // of each set: what the next requests could get, which is L in Topology
+	numa  []uint32 // of each GPU: the GPUs of its NUMA node
+	alike []uint32 // of each GPU: itself and the GPUs of its NUMA node that have the same scores with all others
 }
 
 func newTable(score [][]int, numa []set) *table {
 	n := len(score)
 	t := &table{score: make([]int, 1<<n), next: make([]int, 1<<n), numa: make([]uint32, n), alike: make([]uint32, n)}
 	for x := uint32(1); x < 1<<n; x++ {
-		// In the best disjoint pairs the lowest GPU has one of the others as partner, or none.
+		// In the best disjoint pairs the lowest GPU has one of the others as a partner, or none.
 		first, rest := bits.TrailingZeros32(x), x&(x-1)
 		t.score[x], t.next[x] = t.score[rest], t.next[rest]
 		for r := rest; r != 0; r &= r - 1 {
@@ -28,7 +28,7 @@ func newTable(score [][]int, numa []set) *table {
 		}
 	}
 	for _, size := range []int{4, 8} {
-		best := make([]int, 1<<n) // the highest score of this many GPUs of each set
+		best := make([]int, 1<<n) // the highest score of this many GPUs in each set
 		for x := range uint32(1 << n) {
 			switch count := bits.OnesCount32(x); {
 			case count == size:
@@ -52,7 +52,7 @@ func newTable(score [][]int, numa []set) *table {
 	return t
 }
 
-// alike reports whether two GPUs have the same score with every other. They can be exchanged in any set.
+// alike reports whether two GPUs have the same score with every other. They are interchangeable in any set.
 func alike(score [][]int, a, b int) bool {
 	for g := range score {
 		if g != a && g != b && score[a][g] != score[b][g] {
@@ -93,8 +93,8 @@ func (t *table) numaNodes(x uint32) (count int) {
 	return count
 }
 
-// eachSet visits the unions of base and size of the free GPUs, in order. Of sets that differ only in GPUs that are
-// alike it visits the first, so that on real machines there are few.
+// eachSet visits the unions of base and size of the free GPUs, in order. Of sets that differ only in interchangeable
+// GPUs it visits only the first, so that real machines have few.
 func (t *table) eachSet(base, free uint32, size int, visit func(uint32)) {
 	if size == 0 {
 		visit(base)

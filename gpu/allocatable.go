@@ -5,18 +5,18 @@ import (
 	"strconv"
 )
 
-// Allocatable is what a container can be given: a whole GPU, or a MIG device of a GPU in MIG mode.
+// Allocatable is a device that a container can get: a whole GPU, or a MIG device of a GPU in MIG mode.
 type Allocatable struct {
-	// GPU is the whole GPU, or the one that the MIG device is on.
+	// GPU is the whole GPU, or the GPU that has the MIG device.
 	GPU *Device
 	// MIG is nil for a whole GPU.
 	MIG *MIGDevice
-	// Reason is why no container can be given the device, as text that follows its label. It is empty if one can.
+	// Reason says why no container can get the device, as text after its label. It is empty if one can.
 	Reason string
 }
 
-// Allocatables lists what containers can be given of the GPU: itself or, in MIG mode, its MIG devices. A GPU in MIG
-// mode without MIG devices is listed itself, with that reason.
+// Allocatables returns what containers can get of the GPU: the GPU or, in MIG mode, its MIG devices. A GPU in MIG mode
+// without MIG devices is itself in the list, with that reason.
 func (d *Device) Allocatables() []Allocatable {
 	reason := ""
 	switch {
@@ -41,7 +41,7 @@ func (d *Device) Allocatables() []Allocatable {
 	return list
 }
 
-// UUID is that of the GPU or of the MIG device. It is empty for a GPU whose UUID is unknown.
+// UUID returns the UUID of the GPU or of the MIG device. It is empty for a GPU whose UUID is unknown.
 func (a *Allocatable) UUID() string {
 	if a.MIG != nil {
 		return a.MIG.UUID
@@ -49,7 +49,7 @@ func (a *Allocatable) UUID() string {
 	return a.GPU.UUID
 }
 
-// IndexName names the device by index: "3", or "0:1" for a MIG device.
+// IndexName returns the device's name by index: "3", or "0:1" for a MIG device.
 func (a *Allocatable) IndexName() string {
 	if a.MIG != nil {
 		return fmt.Sprintf("%d:%d", a.GPU.Index, a.MIG.Index)
@@ -57,7 +57,7 @@ func (a *Allocatable) IndexName() string {
 	return strconv.Itoa(a.GPU.Index)
 }
 
-// Label names the device for people: "GPU 3", or "MIG device 0:1 (1g.10gb)".
+// Label returns the device's name for people: "GPU 3", or "MIG device 0:1 (1g.10gb)".
 func (a *Allocatable) Label() string {
 	if a.MIG != nil {
 		return fmt.Sprintf("MIG device %s (%s)", a.IndexName(), a.MIG.Profile)

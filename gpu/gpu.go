@@ -1,7 +1,7 @@
-// Package gpu is the pure model of what a node has: its GPUs, their MIG devices and how they are linked.
+// Package gpu is the model of a node's GPUs, their MIG devices and the links between the GPUs.
 //
-// It has only data and names. It imports nothing of this project, makes no system call and needs no cgo, so that every
-// other package can work on devices without a driver.
+// It has only data and names. It imports no other package of this project, makes no system calls and needs no cgo, so
+// that every other package can work on devices without a driver.
 package gpu
 
 import (
@@ -13,55 +13,56 @@ import (
 	"strings"
 )
 
-// NoNUMANode is the NUMA node of a device that has none, or whose node is unknown. It is sysfs' number for that.
+// NoNUMANode is the NUMA node of a device that has none, or whose node is unknown. sysfs uses the same number.
 const NoNUMANode = -1
 
 // NoMinor is the minor number of a device node whose number is unknown.
 const NoMinor = -1
 
-// Snapshot is what a node has at one time. A node without GPUs has a snapshot without devices.
+// Snapshot is the GPUs of a node at one time. A node without GPUs has a snapshot without devices.
 type Snapshot struct {
-	// DriverVersion is the driver's own version, such as "580.126.09".
+	// DriverVersion is the version of the driver, such as "580.126.09".
 	DriverVersion string
 	// CUDAVersion is the newest CUDA version that the driver supports, such as "13.0". It is empty if that is unknown.
 	CUDAVersion string
 	// Devices has each GPU once, by Index.
 	Devices []Device
-	// Links has one link for each two usable devices, by A and then by B. It is empty if links were not read.
+	// Links has one link for each two usable devices, sorted by A and then by B. It is empty if links were not read.
 	Links []Link
 }
 
-// Device is one physical GPU. One that could not be read is present too, with Error and with all that is known of it.
+// Device is one physical GPU. A GPU that could not be read is present too, with Error and its known properties.
 type Device struct {
 	// Index is the driver's enumeration index, from 0.
 	Index int `json:"index"`
-	// UUID is "GPU-" and a UUID in lower case, or empty if it is unknown.
+	// UUID is "GPU-" and a UUID in lower case, or empty if unknown.
 	UUID string `json:"uuid"`
-	// Name is the product name, such as "NVIDIA H100 80GB HBM3", or empty if it is unknown.
+	// Name is the product name, such as "NVIDIA H100 80GB HBM3", or empty if unknown.
 	Name string `json:"name"`
 	// Minor is the N of /dev/nvidiaN, or NoMinor. It need not equal Index.
 	Minor int `json:"minor"`
-	// PCIBusID is the PCI address as sysfs writes it: domain:bus:device.function in lower case, such as "0000:1b:00.0".
-	// It is empty if it is unknown.
+	// PCIBusID is the PCI address in the form of sysfs: domain:bus:device.function in lower case, such as
+	// "0000:1b:00.0". It is empty if unknown.
 	PCIBusID string `json:"pciBusID"`
 	// NUMANode is the NUMA node that the GPU is attached to, or NoNUMANode.
 	NUMANode int `json:"numaNode"`
-	// MemoryBytes is the size of the GPU's memory in bytes. It is 0 if it is unknown or the GPU has no memory.
+	// MemoryBytes is the size of the GPU's memory in bytes. It is 0 if unknown, or if the GPU has no memory.
 	MemoryBytes uint64 `json:"memoryBytes"`
-	// ComputeCapability is "major.minor", such as "9.0", or empty if it is unknown.
+	// ComputeCapability is "major.minor", such as "9.0", or empty if unknown.
 	ComputeCapability string `json:"computeCapability"`
-	// MIGEnabled is whether MIG mode is on. Then only the GPU's MIG devices can be used, and there may be none.
+	// MIGEnabled says whether MIG mode is on. Then only the GPU's MIG devices, of which there may be none, can be
+	// used.
 	MIGEnabled bool `json:"migEnabled"`
 	// MIG has the GPU's MIG devices, by Index.
 	MIG []MIGDevice `json:"mig"`
-	// Error is why the GPU could not be read. It is empty for a GPU that can be used.
+	// Error says why the GPU could not be read. It is empty for a usable GPU.
 	Error string `json:"error,omitempty"`
 }
 
 // Usable reports whether the device was read without an error.
 func (d *Device) Usable() bool { return d.Error == "" }
 
-// MIGDevice is a part of a GPU with a UUID of its own: a compute instance in a GPU instance.
+// MIGDevice is a part of a GPU with its own UUID: a compute instance in a GPU instance.
 type MIGDevice struct {
 	// Index is the device's index on its GPU, from 0. Indices can have gaps.
 	Index int `json:"index"`
@@ -72,16 +73,16 @@ type MIGDevice struct {
 	// GPUInstance and ComputeInstance are the driver's IDs of the two instances.
 	GPUInstance     int `json:"gpuInstance"`
 	ComputeInstance int `json:"computeInstance"`
-	// GPUInstanceCap and ComputeInstanceCap are the N of the nodes /dev/nvidia-caps/nvidia-capN that grant access to
-	// the two instances, or NoMinor.
+	// GPUInstanceCap and ComputeInstanceCap are the N of the device nodes /dev/nvidia-caps/nvidia-capN that grant
+	// access to the two instances, or NoMinor.
 	GPUInstanceCap     int `json:"gpuInstanceCap"`
 	ComputeInstanceCap int `json:"computeInstanceCap"`
 	// MemoryBytes is the size of the device's memory in bytes.
 	MemoryBytes uint64 `json:"memoryBytes"`
 }
 
-// PCIePath is how far apart two GPUs are on PCIe. A larger one is nearer. The short names are those of
-// `nvidia-smi topo -m`, except for the board's.
+// PCIePath is how far apart two GPUs are on PCIe. A larger value means nearer. The short names are those of
+// `nvidia-smi topo -m`, except PSB.
 type PCIePath int
 
 // The paths on PCIe. They are the levels of NVML's nvmlGpuTopologyLevel_t.
@@ -97,7 +98,7 @@ const (
 
 var pathNames = [...]string{"unknown", "SYS", "NODE", "PHB", "PXB", "PIX", "PSB"}
 
-// String is the path's short name.
+// String returns the path's short name.
 func (p PCIePath) String() string {
 	if p < 0 || int(p) >= len(pathNames) {
 		return "PCIePath(" + strconv.Itoa(int(p)) + ")"
@@ -120,18 +121,18 @@ func (p *PCIePath) UnmarshalText(text []byte) error {
 
 // Link is the connection between two GPUs.
 type Link struct {
-	// A and B are the indices of the GPUs. A is the smaller one.
+	// A and B are the indices of the GPUs, with A < B.
 	A int `json:"a"`
 	B int `json:"b"`
-	// PCIe is the path between the two on PCIe.
+	// PCIe is the PCIe path between the two GPUs.
 	PCIe PCIePath `json:"pcie"`
-	// NVLinks is the number of active NVLinks that join the two, directly or through NVSwitches.
+	// NVLinks is the number of active NVLinks that join the two GPUs, directly or through NVSwitches.
 	NVLinks int `json:"nvlinks"`
-	// Switched is whether the NVLinks run through NVSwitches. Then other links of the two GPUs use the same NVLinks.
+	// Switched says whether the NVLinks run through NVSwitches. Then the links to other GPUs use the same NVLinks.
 	Switched bool `json:"switched"`
 }
 
-// String is the link's cell in a matrix: "NV18", or the path on PCIe where no NVLink joins the two.
+// String returns the link's cell in a matrix: "NV18", or the PCIe path if no NVLink joins the two GPUs.
 func (l Link) String() string {
 	if l.NVLinks > 0 {
 		return "NV" + strconv.Itoa(l.NVLinks)
@@ -139,7 +140,7 @@ func (l Link) String() string {
 	return l.PCIe.String()
 }
 
-// Link returns the link between the GPUs with the indices a and b, in either order, and whether there is one.
+// Link returns the link between the GPUs with the indices a and b, in either order, and whether it exists.
 func (s *Snapshot) Link(a, b int) (Link, bool) {
 	if a > b {
 		a, b = b, a
@@ -153,8 +154,8 @@ func (s *Snapshot) Link(a, b int) (Link, bool) {
 	return s.Links[i], true
 }
 
-// NormalizePCIBusID returns a PCI address, such as NVML's "00000000:1B:00.0", as sysfs writes it: "0000:1b:00.0". The
-// domain can have 4 to 8 hexadecimal digits; leading zeros beyond 4 digits are dropped.
+// NormalizePCIBusID returns a PCI address, such as NVML's "00000000:1B:00.0", in the form of sysfs: "0000:1b:00.0".
+// The domain can have 4 to 8 hexadecimal digits; leading zeros beyond 4 digits are dropped.
 func NormalizePCIBusID(id string) (string, error) {
 	digits, address, _ := strings.Cut(strings.ToLower(strings.TrimSpace(id)), ":")
 	domain, err := strconv.ParseUint(digits, 16, 32)

@@ -16,13 +16,13 @@ type Action string
 
 // The actions, from the least to the most severe.
 const (
-	// None means nothing for the device.
+	// None: nothing needs to be done.
 	None Action = "none"
-	// Application ends an application on the device, which stays healthy.
+	// Application: an application on the device ends; the device stays healthy.
 	Application Action = "application"
-	// Probe means nothing by itself: the device is suspect until its probes are clean.
+	// Probe: the event proves no fault; the device is suspect until its probes are clean.
 	Probe Action = "probe"
-	// Reset, Reboot and Service are what the device needs: a reset, a reboot of the node, or a person.
+	// Reset, Reboot and Service: the device needs a reset, a reboot of the node, or a person.
 	Reset   Action = "reset"
 	Reboot  Action = "reboot"
 	Service Action = "service"
@@ -30,7 +30,7 @@ const (
 
 var severity = []Action{None, Application, Probe, Reset, Reboot, Service}
 
-// Actions returns the actions.
+// Actions returns the actions by name.
 func Actions() []string {
 	var list []string
 	for _, a := range severity {
@@ -42,10 +42,10 @@ func Actions() []string {
 // worse reports whether a is more severe than b.
 func (a Action) worse(b Action) bool { return slices.Index(severity, a) > slices.Index(severity, b) }
 
-// Rule is what events of an XID mean.
+// Rule decides what events of an XID mean.
 type Rule struct {
 	Action Action
-	// The action is taken at the Count-th event within Within; fewer are only counted. 0 is 1.
+	// The action is taken at the Count-th event within Within; earlier events are only counted. 0 means 1.
 	Count  int
 	Within time.Duration
 }
@@ -56,13 +56,13 @@ const MaxCount = 1000
 //go:embed xids.tsv
 var catalogueText string
 
-// catalogued is an XID of NVIDIA's catalogue.
+// catalogued is an XID in NVIDIA's catalogue.
 type catalogued struct {
 	action Action
 	name   string
 }
 
-// actions are NVIDIA's immediate actions in our terms.
+// actions maps NVIDIA's immediate actions to ours.
 var actions = map[string]Action{
 	"IGNORE":            None,
 	"RESTART_APP":       Application,
@@ -73,12 +73,12 @@ var actions = map[string]Action{
 	"UPDATE_SWFW":       Service,
 	"CONTACT_SUPPORT":   Service,
 	"CHECK_UVM":         None, // an effect of another error, which has its own event
-	"XID_154":           None, // reports the recovery action, which is asked for after each event
+	"XID_154":           None, // reports the recovery action, which is read after each event
 	"WORKFLOW_XID_45":   None, // an effect of another error, or the end of an application
-	// A reset is needed if a row was remapped or a page retired, which probes see.
+	// A reset is needed if a row was remapped or a page retired, which probes detect.
 	"WORKFLOW_XID_48":     Probe,
-	"WORKFLOW_NVLINK_ERR": Probe, // links that stay down are seen by probes
-	// The action depends on a part of the kernel's message that NVML does not pass on.
+	"WORKFLOW_NVLINK_ERR": Probe, // probes detect links that stay down
+	// The action depends on a part of the kernel's message that NVML does not report.
 	"WORKFLOW_NVLINK5_ERR": Reset,
 }
 
@@ -97,7 +97,7 @@ func parseCatalogue(text string) map[uint64]catalogued {
 	return all
 }
 
-// actionOf is the catalogue's action for a code. One that is not in it is unused or new, so probes decide.
+// actionOf returns the catalogue's action for a code. For a code that is missing there, probes decide.
 func actionOf(code uint64) Action {
 	if c, ok := catalogue[code]; ok {
 		return c.action
@@ -105,7 +105,7 @@ func actionOf(code uint64) Action {
 	return Probe
 }
 
-// XIDName is the code with what it is, such as "XID 79 (GPU has fallen off the bus)".
+// XIDName returns the code with its description, such as "XID 79 (GPU has fallen off the bus)".
 func XIDName(code uint64) string {
 	text := "XID " + strconv.FormatUint(code, 10)
 	if name := catalogue[code].name; name != "" {
@@ -114,7 +114,7 @@ func XIDName(code uint64) string {
 	return text
 }
 
-// recoveryActions are what the driver's recovery actions mean, by NVML's nvmlDeviceGpuRecoveryAction_t.
+// recoveryActions are the meanings of the driver's recovery actions, by NVML's nvmlDeviceGpuRecoveryAction_t.
 var recoveryActions = []struct {
 	action Action
 	text   string
@@ -129,8 +129,8 @@ var recoveryActions = []struct {
 	{Reboot, "the driver asks for a reboot of the node"},
 }
 
-// recoveryFinding is what a recovery action says of a GPU, and whether it says anything: a GPU with one that is not
-// known, as of a newer driver, is not healthy.
+// recoveryFinding returns the finding of a recovery action, and whether there is one. A GPU with an unknown recovery
+// action, for example of a newer driver, is not healthy.
 func recoveryFinding(action int) (Finding, bool) {
 	switch {
 	case action == 0 || action == gpu.NoRecoveryAction:

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Cordon takes a device out of service, and with a GPU its MIG devices, until Uncordon. The device need not be there,
-// but known.
+// Cordon takes a device out of service, and with a GPU its MIG devices, until Uncordon. The device must be known, but
+// need not be present.
 func (m *Machine) Cordon(now time.Time, uuid, reason string) ([]Transition, error) {
 	return m.setCordon(now, uuid, cmp.Or(reason, "no reason was given"))
 }
 
-// Uncordon ends Cordon. It returns an error for a MIG device of a GPU that is cordoned. NVLinks of a GPU that are down
-// when its cordon ends are no fault from then on: whoever took it out of service knows of them.
+// Uncordon ends Cordon. It returns an error for a MIG device of a cordoned GPU. NVLinks of a GPU that are down when
+// its cordon ends are no fault from then on: the administrator who cordoned the GPU knows of them.
 func (m *Machine) Uncordon(now time.Time, uuid string) ([]Transition, error) {
 	if e := m.entries[uuid]; e != nil && e.GPU != uuid {
 		if parent := m.entries[e.GPU]; parent != nil && parent.Cordon != "" {
@@ -32,11 +32,11 @@ func (m *Machine) setCordon(now time.Time, uuid, reason string) ([]Transition, e
 	return m.setWithMIG(uuid, func(e *entry) { e.Cordon, e.CordonSince = reason, now })
 }
 
-// Knows reports whether a device is there, or was and is remembered.
+// Knows reports whether a device is present, or was present and is remembered.
 func (m *Machine) Knows(uuid string) bool { return m.entries[uuid] != nil }
 
-// HoldForReset takes a GPU and its MIG devices out of service for a reset until EndHold. The reason is a part of a
-// sentence. This is apart from a cordon, which neither sets nor lifts it. The GPU need not be there, but known.
+// HoldForReset takes a GPU and its MIG devices out of service for a reset until EndHold. The reason is part of a
+// sentence. A hold is independent of a cordon. The GPU must be known, but need not be present.
 func (m *Machine) HoldForReset(now time.Time, gpu, reason string) ([]Transition, error) {
 	return m.setWithMIG(gpu, func(e *entry) { e.Hold, e.HeldSince = reason, now })
 }
@@ -47,7 +47,7 @@ func (m *Machine) EndHold(gpu string) []Transition {
 	return transitions
 }
 
-// Held lists the UUIDs of the GPUs that are held for a reset, also of those that are not there.
+// Held returns the UUIDs of the GPUs that are held for a reset, present or not.
 func (m *Machine) Held() []string {
 	gpus := map[string]bool{}
 	for _, e := range m.entries {
@@ -58,8 +58,8 @@ func (m *Machine) Held() []string {
 	return slices.Sorted(maps.Keys(gpus))
 }
 
-// setWithMIG changes a device and, with a GPU, its MIG devices: also those that are not there now and may come back. It
-// returns an error if nothing is known of any of them.
+// setWithMIG changes a device and, with a GPU, its MIG devices, including absent ones that may come back. It returns
+// an error if none of them is known.
 func (m *Machine) setWithMIG(uuid string, set func(*entry)) ([]Transition, error) {
 	var transitions []Transition
 	known := false

@@ -8,34 +8,34 @@ import (
 	"time"
 )
 
-// Rules are what a Machine works with.
+// Rules configure a Machine.
 type Rules struct {
-	// XIDs are the administrator's rules, by code. A rule decides about an event of its XID, before the recovery action
-	// and the catalogue. What the driver still asks for at the next probe counts all the same.
+	// XIDs are the administrator's rules, by code. A rule takes precedence over the recovery action and the catalogue
+	// for an event of its XID, but not over a recovery action that the next probe still reports.
 	XIDs map[uint64]Rule
-	// CleanFor is how long probes must pass before a device is healthy again; 0 is DefaultCleanFor. Each relapse within
-	// an hour doubles it, up to 64 times.
+	// CleanFor is how long probes must pass before a device is healthy again; 0 means DefaultCleanFor. Each relapse
+	// within an hour doubles it, up to 64 times.
 	CleanFor time.Duration
 }
 
-// DefaultCleanFor is Rules.CleanFor unless it is configured.
+// DefaultCleanFor is the default of Rules.CleanFor.
 const DefaultCleanFor = 5 * time.Second
 
 const (
 	relapseWithin = time.Hour
 	afterReset    = time.Minute // while a GPU trains its links and joins the fabric again
 	maxDoublings  = 6
-	maxCodes      = 64  // per device
-	maxAbsent     = 256 // devices that are not there and are remembered
+	maxCodes      = 64  // for each device
+	maxAbsent     = 256 // absent devices that are remembered
 )
 
-// Machine has the health of all devices. Use one goroutine at a time.
+// Machine tracks the health of all devices. It must not be used concurrently.
 type Machine struct {
 	rules   Rules
-	entries map[string]*entry // by UUID, also of devices that are not there now
-	// baselines are what probes of GPUs are compared with, by UUID.
+	entries map[string]*entry // by UUID, including absent devices
+	// baselines are compared with the probes of GPUs, by UUID.
 	baselines map[string]*baseline
-	// eventsMissed is why the events of GPUs are not received, by UUID.
+	// eventsMissed says why the events of GPUs are not received, by UUID.
 	eventsMissed map[string]string
 }
 
@@ -43,13 +43,13 @@ type Machine struct {
 type entry struct {
 	recordedState
 	present    bool
-	unreadable bool // whether it is a GPU that could not be read, whose MIG devices are not known
+	unreadable bool // whether it is an unreadable GPU, whose MIG devices are unknown
 	resetAt    time.Time
-	clean      time.Time // since when all probes pass; zero if they do not
+	clean      time.Time // since when all probes pass; zero if they fail
 	codes      map[uint64]*occurrences
 }
 
-// New returns a machine without devices.
+// New returns a Machine without devices.
 func New(rules Rules) *Machine {
 	rules.CleanFor = cmp.Or(rules.CleanFor, DefaultCleanFor)
 	return &Machine{
@@ -57,9 +57,9 @@ func New(rules Rules) *Machine {
 	}
 }
 
-// SetDevices sets the devices that are there, each GPU before its MIG devices. A new one is healthy, or as its GPU is;
-// so is a MIG device that was created again. Any other that comes back is as it was. Unreadable are the UUIDs of the
-// GPUs that could not be read: it is not known which MIG devices they have.
+// SetDevices sets the devices that are present, each GPU before its MIG devices. A new device is healthy, or has the
+// state of its GPU; so has a MIG device that was created again. Any other device that comes back has its earlier
+// state. Unreadable has the UUIDs of the GPUs that could not be read, whose MIG devices are unknown.
 func (m *Machine) SetDevices(now time.Time, devices []Device, unreadable ...string) {
 	before := map[string]bool{}
 	for uuid, e := range m.entries {
@@ -77,22 +77,22 @@ func (m *Machine) SetDevices(now time.Time, devices []Device, unreadable ...stri
 	m.forget()
 }
 
-// created returns the entry of a device that is new, or of a MIG device that was destroyed and created again while its
-// GPU was there: what it had is gone, and only an administrator ends a cordon.
+// created returns the entry of a new device, or of a MIG device that was destroyed and created again while its GPU was
+// present: its earlier state is dropped, except a cordon, which only an administrator ends.
 func (m *Machine) created(now time.Time, d Device) *entry {
 	e := &entry{recordedState: recordedState{State: Healthy, Since: now}}
-	if parent := m.entries[d.GPU]; parent != nil { // what is wrong with the GPU is wrong with it too
+	if parent := m.entries[d.GPU]; parent != nil { // a fault of the GPU is a fault of its MIG device too
 		*e = *parent
 	}
-	e.codes, e.LeftInUse, e.CannotReset = map[uint64]*occurrences{}, "", "" // these concern the GPU alone
+	e.codes, e.LeftInUse, e.CannotReset = map[uint64]*occurrences{}, "", "" // these concern only the GPU
 	if old := m.entries[d.UUID]; old != nil {
 		e.Cordon, e.CordonSince = old.Cordon, old.CordonSince
 	}
 	return e
 }
 
-// forget drops devices that are not there, if there are too many of them: MIG devices before GPUs, those without a
-// cordon before others, and then those that were absent for longest.
+// forget drops absent devices if there are too many: MIG devices before GPUs, those without a cordon before others,
+// and then those that were absent for longest.
 func (m *Machine) forget() {
 	var absent []*entry
 	for _, e := range m.entries {
@@ -119,8 +119,8 @@ func (m *Machine) forget() {
 	}
 }
 
-// reported takes what an event means. What the device needs by it is remembered until it is done, even if something
-// worse is known already.
+// reported applies the meaning of an event. The action that the device needs is remembered until it is carried out,
+// even if a worse fault is already known.
 func (e *entry) reported(now time.Time, f Finding) {
 	if f.Action.worse(Probe) {
 		source := &e.Event
@@ -138,7 +138,7 @@ func (e *entry) reported(now time.Time, f Finding) {
 	e.fault(now, f)
 }
 
-// fault makes a device suspect or unhealthy. One that is unhealthy stays so.
+// fault makes a device suspect or unhealthy. An unhealthy device stays unhealthy.
 func (e *entry) fault(now time.Time, f Finding) {
 	e.clean = time.Time{}
 	to := Unhealthy
@@ -148,7 +148,7 @@ func (e *entry) fault(now time.Time, f Finding) {
 	if e.State == Suspect && to == Suspect {
 		return
 	}
-	settling := f.Action == None && now.Sub(e.resetAt) < afterReset // no relapse
+	settling := f.Action == None && now.Sub(e.resetAt) < afterReset // not a relapse
 	if e.State == Healthy && !settling {
 		if now.Sub(e.Recovered) > relapseWithin {
 			e.Relapses = 0
@@ -161,7 +161,7 @@ func (e *entry) fault(now time.Time, f Finding) {
 	e.State, e.Reason, e.Remedy = to, f.Text, f.Action
 }
 
-// WasReset notes that a GPU was reset. Clean probes then make it healthy, unless it needs more than that.
+// WasReset records that a GPU was reset. Clean probes then make it healthy, unless it needs more than a reset.
 func (m *Machine) WasReset(now time.Time, gpu string) {
 	for _, e := range m.of(gpu) {
 		e.resetAt, e.Relapses, e.CannotReset = now, 0, ""
@@ -173,14 +173,14 @@ func (m *Machine) WasReset(now time.Time, gpu string) {
 	}
 }
 
-// SetCannotReset notes why a GPU cannot be reset, until it is reset, the driver changes or the node reboots.
+// SetCannotReset records why a GPU cannot be reset, until it is reset, the driver changes or the node reboots.
 func (m *Machine) SetCannotReset(gpu, reason string) {
 	if e := m.entries[gpu]; e != nil {
 		e.CannotReset = reason
 	}
 }
 
-// CannotReset is why a GPU cannot be reset, or empty.
+// CannotReset returns why a GPU cannot be reset, or "".
 func (m *Machine) CannotReset(gpu string) string {
 	if e := m.entries[gpu]; e != nil {
 		return e.CannotReset
@@ -188,7 +188,7 @@ func (m *Machine) CannotReset(gpu string) string {
 	return ""
 }
 
-// needed is what a device needs by events, whatever probes find; its Action is empty if that is nothing.
+// needed returns what a device needs because of events, whatever probes find; its Action is empty if it needs nothing.
 func (e *entry) needed() Finding {
 	if e.Rule.Action.worse(e.Event.Action) {
 		return e.Rule
@@ -196,8 +196,8 @@ func (e *entry) needed() Finding {
 	return e.Event
 }
 
-// SetLeftInUse marks a device as in use after its last container, for a reason, or with an empty reason no longer. One
-// that is healthy otherwise is suspect while it is marked, whatever its probes find.
+// SetLeftInUse marks a device as in use after its last container, for a reason; an empty reason removes the mark. An
+// otherwise healthy device is suspect while it is marked, whatever its probes find.
 func (m *Machine) SetLeftInUse(now time.Time, uuid, reason string) []Transition {
 	e := m.entries[uuid]
 	if e == nil || !e.present {
@@ -211,20 +211,20 @@ func (m *Machine) SetLeftInUse(now time.Time, uuid, reason string) []Transition 
 	return e.changed(before, nil)
 }
 
-// LeftInUse reports whether a device is marked by SetLeftInUse, whatever its state is.
+// LeftInUse reports whether SetLeftInUse has marked a device, whatever its state.
 func (m *Machine) LeftInUse(uuid string) bool {
 	e := m.entries[uuid]
 	return e != nil && e.present && e.LeftInUse != ""
 }
 
-// SuspectAll makes the devices that are there suspect for a reason, as a part of a sentence, until their probes pass.
+// SuspectAll makes all present devices suspect until their probes pass. The reason is part of a sentence.
 func (m *Machine) SuspectAll(now time.Time, reason string) {
 	for _, e := range m.matching(func(*Device) bool { return true }) {
 		e.fault(now, Finding{Text: reason, Action: Probe})
 	}
 }
 
-// Statuses are those of the devices that are there, by UUID.
+// Statuses returns the statuses of the present devices, by UUID.
 func (m *Machine) Statuses() map[string]Status {
 	all := map[string]Status{}
 	for uuid, e := range m.entries {
@@ -235,15 +235,15 @@ func (m *Machine) Statuses() map[string]Status {
 	return all
 }
 
-// status is that of a device, with what concerns the process alone.
+// status returns a device's status, including what only concerns this process.
 func (m *Machine) status(e *entry) Status {
 	s := e.status()
 	s.EventsMissed = m.eventsMissed[e.UUID]
 	return s
 }
 
-// SetEventsMissed notes why the events of a GPU are not received or, if that is empty, that they are. Of several
-// reasons the first is kept, which says most. It reports whether it has changed anything.
+// SetEventsMissed records why the events of a GPU are not received; an empty text means that they are. It keeps the
+// first of several reasons, which is the most specific. It reports whether anything changed.
 func (m *Machine) SetEventsMissed(gpu, why string) (changed bool) {
 	before, missed := m.eventsMissed[gpu]
 	switch {
@@ -255,8 +255,8 @@ func (m *Machine) SetEventsMissed(gpu, why string) (changed bool) {
 	return m.eventsMissed[gpu] != before
 }
 
-// StatusWithoutCordon is the status of a device without regard to a cordon, HoldForReset or SetLeftInUse, and false for
-// one that is not there.
+// StatusWithoutCordon returns the status that a device has apart from a cordon, HoldForReset or SetLeftInUse, and
+// false for an absent device.
 func (m *Machine) StatusWithoutCordon(uuid string) (Status, bool) {
 	e := m.entries[uuid]
 	if e == nil || !e.present {
@@ -299,7 +299,7 @@ func (e *entry) status() Status {
 	return s
 }
 
-// condition is what a device's transitions are about.
+// condition is the part of a device's state that transitions compare.
 type condition struct {
 	state  State
 	reason string
@@ -317,7 +317,7 @@ func (e *entry) condition() condition {
 	return condition{e.State, e.Reason}
 }
 
-// changed adds the transition from the condition before, if there is one.
+// changed adds the transition from the earlier condition, if the condition has changed.
 func (e *entry) changed(before condition, list []Transition) []Transition {
 	after := e.condition()
 	if after == before {
@@ -326,12 +326,12 @@ func (e *entry) changed(before condition, list []Transition) []Transition {
 	return append(list, Transition{before.state, e.status()})
 }
 
-// of are the GPU and its MIG devices, as far as they are there.
+// of returns the GPU and its MIG devices that are present.
 func (m *Machine) of(gpu string) []*entry {
 	return m.matching(func(d *Device) bool { return d.GPU == gpu })
 }
 
-// matching returns the devices that are there and wanted, by UUID.
+// matching returns the present devices for which wanted returns true, by UUID.
 func (m *Machine) matching(wanted func(*Device) bool) []*entry {
 	var list []*entry
 	for _, uuid := range slices.Sorted(maps.Keys(m.entries)) {

@@ -18,7 +18,7 @@ type Identity struct {
 
 const recordVersion = 1
 
-// Recorded returns the states of a record, by UUID, as they would be restored now.
+// Recorded returns the states of a record, by UUID, as Restore would restore them.
 func Recorded(data []byte, now Identity) (map[string]Status, error) {
 	m := New(Rules{})
 	r, err := m.restore(data, now)
@@ -33,46 +33,46 @@ func Recorded(data []byte, now Identity) (map[string]Status, error) {
 	return all, nil
 }
 
-// record is the state of a machine in a file.
+// record is the JSON form of a machine's state.
 type record struct {
 	Version int `json:"version"`
 	Identity
 	Devices []recordedDevice `json:"devices"`
-	// Baselines are those of the GPUs' probes, by UUID.
+	// Baselines are compared with the GPUs' probes, by UUID.
 	Baselines map[string]*baseline `json:"baselines,omitempty"`
-	// EventsMissed is why the events of GPUs are not received, by UUID. It is for people: the next process finds out for
-	// itself.
+	// EventsMissed says why the events of GPUs are not received, by UUID. It is only for people; the next process
+	// determines it again.
 	EventsMissed map[string]string `json:"eventsMissed,omitempty"`
 }
 
-// recordedDevice is an entry in a record.
+// recordedDevice is a device of a record.
 type recordedDevice struct {
 	recordedState
-	XIDs map[uint64]int `json:"xids,omitempty"` // how many events there were of each code
+	XIDs map[uint64]int `json:"xids,omitempty"` // number of events of each code
 }
 
-// recordedState is what is known about a device and outlives the process.
+// recordedState is the part of a device's state that outlives the process.
 type recordedState struct {
 	Device
-	Seen time.Time `json:"seen"` // the day on which it was last present: a time would change the record each minute
+	Seen time.Time `json:"seen"` // the last day it was present: a time would change the record each minute
 
-	State  State     `json:"state"` // without regard to a cordon
+	State  State     `json:"state"` // the state apart from a cordon
 	Reason string    `json:"reason,omitempty"`
 	Remedy Action    `json:"remedy,omitempty"`
 	Since  time.Time `json:"since"`
-	// Event is what it needs by its events, and Rule by an administrator's rule; zero if nothing. Clean probes alone
-	// end neither, and the driver does not end what a rule says.
+	// Event is what the device needs because of events, and Rule because of an administrator's rule; zero if nothing.
+	// Clean probes do not end either, and the driver does not end a rule's.
 	Event Finding `json:"event,omitzero"`
 	Rule  Finding `json:"rule,omitzero"`
-	Lost  bool    `json:"lost,omitempty"` // whether it was lost at the last probe
+	Lost  bool    `json:"lost,omitempty"` // whether the last probe reported it lost
 
-	Cordon      string    `json:"cordon,omitempty"` // why an administrator took it out of service; empty if not
+	Cordon      string    `json:"cordon,omitempty"` // why an administrator cordoned it, or empty
 	CordonSince time.Time `json:"cordonSince,omitzero"`
 	Hold        string    `json:"hold,omitempty"`        // why it is held for a reset of its GPU
-	HeldSince   time.Time `json:"heldSince,omitzero"`    // since when; zero if it is not held
-	CannotReset string    `json:"cannotReset,omitempty"` // why resets of the GPU are refused; empty if not known
+	HeldSince   time.Time `json:"heldSince,omitzero"`    // since when; zero without a hold
+	CannotReset string    `json:"cannotReset,omitempty"` // why resets of the GPU are refused; empty if unknown
 
-	// LeftInUse is what was found on it after its last container; empty if nothing.
+	// LeftInUse says what used the device after its last container, or is empty.
 	LeftInUse      string    `json:"dirty,omitempty"`
 	LeftInUseSince time.Time `json:"dirtySince,omitzero"`
 
@@ -108,9 +108,10 @@ func parseRecord(data []byte) (record, error) {
 	return r, nil
 }
 
-// EditCordon returns a record with the cordon of a device, and with a GPU those of its MIG devices, set to a reason or,
-// if that is empty, lifted as by Uncordon. HoldForReset stays, for the next process to end. A device that the record
-// does not have is added, as healthy or as its GPU. Without data it is a new record, with that identity.
+// EditCordon returns a record in which the cordon of a device, and with a GPU those of its MIG devices, is set to a
+// reason or, with an empty reason, lifted like by Uncordon. It keeps holds of HoldForReset, which the next process
+// ends. A missing device is added as healthy, or with the state of its GPU. Without data EditCordon returns a new
+// record with that identity.
 func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string) ([]byte, error) {
 	m := New(Rules{})
 	if len(data) > 0 {
@@ -140,17 +141,16 @@ func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string
 	return m.Record(id)
 }
 
-// Restore sets the state of a new machine to a recorded one, as far as that can be believed:
+// Restore sets the state of a new machine to a recorded one, as far as the record is still valid:
 //
-//   - A cordon stays until it is lifted, and HoldForReset until EndHold: whether a reset of the process before goes on
-//     is not known. What was found on a device after its last container stays until a check finds nothing.
-//   - With the same boot and driver a device is as it was recorded. One that was recovering begins to recover
-//     again.
-//   - After a reboot, or with another driver, the remedy may have been applied: what was not healthy is suspect, and
-//     probes decide. NVLinks that were up before are still expected to be. A GPU that could not be reset may be now.
+//   - A cordon stays until it is lifted, and HoldForReset until EndHold: it is unknown whether a reset of the
+//     previous process continues. LeftInUse stays until a check finds nothing.
+//   - With the same boot and driver, a device has its recorded state. A recovering device begins to recover again.
+//   - After a reboot, or with another driver, the remedy may have been applied: devices that were not healthy are
+//     suspect, and probes decide. NVLinks that were up are still expected to be up. A GPU that could not be reset
+//     may be resettable now.
 //
-// A device that is not there is remembered by its UUID, which no other GPU has. After an error the machine is as it
-// was.
+// An absent device is remembered by its UUID, which is unique. After an error the machine is unchanged.
 func (m *Machine) Restore(data []byte, now Identity) error {
 	_, err := m.restore(data, now)
 	return err

@@ -15,10 +15,10 @@ import (
 
 // Build returns the resources that the node offers, sorted by name. The configuration must be valid: see
 // Config.Validate. Config.Resource is returned even without devices (the kubelet then reports 0), unless rules rename
-// all of them.
+// all devices.
 //
 // A device that cannot be allocated is advertised as unhealthy with the reason, not omitted: the kubelet of 1.36 can
-// crash when a device of a running pod disappears. A GPU in MIG mode is omitted: what is advertised is its MIG devices.
+// crash when a device of a running pod disappears. A GPU in MIG mode is omitted, and its MIG devices are advertised.
 //
 // The error wraps a TooManyDevicesError for each resource that is too large.
 func Build(s *gpu.Snapshot, c Config) ([]Resource, []Finding, error) {
@@ -37,8 +37,8 @@ func Build(s *gpu.Snapshot, c Config) ([]Resource, []Finding, error) {
 // plan is a device to offer, before its replicas are made.
 type plan struct {
 	resource string
-	replicas int     // 0 if it is not shared
-	method   *method // nil if it is not shared
+	replicas int     // 0 if not shared
+	method   *method // nil if not shared
 	device   Device
 	gpu      *gpu.Device
 	mig      *gpu.MIGDevice // nil for a whole GPU
@@ -134,7 +134,7 @@ func (b *builder) named(key string, rules []NameRule, text, defaultName string) 
 	return defaultName
 }
 
-// add plans a device unless it cannot be advertised to the kubelet.
+// add plans a device, unless it cannot be advertised to the kubelet.
 func (b *builder) add(a *gpu.Allocatable, resource string) {
 	p := plan{device: newDevice(a), resource: resource, gpu: a.GPU, mig: a.MIG}
 	if err := b.checkAdvertisable(&p); err != nil {
@@ -176,7 +176,7 @@ func (b *builder) checkAdvertisable(p *plan) error {
 	return kubelet.CheckResourceName(p.resource)
 }
 
-// resources makes the resources of the plans.
+// resources builds the resources from the plans.
 func (b *builder) resources() ([]Resource, error) {
 	byName := map[string][]plan{}
 	if !b.allRenamed() {
@@ -197,7 +197,7 @@ func (b *builder) resources() ([]Resource, error) {
 	return list, errors.Join(errs...)
 }
 
-// allRenamed reports whether there are devices for Config.Resource, and rules give all of them other names.
+// allRenamed reports whether there are devices for Config.Resource and rules rename all of them.
 func (b *builder) allRenamed() bool {
 	renamed := false
 	for i := range b.plans {
@@ -211,7 +211,7 @@ func (b *builder) allRenamed() bool {
 	return renamed
 }
 
-// expand makes a resource with the replicas of its plans, which are sorted by index as in the snapshot.
+// expand builds a resource with the replicas of its plans, which are sorted by index like the snapshot.
 func expand(name string, plans []plan) Resource {
 	r := Resource{Name: name, Devices: []Device{}}
 	for _, p := range plans {

@@ -6,24 +6,23 @@ import "slices"
 type Config struct {
 	// Resource is the resource name of GPUs without a rule. The resources of MIG devices have the same vendor.
 	Resource string `yaml:"resource" json:"resource"`
-	// MIGStrategy is how GPUs in MIG mode are offered.
+	// MIGStrategy selects how GPUs in MIG mode are offered.
 	MIGStrategy MIGStrategy `yaml:"mig-strategy" json:"mig-strategy"`
 	// GPUs selects the GPUs that are offered.
 	GPUs Filter `yaml:"gpus" json:"gpus"`
 	// Names are rules for resource names.
 	Names Names `yaml:"resources" json:"resources"`
-	// MPS allows rules in Sharing.MPS, which need control daemons.
+	// MPS allows rules in Sharing.MPS, which need MPS control daemons.
 	MPS bool `yaml:"mps" json:"mps"`
 	// Sharing selects devices that several containers share.
 	Sharing Sharing `yaml:"sharing" json:"sharing"`
 }
 
-// MIGStrategy is how GPUs in MIG mode are offered.
+// MIGStrategy selects how GPUs in MIG mode are offered.
 type MIGStrategy string
 
-// The MIG strategies.
 const (
-	// MIGNone offers whole GPUs only.
+	// MIGNone offers only whole GPUs.
 	MIGNone MIGStrategy = "none"
 	// MIGSingle offers MIG devices under the resource name of GPUs. All must have the same profile, on all GPUs of the
 	// node.
@@ -35,7 +34,7 @@ const (
 // MIGStrategies returns the MIG strategies.
 func MIGStrategies() []string { return []string{string(MIGNone), string(MIGSingle), string(MIGMixed)} }
 
-// Filter selects GPUs and with them their MIG devices.
+// Filter selects GPUs together with their MIG devices.
 type Filter struct {
 	// Include are the GPUs that are offered; an empty list means all.
 	Include []Selector `yaml:"include" json:"include"`
@@ -43,7 +42,7 @@ type Filter struct {
 	Exclude []Selector `yaml:"exclude" json:"exclude"`
 }
 
-// Names are rules for resource names. The first one that matches a device applies.
+// Names are rules for resource names. The first rule that matches a device applies.
 type Names struct {
 	// GPUs has patterns of product names. They apply to GPUs and, with MIGSingle, to MIG devices.
 	GPUs []NameRule `yaml:"gpus" json:"gpus"`
@@ -51,13 +50,13 @@ type Names struct {
 	MIG []NameRule `yaml:"mig" json:"mig"`
 }
 
-// NameRule is a rule for names: devices that match the pattern have this resource name.
+// NameRule gives devices that match the pattern a resource name.
 type NameRule struct {
 	Pattern Pattern `yaml:"pattern" json:"pattern"`
 	Name    string  `yaml:"name" json:"name"`
 }
 
-// Sharing selects devices that several containers share. A device is shared by one method at most.
+// Sharing selects devices that several containers share. At most one method shares a device.
 type Sharing struct {
 	TimeSlicing TimeSlicing `yaml:"time-slicing" json:"time-slicing"`
 	MPS         MPS         `yaml:"mps" json:"mps"`
@@ -68,24 +67,24 @@ type Sharing struct {
 type TimeSlicing struct {
 	// RenameByDefault appends ".shared" to the names of shared resources that have no Rename.
 	RenameByDefault bool `yaml:"rename-by-default" json:"rename-by-default"`
-	// FailRequestsGreaterThanOne refuses requests for more than one device of a shared resource: more replicas give no
-	// more compute.
+	// FailRequestsGreaterThanOne refuses requests for more than one device of a shared resource: more replicas do not
+	// give more compute.
 	FailRequestsGreaterThanOne bool `yaml:"fail-requests-greater-than-one" json:"fail-requests-greater-than-one"`
-	// Resources are the rules. The first one that matches a device applies.
+	// Resources are the rules. The first rule that matches a device applies.
 	Resources []SharingRule `yaml:"resources" json:"resources"`
 }
 
 // MPS offers replicas of GPUs through CUDA's Multi-Process Service: the processes of all containers run at the same
-// time, each with its part of the memory and of the threads. A container gets one replica at most, since a process can
-// be a client of one control daemon only.
+// time, each with its share of the memory and of the threads. A container gets at most one replica, since a process
+// can be a client of only one control daemon.
 type MPS struct {
 	// RenameByDefault appends ".shared" to the names of shared resources that have no Rename.
 	RenameByDefault bool `yaml:"rename-by-default" json:"rename-by-default"`
-	// Resources are the rules. The first one that matches a GPU applies.
+	// Resources are the rules. The first rule that matches a GPU applies.
 	Resources []SharingRule `yaml:"resources" json:"resources"`
 }
 
-// SharingRule is a rule for sharing.
+// SharingRule selects devices to share, and how.
 type SharingRule struct {
 	// Name is the resource that the devices would have without the rule.
 	Name string `yaml:"name" json:"name"`
@@ -100,7 +99,7 @@ type SharingRule struct {
 // sharedSuffix ends the names of shared resources with RenameByDefault.
 const sharedSuffix = ".shared"
 
-// The keys of the rules of each sharing method.
+// The configuration keys of each sharing method's rules.
 const (
 	timeSlicingKey = "sharing.time-slicing.resources"
 	mpsKey         = "sharing.mps.resources"
@@ -111,7 +110,7 @@ type method struct {
 	key             string
 	rules           []SharingRule
 	renameByDefault bool
-	// limitReason is why a container may have only one replica; empty means that it may have more.
+	// limitReason says why a container may have only one replica; empty if it may have more.
 	limitReason string
 }
 
@@ -128,7 +127,7 @@ func (s *Sharing) methods() []method {
 	}}
 }
 
-// Names are the resource names of all replicas, sorted.
+// Names returns the resource names of all replicas, sorted.
 func (s *Sharing) Names() []string {
 	var names []string
 	for _, m := range s.methods() {

@@ -15,11 +15,11 @@ const (
 	maxMPSClientsPreVolta = 16
 )
 
-// volta is the first major compute capability whose clients have address spaces and thread limits of their own.
+// volta is the first major compute capability whose MPS clients have their own address spaces and thread limits.
 const volta = 7
 
-// mpsLimits returns the part of a GPU that each of n clients gets, or why MPS cannot share it. A GPU that cannot be
-// read is not checked.
+// mpsLimits returns the share of a GPU that each of n clients gets, or why MPS cannot share the GPU. An unreadable GPU
+// is not checked.
 func mpsLimits(p *plan, n int) (*MPSLimits, error) {
 	if p.mig != nil {
 		return nil, errors.New("MPS cannot share MIG devices")

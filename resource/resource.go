@@ -10,35 +10,36 @@ import (
 type Resource struct {
 	// Name is VENDOR/NAME, such as "nvidia.com/gpu".
 	Name string
-	// Devices are sorted by GPU, MIG device and replica. There may be none.
+	// Devices are sorted by GPU, MIG device and replica. The list may be empty.
 	Devices []Device
-	// Limit is the maximum number of devices for a container, or 0 for any number. LimitReason is why there is a limit.
+	// Limit is the maximum number of devices for a container, or 0 for any number. LimitReason says why there is a
+	// limit.
 	Limit       int
 	LimitReason string
-	// Grant is what every container with a device of the resource gets besides the devices' own grants, or nil.
+	// Grant is what every container with a device of the resource gets in addition to the devices' own grants, or nil.
 	Grant *Grant
 }
 
-// Device is a device of the kubelet: a GPU, a MIG device, or a replica of one.
+// Device is a device as the kubelet knows it: a GPU, a MIG device, or a replica of one.
 type Device struct {
 	// ID is the device ID: the UUID, or "UUID::REPLICA". It has at most 63 bytes.
 	ID string
 	// UUID is "GPU-..." or "MIG-...".
 	UUID string
-	// Parent is the UUID of the GPU: that of the device itself, unless it is a MIG device.
+	// Parent is the UUID of the device's GPU. For a whole GPU it equals UUID.
 	Parent string
-	// Index is the driver's index of the GPU, and MIGIndex that of the MIG device on it, or NoMIG.
+	// Index is the driver's index of the GPU. MIGIndex is the MIG device's index on the GPU, or NoMIG.
 	Index, MIGIndex int
-	// IndexName is the device's name by index, as in CDI specs: "3", or "0:1" for a MIG device.
+	// IndexName is the device's index in CDI names: "3", or "0:1" for a MIG device.
 	IndexName string
 	// Replica is the index of the replica from 0, or NoReplica if the device is not shared.
 	Replica int
-	// NUMANode is that of the GPU. With gpu.NoNUMANode the device is advertised without a topology.
+	// NUMANode is the NUMA node of the GPU. With gpu.NoNUMANode the device is advertised without a topology.
 	NUMANode int
-	// Healthy is whether the device can be allocated. If not, Reason is why, as a part of a sentence.
+	// Healthy says whether the device can be allocated. If not, Reason says why, as part of a sentence.
 	Healthy bool
 	Reason  string
-	// Fault is whether Reason is nothing but a fault of the device itself, from which it may recover.
+	// Fault says that Reason is a fault of the device itself, from which it may recover.
 	Fault bool
 	// Model is the GPU's product name, and Profile the MIG device's profile, or empty.
 	Model, Profile string
@@ -46,19 +47,19 @@ type Device struct {
 	PCIBusID string
 	// MemoryBytes is the memory of the GPU or of the MIG device, in bytes.
 	MemoryBytes uint64
-	// MPS has the limits of a container on a GPU that is shared by MPS, and is nil for other devices.
+	// MPS has the limits of a container on a GPU that MPS shares. It is nil for other devices.
 	MPS *MPSLimits
-	// Grant is what a container gets for the device, or nil before the node has published it.
+	// Grant is what a container gets for the device. It is nil until the node has published the device.
 	Grant *Grant
 }
 
-// Grant is what a container gets. It is not changed after it was published.
+// Grant is what a container gets. It is immutable once published.
 type Grant struct {
 	// CDIDevices are qualified CDI names, such as "nvidia.com/gpu=GPU-...".
 	CDIDevices []string
 	// WithoutCDI are the device nodes, mounts and variables of the CDI devices, for runtimes without CDI.
 	WithoutCDI specs.ContainerEdits
-	// Always are the mounts and variables that a container gets besides, whatever its runtime.
+	// Always are the mounts and variables that a container also gets, with any runtime.
 	Always specs.ContainerEdits
 }
 
@@ -70,7 +71,7 @@ type MPSLimits struct {
 	ThreadPercent int
 }
 
-// NoReplica is the replica of a device that is not shared, and NoMIG the MIG index of a whole GPU.
+// NoReplica is the Replica of a device that is not shared, and NoMIG the MIGIndex of a whole GPU.
 const (
 	NoReplica = -1
 	NoMIG     = -1
@@ -79,7 +80,7 @@ const (
 // Shared reports whether other containers may have the same GPU or MIG device.
 func (d *Device) Shared() bool { return d.Replica != NoReplica }
 
-// MarkUnhealthy marks each healthy device unhealthy for which reason is not empty. It changes the returned copy only.
+// MarkUnhealthy marks each healthy device with a nonempty reason as unhealthy. It returns a changed copy.
 func MarkUnhealthy(resources []Resource, reason func(*Device) string) []Resource {
 	list := slices.Clone(resources)
 	for i := range list {
@@ -101,6 +102,6 @@ func MarkUnhealthy(resources []Resource, reason func(*Device) string) []Resource
 type Finding struct {
 	// Text is a sentence that begins with the GPU, the MIG device, the resource or the key of the configuration.
 	Text string
-	// Severe is whether a device is not offered as it was probably intended.
+	// Severe says that a device is not offered as was probably intended.
 	Severe bool
 }

@@ -31,7 +31,7 @@ func (s Selector) check() error {
 	return nil
 }
 
-// uuid returns what follows GPU- or MIG-, in upper or lower case, and whether the selector begins so.
+// uuid returns the part after GPU- or MIG-, in upper or lower case, and whether the selector has such a prefix.
 func (s Selector) uuid() (string, bool) {
 	for _, prefix := range []string{"GPU-", "MIG-"} {
 		if n := len(prefix); len(s) >= n && strings.EqualFold(string(s[:n]), prefix) {
@@ -58,8 +58,8 @@ func (s Selector) matches(d *gpu.Device, m *gpu.MIGDevice) bool {
 	return Pattern(text).matches(d.Name)
 }
 
-// Pattern is text in which * is any text and ? any character. It matches a whole name regardless of case; a space and a
-// hyphen are equal, since node labels have product names with hyphens.
+// Pattern is text in which * matches any text and ? any character. It must match a whole name, regardless of case.
+// Spaces and hyphens are equal, since node labels have product names with hyphens.
 type Pattern string
 
 // matches reports whether the pattern matches the name.

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// share applies to each device the first rule for sharing that matches it.
+// share applies the first matching sharing rule to each device.
 func (b *builder) share() {
 	methods := b.config.Sharing.methods()
 	for i := range b.plans {
@@ -24,8 +24,8 @@ func (b *builder) share() {
 	b.reportMixed()
 }
 
-// sharingRule returns the rule for a device, and its method. With rules of two methods there is none: neither has
-// precedence.
+// sharingRule returns the rule for a device, and its method. If rules of two methods match, it returns none: neither
+// has precedence.
 func (b *builder) sharingRule(methods []method, p *plan) (*method, *SharingRule) {
 	var matching []string
 	var found *method
@@ -59,7 +59,7 @@ func (b *builder) firstMatch(m *method, p *plan) int {
 	return -1
 }
 
-// shareOne makes replicas of a device, or returns why it cannot be shared.
+// shareOne creates the replicas of a device, or returns why the device cannot be shared.
 func (b *builder) shareOne(p *plan, m *method, r *SharingRule) error {
 	if n := len(replicaID(p.device.UUID, r.Replicas-1)); n > maxID {
 		return fmt.Errorf("the IDs of %d replicas would have %d characters, more than %d", r.Replicas, n, maxID)
@@ -75,7 +75,7 @@ func (b *builder) shareOne(p *plan, m *method, r *SharingRule) error {
 	return nil
 }
 
-// reportMixed reports resources whose devices are not shared alike: a container could get either kind.
+// reportMixed reports resources of which only some devices are shared alike: a container could get either kind.
 func (b *builder) reportMixed() {
 	kinds := map[string]map[string]bool{}
 	for _, p := range b.plans {
@@ -100,7 +100,7 @@ func (b *builder) reportMixed() {
 }
 
 // requireUniform makes all devices unhealthy if they differ with MIGSingle: a request for a GPU must have one meaning.
-// This is the case while a node is repartitioned.
+// They differ while a node is repartitioned.
 func (b *builder) requireUniform() {
 	if b.config.MIGStrategy != MIGSingle {
 		return
@@ -131,7 +131,7 @@ func kindOf(p *plan) string {
 	return p.mig.Profile
 }
 
-// reportUnused reports the rules and selectors that match nothing. They may be for other nodes.
+// reportUnused reports the rules and selectors that match no device. They may be meant for other nodes.
 func (b *builder) reportUnused() {
 	const text = "matches nothing on this node"
 	unused := func(key string, n int) {

@@ -17,7 +17,7 @@ const maxReplicas = MaxList / 80
 // replicaID returns the device ID of a replica.
 func replicaID(uuid string, n int) string { return uuid + "::" + strconv.Itoa(n) }
 
-// deviceBytes is what a device takes in a ListAndWatchResponse besides its ID: at most 15 bytes with the health
+// deviceBytes is the size of a device in a ListAndWatchResponse, without its ID: at most 15 bytes with the health
 // "Unhealthy", and 10 with the topology.
 const deviceBytes = 25
 
@@ -30,25 +30,24 @@ func (p *plan) listSize() int {
 	return max(1, p.replicas) * (id + deviceBytes)
 }
 
-// TooManyDevicesError is that a resource has more devices than the kubelet can receive.
+// TooManyDevicesError means that a resource has more devices than the kubelet can receive.
 type TooManyDevicesError struct {
-	// Resource is the resource's name.
+	// Resource is the name of the resource.
 	Resource string
-	// Devices is their number, and Bytes the size of their list.
+	// Devices is the number of devices, and Bytes the size of their list.
 	Devices, Bytes int
-	// Shared is how many GPUs and MIG devices have replicas, by the rules with the key Rules in the configuration.
-	// About Replicas of each would fit. All are empty if none is shared.
+	// Shared is the number of GPUs and MIG devices with replicas, from the rules with the configuration key Rules.
+	// About Replicas of each would fit. All are empty if no device is shared.
 	Shared, Replicas int
 	Rules            string
 }
 
-// Error describes the size.
 func (e *TooManyDevicesError) Error() string {
 	return fmt.Sprintf("resource %s: a list of %d devices takes %d bytes, and the kubelet reads at most %d",
 		e.Resource, e.Devices, e.Bytes, MaxList)
 }
 
-// checkSize refuses a list that the kubelet cannot read: it would close the connection and have no device at all.
+// checkSize refuses a list that the kubelet cannot read: the kubelet would close the connection and have no devices.
 func checkSize(name string, plans []plan) error {
 	bytes, count, shared, key := 0, 0, 0, ""
 	for i := range plans {

@@ -1,11 +1,10 @@
 package resource
 
-// Strategy is a way in which a container gets its devices.
+// Strategy is a way to give a container its devices.
 type Strategy string
 
-// The strategies.
 const (
-	// CDICRI names CDI devices in the field of AllocateResponse for them.
+	// CDICRI names CDI devices in AllocateResponse's field for them.
 	CDICRI Strategy = "cdi-cri"
 	// CDIAnnotations names CDI devices in annotations, for older kubelets and engines.
 	CDIAnnotations Strategy = "cdi-annotations"

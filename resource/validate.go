@@ -83,13 +83,13 @@ func (p *problems) addRules(m *method) {
 	}
 }
 
-// overlap reports whether two rules match the same devices, as far as that is known without a node.
+// overlap reports whether two rules are known, without a node, to match the same devices.
 func overlap(a, b *SharingRule) bool {
 	same := func(s Selector) bool { return slices.Contains(b.Devices, s) }
 	return a.Name == b.Name && (len(a.Devices) == 0 || len(b.Devices) == 0 || slices.ContainsFunc(a.Devices, same))
 }
 
-// hides reports whether an earlier rule matches everything that a later one does.
+// hides reports whether an earlier rule matches every device that a later one matches.
 func hides(earlier, later *SharingRule) bool {
 	return earlier.Name == later.Name && len(earlier.Devices) == 0
 }
