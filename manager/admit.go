@@ -10,11 +10,11 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// Admit gives a pod its devices, and returns when that is durable. A pod that is placed already keeps what it has: the
-// same request returns the same placement, without asking a plugin. On every error nothing is placed.
+// Admit allocates a pod's devices and returns when the placement is durable. A placed pod keeps its devices: the same
+// request returns the same placement without a call to a plugin. On an error nothing is placed.
 //
-// Errors: *RejectedError (it wraps ErrConflict if the UID has another request), ErrInvalid, ErrRetry,
-// and that of ctx.
+// Errors: *RejectedError (it wraps ErrConflict if the UID has another request), ErrInvalid, ErrRetry, and the
+// context's.
 func (m *Manager) Admit(ctx context.Context, p model.Pod, by model.Caller) (model.Placement, error) {
 	if err := Validate(p); err != nil {
 		return model.Placement{}, fmt.Errorf("pod %q: %w", p.UID, err)
@@ -52,7 +52,7 @@ func (m *Manager) place(ctx context.Context, p model.Pod, by model.Caller) (mode
 	return placement, nil
 }
 
-// rejected returns the answer to a pod whose admission ended with an error.
+// rejected returns the error for a pod whose admission failed.
 func (m *Manager) rejected(ctx context.Context, uid string, err error) error {
 	switch {
 	case ctx.Err() != nil:
@@ -63,7 +63,7 @@ func (m *Manager) rejected(ctx context.Context, uid string, err error) error {
 	return unexpected(err)
 }
 
-// Validate returns an error that wraps ErrInvalid for a pod that Admit does not take.
+// Validate returns an error that wraps ErrInvalid for a pod that Admit would refuse whatever the devices.
 func Validate(p model.Pod) error {
 	if p.UID == "" || len(p.UID) > model.MaxUID {
 		return fmt.Errorf("%w: a UID has 1 to %d characters", ErrInvalid, model.MaxUID)

@@ -16,31 +16,31 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// maxResponse is the largest response of an Allocate call in bytes: it is kept for as long as the pod is placed.
+// maxResponse is the largest response to Allocate in bytes. A response is kept for as long as the pod is placed.
 const maxResponse = 1 << 20
 
-// errNoContainers has the kubelet's text: it ends with the response, which is empty.
+// errNoContainers has the kubelet's text, which would end with the response; here that is empty.
 var errNoContainers = errors.New("no containers return in allocation response ")
 
-// attempt is an admission that is under way. Its allocations are held in the pools.
+// attempt is an admission in progress. Its allocations are held in the pools.
 type attempt struct {
 	m           *Manager
 	pod         model.Pod
-	resources   map[string]bool // the names of those that it takes devices of
+	resources   map[string]bool // the resources that it takes devices of, by name
 	reuse       admission.Reuse
 	allocations []model.Allocation
 	choices     []choice // of each allocation
 }
 
-// choice is what a plugin is to allocate.
+// choice is a set of devices for a plugin to allocate.
 type choice struct {
 	plugin *endpoint.Endpoint
 	pool   *pool
 	ids    []string // in the order in which they were chosen
 }
 
-// run gives all containers of the pod their devices, or none. All are chosen and held before a plugin allocates one:
-// while Allocate is called, other pods get devices of the same resources.
+// run allocates devices for all containers of the pod, or for none. It chooses and holds all devices before the first
+// Allocate call, so that other pods can be admitted during the calls.
 func (a *attempt) run(ctx context.Context) error {
 	if err := a.resolve(); err != nil {
 		return err
@@ -58,7 +58,7 @@ func (a *attempt) run(ctx context.Context) error {
 	return nil
 }
 
-// resolve finds the resources that the pod asks for.
+// resolve finds the resources that the pod requests.
 func (a *attempt) resolve() error {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
@@ -75,8 +75,8 @@ func (a *attempt) resolve() error {
 	return nil
 }
 
-// choose chooses the devices of all containers, and holds them. No other admission chooses devices of these resources
-// meanwhile. A plugin that does not answer GetPreferredAllocation delays them until its deadline.
+// choose chooses and holds the devices of all containers. It locks the resources, so a slow GetPreferredAllocation
+// delays other admissions until its deadline.
 func (a *attempt) choose(ctx context.Context) error {
 	unlock, err := a.m.lockResources(ctx, a.resources)
 	if err != nil {
@@ -108,13 +108,13 @@ func (a *attempt) choose(ctx context.Context) error {
 	return nil
 }
 
-// known returns the names of a container's resources, sorted, without unknown ones with a limit of 0.
+// known returns the names of a container's resources, sorted. It omits unknown resources with a limit of 0.
 func (a *attempt) known(limits map[string]int) []string {
 	names := slices.Sorted(maps.Keys(limits))
 	return slices.DeleteFunc(names, func(name string) bool { return !a.resources[name] })
 }
 
-// align returns the NUMA nodes for a container, or for the pod if it has no name.
+// align returns the NUMA nodes for a container, or for the whole pod if container is empty.
 func (a *attempt) align(container string, limits map[string]int) (admission.Nodes, error) {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
@@ -137,7 +137,7 @@ func (a *attempt) request(resource, container string, count int) admission.Reque
 	return r
 }
 
-// take chooses a container's devices of a resource, with the plugin's preference, and holds them.
+// take chooses a container's devices of a resource, respecting the plugin's preference, and holds them.
 func (a *attempt) take(
 	ctx context.Context, name string, c model.Container, affinity admission.Nodes,
 ) ([]string, error) {
@@ -163,14 +163,14 @@ func (a *attempt) take(
 	if len(ids) == 0 {
 		return nil, nil
 	}
-	if unknown != nil { // it has been away for too long just now
+	if unknown != nil { // the grace period of its plugin has just ended
 		return nil, fmt.Errorf("unknown Device Plugin %s", name)
 	}
 	a.hold(c.Name, choice{plugin, pool, ids})
 	return ids, nil
 }
 
-// hold notes in the pool that a container has devices.
+// hold records in the pool that a container has devices.
 func (a *attempt) hold(container string, c choice) {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
@@ -182,7 +182,7 @@ func (a *attempt) hold(container string, c choice) {
 	})
 }
 
-// allocate has the plugin allocate the devices of a choice, and puts its response into the allocation.
+// allocate calls the plugin's Allocate for a choice and stores the response in the allocation.
 func (a *attempt) allocate(ctx context.Context, c choice, allocation *model.Allocation) error {
 	begin := time.Now()
 	response, err := c.plugin.Allocate(ctx, c.ids)
@@ -210,9 +210,9 @@ func marshal(r *pluginapi.ContainerAllocateResponse) ([]byte, error) {
 	return proto.MarshalOptions{Deterministic: true}.Marshal(r)
 }
 
-// stillListed refuses devices that left the plugin's list during Allocate: the container could not start with them,
-// and no container has started yet, so another attempt with other devices costs nothing. A device that has become
-// unhealthy is accepted, like one that becomes it later.
+// stillListed returns an error if devices left the plugin's list during Allocate. The container could not start with
+// them, and since none has started yet, another attempt with other devices costs nothing. Devices that have become
+// unhealthy are accepted: that can also happen later.
 func (a *attempt) stillListed(pool *pool, allocation *model.Allocation) error {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
@@ -226,7 +226,7 @@ func (a *attempt) stillListed(pool *pool, allocation *model.Allocation) error {
 	return nil
 }
 
-// giveBack gives all devices back that the attempt holds.
+// giveBack releases all devices that the attempt holds.
 func (a *attempt) giveBack() {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()

@@ -5,24 +5,24 @@ import (
 	"math/bits"
 )
 
-// maxNodes is the largest number of NUMA nodes with devices of one resource for which there are hints: there are up to
-// 2^maxNodes of them.
+// maxNodes is the largest number of NUMA nodes with devices of one resource for which Hints works: there are up to
+// 2^maxNodes hints.
 const maxNodes = 16
 
 // Hint is a set of NUMA nodes on which a request can be met.
 type Hint struct {
 	Nodes Nodes
-	// Preferred means that no smaller set could meet the request even if no pod had any device.
+	// Preferred means that no smaller set could meet the request even if every device were free.
 	Preferred bool
 }
 
-// Hints returns the sets of the machine's NUMA nodes on which a request can be met. It is nil if any nodes will do: the
-// policy is none, no device of the resource has a NUMA node, or nothing is requested. It is empty, and not nil, if
-// there is no such set.
+// Hints returns the sets of the machine's NUMA nodes on which a request can be met. The result is nil if any nodes will
+// do: the policy is none, no device of the resource has a NUMA node, or nothing is requested. The result is empty but
+// not nil if no set can meet the request.
 //
-// A request for a whole pod has the pod's Limits as its Count, and nothing Reusable.
+// For a request of a whole pod, Count is the pod's Limits and Reusable is empty.
 //
-// It is an error if the devices are on too many NUMA nodes.
+// Hints returns an error if the devices are on too many NUMA nodes.
 func (p *Pool) Hints(t Topology, r Request) ([]Hint, error) {
 	if t.none() || r.Count <= 0 || p.hasNUMA.count() == 0 {
 		return nil, nil
@@ -39,15 +39,15 @@ func (p *Pool) Hints(t Topology, r Request) ([]Hint, error) {
 	return p.count(nodes, free, reusable).hints(nodes, int32(min(r.Count, 1<<30))), nil
 }
 
-// tally is a number of devices: all that are listed, those that are free, and those that are reusable.
+// tally counts devices: those that the plugin lists, those that are free, and those that are reusable.
 type tally struct{ listed, free, reusable int32 }
 
-// tallies have the devices whose NUMA nodes are all in a set, by the set. Sets are numbers: bit i is the i-th of the
-// nodes that have devices.
+// tallies counts, for each set of NUMA nodes, the devices whose NUMA nodes are all in that set. A set is a number: bit
+// i stands for the i-th node that has devices.
 type tallies []tally
 
-// count fills the tallies: first with the devices on exactly these nodes, then with those on subsets of them. The cost
-// is that of one addition for each set and node, instead of one test of each device for each set.
+// count fills the tallies: first with the devices on exactly these nodes, then with those on subsets of them. It costs
+// one addition for each set and node; testing each device against each set would cost more.
 func (p *Pool) count(nodes Nodes, free, reusable bitset) tallies {
 	in := make(tallies, 1<<nodes.Count())
 	for i, near := range p.near {
@@ -73,8 +73,8 @@ func (p *Pool) count(nodes Nodes, free, reusable bitset) tallies {
 	return in
 }
 
-// hints returns the sets with enough devices on them, ascending. Devices on no node are on no set. Reusable devices
-// that are on a node are taken first, so a set must have them all.
+// hints returns the sets with enough devices, in ascending order. Devices without NUMA nodes count for no set. Reusable
+// devices with NUMA nodes are taken first, so a set must contain all of them.
 func (in tallies) hints(nodes Nodes, need int32) []Hint {
 	all := len(in) - 1
 	smallest := nodes.Count()

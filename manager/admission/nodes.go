@@ -19,7 +19,7 @@ func NodesOf(ids ...int) Nodes {
 	return n
 }
 
-// Count returns the number of nodes.
+// Count returns the number of nodes in the set.
 func (n Nodes) Count() int { return bits.OnesCount64(uint64(n)) }
 
 // IDs returns the nodes' IDs, ascending.
@@ -50,6 +50,6 @@ func (n Nodes) pack(all Nodes) int {
 	return packed
 }
 
-// nextSubset returns the next larger subset of nodes, as a number. From 0 on it gives the subsets in the order of their
-// packed numbers: the n-th call returns the subset whose packed number is n.
+// nextSubset returns the next larger subset of nodes, as a number. Starting from 0, the n-th call returns the subset
+// whose packed number is n.
 func nextSubset(subset, nodes Nodes) Nodes { return (subset - nodes) & nodes }

@@ -14,7 +14,8 @@ type Preference struct {
 
 // Plan is a choice of devices for a container. It stays valid when the pool changes.
 type Plan struct {
-	// Ask is what the plugin is to be asked before Pick, or nil. An error of the plugin fails the admission.
+	// Ask has the parameters of the GetPreferredAllocation call to make before Pick, or is nil. If the call fails, so
+	// does the admission.
 	Ask *Preference
 
 	chosen []string
@@ -23,8 +24,8 @@ type Plan struct {
 	sorted bool
 }
 
-// Plan chooses devices for a request, or says why there are none, in the kubelet's words. A request for no devices
-// gives a plan without devices.
+// Plan chooses devices for a request, or returns an error with the kubelet's text. The plan of a request for no devices
+// has no devices.
 func (p *Pool) Plan(r Request) (*Plan, error) {
 	if err := p.checkRequest(); err != nil {
 		return nil, err
@@ -48,9 +49,9 @@ func (p *Pool) Plan(r Request) (*Plan, error) {
 	return plan, nil
 }
 
-// Pick returns the devices, with the plugin's answer to Ask. It is called once. The answer is advice: what is unknown,
-// repeated or too much is left out, and what is missing is chosen without it. The devices are sorted unless the choice
-// is random.
+// Pick returns the devices, given the plugin's answer to Ask. It is called once. The answer is advice: unknown,
+// repeated and surplus devices are ignored, and missing ones are chosen without it. The devices are sorted unless the
+// choice is random.
 func (plan *Plan) Pick(preferred []string) []string {
 	if plan.Ask != nil && len(preferred) > 0 {
 		candidates := make(map[string]bool, len(plan.rest))
@@ -79,8 +80,8 @@ func (plan *Plan) take(ids []string) {
 	plan.need -= n
 }
 
-// choose takes the devices that the affinity leaves no choice about. Of the others it asks for a preference, or takes
-// the best: of those near the affinity if they are enough, otherwise of all.
+// choose first takes the devices that the affinity requires. For the rest it plans a call of GetPreferredAllocation, or
+// takes the best: of those near the affinity if they are enough, otherwise of all.
 func (p *Pool) choose(plan *Plan, r Request, candidates bitset) {
 	aligned, unaligned, none := p.split(candidates, r.Affinity)
 	groups := []bitset{aligned}
@@ -109,7 +110,7 @@ func (p *Pool) choose(plan *Plan, r Request, candidates bitset) {
 }
 
 // split returns the devices near the affinity, those near other NUMA nodes, and those near none. Without an affinity,
-// and if no device has NUMA nodes, it says nothing: all are near none then.
+// or if no device has NUMA nodes, all are returned as near none.
 func (p *Pool) split(devices bitset, affinity Nodes) (aligned, unaligned, none bitset) {
 	aligned = newBitset(len(p.devices))
 	if affinity == 0 {
@@ -121,8 +122,8 @@ func (p *Pool) split(devices bitset, affinity Nodes) (aligned, unaligned, none b
 	return aligned, devices.and(p.hasNUMA).without(aligned), devices.without(p.hasNUMA)
 }
 
-// order returns at least limit devices of the groups, or all, the best first: group by group, and in each those near
-// the NUMA node that has the fewest of them first, so that the choice breaks up few nodes.
+// order returns at least limit devices of the groups, or all of them, the best first: group by group, and within a
+// group those near the NUMA node with the fewest of them first, so that few nodes are broken up.
 func (p *Pool) order(r Request, limit int, groups ...bitset) []string {
 	var ids []string
 	for _, group := range groups {
@@ -145,7 +146,7 @@ func (p *Pool) order(r Request, limit int, groups ...bitset) []string {
 	return ids
 }
 
-// smallestFirst returns the NUMA nodes in the order of how many of the devices they have.
+// smallestFirst returns the NUMA nodes ordered by how many of the devices they have.
 func (p *Pool) smallestFirst(devices bitset) []int {
 	var sizes [64]int
 	for node := range p.nodes.each {
@@ -156,7 +157,7 @@ func (p *Pool) smallestFirst(devices bitset) []int {
 	return nodes
 }
 
-// ids adds the devices' IDs, in their order, until there are limit.
+// ids appends the devices' IDs, in order, until there are limit.
 func (p *Pool) ids(ids []string, devices bitset, limit int) []string {
 	for i := range devices.members {
 		if len(ids) >= limit {
@@ -170,7 +171,7 @@ func (p *Pool) ids(ids []string, devices bitset, limit int) []string {
 // reusable returns the request's reusable devices that are still healthy.
 func (p *Pool) reusable(r Request) bitset { return p.indices(r.Reusable).and(p.healthy) }
 
-// indices returns those of the devices that are listed.
+// indices returns the set of the listed devices among these IDs.
 func (p *Pool) indices(ids []string) bitset {
 	devices := newBitset(len(p.devices))
 	for _, id := range ids {

@@ -7,8 +7,8 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// Pool is the devices of one resource, with the containers that have them. Containers of a pod can share a device.
-// Holds are kept by ID: a device that leaves the list stays held.
+// Pool has the devices of one resource and the containers that hold them. Containers of a pod can share a device. Holds
+// are kept by ID: a device that leaves the plugin's list stays held.
 //
 // A Pool is not safe for concurrent use.
 type Pool struct {
@@ -16,9 +16,9 @@ type Pool struct {
 	registered bool
 	connected  bool
 	devices    []model.Device // sorted by ID, as the plugin lists them
-	near       []Nodes        // of each device
-	nodes      Nodes          // those with devices
-	hasNUMA    bitset         // the devices with NUMA nodes, by index in devices as the other sets
+	near       []Nodes        // the NUMA nodes of each device
+	nodes      Nodes          // the NUMA nodes with devices
+	hasNUMA    bitset         // the set of the devices with NUMA nodes; like the other sets, by index in devices
 	onNode     [64]bitset
 	healthy    bitset
 	busy       bitset // the devices that are held or withheld
@@ -30,13 +30,13 @@ type holder struct{ pod, container string }
 
 // State is a device of a pool.
 type State struct {
-	// Device is as the plugin listed it, or has only the ID if a pod holds the device and the plugin does not list it.
-	// It is not healthy without a connected plugin.
+	// Device is what the plugin listed. If the plugin no longer lists a held device, it has only the ID. No device is
+	// healthy while the plugin is not connected.
 	model.Device
-	// Pod is the UID of the pod that holds the device, or empty. Containers are those that share it.
+	// Pod is the UID of the pod that holds the device, or empty. Containers are the containers that share the device.
 	Pod        string
 	Containers []string
-	// Withheld means that the device is given to no pod until it is cleared.
+	// Withheld means that no pod is given the device until it is cleared.
 	Withheld bool
 }
 
@@ -45,8 +45,8 @@ func NewPool(resource string) *Pool {
 	return &Pool{resource: resource, holds: map[string][]holder{}}
 }
 
-// Set takes a resource as its plugin lists it, in place of all that was listed before. It keeps the devices, which are
-// not to be modified. Without a connection none is healthy.
+// Set replaces the resource by what its plugin lists now. It keeps the slice of devices, which the caller must not
+// modify. No device is healthy while the plugin is not connected.
 func (p *Pool) Set(r model.Resource) {
 	n := len(r.Devices)
 	p.registered, p.connected, p.devices = true, r.Connected, r.Devices
@@ -71,13 +71,13 @@ func (p *Pool) Set(r model.Resource) {
 	p.refresh()
 }
 
-// Expire forgets the plugin and its devices, as its plugin was away for too long. Holds stay.
+// Expire forgets the plugin and its devices after the grace period. Holds stay.
 func (p *Pool) Expire() {
 	p.Set(model.Resource{Name: p.resource})
 	p.registered = false
 }
 
-// Registered returns whether a plugin has registered the resource since the pool was made or has expired.
+// Registered reports whether a plugin has registered the resource since the pool was made or expired.
 func (p *Pool) Registered() bool { return p.registered }
 
 // Listed returns the resource as its plugin lists it.
@@ -85,7 +85,7 @@ func (p *Pool) Listed() model.Resource {
 	return model.Resource{Name: p.resource, Devices: p.devices, Connected: p.connected}
 }
 
-// Device returns a device as the plugin lists it, or nil. It is not to be modified.
+// Device returns a device as the plugin lists it, or nil. The caller must not modify it.
 func (p *Pool) Device(id string) *model.Device {
 	if i, listed := p.index(id); listed {
 		return &p.devices[i]
@@ -96,8 +96,8 @@ func (p *Pool) Device(id string) *model.Device {
 // Lists reports whether the plugin lists a device.
 func (p *Pool) Lists(id string) bool { return p.Device(id) != nil }
 
-// Counts returns the number of devices that the plugin lists, and that of the healthy ones that are not withheld.
-// Devices that pods hold count in both, as in a Node's status.
+// Counts returns the number of devices that the plugin lists, and the number of healthy ones that are not withheld.
+// Both include devices that pods hold, as in a Node's status.
 func (p *Pool) Counts() (capacity, allocatable int) {
 	allocatable = p.healthy.count()
 	if p.cleared == nil {
@@ -124,7 +124,7 @@ func (p *Pool) Holder(id string) (pod string, containers []string) {
 	return pod, containers
 }
 
-// Hold notes that a pod's container has these devices.
+// Hold records that a pod's container has these devices.
 func (p *Pool) Hold(pod, container string, ids []string) {
 	for _, id := range ids {
 		if h := (holder{pod, container}); !slices.Contains(p.holds[id], h) {
@@ -134,8 +134,8 @@ func (p *Pool) Hold(pod, container string, ids []string) {
 	}
 }
 
-// Release notes that a pod's container no longer has these devices. Those that no other container has become free or
-// withheld.
+// Release records that a pod's container no longer has these devices. A device that no other container holds becomes
+// free, or stays withheld.
 func (p *Pool) Release(pod, container string, ids []string) {
 	for _, id := range ids {
 		i := slices.Index(p.holds[id], holder{pod, container})
@@ -150,8 +150,8 @@ func (p *Pool) Release(pod, container string, ids []string) {
 	}
 }
 
-// Withhold gives no device to pods until it is cleared, neither those that are listed now nor those that will be,
-// except for those that are cleared already. Devices that pods hold are withheld after their release.
+// Withhold keeps all devices from pods until they are cleared, also those that the plugin lists later. The devices in
+// cleared are not withheld. A held device is withheld after its release.
 func (p *Pool) Withhold(cleared []string) {
 	p.cleared = map[string]bool{}
 	for _, id := range cleared {
@@ -160,7 +160,7 @@ func (p *Pool) Withhold(cleared []string) {
 	p.refresh()
 }
 
-// Clear ends the withholding of devices. Devices that are not withheld stay as they are.
+// Clear makes withheld devices available again. Other devices stay as they are.
 func (p *Pool) Clear(ids []string) {
 	if p.cleared == nil {
 		return
@@ -171,13 +171,13 @@ func (p *Pool) Clear(ids []string) {
 	}
 }
 
-// ClearAll ends the withholding of all devices, and of those that will be listed.
+// ClearAll makes all withheld devices available again, and withholds none that are listed later.
 func (p *Pool) ClearAll() {
 	p.cleared = nil
 	p.refresh()
 }
 
-// States returns the devices, sorted by ID: those that the plugin lists, and those that pods hold without that.
+// States returns the devices that the plugin lists and those that pods hold, sorted by ID.
 func (p *Pool) States() []State {
 	states := make([]State, 0, len(p.devices))
 	for i, d := range p.devices {
@@ -196,7 +196,7 @@ func (p *Pool) States() []State {
 	return states
 }
 
-// NUMA returns the NUMA nodes of those of the devices that have any.
+// NUMA returns the NUMA nodes of the devices, without those that have none.
 func (p *Pool) NUMA(ids []string) map[string][]int {
 	nodes := map[string][]int{}
 	for _, id := range ids {

@@ -1,10 +1,11 @@
 // Package admission chooses the devices of containers, as the kubelet's device manager and Topology Manager do: which
-// devices are free, which of them suit the NUMA nodes that a container is to be on, and which the plugin prefers. It is
-// pure: it speaks to no plugin and keeps nothing outside its values.
+// devices are free, which of them suit the NUMA nodes of a container, and which the plugin prefers. It is pure: it
+// calls no plugin and keeps no state outside its values.
 //
-// A container is admitted in these steps. For each resource that it asks for, Pool.Hints says which NUMA nodes would
-// do. Topology.Merge makes one choice of them, the container's affinity. Pool.Plan chooses devices, or says what the
-// plugin is to be asked first; Plan.Pick returns the devices. Pool.Hold notes them.
+// A container is admitted in these steps. For each resource that the container requests, Pool.Hints returns the NUMA
+// nodes that would do. Topology.Merge combines them into the container's affinity. Pool.Plan chooses devices, or
+// returns the parameters for the plugin's GetPreferredAllocation. Plan.Pick returns the devices, and Pool.Hold records
+// them.
 package admission
 
 import (
@@ -19,18 +20,18 @@ import (
 // Request is what a container asks for of one resource.
 type Request struct {
 	Count int
-	// Reusable are the devices that the pod's init containers leave to this container. See Reuse.
+	// Reusable are the devices that this container can take over from the pod's init containers. See Reuse.
 	Reusable []string
-	// Affinity is the NUMA nodes that the devices should be close to, from Topology.Merge. It is empty if any will do.
+	// Affinity is the set of NUMA nodes that the devices should be close to, from Topology.Merge. Empty means any.
 	Affinity Nodes
 	// Prefers means that the plugin offers GetPreferredAllocation.
 	Prefers bool
-	// Random is the source of a random choice. The default is the order of the devices' IDs.
+	// Random is the source of a random choice. Without it, devices are chosen in the order of their IDs.
 	Random *rand.Rand
 }
 
-// checkRequest returns why a request cannot be met before any device is chosen, in the kubelet's order and words. A
-// limit of 0 is refused as well while no device is healthy.
+// checkRequest returns the kubelet's error for a request that can be refused before a device is chosen. It checks in
+// the kubelet's order: while no device is healthy, even a limit of 0 is refused.
 func (p *Pool) checkRequest() error {
 	switch {
 	case !p.registered:
@@ -46,18 +47,18 @@ func UnregisteredError(resource string) error {
 	return fmt.Errorf("cannot allocate unregistered device %s", resource)
 }
 
-// ChangedError is the kubelet's rejection of a pod that has devices and asks for another number of them.
+// ChangedError is the kubelet's rejection of a pod that has devices and now requests another number of them.
 func ChangedError(pod, container, resource string, from, to int) error {
 	return fmt.Errorf("pod %q container %q changed request for resource %q from %d to %d",
 		pod, container, resource, from, to)
 }
 
-// Reuse is the devices that init containers of a pod leave to the containers after them, by resource. It is kept while
-// the pod's containers are admitted in their order: init containers, then containers.
+// Reuse records, by resource, the devices that a pod's init containers leave to later containers. It is kept while the
+// pod's containers are admitted in order: init containers, then containers.
 type Reuse map[string]map[string]bool
 
-// Took notes the devices that a container has of a resource. Those of an init container that ends are left to the
-// containers after it; a sidecar and a container keep theirs.
+// Took records the devices that a container has of a resource. Devices of an init container that ends can be reused;
+// sidecars and containers keep theirs.
 func (r Reuse) Took(resource string, ids []string, ends bool) {
 	if r[resource] == nil {
 		r[resource] = map[string]bool{}
@@ -75,7 +76,7 @@ func (r Reuse) Took(resource string, ids []string, ends bool) {
 func (r Reuse) Devices(resource string) []string { return slices.Sorted(maps.Keys(r[resource])) }
 
 // Limits returns how many devices of each resource a pod needs at most at one time: the sum over its containers and
-// sidecars, or more if an init container beside the sidecars before it needs more.
+// sidecars, or more if an init container and the sidecars started before it need more.
 func Limits(pod model.Pod) map[string]int {
 	sum, sidecars, peak := map[string]int{}, map[string]int{}, map[string]int{}
 	for _, c := range pod.Containers {

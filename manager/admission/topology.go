@@ -17,7 +17,7 @@ const (
 	PolicySingleNUMANode Policy = "single-numa-node"
 )
 
-// Scope is what gets one affinity.
+// Scope is whether each container or the whole pod gets one affinity.
 type Scope string
 
 // The scopes, as the kubelet's configuration calls them.
@@ -32,16 +32,16 @@ const (
 //nolint:staticcheck // it begins with a capital letter
 var ErrTopologyAffinity = errors.New("Resources cannot be allocated with Topology locality")
 
-// Topology is the Topology Manager of a machine: it chooses the NUMA nodes of containers. The zero value has the policy
-// none. Its Policy and Scope may be empty, for none and container.
+// Topology is the Topology Manager of a machine: it chooses the NUMA nodes of containers. An empty Policy means none,
+// an empty Scope container.
 type Topology struct {
 	Policy Policy
 	Scope  Scope
-	// Machine are the machine's NUMA nodes.
+	// Machine is the set of the machine's NUMA nodes.
 	Machine Nodes
 }
 
-// Validate returns what is wrong with the policy and the scope, in the kubelet's words.
+// Validate returns the kubelet's error for an unknown policy or scope.
 func (t Topology) Validate() error {
 	switch t.Policy {
 	case "", PolicyNone, PolicyBestEffort, PolicyRestricted, PolicySingleNUMANode:
@@ -58,12 +58,12 @@ func (t Topology) Validate() error {
 
 func (t Topology) none() bool { return t.Policy == "" || t.Policy == PolicyNone }
 
-// Merge returns the affinity of a container or pod, from the hints of each resource that it asks for. It is empty if
-// any nodes will do. The error ErrTopologyAffinity means that the policy rejects the pod.
+// Merge returns the affinity of a container or pod, from the hints of each resource that it requests. An empty affinity
+// means that any nodes will do. The error ErrTopologyAffinity means that the policy rejects the pod.
 //
-// The answer is the kubelet's: of all combinations of one hint of each resource the one with the best nodes in common.
-// A combination is preferred if all its hints are preferred and have the same nodes. Preferred combinations can be
-// found by their nodes, and the others matter to the policy best-effort alone.
+// The result is the kubelet's: of all combinations of one hint per resource, the one with the best common nodes. A
+// combination is preferred if all its hints are preferred and have the same nodes. Preferred combinations can be found
+// by their nodes; the others matter only to the policy best-effort.
 func (t Topology) Merge(resources [][]Hint) (Nodes, error) {
 	if t.none() {
 		return 0, nil
@@ -95,10 +95,10 @@ func (t Topology) Merge(resources [][]Hint) (Nodes, error) {
 	return cmp.Or(compromise(constraints), t.Machine), nil
 }
 
-// sharedPreference returns the narrowest nodes that are a preferred hint of every resource, or 0. Of those with the
-// same count it is the one with the lower numbers.
+// sharedPreference returns the smallest set of nodes that is a preferred hint of every resource, or 0. Of several sets
+// of that size it returns the one with the lower node numbers.
 func sharedPreference(resources [][]Hint) Nodes {
-	shared := map[Nodes]int{} // in how many resources, from the first one on
+	shared := map[Nodes]int{} // the number of resources that prefer the set, counted from the first resource on
 	for n, hints := range resources {
 		for _, h := range hints {
 			if h.Preferred && shared[h.Nodes] == n {
@@ -116,8 +116,8 @@ func sharedPreference(resources [][]Hint) Nodes {
 	return best
 }
 
-// compromise returns the best nodes that one hint of each resource can have in common, or 0. The best count is the one
-// that the most demanding resource needs, then the next smaller ones, then the next larger ones.
+// compromise returns the best nodes that one hint per resource can have in common, or 0. The best number of nodes is
+// the number that the most demanding resource needs, then the next smaller ones, then the next larger ones.
 func compromise(resources [][]Hint) Nodes {
 	common, wanted := ^Nodes(0), 0
 	for _, hints := range resources {
@@ -148,7 +148,7 @@ func compromise(resources [][]Hint) Nodes {
 	return best
 }
 
-// packHints returns which of the subsets of common nodes a hint has of them, by the subset: 1 or 0.
+// packHints returns, for each subset of common, 1 if a hint has exactly those of the common nodes, else 0.
 func packHints(hints []Hint, common Nodes) []uint64 {
 	sets := make([]uint64, 1<<common.Count())
 	for _, h := range hints {
@@ -157,9 +157,9 @@ func packHints(hints []Hint, common Nodes) []uint64 {
 	return sets
 }
 
-// intersect sets in a which sets are the intersection of one in a and one in b. The number of pairs that have at least
-// a set in common is a product of two sums over supersets; taking the sums apart again leaves the pairs that have
-// exactly this set in common. Comparing each pair would cost the square of it.
+// intersect replaces a: each set gets 1 if it is the intersection of one set in a and one in b, else 0. The number of
+// pairs that have at least a set in common is the product of two sums over supersets; undoing the sums leaves the pairs
+// that have exactly this set in common. Comparing all pairs would cost the square.
 func intersect(a, b []uint64) {
 	overSupersets(a, 1)
 	overSupersets(b, 1)
@@ -172,7 +172,7 @@ func intersect(a, b []uint64) {
 	}
 }
 
-// overSupersets adds to each set's number those of all its supersets, or with the sign -1 takes them away again.
+// overSupersets adds to each set's number the numbers of all its supersets; with sign -1 it undoes that.
 func overSupersets(numbers []uint64, sign uint64) {
 	for bit := 1; bit < len(numbers); bit <<= 1 {
 		for first := 0; first < len(numbers); first += 2 * bit {

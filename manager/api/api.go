@@ -1,12 +1,12 @@
-// Package api is the device manager's local API: HTTP and JSON at a unix socket. It has the server and the client.
-// specs/manager.openapi.yaml documents each request and each answer.
+// Package api is the device manager's local API, HTTP with JSON on a unix socket: the server and the client.
+// specs/manager.openapi.yaml documents each request and response.
 //
-// A pod goes in as a manifest, a v1.Pod. What comes out has the shapes and names of Kubernetes where it has some: the
+// A pod is given as a manifest, a v1.Pod. Responses use the shapes and names of Kubernetes where it has some: the
 // metadata of a pod, the devices of a container as in the PodResources service, the capacity and allocatable of a
 // v1.NodeStatus, and the reasons of a rejected pod's status.
 //
-// The owner and the group of the socket decide who may ask; there are no other rights. The process that admitted a pod
-// is recorded with its placement.
+// The owner and the group of the socket decide who may use the API; there are no other rights. The process that
+// admitted a pod is recorded with its placement.
 package api
 
 import (
@@ -19,7 +19,7 @@ import (
 	"gpu-cdi-plugin/manager/state"
 )
 
-// Manager is what the API serves. See manager.Manager for the methods.
+// Manager is what the API needs of the device manager. See manager.Manager for the methods.
 type Manager interface {
 	Check() error
 	Admit(ctx context.Context, p model.Pod, by model.Caller) (model.Placement, error)
@@ -51,7 +51,7 @@ type Metadata struct {
 	Name      string `json:"name"`
 	Namespace string `json:"namespace"`
 	UID       string `json:"uid"`
-	// CreationTimestamp is when the pod was admitted.
+	// CreationTimestamp is the time of the admission.
 	CreationTimestamp time.Time `json:"creationTimestamp"`
 }
 
@@ -63,20 +63,20 @@ type Container struct {
 	// Ended is whether the container has ended for good.
 	Ended   bool               `json:"ended,omitempty"`
 	Devices []ContainerDevices `json:"devices,omitempty"`
-	// AllocatedResourcesStatus is the health that Devices have now, as in a v1.ContainerStatus. A container that has
-	// ended has none: other pods can have its devices.
+	// AllocatedResourcesStatus is the present health of Devices, as in a v1.ContainerStatus. It is empty for a
+	// container that has ended, since other pods can have its devices.
 	AllocatedResourcesStatus []ResourceStatus `json:"allocatedResourcesStatus,omitempty"`
 }
 
-// ContainerDevices are the devices that a container has of a resource.
+// ContainerDevices are a container's devices of one resource.
 type ContainerDevices struct {
 	ResourceName string   `json:"resourceName"`
 	DeviceIDs    []string `json:"deviceIds"`
 }
 
-// ResourceStatus has the health of the devices that a container has of a resource.
+// ResourceStatus has the health of a container's devices of one resource.
 type ResourceStatus struct {
-	// Name is the resource's.
+	// Name is the name of the resource.
 	Name      string           `json:"name"`
 	Resources []ResourceHealth `json:"resources"`
 }
@@ -87,17 +87,17 @@ type ResourceHealth struct {
 	Health     manager.Health `json:"health"`
 }
 
-// PodList is the answer to a list of pods.
+// PodList is the response to a list of pods.
 type PodList struct {
 	// Items are in the order of admission.
 	Items []Pod `json:"items"`
 }
 
-// ResourceList is the answer to a list of devices.
+// ResourceList is the response to a list of devices.
 type ResourceList struct {
 	// Items are sorted by name.
 	Items []manager.Resource `json:"items"`
-	// Withheld says why devices are withheld, if any are.
+	// Withheld says why devices are withheld; nil means that none are.
 	Withheld *state.Loss `json:"withheld,omitempty"`
 }
 
@@ -107,9 +107,9 @@ type NodeStatus struct {
 	Allocatable map[string]string `json:"allocatable"`
 }
 
-// FreeRequest says which withheld devices no container uses.
+// FreeRequest names withheld devices that no container uses.
 type FreeRequest struct {
-	// ResourceName is the resource of DeviceIDs.
+	// ResourceName is the resource that DeviceIDs belong to.
 	ResourceName string   `json:"resourceName,omitempty"`
 	DeviceIDs    []string `json:"deviceIds,omitempty"`
 	// All means all withheld devices of all resources.
@@ -118,31 +118,31 @@ type FreeRequest struct {
 
 // Event is a change, or the error that ends a watch.
 type Event struct {
-	// Type is that of a manager.Event, or ErrorEvent.
+	// Type is the type of a manager.Event, or ErrorEvent.
 	Type manager.EventType `json:"type"`
 	// Pod is the pod of Admitted, Released and Ended, after the change.
 	Pod *Pod `json:"pod,omitempty"`
-	// Resource is what a resource that has changed or was removed has now.
+	// Resource has the counts of a resource after it has changed or was removed.
 	Resource *ResourceCount `json:"resource,omitempty"`
-	// Devices are those whose health has changed.
+	// Devices are the devices whose health has changed.
 	Devices []manager.PodDevice `json:"devices,omitempty"`
-	// Error says why the server ends the watch: ErrorEvent.
+	// Error says why the server ends the watch. Only an ErrorEvent has it.
 	Error string `json:"error,omitempty"`
 }
 
-// ResourceCount is how many devices a resource has.
+// ResourceCount has the numbers of a resource's devices.
 type ResourceCount struct {
 	Name        string `json:"name"`
 	Capacity    int    `json:"capacity"`
 	Allocatable int    `json:"allocatable"`
 }
 
-// ErrorEvent is the type of the last event of a watch that the manager ends: the client was too slow and changes are
-// missing, or the manager ends. Event.Error has the text, and the client lists and watches again. It comes from the
-// API: the channel of manager.Watch is closed instead. A watch can also end without it, with the connection.
+// ErrorEvent is the type of the last event of a watch that the server ends, because the client was too slow and missed
+// changes, or because the manager ends. Event.Error has the text; the client should list and watch again. The API makes
+// this event when the channel of manager.Watch is closed. If the connection breaks, a watch ends without it.
 const ErrorEvent manager.EventType = "Error"
 
-// podOf is a placement as the API shows it.
+// podOf converts a placement.
 func (s *Server) podOf(p model.Placement) Pod {
 	pod := Pod{
 		Metadata: Metadata{
@@ -160,7 +160,7 @@ func (s *Server) podOf(p model.Placement) Pod {
 	return pod
 }
 
-// containerOf is a container of a placement as the API shows it.
+// containerOf converts a container of a placement.
 func (s *Server) containerOf(p model.Placement, c model.Container) Container {
 	shown := Container{Name: c.Name, Ended: slices.Contains(p.Ended, c.Name)}
 	if c.Sidecar {
@@ -178,7 +178,7 @@ func (s *Server) containerOf(p model.Placement, c model.Container) Container {
 	return shown
 }
 
-// statusOf is the health of the devices of an allocation.
+// statusOf returns the health of the devices of an allocation.
 func (s *Server) statusOf(a model.Allocation) ResourceStatus {
 	status := ResourceStatus{Name: a.Resource, Resources: []ResourceHealth{}}
 	for i, health := range s.Manager.DeviceHealth(a.Resource, a.IDs) {
@@ -187,7 +187,7 @@ func (s *Server) statusOf(a model.Allocation) ResourceStatus {
 	return status
 }
 
-// eventOf is an event as the API shows it.
+// eventOf converts an event.
 func (s *Server) eventOf(e manager.Event) Event {
 	shown := Event{Type: e.Type, Devices: e.Devices}
 	if e.Resource != "" {

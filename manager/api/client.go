@@ -18,18 +18,18 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// Client asks the manager that serves a socket. Its errors wrap ErrNoManager if there is none, ErrNotAllowed if this
-// process may not ask, and are an *Error if the manager answered with one: then errors.Is finds the errors of the
-// package manager.
+// Client calls the API of the manager that serves a socket. Its errors wrap ErrNoManager if no manager serves it and
+// ErrNotAllowed if this process may not connect. If the manager answers with an error, it is an *Error, in which
+// errors.Is finds the errors of the package manager.
 type Client struct {
 	path string
 	http *http.Client
 }
 
 const (
-	// readTime is how long the answer to a request that changes nothing may take.
+	// readTime is how long the response to a request that changes nothing may take.
 	readTime = 10 * time.Second
-	// maxAnswer is the size of the largest answer in bytes, and maxEvent that of an event.
+	// maxAnswer is the size of the largest response in bytes, maxEvent that of the largest event.
 	maxAnswer = 64 << 20
 	maxEvent  = 16 << 20
 )
@@ -39,24 +39,24 @@ func NewClient(path string) *Client {
 	return &Client{path: path, http: unixsocket.NewHTTPClient(path, maxWait+readTime)}
 }
 
-// Admit gives the pod of a manifest, in YAML or JSON, its devices.
+// Admit admits the pod of a manifest in YAML or JSON.
 func (c *Client) Admit(ctx context.Context, manifest []byte) (p Pod, err error) {
 	err = c.do(ctx, http.MethodPost, "/v1/pods", manifest, &p)
 	return p, err
 }
 
-// Start returns the run options of a container, before each of its starts.
+// Start returns the run options of a container. It is called before each start of the container.
 func (c *Client) Start(ctx context.Context, podUID, container string) (o model.RunOptions, err error) {
 	err = c.do(ctx, http.MethodPost, containerPath(podUID, container)+"/start", nil, &o)
 	return o, err
 }
 
-// Ended says that a container has ended for good.
+// Ended records that a container has ended for good.
 func (c *Client) Ended(ctx context.Context, podUID, container string) error {
 	return c.do(ctx, http.MethodPost, containerPath(podUID, container)+"/ended", nil, nil)
 }
 
-// Release takes the devices of a pod back.
+// Release releases the devices of a pod.
 func (c *Client) Release(ctx context.Context, podUID string) error {
 	return c.do(ctx, http.MethodDelete, podPath(podUID), nil, nil)
 }
@@ -74,7 +74,7 @@ func (c *Client) Devices(ctx context.Context) (list ResourceList, err error) {
 	return list, err
 }
 
-// Free says that no container uses withheld devices.
+// Free frees withheld devices that no container uses.
 func (c *Client) Free(ctx context.Context, r FreeRequest) error {
 	body, err := json.Marshal(r)
 	if err != nil {
@@ -83,14 +83,14 @@ func (c *Client) Free(ctx context.Context, r FreeRequest) error {
 	return c.do(ctx, http.MethodPost, "/v1/devices/free", body, nil)
 }
 
-// Node returns what the node has.
+// Node returns the node's capacity and allocatable resources.
 func (c *Client) Node(ctx context.Context) (s NodeStatus, err error) {
 	err = c.do(ctx, http.MethodGet, "/v1/node", nil, &s)
 	return s, err
 }
 
-// Watch calls each for every change until ctx ends or each returns an error, which it returns. It calls begun when the
-// watch has begun: a list that begins then misses no change.
+// Watch calls each for every change until ctx ends or each returns an error, which Watch returns. It calls begun once
+// the watch has begun: a list made after that misses no change.
 func (c *Client) Watch(ctx context.Context, begun func(), each func(Event) error) error {
 	answer, err := c.send(ctx, http.MethodGet, "/v1/watch", nil)
 	if err != nil {
@@ -130,7 +130,7 @@ func containerPath(podUID, container string) string {
 	return podPath(podUID) + "/containers/" + url.PathEscape(container)
 }
 
-// do sends a request and reads the answer into a value, unless that is nil.
+// do sends a request and decodes the response into a value, unless into is nil.
 func (c *Client) do(ctx context.Context, method, path string, body []byte, into any) error {
 	if method == http.MethodGet {
 		var end context.CancelFunc
@@ -182,7 +182,7 @@ func (c *Client) send(ctx context.Context, method, path string, body []byte) (*h
 	return nil, fmt.Errorf("ask the device manager at %s: %w", c.path, err)
 }
 
-// readError returns the error that an answer has.
+// readError returns the error in a response.
 func readError(answer *http.Response) error {
 	text, _ := io.ReadAll(io.LimitReader(answer.Body, maxBody))
 	failed := &Error{}

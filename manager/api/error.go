@@ -11,29 +11,29 @@ import (
 	"gpu-cdi-plugin/manager/pod"
 )
 
-// ErrNoManager means that no manager answers at a socket.
+// ErrNoManager means that no manager listens on the socket.
 var ErrNoManager = errors.New("no device manager answers at")
 
 // ErrNotAllowed means that this process may not connect to the socket.
 var ErrNotAllowed = errors.New("this user may not ask the device manager at")
 
-// ErrServed means that another manager serves a socket.
+// ErrServed means that another manager serves the socket.
 var ErrServed = errors.New("another device manager serves it")
 
-// Error is the answer to a request that failed.
+// Error is the response to a request that failed.
 type Error struct {
 	// Text says what failed.
 	Text string `json:"error"`
-	// Code is the status of the HTTP answer.
+	// Code is the HTTP status of the response.
 	Code int `json:"code"`
 	// Hint says what the client can do, or is empty.
 	Hint string `json:"hint,omitempty"`
-	// Reason is that of a pod's status for a pod that the kubelet would reject (UnexpectedAdmissionError,
-	// TopologyAffinityError), else that of a v1.Status, such as NotFound.
+	// Reason is the reason in the pod's status for a pod that the kubelet would reject (UnexpectedAdmissionError,
+	// TopologyAffinityError), else the reason of a v1.Status, such as NotFound.
 	Reason string `json:"reason"`
 }
 
-// Error returns the text, and for a rejected pod the reason before it.
+// Error returns the text; for a rejected pod, the reason comes first.
 func (e *Error) Error() string {
 	if e.Reason == manager.ReasonUnexpected || e.Reason == manager.ReasonTopology {
 		return e.Reason + ": " + e.Text
@@ -41,7 +41,7 @@ func (e *Error) Error() string {
 	return e.Text
 }
 
-// Unwrap returns the manager's error that the answer stands for, if it has one.
+// Unwrap returns the manager's error that the response stands for, or nil.
 func (e *Error) Unwrap() error {
 	switch e.Code {
 	case http.StatusBadRequest:
@@ -58,7 +58,7 @@ func (e *Error) Unwrap() error {
 	return nil
 }
 
-// errorOf is the answer to a request that failed with err.
+// errorOf returns the response to a request that failed with err.
 func errorOf(err error) *Error {
 	answer, own := errors.AsType[*Error](err)
 	if own {
@@ -99,7 +99,7 @@ var errUnknownPeer = &Error{
 	Text: "the kernel does not say which process asks", Code: http.StatusForbidden, Reason: "Forbidden",
 }
 
-// tooMany is the answer while all places are taken.
+// tooMany returns the response to a request beyond the limit on concurrent requests.
 func tooMany(what string) *Error {
 	return &Error{
 		Text: "too many " + what, Code: http.StatusTooManyRequests, Reason: "TooManyRequests",
@@ -107,7 +107,7 @@ func tooMany(what string) *Error {
 	}
 }
 
-// tooLarge is the answer to a request of more than maxBody bytes.
+// tooLarge returns the response to a request of more than maxBody bytes.
 func tooLarge(q *http.Request) *Error {
 	text := fmt.Sprintf("read the request: it is larger than %d KiB", maxBody>>10)
 	if q.URL.Path == "/v1/pods" {
@@ -116,7 +116,7 @@ func tooLarge(q *http.Request) *Error {
 	return &Error{Text: text, Code: http.StatusRequestEntityTooLarge, Reason: "RequestEntityTooLarge"}
 }
 
-// badRequest is the answer to a request that cannot be read.
+// badRequest returns the response to a malformed request.
 func badRequest(format string, args ...any) *Error {
 	return &Error{Text: fmt.Sprintf(format, args...), Code: http.StatusBadRequest, Reason: "BadRequest"}
 }

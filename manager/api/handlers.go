@@ -38,7 +38,7 @@ func (s *Server) pod(q *http.Request) (any, error) {
 }
 
 func (s *Server) admit(q *http.Request) (any, error) {
-	manifest, _ := io.ReadAll(q.Body) // it is in memory
+	manifest, _ := io.ReadAll(q.Body) // the body is in memory
 	p, err := s.ParsePod(manifest)
 	if err != nil {
 		return nil, badRequest("%v", err)
@@ -71,7 +71,7 @@ func (s *Server) devices(*http.Request) (any, error) {
 }
 
 func (s *Server) free(q *http.Request) (any, error) {
-	data, _ := io.ReadAll(q.Body) // it is in memory
+	data, _ := io.ReadAll(q.Body) // the body is in memory
 	var r FreeRequest
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
@@ -91,7 +91,7 @@ func (s *Server) free(q *http.Request) (any, error) {
 	}
 }
 
-// prometheusText is the text format of Prometheus, version 0.0.4.
+// prometheusText is a response in Prometheus' text format, version 0.0.4.
 type prometheusText []byte
 
 func (s *Server) metrics(q *http.Request) (any, error) {

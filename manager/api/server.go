@@ -28,30 +28,30 @@ type Server struct {
 	Manager Manager
 	// ParsePod reads a manifest in YAML or JSON.
 	ParsePod func(manifest []byte) (model.Pod, error)
-	// NodeStatus returns what the node has.
+	// NodeStatus returns the node's capacity and allocatable resources.
 	NodeStatus func() NodeStatus
-	// Metrics returns the metrics in the text format of Prometheus, version 0.0.4. If it is nil, the answer is 404.
+	// Metrics returns the metrics in Prometheus' text format, version 0.0.4. If nil, the response is 404.
 	Metrics func() ([]byte, error)
 	Log     *slog.Logger
 
-	maxWait  time.Duration // for tests; 0 is the constant
+	maxWait  time.Duration // for tests; 0 means the constant maxWait
 	changes  chan struct{}
 	watchers chan struct{}
 }
 
-// The bounds of the API. Reads always find a free connection: maxConnections is more than the other two together.
+// The limits of the API. Reads always find a free connection: maxConnections is more than the other two together.
 const (
 	maxConnections = 512
-	maxChanges     = 384 // requests that change something, at once
+	maxChanges     = 384 // concurrent requests that change something
 	maxWatchers    = 64
-	// maxBody is the size of the largest request in bytes, which has a manifest.
+	// maxBody is the size of the largest request in bytes, one with a manifest.
 	maxBody = pod.MaxSize
-	// maxWait is how long a request may take. A pod with many containers waits for many answers of plugins.
+	// maxWait is how long a request may take: a pod with many containers needs many calls to plugins.
 	maxWait = 5 * time.Minute
 )
 
-// Listen makes the socket at path, with the lock file path.lock. Besides its owner a group may connect, by its GID, or
-// none with unixsocket.OwnerOnly. The error wraps ErrServed if another manager serves it.
+// Listen makes the socket at path, with the lock file path.lock. Its owner may connect, and a group if it is given by
+// its GID; with unixsocket.OwnerOnly no group may. The error wraps ErrServed if another manager serves the socket.
 func Listen(ctx context.Context, path string, group int) (*unixsocket.HTTPListener, error) {
 	l, err := unixsocket.ListenHTTP(ctx, unixsocket.HTTPOptions{
 		Path: path, LockPath: path + ".lock", Group: group, MaxConnections: maxConnections,
@@ -76,13 +76,13 @@ func (s *Server) Run(ctx context.Context, l *unixsocket.HTTPListener) error {
 // route is a request of the API.
 type route struct {
 	method, path string
-	// status is that of the answer to a request that succeeded.
+	// status is the HTTP status of a successful response.
 	status int
-	// answer returns the body of that answer: a value for JSON, prometheusText, or nil if it has none.
+	// answer returns the body of the response: a value for JSON, prometheusText, or nil for an empty body.
 	answer func(*Server, *http.Request) (any, error)
 }
 
-// routes are all requests but watch, whose answer has no end.
+// routes are all requests but watch, whose response does not end.
 var routes = []route{
 	{http.MethodGet, "/v1/healthz", http.StatusOK, (*Server).healthz},
 	{http.MethodGet, "/v1/pods", http.StatusOK, (*Server).pods},
@@ -97,7 +97,7 @@ var routes = []route{
 	{http.MethodGet, "/metrics", http.StatusOK, (*Server).metrics},
 }
 
-// handler answers the requests of the API, and all others with an Error, which net/http would answer with text.
+// handler handles the requests of the API. All others get an Error, since net/http would answer with plain text.
 func (s *Server) handler() http.Handler {
 	s.changes, s.watchers = make(chan struct{}, maxChanges), make(chan struct{}, maxWatchers)
 	methods := map[string]map[string]http.HandlerFunc{"/v1/watch": {http.MethodGet: s.watch}} // by path
@@ -122,7 +122,7 @@ func (s *Server) handler() http.Handler {
 		})
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		// The mux would redirect a path that is not clean, and answer one that it lacks, with text.
+		// The mux would redirect an unclean path, and answer an unknown one with plain text.
 		escaped := q.URL.EscapedPath()
 		if _, pattern := mux.Handler(q); pattern == "" || escaped != path.Clean(escaped) {
 			writeJSON(w, http.StatusNotFound, noRequest(q, http.StatusNotFound, "NotFound"))
@@ -132,12 +132,12 @@ func (s *Server) handler() http.Handler {
 	})
 }
 
-// noRequest is the answer to what is no request of the API.
+// noRequest returns the response to a request that the API does not have.
 func noRequest(q *http.Request, code int, reason string) *Error {
 	return &Error{Text: "there is no request " + q.Method + " " + q.URL.Path, Code: code, Reason: reason}
 }
 
-// serve answers a request.
+// serve handles a request.
 func (s *Server) serve(w http.ResponseWriter, q *http.Request, r route) {
 	answer, err := s.do(w, q, r)
 	s.logRequest(q, answer, err)
@@ -179,14 +179,14 @@ func (s *Server) do(w http.ResponseWriter, q *http.Request, r route) (any, error
 		return nil, fmt.Errorf("read the request: %w", err)
 	}
 	q.Body = io.NopCloser(bytes.NewReader(body))
-	// The deadline was for the request; with it the context would end.
+	// The read deadline was for the request. If it stayed, the context would end with it.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	ctx, end := context.WithTimeout(q.Context(), cmp.Or(s.maxWait, maxWait))
 	defer end()
 	return r.answer(s, q.WithContext(ctx))
 }
 
-// logRequest logs a request that changes something, and who has made it.
+// logRequest logs a request that changes something, with the calling process.
 func (s *Server) logRequest(q *http.Request, answer any, err error) {
 	if q.Method == http.MethodGet {
 		return
@@ -204,7 +204,7 @@ func (s *Server) logRequest(q *http.Request, answer any, err error) {
 	log.Info(what)
 }
 
-// callerOf is the process that has sent a request.
+// callerOf returns the process that sent a request.
 func callerOf(q *http.Request) model.Caller {
 	peer := unixsocket.Peer(q.Context())
 	if peer == nil {
@@ -213,7 +213,7 @@ func callerOf(q *http.Request) model.Caller {
 	return model.Caller{UID: int(peer.Uid), GID: int(peer.Gid), PID: int(peer.Pid)}
 }
 
-// take takes a place, unless all are taken.
+// take takes one of a limited number of places, and reports whether one was free.
 func take(places chan struct{}) bool {
 	select {
 	case places <- struct{}{}:

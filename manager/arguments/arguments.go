@@ -1,5 +1,5 @@
-// Package arguments writes a container's run options as arguments of a container engine's command line, and as edits
-// of an OCI bundle. It is pure: it asks no engine and looks at no path.
+// Package arguments converts a container's run options to command-line arguments of a container engine and to edits of
+// an OCI bundle. It is pure: it calls no engine and reads no file.
 package arguments
 
 import (
@@ -16,21 +16,21 @@ import (
 )
 
 var (
-	// ErrUnknownEngine means that there are no arguments for an engine.
+	// ErrUnknownEngine means that the package does not know an engine.
 	ErrUnknownEngine = errors.New("unknown container engine")
 	// ErrInexpressible means that run options are malformed, or that an engine has no argument for them.
 	ErrInexpressible = errors.New("not expressible")
 )
 
-// Engines returns the names of the engines that there are arguments for.
+// Engines returns the names of the known engines.
 func Engines() []string { return []string{"podman", "docker", "nerdctl"} }
 
 // For returns the run options as arguments of an engine's run and create. Each option is one argument with its value,
-// as --device=nvidia.com/gpu=0, so that no value is taken for another option. CDI devices need podman 4, docker 25 or
-// nerdctl 2.1, and annotations docker 24 or nerdctl 2: older ones refuse them.
+// like --device=nvidia.com/gpu=0, so that no value can be taken for another option. CDI devices need podman 4, docker
+// 25 or nerdctl 2.1, and annotations docker 24 or nerdctl 2: older ones refuse them.
 //
-// The error wraps ErrUnknownEngine, or ErrInexpressible and has all problems. The engines split devices at colons and
-// mounts at commas, for example, and a path cannot have these.
+// The error wraps ErrUnknownEngine, or wraps ErrInexpressible and has all problems: for example, the engines split
+// devices at colons and mounts at commas, so a path must not contain these.
 func For(engine string, o model.RunOptions) ([]string, error) {
 	if !slices.Contains(Engines(), engine) {
 		return nil, fmt.Errorf("%w %q: want one of %s%s",
@@ -57,13 +57,13 @@ func For(engine string, o model.RunOptions) ([]string, error) {
 		args = append(args, arg)
 	}
 	for _, name := range slices.Sorted(maps.Keys(o.Envs)) {
-		c.without("environment variable", name, " \t\r\n\v\f") // podman refuses them
+		c.without("environment variable", name, " \t\r\n\v\f") // podman refuses these names
 		args = append(args, "--env="+name+"="+o.Envs[name])
 	}
 	for _, key := range slices.Sorted(maps.Keys(o.Annotations)) {
 		annotation := key + "=" + o.Annotations[key]
 		if engine == "podman" {
-			c.without("annotation", annotation, "\r") // podman drops them before line breaks
+			c.without("annotation", annotation, "\r") // podman drops carriage returns before line breaks
 			annotation = csvField(annotation)
 		}
 		args = append(args, "--annotation="+annotation)
@@ -74,26 +74,26 @@ func For(engine string, o model.RunOptions) ([]string, error) {
 	return args, nil
 }
 
-// checker collects what is wrong with run options.
+// checker collects the problems of run options.
 type checker struct {
 	problems []error
 }
 
-// valid checks that a container can have the run options.
+// valid checks the run options with RunOptions.Check.
 func (c *checker) valid(o model.RunOptions) {
 	if err := o.Check(); err != nil {
 		c.problems = append(c.problems, fmt.Errorf("%w: %w", ErrInexpressible, err))
 	}
 }
 
-// without checks that a text has none of some characters.
+// without checks that a text contains none of these characters.
 func (c *checker) without(what, text, characters string) {
 	if i := strings.IndexAny(text, characters); i >= 0 {
 		c.problems = append(c.problems, fmt.Errorf("%s %q: %w: it has a %q", what, text, ErrInexpressible, text[i]))
 	}
 }
 
-// csvField quotes a text for podman, which reads the value of --annotation as a line of CSV.
+// csvField quotes a text for podman, which parses the value of --annotation as a line of CSV.
 func csvField(text string) string {
 	if strings.ContainsAny(text, ",\"\n") {
 		return `"` + strings.ReplaceAll(text, `"`, `""`) + `"`
@@ -101,9 +101,9 @@ func csvField(text string) string {
 	return text
 }
 
-// Edits returns the run options but the CDI devices and the annotations as edits of an OCI configuration, in the terms
-// of CDI: an OCI device node has numbers that only the host knows. Annotations go into the configuration as they are.
-// The error wraps ErrInexpressible and has all problems.
+// Edits returns the run options as edits of an OCI configuration, in the types of CDI: OCI's own device node needs
+// numbers that only the host knows. CDI devices and annotations are not included; annotations go into the configuration
+// unchanged. The error wraps ErrInexpressible and has all problems.
 func Edits(o model.RunOptions) (*specs.ContainerEdits, error) {
 	c := checker{}
 	c.valid(o)

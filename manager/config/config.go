@@ -1,4 +1,4 @@
-// Package config defines device-manager's configuration file: the options of all verbs and those of serve, with
+// Package config defines the configuration file of device-manager: the options of all verbs and of serve, with
 // defaults, validation and documentation.
 package config
 
@@ -12,7 +12,7 @@ import (
 	"gpu-cdi-plugin/internal/unixsocket"
 )
 
-// DefaultFile is the configuration file that is read if none is named.
+// DefaultFile is the configuration file that is read by default.
 const DefaultFile = "/etc/device-manager/config.yaml"
 
 // Config is the whole configuration. Keys documents each key.
@@ -25,11 +25,11 @@ type Config struct {
 type Common struct {
 	// Root is the directory with the host's /proc, /sys and /etc/cdi.
 	Root string `yaml:"root" json:"root"`
-	// CDIDir is the directory of the CDI specs that programs write, besides /etc/cdi.
+	// CDIDir is the directory for CDI specs that programs write, besides /etc/cdi.
 	CDIDir string `yaml:"cdi-dir" json:"cdi-dir"`
 	// APISocket is the path of the API's socket.
 	APISocket string `yaml:"api-socket" json:"api-socket"`
-	// InsecurePaths allows directories and files that other users than root can change.
+	// InsecurePaths allows directories and files that users other than root can change.
 	InsecurePaths bool `yaml:"insecure-paths" json:"insecure-paths"`
 	// LogLevel is the minimum level to log, and LogFormat the format.
 	LogLevel  string `yaml:"log-level" json:"log-level"`
@@ -40,21 +40,21 @@ type Common struct {
 type Serve struct {
 	// SocketDir is the directory of the registration socket kubelet.sock and of the plugins' sockets.
 	SocketDir string `yaml:"socket-dir" json:"socket-dir"`
-	// PluginsRegistryDir is the directory in which plugins make a socket to register.
+	// PluginsRegistryDir is the directory in which plugins make sockets to be registered by the plugin watcher.
 	PluginsRegistryDir string `yaml:"plugins-registry-dir" json:"plugins-registry-dir"`
-	// StateDir has the placements.
+	// StateDir is the directory of the placements.
 	StateDir string `yaml:"state-dir" json:"state-dir"`
-	// PodResourcesSocket is the path of the PodResources service's socket; empty means none.
+	// PodResourcesSocket is the path of the PodResources service's socket; empty disables the service.
 	PodResourcesSocket string `yaml:"pod-resources-socket" json:"pod-resources-socket"`
-	// APIGroup is the group that may use the API, by name or number; empty means that only root may.
+	// APIGroup is the group that may use the API, by name or number; empty means only root.
 	APIGroup string `yaml:"api-group" json:"api-group"`
-	// TopologyPolicy and TopologyScope are those of the Topology Manager.
+	// TopologyPolicy and TopologyScope configure the Topology Manager.
 	TopologyPolicy string `yaml:"topology-policy" json:"topology-policy"`
 	TopologyScope  string `yaml:"topology-scope" json:"topology-scope"`
-	// Seed is a number with which devices are chosen at random; empty means the first ones in the order of their IDs.
+	// Seed makes the choice of devices random; empty means the order of their IDs.
 	Seed string `yaml:"seed" json:"seed"`
-	// SystemReserved and KubeReserved are resources with quantities (cpu=500m) that pods cannot have, and EvictionHard
-	// signals with a threshold (memory.available<100Mi).
+	// SystemReserved and KubeReserved are quantities of resources (cpu=500m) that pods cannot have. EvictionHard has
+	// signals with thresholds (memory.available<100Mi).
 	SystemReserved []string `yaml:"system-reserved" json:"system-reserved"`
 	KubeReserved   []string `yaml:"kube-reserved" json:"kube-reserved"`
 	EvictionHard   []string `yaml:"eviction-hard" json:"eviction-hard"`
@@ -125,7 +125,7 @@ var Keys = &configfile.Keys{
 	},
 }
 
-// Validate reports all problems of the configuration that do not depend on the host. Each message begins with the key.
+// Validate returns all problems of the configuration that do not depend on the host. Each message begins with the key.
 // The package nodestatus checks quantities of resources.
 func (c *Config) Validate() error {
 	return errors.Join(
@@ -150,7 +150,7 @@ func (c *Config) Validate() error {
 
 func checkValue(key, value string) error { return configfile.OneOf(key, value, Keys.Values[key]) }
 
-// checkSocket checks the length of a socket's path, or of that of a directory with the name of a socket in it.
+// checkSocket checks the length of a socket's path, or of the path of a socket with that name in a directory.
 func checkSocket(key, path, name string) error {
 	if size, limit := len(path), unixsocket.MaxPath-len(name); size > limit {
 		return fmt.Errorf("%s %q: it has %d bytes, and at most %d are possible, as the path of a socket has at most %d",
@@ -159,7 +159,7 @@ func checkSocket(key, path, name string) error {
 	return nil
 }
 
-// checkOutside checks that a socket is not in socket-dir: serve removes all sockets there when it starts.
+// checkOutside returns an error for a socket in socket-dir, where serve removes all sockets at its start.
 func checkOutside(key, path, socketDir string) error {
 	if path != "" && filepath.Dir(path) == filepath.Clean(socketDir) {
 		return fmt.Errorf("%s %q: want another directory than socket-dir, whose sockets are removed", key, path)
