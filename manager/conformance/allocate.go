@@ -17,15 +17,15 @@ import (
 )
 
 const (
-	// unknownID is no device of any plugin.
+	// unknownID is the ID of a device that no plugin has.
 	unknownID = "conformance-no-such-device"
-	// maxSingle is the number of devices that are allocated one by one.
+	// maxSingle is the largest number of devices that are allocated one at a time.
 	maxSingle = 256
-	// parallel is the number of calls that are made at the same time.
+	// parallel is the number of concurrent calls.
 	parallel = 64
 )
 
-// answer is what a plugin answered to Allocate for one container.
+// answer is a plugin's response to Allocate for one container.
 type answer struct {
 	ids  []string
 	edit *v1beta1.ContainerAllocateResponse
@@ -43,7 +43,7 @@ func (p *plugin) allocate(ctx context.Context, containers ...[]string) (*v1beta1
 	return p.client.Allocate(ctx, request)
 }
 
-// allocating is a check of a plugin with healthy devices.
+// allocating returns a check that needs a plugin with healthy devices.
 func allocating(f func(context.Context, *plugin, []string) verdict) check {
 	return each(func(ctx context.Context, _ *session, p *plugin) verdict {
 		healthy := p.healthy()
@@ -54,7 +54,7 @@ func allocating(f func(context.Context, *plugin, []string) verdict) check {
 	})
 }
 
-// keep keeps the answers of a call for the checks of their contents.
+// keep stores the responses of a call for the checks of their contents.
 func (p *plugin) keep(r *v1beta1.AllocateResponse, ids []string) {
 	for _, c := range r.GetContainerResponses() {
 		p.answers = append(p.answers, answer{ids, c})
@@ -219,8 +219,8 @@ func allocateConcurrently(ctx context.Context, p *plugin, healthy []string) verd
 	return passed("%d calls at a time", parallel)
 }
 
-// answered is a check of the answers of Allocate, one container at a time. It returns what breaks the rule, and how
-// many things were looked at.
+// answered returns a check of the stored Allocate responses, one container at a time. f returns what breaks the rule,
+// and how many items it checked.
 func answered(what string, f func(*session, *v1beta1.ContainerAllocateResponse) (broken []string, n int)) check {
 	return each(func(_ context.Context, s *session, p *plugin) verdict {
 		if len(p.answers) == 0 {
@@ -272,7 +272,8 @@ func nodePaths(_ *session, r *v1beta1.ContainerAllocateResponse) (broken []strin
 	return broken, len(r.GetDevices())
 }
 
-// nodesExist checks the nodes below the host's root. A link is followed there, so the root is not left.
+// nodesExist checks that the host paths in a response exist below the host's root. It follows links only inside that
+// root.
 func nodesExist(s *session, r *v1beta1.ContainerAllocateResponse) (broken []string, n int) {
 	root, err := os.OpenRoot("/" + strings.TrimPrefix(s.opts.Root, "/"))
 	if err != nil {

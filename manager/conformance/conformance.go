@@ -1,12 +1,12 @@
-// Package conformance checks a device plugin against the rules of the device plugin API v1beta1: those of its
+// Package conformance checks a device plugin against the rules of the device plugin API v1beta1: the rules in the API's
 // definition, and those that follow from what the kubelet does.
 //
 //	report, err := conformance.Run(ctx, conformance.Options{Command: []string{"plugin", "--dir={dir}"}})
 //	fmt.Println(report.Failed)
 //
-// It takes the kubelet's place: it serves kubelet.sock in a directory, where the plugin registers, and then makes the
-// calls that a kubelet makes, and some that it makes when something is wrong. Messages are checked as they arrive. It
-// must not run beside a kubelet that uses the same directory, and not while containers use the plugin's devices.
+// The package acts as the kubelet: it serves kubelet.sock in a directory where the plugin registers, and then makes a
+// kubelet's calls, including those that a kubelet makes when something is wrong. Messages are checked as they arrive.
+// Do not run it beside a kubelet that uses the same directory, nor while containers use the plugin's devices.
 package conformance
 
 import (
@@ -23,7 +23,7 @@ import (
 var (
 	// ErrInUse means that a kubelet or another device manager serves the directory.
 	ErrInUse = errors.New("a kubelet or another device manager serves this directory")
-	// ErrOptions means that options contradict each other, or that none says which plugin to check.
+	// ErrOptions means that options contradict each other, or that they do not say which plugin to check.
 	ErrOptions = errors.New("want a socket, a command or a directory of the kubelet")
 	// ErrNotStarted means that the plugin's command cannot be started.
 	ErrNotStarted = errors.New("the plugin cannot be started")
@@ -35,28 +35,28 @@ const DefaultTimeout = 10 * time.Second
 // Options say which plugin is checked, and how. One of Socket, Command and KubeletDir must be set, and Command and
 // KubeletDir may be set together.
 type Options struct {
-	// Socket is the path at which a plugin serves. It is called there, and does not register: the rules of
-	// registration and of restarts are skipped.
+	// Socket is the path of a socket on which a plugin serves. The plugin is called there and need not register: the
+	// rules about registration and restarts are skipped.
 	Socket string
-	// Command starts the plugin: a program and its arguments. "{dir}" in an argument stands for the directory of
-	// kubelet.sock, which DEVICE_PLUGIN_DIR names in the environment too. If no argument has it and this process is
-	// root, the program sees the directory at /var/lib/kubelet/device-plugins. "{registry}" in an argument stands for a
-	// new registry, in which the plugin makes a socket that serves pluginregistration v1, in place of a call of
-	// Register. It excludes "{dir}" and KubeletDir.
+	// Command starts the plugin: a program and its arguments. "{dir}" in an argument is replaced by the directory of
+	// kubelet.sock; DEVICE_PLUGIN_DIR has it too. If no argument has "{dir}" and this process is root, the program sees
+	// the directory at /var/lib/kubelet/device-plugins. "{registry}" in an argument is replaced by a new registry, in
+	// which the plugin makes a socket that serves pluginregistration v1 instead of calling Register. It excludes
+	// "{dir}" and KubeletDir.
 	Command []string
-	// KubeletDir is the directory of kubelet.sock. Empty means a new one, which is removed at the end. Without Command,
-	// a plugin that runs already is expected to register there.
+	// KubeletDir is the directory of kubelet.sock. Empty means a new directory, which is removed at the end. Without
+	// Command, a running plugin is expected to register there.
 	KubeletDir string
-	// Flip is a command that makes the plugin report a device as unhealthy, or as healthy again. Empty skips its rule.
+	// Flip is a command that makes the plugin change the health of a device. If empty, its rule is skipped.
 	Flip []string
-	// Root is the root of the host that the paths in answers are meant for. Empty means "/".
+	// Root is the root of the host that the paths in responses refer to. Empty means "/".
 	Root string
-	// Timeout is how long the plugin may take to register, for each RPC but PreStartContainer, and to end. Zero means
+	// Timeout limits the registration, each RPC except PreStartContainer, and the end of the plugin. Zero means
 	// DefaultTimeout.
 	Timeout time.Duration
-	// PreStart has PreStartContainer called, which may reset devices.
+	// PreStart enables calls of PreStartContainer, which may reset devices.
 	PreStart bool
-	// Output gets the output of the commands; nil discards it.
+	// Output receives the output of the commands; nil discards it.
 	Output io.Writer
 }
 
@@ -75,17 +75,17 @@ func (o *Options) validate() error {
 
 func (o *Options) usesRegistry() bool { return mentions(o.Command, registryPlaceholder) }
 
-// Severity is what it means to break a rule.
+// Severity says how serious it is to break a rule.
 type Severity string
 
 const (
-	// Must is a rule whose breach costs users devices or containers.
+	// Must is the severity of a rule whose breach costs users devices or containers.
 	Must Severity = "must"
-	// Should is a rule whose breach a kubelet tolerates.
+	// Should is the severity of a rule whose breach a kubelet tolerates.
 	Should Severity = "should"
 )
 
-// Outcome is how a plugin did by a rule.
+// Outcome is the outcome of a rule's check.
 type Outcome string
 
 // The outcomes.
@@ -97,30 +97,30 @@ const (
 
 // Rule is a rule of the API.
 type Rule struct {
-	// ID is a short name in lower case, as list-health. It never changes its meaning.
+	// ID is a short name in lower case, like list-health. Its meaning never changes.
 	ID string `json:"id"`
-	// Says is the rule, a sentence.
+	// Says is the rule as a sentence.
 	Says string `json:"rule"`
-	// Why is what a user meets where a plugin breaks the rule, a sentence.
+	// Why says in a sentence what users experience if a plugin breaks the rule.
 	Why string `json:"why"`
-	// Source is the text that the rule is taken from: a message or field of the API's definition, a section of the
-	// documentation, or the code of the kubelet if neither says it.
+	// Source is where the rule comes from: a message or field of the API's definition, a section of the documentation,
+	// or, if neither has it, the code of the kubelet.
 	Source   string   `json:"source"`
 	Severity Severity `json:"severity"`
 
 	check check
 }
 
-// Result is how a plugin did by one rule.
+// Result is the result of one rule's check.
 type Result struct {
 	Rule
 	Outcome Outcome `json:"result"`
-	// Seen is what was seen, or why the rule was skipped.
+	// Seen says what the check observed, or why it was skipped.
 	Seen string        `json:"seen"`
 	Took time.Duration `json:"-"`
 }
 
-// MarshalJSON gives the time in seconds, as JUnit does.
+// MarshalJSON encodes the time in seconds, like JUnit.
 func (r Result) MarshalJSON() ([]byte, error) {
 	type plain Result
 	return json.Marshal(struct {
@@ -129,7 +129,7 @@ func (r Result) MarshalJSON() ([]byte, error) {
 	}{plain(r), r.Took.Seconds()})
 }
 
-// Explanation is what the author of a plugin needs to mend a rule that is broken, a line each.
+// Explanation returns what a plugin author needs to fix a broken rule, one line each.
 func (r Result) Explanation() string {
 	return fmt.Sprintf("expected: %s\nseen:     %s\nwhy:      %s\nsource:   %s", r.Says, r.Seen, r.Why, r.Source)
 }
@@ -140,8 +140,8 @@ type Report struct {
 	Resources []string `json:"resources"`
 	// Results are in the order of Rules.
 	Results []Result `json:"results"`
-	// Passed, Failed, Warned and Skipped are numbers of rules. Failed are rules of severity must, Warned those of
-	// severity should that the plugin breaks.
+	// Passed, Failed, Warned and Skipped count rules. Failed counts broken rules of severity must, Warned broken rules
+	// of severity should.
 	Passed  int `json:"passed"`
 	Failed  int `json:"failed"`
 	Warned  int `json:"warned"`
@@ -162,8 +162,8 @@ func (r *Report) add(result Result) {
 	}
 }
 
-// Run checks a plugin. A plugin that breaks rules, or never registers, is a report and no error. The errors wrap
-// ErrOptions, ErrInUse, ErrNotStarted, the context's, or those of the file system.
+// Run checks a plugin. It returns a report even if the plugin breaks rules or never registers. Errors wrap ErrOptions,
+// ErrInUse, ErrNotStarted, the context's, or those of the file system.
 func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	if err := o.validate(); err != nil {
 		return nil, err
@@ -196,7 +196,7 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	return report, nil
 }
 
-// printable replaces what controls a terminal: the plugin has chosen parts of the text.
+// printable replaces control characters: parts of the text come from the plugin.
 func printable(text string) string {
 	return strings.Map(func(c rune) rune {
 		if unicode.IsPrint(c) {

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// WriteJUnit writes the report as JUnit's XML, in the form that CI systems read (github.com/testmoapp/junitxml). Only
-// rules of severity must are failures: a rule of severity should that is broken is a test that passes, with a warning
-// as its output. Characters that XML does not allow, such as control characters of a plugin's texts, are replaced.
+// WriteJUnit writes the report as JUnit XML in the form that CI systems read (github.com/testmoapp/junitxml). Only
+// broken rules of severity must are failures: a broken rule of severity should is a passed test with a warning as its
+// output. Characters that XML does not allow, such as control characters in a plugin's texts, are replaced.
 func (r *Report) WriteJUnit(w io.Writer) error {
 	var cases strings.Builder
 	var total time.Duration
@@ -25,7 +25,7 @@ func (r *Report) WriteJUnit(w io.Writer) error {
 	return err
 }
 
-// outcomeElement returns the element of a test case that has what was seen.
+// outcomeElement returns the element of a test case that shows the outcome.
 func outcomeElement(r Result) string {
 	seen, all := escape(r.Seen), escape(r.Explanation())
 	switch {
@@ -39,10 +39,10 @@ func outcomeElement(r Result) string {
 	return `<system-out>` + seen + `</system-out>`
 }
 
-// escape returns a text as XML has it in attributes and between tags.
+// escape escapes a text for attributes and element content.
 func escape(text string) string {
 	var b strings.Builder
-	_ = xml.EscapeText(&b, []byte(text)) // a strings.Builder takes everything
+	_ = xml.EscapeText(&b, []byte(text)) // a strings.Builder returns no errors
 	return b.String()
 }
 

@@ -24,14 +24,14 @@ import (
 
 const (
 	socketName = "kubelet.sock"
-	// maxRegistrations is the number of registrations that are accepted between two restarts.
+	// maxRegistrations is the largest number of registrations that are accepted between two restarts.
 	maxRegistrations = 1000
-	// dialPause is the time between two attempts to connect to a socket that nothing serves yet.
+	// dialPause is the time between two attempts to connect to a socket that is not served yet.
 	dialPause = 20 * time.Millisecond
 )
 
-// kubelet is the kubelet's side of the API. It accepts all registrations, also those that a kubelet refuses, so that
-// the other rules can be checked.
+// kubelet is the kubelet's side of the API. It accepts every registration, even one that a kubelet refuses, so that the
+// other rules can be checked.
 type kubelet struct {
 	v1beta1.UnimplementedRegistrationServer
 
@@ -46,13 +46,13 @@ type kubelet struct {
 	mu       sync.Mutex
 	changed  chan struct{} // closed and replaced at each registration
 	begun    time.Time
-	last     time.Time // when a plugin registered last
+	last     time.Time // the time of the last registration
 	accepted []*plugin // since start
 }
 
 func (k *kubelet) socket() string { return filepath.Join(k.dir, socketName) }
 
-// prepare removes the socket of an earlier kubelet. It returns an error if the directory cannot be used.
+// prepare checks that the directory can be used and removes the socket of an earlier kubelet.
 func (k *kubelet) prepare() error {
 	if _, err := os.Stat(k.dir); err != nil {
 		return fmt.Errorf("use %s as the kubelet's directory: %w", k.dir, err)
@@ -84,7 +84,7 @@ func (k *kubelet) start(ctx context.Context) error {
 	return nil
 }
 
-// stop ends the connections to all plugins and removes the socket. It may be called again.
+// stop closes the connections to all plugins and removes the socket. It may be called again.
 func (k *kubelet) stop() error {
 	if k.server == nil {
 		return nil
@@ -102,7 +102,7 @@ func (k *kubelet) stop() error {
 	return nil
 }
 
-// sockets returns the names of the sockets in the directory besides the kubelet's.
+// sockets returns the names of the sockets in the directory except the kubelet's.
 func (k *kubelet) sockets() ([]string, error) {
 	entries, err := os.ReadDir(k.dir)
 	if err != nil {
@@ -165,8 +165,8 @@ func endedWatch(err error) *watch {
 	return w
 }
 
-// awaitServer waits until a socket accepts connections. It returns the error of the first attempt, and the last one if
-// none succeeded.
+// awaitServer waits until a socket accepts connections. It returns the error of the first attempt, and, if no attempt
+// succeeded, the error of the last one.
 func awaitServer(ctx context.Context, socket string, limit time.Duration) (first, last error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -187,7 +187,8 @@ func awaitServer(ctx context.Context, socket string, limit time.Duration) (first
 	}
 }
 
-// registered returns the newest plugin of each resource, sorted, and a channel that a registration closes.
+// registered returns the newest plugin of each resource, sorted by resource, and a channel that the next registration
+// closes.
 func (k *kubelet) registered() ([]*plugin, chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -200,10 +201,10 @@ func (k *kubelet) registered() ([]*plugin, chan struct{}) {
 
 func byResource(a, b *plugin) int { return cmp.Compare(a.resource, b.resource) }
 
-// await waits until all the resources have registered, or without any until one has, and then until no registration
-// follows for a while: a plugin that is about to register a second time is not ready for the next step. Longer if a
-// list has ended: a plugin that serves anew for each of two kubelets may have registered for the first. It reports
-// whether the resources have registered within the time limit.
+// await waits until all the resources (or any resource, if none are given) have registered, and then until no
+// registration follows for a while: a plugin that is about to register again is not ready for the next step. It waits
+// longer if a stream has ended: a plugin that serves anew for each of two kubelets may have registered with the first
+// one. It reports whether the resources have registered within the time limit.
 func (k *kubelet) await(ctx context.Context, resources []string) ([]*plugin, bool) {
 	timer := time.NewTimer(k.timeout)
 	defer timer.Stop()
@@ -244,7 +245,6 @@ func (k *kubelet) took() time.Duration {
 	return k.last.Sub(k.begun).Round(time.Millisecond)
 }
 
-// names returns the resources of plugins.
 func names(plugins []*plugin) []string {
 	var list []string
 	for _, p := range plugins {

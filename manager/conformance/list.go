@@ -15,10 +15,10 @@ import (
 const (
 	// kubeletLimit is the size of the largest message that a kubelet receives, in bytes.
 	kubeletLimit = 4 << 20
-	// maxID is the length of the longest ID, by the definition of the API.
+	// maxID is the length of the longest ID that the API's definition allows.
 	maxID = 63
-	// idMarks are the characters of IDs besides letters and digits. Others get in the way of what is made of IDs:
-	// lists in environment variables, file names, labels.
+	// idMarks are the characters of IDs besides letters and digits. Others cause trouble in environment variables, file
+	// names and labels.
 	idMarks = "-_.:/@+="
 )
 
@@ -30,7 +30,7 @@ func listsFirst(ctx context.Context, _ *session, p *plugin) verdict {
 	return passed("%d healthy and %d unhealthy devices", healthy, unhealthy)
 }
 
-// listed is a check of the newest list.
+// listed returns a check of the newest list.
 func listed(f func([]*v1beta1.Device) verdict) check {
 	return each(func(_ context.Context, _ *session, p *plugin) verdict {
 		devices := p.devices()
@@ -41,7 +41,7 @@ func listed(f func([]*v1beta1.Device) verdict) check {
 	})
 }
 
-// passedUnless fails with what breaks a rule, at most three of it, or passes with the text.
+// passedUnless returns a failure with at most three of the breaches, or a pass with the text if there are none.
 func passedUnless(broken []string, format string, args ...any) verdict {
 	if len(broken) == 0 {
 		return passed(format, args...)
@@ -63,7 +63,7 @@ func listSize(_ context.Context, _ *session, p *plugin) verdict {
 	return passed("%d bytes", largest)
 }
 
-// allLists are the lists of all streams that were kept open as a kubelet's.
+// allLists returns the lists of all streams that were kept open like a kubelet's.
 func (p *plugin) allLists() []*v1beta1.ListAndWatchResponse {
 	var all []*v1beta1.ListAndWatchResponse
 	for _, w := range append(slices.Clone(p.earlier), p.watch) {
@@ -146,7 +146,7 @@ func topologyEmpty(devices []*v1beta1.Device) verdict {
 	return passedUnless(broken, "%d devices", len(devices))
 }
 
-// listsReopened ends the stream and opens it again.
+// listsReopened closes the stream and opens it again.
 func listsReopened(ctx context.Context, s *session, p *plugin) verdict {
 	if err := p.watch.awaitFirst(ctx, p.timeout); err != nil {
 		return skipped("there was no first list")
@@ -160,7 +160,7 @@ func listsReopened(ctx context.Context, s *session, p *plugin) verdict {
 	return passed("a list came again")
 }
 
-// watchContext returns the context of streams that stay open: until the kubelet's side stops.
+// watchContext returns the context of streams that stay open until the kubelet's side stops.
 func (s *session) watchContext(ctx context.Context) context.Context {
 	if s.kubelet != nil {
 		return s.kubelet.ctx
@@ -168,7 +168,7 @@ func (s *session) watchContext(ctx context.Context) context.Context {
 	return ctx
 }
 
-// listsTwice opens a second stream beside the one that is open, as a kubelet has while a plugin is replaced.
+// listsTwice opens a second stream beside the open one, like a kubelet while a plugin is replaced.
 func listsTwice(ctx context.Context, _ *session, p *plugin) verdict {
 	if _, _, ended := p.watch.state(); ended != nil {
 		return skipped("the first stream has ended: %s", reason(ended, p.timeout))
@@ -221,7 +221,7 @@ func difference(before, after []*v1beta1.Device) string {
 	return wording.ShortenList(parts, 3, ", ")
 }
 
-// healthFlips has a device change its health, and waits for the list that says so.
+// healthFlips makes a device change its health and waits for the list that shows the change.
 func healthFlips(ctx context.Context, s *session) verdict {
 	if len(s.opts.Flip) == 0 {
 		return skipped("no command that changes a device's health was given (--flip)")
@@ -252,7 +252,7 @@ func healthFlips(ctx context.Context, s *session) verdict {
 	return v
 }
 
-// listsFull looks for lists of less than all devices after the first.
+// listsFull fails if a later list of a stream has only some of the devices of the first one.
 func listsFull(_ context.Context, _ *session, p *plugin) verdict {
 	lists := 0
 	for _, w := range append(slices.Clone(p.earlier), p.watch) {

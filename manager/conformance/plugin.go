@@ -15,20 +15,20 @@ import (
 )
 
 const (
-	// maxMessage is the size of the largest message that is received, in bytes. A list above the kubelet's limit is to
-	// be reported, not to fail.
+	// maxMessage is the size of the largest message that is received, in bytes. It is above the kubelet's limit, so
+	// that a list beyond that limit is reported instead of failing.
 	maxMessage = 64 << 20
-	// maxLists is the number of lists of a stream that are kept. Later ones are not received.
+	// maxLists is the largest number of lists kept from a stream. Later ones are not received.
 	maxLists = 64
 )
 
-// plugin is a plugin of one resource, as one connection to it.
+// plugin is one connection to a plugin of one resource.
 type plugin struct {
 	resource string // empty with Socket
 	socket   string
 	request  *v1beta1.RegisterRequest // nil without a call of Register
 	intro    *introduction            // nil without a registry
-	refused  error                    // why nothing accepted connections at the socket when the plugin registered
+	refused  error                    // why the socket refused connections when the plugin registered
 	timeout  time.Duration
 	conn     *grpc.ClientConn
 	client   v1beta1.DevicePluginClient
@@ -36,13 +36,13 @@ type plugin struct {
 	options    *v1beta1.DevicePluginOptions
 	optionsErr error
 	watch      *watch
-	earlier    []*watch // of this plugin, which have ended
+	earlier    []*watch // the plugin's streams that have ended
 
 	answers []answer // of Allocate, see allocateEach
 	trials  []trial  // of GetPreferredAllocation, see preferredAnswers
 }
 
-// newConn prepares a connection, which is made by the first call.
+// newConn prepares a connection; the first call connects.
 func newConn(socket string) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
@@ -62,7 +62,7 @@ func connect(resource, socket string, timeout time.Duration) (*plugin, error) {
 	}, nil
 }
 
-// open asks for the options and begins to watch, as the kubelet does. ctx ends the watch.
+// open gets the plugin's options and begins to watch, like the kubelet. ctx ends the watch.
 func (p *plugin) open(ctx context.Context) {
 	p.options, p.optionsErr = p.getOptions(ctx)
 	p.watch = p.startWatch(ctx)
@@ -72,7 +72,7 @@ func (p *plugin) close() {
 	if p.watch != nil {
 		p.watch.close()
 	}
-	_ = p.conn.Close() // it has been closed before, at worst
+	_ = p.conn.Close() // closing twice is harmless
 	if p.intro != nil {
 		_ = p.intro.conn.Close() // as above
 	}
@@ -84,7 +84,7 @@ func (p *plugin) getOptions(ctx context.Context) (*v1beta1.DevicePluginOptions, 
 	return p.client.GetDevicePluginOptions(ctx, &v1beta1.Empty{}, grpc.WaitForReady(true))
 }
 
-// answering is the verdict on a plugin after calls that may have harmed it.
+// answering returns an error if the plugin no longer answers after calls that may have harmed it.
 func (p *plugin) answering(ctx context.Context) error {
 	if _, err := p.getOptions(ctx); err != nil {
 		return fmt.Errorf("afterwards GetDevicePluginOptions: %s", reason(err, p.timeout))
@@ -92,7 +92,7 @@ func (p *plugin) answering(ctx context.Context) error {
 	return nil
 }
 
-// reason is an error of an RPC in words.
+// reason returns the text of an RPC's error.
 func reason(err error, limit time.Duration) string {
 	if hung(err) {
 		return fmt.Sprintf("no answer within %s", limit)
@@ -100,7 +100,7 @@ func reason(err error, limit time.Duration) string {
 	return fmt.Sprintf("error %s %q", status.Code(err), status.Convert(err).Message())
 }
 
-// hung reports whether a call ended at its deadline, and crashed whether it lost its connection: neither is an answer.
+// hung reports whether a call ended at its deadline, crashed whether it lost its connection. Neither is a response.
 func hung(err error) bool    { return status.Code(err) == codes.DeadlineExceeded }
 func crashed(err error) bool { return status.Code(err) == codes.Unavailable }
 
@@ -153,14 +153,14 @@ func (w *watch) close() {
 	<-w.done
 }
 
-// state returns the lists so far, a channel that a change closes, and the error that ended the stream.
+// state returns the lists received so far, a channel that the next change closes, and the error that ended the stream.
 func (w *watch) state() ([]*v1beta1.ListAndWatchResponse, chan struct{}, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.lists), w.changed, w.ended
 }
 
-// await waits for a list that fits. The error says why none came.
+// await waits for a list that fits. The error says why none arrived.
 func (w *watch) await(ctx context.Context, limit time.Duration, fits func(*v1beta1.ListAndWatchResponse) bool) error {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -187,7 +187,7 @@ func (w *watch) awaitFirst(ctx context.Context, limit time.Duration) error {
 	return w.await(ctx, limit, func(*v1beta1.ListAndWatchResponse) bool { return true })
 }
 
-// devices returns those of the newest list.
+// devices returns the devices of the newest list.
 func (p *plugin) devices() []*v1beta1.Device {
 	for _, w := range append([]*watch{p.watch}, p.earlier...) {
 		if lists, _, _ := w.state(); len(lists) > 0 {
@@ -197,7 +197,7 @@ func (p *plugin) devices() []*v1beta1.Device {
 	return nil
 }
 
-// healthy returns the IDs of the healthy devices, sorted, each once.
+// healthy returns the distinct IDs of the healthy devices, sorted.
 func (p *plugin) healthy() []string { return p.withHealth(true) }
 
 func (p *plugin) withHealth(healthy bool) []string {
@@ -211,7 +211,7 @@ func (p *plugin) withHealth(healthy bool) []string {
 	return slices.Compact(list)
 }
 
-// ids returns the IDs of all devices, sorted.
+// ids returns the IDs of the devices, sorted.
 func ids(devices []*v1beta1.Device) []string {
 	var list []string
 	for _, d := range devices {

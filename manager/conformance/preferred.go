@@ -9,7 +9,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// trial is a call of GetPreferredAllocation for one container, and its answer.
+// trial is a call of GetPreferredAllocation for one container, with its response.
 type trial struct {
 	available, include []string
 	size               int
@@ -31,7 +31,7 @@ func (p *plugin) prefer(ctx context.Context, t trial) (*v1beta1.PreferredAllocat
 	})
 }
 
-// preferring is a check of a plugin that advertises GetPreferredAllocation.
+// preferring returns a check that needs a plugin that advertises GetPreferredAllocation.
 func preferring(f func(context.Context, *plugin) verdict) check {
 	return allocating(func(ctx context.Context, p *plugin, _ []string) verdict {
 		if !p.options.GetGetPreferredAllocationAvailable() {
@@ -41,8 +41,8 @@ func preferring(f func(context.Context, *plugin) verdict) check {
 	})
 }
 
-// preferredAnswers makes the calls that the other checks use: few, half and all of the devices, with and without
-// some that must be included.
+// preferredAnswers makes the calls whose responses the other checks use: for few, half and all of the devices, with and
+// without devices that must be included.
 func preferredAnswers(ctx context.Context, p *plugin) verdict {
 	available := p.healthy()
 	n := len(available)
@@ -68,7 +68,7 @@ func preferredAnswers(ctx context.Context, p *plugin) verdict {
 	return passed("%d requests, for up to %d devices", len(p.trials), n)
 }
 
-// preferred is a check of each answer: it returns what breaks the rule, or nothing.
+// preferred returns a check of each response. f returns what breaks the rule, or nothing.
 func preferred(f func(trial) string) check {
 	return preferring(func(_ context.Context, p *plugin) verdict {
 		if len(p.trials) == 0 {

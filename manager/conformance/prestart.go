@@ -10,7 +10,7 @@ import (
 // preStartLimit is how long the kubelet waits for PreStartContainer.
 const preStartLimit = 30 * time.Second
 
-// prestarting is a check of a plugin that advertises PreStartContainer.
+// prestarting returns a check that needs a plugin that advertises PreStartContainer.
 func prestarting(f func(context.Context, *plugin, []string) verdict) check {
 	return func(ctx context.Context, s *session) verdict {
 		if !s.opts.PreStart {

@@ -14,7 +14,7 @@ import (
 	naming "gpu-cdi-plugin/internal/kubelet"
 )
 
-// registers waits for the first registration. All other checks need it.
+// registers waits for the first registration, which all other checks need.
 func registers(ctx context.Context, s *session) verdict {
 	waiting, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -95,9 +95,9 @@ func describe(o *v1beta1.DevicePluginOptions) string {
 		o.GetPreStartRequired(), o.GetGetPreferredAllocationAvailable())
 }
 
-// The restarts of the kubelet.
+// Restarts of the kubelet.
 
-// registersAgain stops the kubelet's side, does something, and starts it again. All resources must register again.
+// registersAgain stops the kubelet's side, calls between, and starts it again. All resources must register again.
 func (s *session) registersAgain(ctx context.Context, between func() error) verdict {
 	resources := names(s.plugins)
 	if len(resources) == 0 {
@@ -175,7 +175,7 @@ func restartedSame(_ context.Context, s *session, p *plugin) verdict {
 
 // The end of the plugin.
 
-// goesOn is the rule about plugins that crash.
+// goesOn is the ID of the rule about plugins that crash.
 const goesOn = "plugin-goes-on"
 
 func wentOn(ctx context.Context, _ *session, p *plugin) verdict {

@@ -20,26 +20,26 @@ import (
 	naming "gpu-cdi-plugin/internal/kubelet"
 )
 
-// registry takes the place of the kubelet's plugin watcher: it finds the sockets in a directory, and asks the plugins
-// there what they are. A plugin in it does not call Register.
+// registry acts as the kubelet's plugin watcher: it finds the sockets in a directory and calls GetInfo on the plugins
+// there. Such plugins do not call Register.
 type registry struct {
 	dir     string
 	timeout time.Duration
 	took    time.Duration // from the start of the last search until the last plugin was found
 }
 
-// introduction is what a plugin says at its socket in the registry.
+// introduction is a plugin's registration by its socket in the registry.
 type introduction struct {
 	socket string
 	conn   *grpc.ClientConn
 	client pluginregistration.RegistrationClient
 	info   *pluginregistration.PluginInfo
-	// infoErr is why GetInfo was not answered, notifyErr why NotifyRegistrationStatus of a success was not.
+	// infoErr is the error of GetInfo, notifyErr that of NotifyRegistrationStatus after a successful registration.
 	infoErr, notifyErr error
 }
 
-// introduce asks the plugin at a socket what it is, connects to its endpoint, and says that it is registered. It does
-// so also where a kubelet refuses the plugin, so that the other rules can be checked.
+// introduce calls GetInfo on the plugin at a socket, connects to its endpoint, and notifies it that it is registered.
+// It does so even if a kubelet would refuse the plugin, so that the other rules can be checked.
 func (r *registry) introduce(ctx context.Context, socket string) (*plugin, error) {
 	conn, err := newConn(socket)
 	if err != nil {
@@ -76,11 +76,12 @@ func (i *introduction) notify(
 	return err
 }
 
-// maxSockets is how many sockets of a plugin are checked: it may make any number.
+// maxSockets limits how many sockets of a plugin are checked.
 const maxSockets = 64
 
-// find waits until all the resources, or without any until one, have a socket in the registry, and then until no socket
-// follows for a while. It reports whether that came to pass within the time limit and before the plugin ended.
+// find waits until all the resources (or any resource, if none are given) have a socket in the registry, and then until
+// no socket follows for a while. It reports whether the resources were found within the time limit and before the
+// plugin ended.
 func (r *registry) find(ctx context.Context, ended <-chan struct{}, resources []string) ([]*plugin, bool) {
 	begin := time.Now()
 	last := begin
@@ -110,7 +111,7 @@ func (r *registry) find(ctx context.Context, ended <-chan struct{}, resources []
 	}
 }
 
-// sockets returns the paths of the sockets that a kubelet would find: at any depth, but not the hidden ones.
+// sockets returns the paths of the sockets that a kubelet would find: at any depth, except hidden ones.
 func (r *registry) sockets() []string {
 	var list []string
 	_ = filepath.WalkDir(r.dir, func(path string, e fs.DirEntry, err error) error {
@@ -130,7 +131,7 @@ func (r *registry) sockets() []string {
 	return list
 }
 
-// introducing is a check of each plugin in the registry.
+// introducing returns a check of each plugin in the registry.
 func introducing(f func(context.Context, *plugin) verdict) check {
 	return watching(each(func(ctx context.Context, _ *session, p *plugin) verdict {
 		if p.intro.infoErr != nil {
@@ -140,7 +141,7 @@ func introducing(f func(context.Context, *plugin) verdict) check {
 	}))
 }
 
-// watching is a check that needs the registry.
+// watching returns a check that needs the registry.
 func watching(f check) check {
 	return func(ctx context.Context, s *session) verdict {
 		if s.registry == nil {
@@ -209,7 +210,7 @@ func notifyAnswered(_ context.Context, p *plugin) verdict {
 	return passed("an answer")
 }
 
-// infoAfterFailure says that the registration failed, and asks again.
+// infoAfterFailure notifies the plugin that the registration failed, and calls GetInfo again.
 func infoAfterFailure(ctx context.Context, p *plugin) verdict {
 	status := &pluginregistration.RegistrationStatus{Error: "conformance: the registration fails once"}
 	if err := p.intro.notify(ctx, p.timeout, status); err != nil {
@@ -221,7 +222,7 @@ func infoAfterFailure(ctx context.Context, p *plugin) verdict {
 	return passed("an answer, and GetInfo is answered afterwards")
 }
 
-// registryAgain removes the registry with all in it, makes it again after a short time, and searches for the plugins.
+// registryAgain removes the registry with its content, makes it again after a short time, and searches for the plugins.
 func registryAgain(ctx context.Context, s *session) verdict {
 	resources := names(s.plugins)
 	if len(resources) == 0 {
@@ -251,10 +252,10 @@ func registryAgain(ctx context.Context, s *session) verdict {
 	return passed("%s after %s", strings.Join(resources, ", "), s.registry.took)
 }
 
-// makeDir makes a directory that a plugin of any user can search.
+// makeDir makes a directory that plugins of any user can search.
 func makeDir(dir string) error {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return fmt.Errorf("make a directory for the plugin's socket: %w", err)
 	}
-	return os.Chmod(dir, 0o755) // with any umask
+	return os.Chmod(dir, 0o755) // whatever the umask
 }

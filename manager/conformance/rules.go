@@ -1,7 +1,7 @@
 package conformance
 
-// rules are in the order in which they are checked: each stands on those before it. docs/conformance.md lists them, and
-// says which files their sources name.
+// rules are in the order in which they are checked: each relies on those before it. docs/conformance.md lists them, and
+// names the files of their sources.
 var rules = []Rule{
 	// Registration.
 	{
@@ -323,7 +323,7 @@ var rules = []Rule{
 		Should, prestarting(preStartUnknown),
 	},
 
-	// What the plugin does over time.
+	// Behaviour of the plugin over time.
 	{
 		"list-full", "Each list has all devices, not only those that have changed.",
 		"A list replaces the one before it: devices that it does not have are gone.",
@@ -373,7 +373,7 @@ var rules = []Rule{
 		Should, watching(registryAgain),
 	},
 
-	// The end. The plugin must be started here.
+	// The end of the plugin, which the checks must have started.
 	{
 		"end-exit", "The plugin ends with status 0 within the time limit after SIGTERM.",
 		"Kubernetes and systemd kill what does not end, and count another status as a failure.",

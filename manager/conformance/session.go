@@ -12,19 +12,19 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// session is one run: a plugin with one or several resources, and the kubelet's side.
+// session is one run of the checks: a plugin with one or several resources, and the kubelet's side.
 type session struct {
 	opts Options
-	// kubelet and registry are the two ways of a plugin to register: one is set, and neither with Socket.
+	// kubelet and registry are the two ways to register. One of them is set; with Socket, neither.
 	kubelet  *kubelet
 	registry *registry
 	command  *command // nil without Command
-	own      string   // a directory that is to be removed, or empty
+	own      string   // a temporary directory to remove at the end, or empty
 
-	plugins []*plugin // in effect, sorted by resource
-	// before are the devices of each resource before the first restart of the kubelet; nil before it.
+	plugins []*plugin // the current plugin of each resource, sorted by resource
+	// before has the devices of each resource before the first restart of the kubelet; nil until then.
 	before map[string][]*v1beta1.Device
-	// broken is why the plugin can no longer be checked.
+	// broken says why the plugin can no longer be checked.
 	broken string
 }
 
@@ -42,7 +42,7 @@ func skipped(format string, args ...any) verdict {
 	return verdict{Skipped, fmt.Sprintf(format, args...)}
 }
 
-// check is how a rule is checked.
+// check checks one rule.
 type check func(context.Context, *session) verdict
 
 // open starts the kubelet's side, and then the plugin.
@@ -71,7 +71,8 @@ func (s *session) open(ctx context.Context) error {
 		}
 	}
 	if s.opts.usesRegistry() {
-		// In it, so that no other user can make it between its removal and its re-creation. Paths of sockets are short.
+		// The registry is inside it, so that no other user can take its name while it is removed and made again. The
+		// path is short, since those of sockets are limited.
 		s.registry = &registry{dir: filepath.Join(dir, "reg"), timeout: s.opts.Timeout}
 		if err := makeDir(s.registry.dir); err != nil {
 			return err
@@ -124,7 +125,7 @@ func (s *session) apply(ctx context.Context, r Rule) verdict {
 	}
 	v := r.check(ctx, s)
 	if s.command != nil && !strings.HasPrefix(r.ID, "end-") {
-		// A connection breaks before the process has ended.
+		// The connection breaks before the process has ended.
 		wait := time.Duration(0)
 		if v.outcome == Fail {
 			wait = s.opts.Timeout / 20
@@ -136,8 +137,8 @@ func (s *session) apply(ctx context.Context, r Rule) verdict {
 	return v
 }
 
-// each is a check of each resource of the plugin. The rule is broken if one resource breaks it. If the compiler inlines
-// it, the program has its code once for each rule, which is 60 KB.
+// each returns a check that is done for each resource of the plugin. The rule is broken if one resource breaks it.
+// Inlined, its code would be in the program once for each rule, which costs 60 KB.
 //
 //go:noinline
 func each(f func(context.Context, *session, *plugin) verdict) check {
@@ -157,7 +158,8 @@ func each(f func(context.Context, *session, *plugin) verdict) check {
 	}
 }
 
-// merge returns a failure before a success before a skipped check, with what was seen of all of that outcome.
+// merge returns the worst verdict (a failure, else a pass, else a skip), with what all verdicts of that outcome have
+// seen.
 func merge(verdicts []verdict) verdict {
 	for _, outcome := range []Outcome{Fail, Pass, Skipped} {
 		var seen []string
@@ -173,7 +175,7 @@ func merge(verdicts []verdict) verdict {
 	return skipped("there was nothing to check")
 }
 
-// registering is a check of the calls of Register.
+// registering returns a check that needs calls of Register.
 func registering(f check) check {
 	return func(ctx context.Context, s *session) verdict {
 		if s.registry != nil {

@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	maxUsualID = 63      // bytes of an ID, by the API. Longer ones are reported.
-	maxID      = 1 << 10 // bytes of an ID. The kubelet accepts any length, and each placement has its IDs.
-	maxNode    = 63      // the highest NUMA node. Topology Managers have no more, and each placement has its nodes.
+	maxUsualID = 63      // bytes of an ID that the API allows; longer ones are reported
+	maxID      = 1 << 10 // bytes of an ID that is accepted; each placement stores its IDs (the kubelet has no limit)
+	maxNode    = 63      // the highest NUMA node; Topology Managers have no more, and each placement stores its nodes
 )
 
-// checkIDs returns an error for an ID that is too long to be used.
+// checkIDs returns an error if an ID is too long.
 func checkIDs(list []*v1beta1.Device) error {
 	for _, d := range list {
 		if id := d.GetID(); len(id) > maxID {
@@ -27,9 +27,9 @@ func checkIDs(list []*v1beta1.Device) error {
 	return nil
 }
 
-// normalise converts a list to devices that are sorted by ID, each ID once. A device that is listed several times is
-// healthy only if it is each time, and has the NUMA nodes of all. It also says what is wrong with the list, or returns
-// the empty string: the kubelet accepts all of it, but has no device on a NUMA node above maxNode.
+// normalise converts a list to devices sorted by ID, each ID once. A device that is listed several times is healthy
+// only if each of its entries is, and has the NUMA nodes of all entries. normalise also returns what is wrong with the
+// list, or "": like the kubelet it accepts faulty lists, but it drops NUMA nodes above maxNode.
 func normalise(list []*v1beta1.Device) ([]model.Device, string) {
 	devices := make([]model.Device, len(list))
 	var unusual, duplicate, distant faults
@@ -68,7 +68,7 @@ func normalise(list []*v1beta1.Device) ([]model.Device, string) {
 	return slices.Clip(unique), strings.Join(problems, "; ")
 }
 
-// faults are IDs with the same fault.
+// faults collects the IDs with the same fault.
 type faults struct {
 	n     int
 	first string
@@ -93,8 +93,8 @@ func merge(a, b model.Device) model.Device {
 	return a
 }
 
-// numaNodes returns the NUMA nodes of a topology up to maxNode, ascending, and nil without a topology, and whether
-// these are all. Negative ones mean no node.
+// numaNodes returns the NUMA nodes of a topology up to maxNode, ascending, or nil without a topology. It also reports
+// whether these are all. Negative nodes mean no node.
 func numaNodes(t *v1beta1.TopologyInfo) (nodes []int, all bool) {
 	if t == nil {
 		return nil, true
@@ -111,13 +111,13 @@ func numaNodes(t *v1beta1.TopologyInfo) (nodes []int, all bool) {
 	return ascending(nodes), all
 }
 
-// ascending sorts nodes, each once.
+// ascending sorts nodes and removes duplicates.
 func ascending(nodes []int) []int {
 	slices.Sort(nodes)
 	return slices.Compact(nodes)
 }
 
-// unhealthy returns the devices, none of them healthy.
+// unhealthy returns copies of the devices that are not healthy.
 func unhealthy(devices []model.Device) []model.Device {
 	all := slices.Clone(devices)
 	for i := range all {

@@ -19,7 +19,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// socket is a plugin's socket. No link and no ".." in name leads out of dir.
+// socket is a plugin's socket. Neither links nor ".." in name can lead out of dir.
 type socket struct {
 	dir  string
 	name string // relative to dir
@@ -27,7 +27,7 @@ type socket struct {
 
 func (s socket) path() string { return filepath.Join(s.dir, s.name) }
 
-// open opens the socket's file, whatever is at its path later.
+// open opens the socket's file. The handle stays on it whatever is at the path later.
 func (s socket) open() (*os.File, error) {
 	root, err := os.OpenRoot(s.dir)
 	if err != nil {
@@ -48,7 +48,7 @@ func (s socket) open() (*os.File, error) {
 	return f, nil
 }
 
-// check returns an error if no plugin can be at the socket. One that is missing may come yet.
+// check returns an error if no plugin can be at the socket. A missing socket is not an error: it may be made later.
 func (s socket) check() error {
 	f, err := s.open()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -102,7 +102,7 @@ func (s socket) dial(ctx context.Context, limit time.Duration) (*grpc.ClientConn
 	return conn, nil
 }
 
-// connect connects to a plugin and gets its options. The texts of the errors are the kubelet's.
+// connect connects to a plugin and gets its options. Errors have the kubelet's texts.
 func (r *Registry) connect(ctx context.Context, resource string, s socket) (*Endpoint, error) {
 	conn, err := s.dial(ctx, r.opts.Deadlines.Dial)
 	if err != nil {

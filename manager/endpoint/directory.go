@@ -23,20 +23,20 @@ import (
 )
 
 const (
-	// SocketName is the name of the manager's socket.
+	// SocketName is the name of the registration socket.
 	SocketName = "kubelet.sock"
 	// LockName is the name of the file that a manager locks in the directory of its sockets. The file stays when the
-	// manager ends: in a directory that has it, all sockets can be removed.
+	// manager ends: it marks a directory in which all sockets can be removed.
 	LockName = ".manager.lock"
-	// registryLock is the name of the file that a manager locks in the directory of its plugin watcher. It is not
-	// LockName, as the sockets there must not be removed.
+	// registryLock is the name of the file that a manager locks in the plugin watcher's directory. It differs from
+	// LockName, since the sockets there must not be removed.
 	registryLock = ".registry.lock"
-	// pluginsLabel is the SELinux label with which containers can make sockets in the directory.
+	// pluginsLabel is the SELinux label that lets containers make sockets in the directory.
 	pluginsLabel = "system_u:object_r:container_file_t:s0"
 )
 
-// claim prepares the directory of the sockets as a kubelet does when it starts, and locks it. The plugin watcher must
-// not search it.
+// claim prepares the directory of the sockets like a starting kubelet, and locks it. It returns an error if the plugin
+// watcher would search that directory.
 func claim(dir, registry string, log *slog.Logger) (*fileio.Lock, error) {
 	if !filepath.IsAbs(dir) {
 		return nil, fmt.Errorf("bad socketPath, must be an absolute path: %s", dir)
@@ -61,8 +61,8 @@ func claim(dir, registry string, log *slog.Logger) (*fileio.Lock, error) {
 	return held, nil
 }
 
-// claimRegistry prepares the directory of the plugin watcher, and locks it. Two watchers would both register each
-// plugin, and give its devices to their own pods.
+// claimRegistry prepares the plugin watcher's directory and locks it. Two watchers would both register each plugin, and
+// both give its devices to pods.
 func claimRegistry(dir string) (*fileio.Lock, error) {
 	if !filepath.IsAbs(dir) {
 		return nil, fmt.Errorf("watch for plugins: %s is not an absolute path", dir)
@@ -80,8 +80,8 @@ func claimRegistry(dir string) (*fileio.Lock, error) {
 	return held, nil
 }
 
-// contains is whether the path of a directory is absolute, and it is another one or above it, also by a link. It may be
-// missing.
+// contains reports whether an absolute path of a directory is the other one or above it, after following links. A
+// missing directory contains nothing.
 func contains(dir, other string) (bool, error) {
 	if !filepath.IsAbs(dir) {
 		return false, nil
@@ -100,7 +100,7 @@ func contains(dir, other string) (bool, error) {
 	return err == nil && filepath.IsLocal(rel), err
 }
 
-// prepare makes a directory and checks that no other user can create sockets in it.
+// prepare makes a directory and checks that no other user can make sockets in it.
 func prepare(dir string, mode fs.FileMode) error {
 	if err := os.MkdirAll(dir, mode); err != nil {
 		return fmt.Errorf("create the directory of sockets: %w", err)
@@ -111,7 +111,8 @@ func prepare(dir string, mode fs.FileMode) error {
 	return nil
 }
 
-// checkContent refuses a directory with sockets that seems to have another use, such as /run: they would be removed.
+// checkContent returns an error for a directory with sockets that seems to have another use, such as /run: the sockets
+// would be removed.
 func checkContent(dir string) error {
 	if filepath.Clean(dir) == filepath.Clean(v1beta1.DevicePluginPath) {
 		return nil
@@ -132,7 +133,7 @@ func checkContent(dir string) error {
 	return foreign
 }
 
-// label gives the directory the label that containerized plugins need where SELinux is enabled.
+// label sets the SELinux label that containerized plugins need, if SELinux is enabled.
 func label(dir string, log *slog.Logger) {
 	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
 		return
@@ -147,8 +148,8 @@ func setLabel(dir string) error {
 	return unix.Lsetxattr(dir, "security.selinux", append([]byte(pluginsLabel), 0), 0)
 }
 
-// replaceSocket removes all sockets beside a path, which nobody must be listening on, and listens there. Plugins notice
-// and register again.
+// replaceSocket removes all sockets in the directory of a path, on which no process may listen, and listens on the
+// path. Plugins notice the removal and register again.
 func replaceSocket(path string) (net.Listener, error) {
 	info, err := os.Lstat(path)
 	if err == nil && info.Mode().Type() != fs.ModeSocket {

@@ -13,8 +13,8 @@ import (
 
 const maxList = 64 << 20 // bytes of a ListAndWatch message
 
-// Endpoint is an instance of a resource's plugin. Its methods may be called concurrently, also after it has stopped:
-// those that call the plugin then return an error that wraps ErrStopped.
+// Endpoint is an instance of a resource's plugin. Its methods may be called concurrently. After it has stopped, calls
+// to the plugin return an error that wraps ErrStopped.
 type Endpoint struct {
 	resource string
 	socket   string
@@ -32,7 +32,7 @@ type Endpoint struct {
 	devices []model.Device
 }
 
-// stopped returns an endpoint that has stopped.
+// stopped returns an endpoint that has stopped already.
 func stopped(resource string) *Endpoint {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -47,13 +47,13 @@ func (e *Endpoint) close() {
 	}
 }
 
-// Socket is the path of the plugin's socket, or empty if no plugin has registered since the restart.
+// Socket returns the path of the plugin's socket, or "" if no plugin has registered since the manager started.
 func (e *Endpoint) Socket() string { return e.socket }
 
-// Options are what the plugin answered to GetDevicePluginOptions. They must not be changed.
+// Options returns the plugin's response to GetDevicePluginOptions, which must not be changed.
 func (e *Endpoint) Options() *v1beta1.DevicePluginOptions { return e.options }
 
-// checkStream returns an error that wraps ErrStopped, in the kubelet's words, if the stream has ended.
+// checkStream returns an error that wraps ErrStopped, with the kubelet's text, if the stream has ended.
 func (e *Endpoint) checkStream() error {
 	if e.ctx.Err() != nil {
 		return fmt.Errorf("endpoint %v %w", e.resource, ErrStopped)
@@ -61,8 +61,8 @@ func (e *Endpoint) checkStream() error {
 	return nil
 }
 
-// Allocate calls Allocate for one container. The response is nil if the plugin's has none for the container. The errors
-// are those of gRPC.
+// Allocate calls Allocate for one container. The result is nil if the plugin's response has nothing for the container.
+// Errors are those of gRPC.
 func (e *Endpoint) Allocate(ctx context.Context, ids []string) (*v1beta1.ContainerAllocateResponse, error) {
 	if err := e.checkStream(); err != nil {
 		return nil, err
@@ -78,8 +78,8 @@ func (e *Endpoint) Allocate(ctx context.Context, ids []string) (*v1beta1.Contain
 	return response.GetContainerResponses()[0], nil
 }
 
-// Preferred calls GetPreferredAllocation for one container and returns the IDs of the answer, which may be any. The
-// errors are those of gRPC.
+// Preferred calls GetPreferredAllocation for one container and returns the IDs in the response, unchecked. Errors are
+// those of gRPC.
 func (e *Endpoint) Preferred(ctx context.Context, available, mustInclude []string, size int) ([]string, error) {
 	if err := e.checkStream(); err != nil {
 		return nil, err
@@ -97,7 +97,7 @@ func (e *Endpoint) Preferred(ctx context.Context, available, mustInclude []strin
 	return response.GetContainerResponses()[0].GetDeviceIDs(), nil
 }
 
-// PreStart calls PreStartContainer. The errors are those of gRPC.
+// PreStart calls PreStartContainer. Errors are those of gRPC.
 func (e *Endpoint) PreStart(ctx context.Context, ids []string) error {
 	if err := e.checkStream(); err != nil {
 		return err
@@ -108,7 +108,7 @@ func (e *Endpoint) PreStart(ctx context.Context, ids []string) error {
 	return err
 }
 
-// watch calls receive with each list until the stream ends. Further lists stay with the plugin while it runs.
+// watch calls receive with each list until the stream ends. No further list is received while receive runs.
 func (e *Endpoint) watch(receive func([]model.Device)) error {
 	stream, err := e.client.ListAndWatch(e.ctx, &v1beta1.Empty{},
 		grpc.MaxCallRecvMsgSize(maxList), grpc.ForceCodecV2(newListCodec()))

@@ -16,18 +16,18 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// Limits of the server at kubelet.sock. A plugin holds a connection while it registers, which takes two deadlines at
-// most, and closes it.
+// Limits of the server at kubelet.sock. A plugin closes its connection after the registration, which takes at most two
+// deadlines.
 const (
 	maxConnections = 256
-	maxStreams     = 16      // of a connection
+	maxStreams     = 16      // per connection
 	maxRequest     = 1 << 16 // bytes
 	handshakeTime  = 2 * time.Second
 	connectionIdle = 10 * time.Second
 	connectionAge  = time.Minute
 )
 
-// registration implements the service at kubelet.sock.
+// registration implements the service on kubelet.sock.
 type registration struct {
 	v1beta1.UnimplementedRegistrationServer
 	registry *Registry
@@ -46,8 +46,8 @@ func newServer(r *Registry) *grpc.Server {
 	return server
 }
 
-// Register implements the API. The texts and the code of the errors are the kubelet's, which accepts endpoints outside
-// of the directory however.
+// Register implements the API. Errors have the kubelet's texts and code; unlike the kubelet, it refuses endpoints
+// outside the directory.
 func (s *registration) Register(ctx context.Context, req *v1beta1.RegisterRequest) (*v1beta1.Empty, error) {
 	if err := s.register(ctx, req); err != nil {
 		s.registry.opts.Log.Warn("a device plugin's registration failed",
