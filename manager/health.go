@@ -10,16 +10,16 @@ import (
 type Health string
 
 const (
-	// Healthy is as the plugin says.
+	// Healthy is the health of a device that its plugin reports as healthy.
 	Healthy Health = "Healthy"
-	// Unhealthy is everything else that a plugin says.
+	// Unhealthy is the health of a device that its plugin reports with any other value.
 	Unhealthy Health = "Unhealthy"
-	// Unknown is the health of a device that its plugin no longer lists, or whose plugin is away.
+	// Unknown is the health of a device that its plugin no longer lists, or whose plugin is disconnected.
 	Unknown Health = "Unknown"
 )
 
-// changed takes a resource as its plugin lists it now. Nothing is written for a change of health: its cost is that of
-// one pass over the devices.
+// changed stores a resource as its plugin lists it now. A change of health is not written to the state, so it costs
+// only one pass over the devices.
 func (m *Manager) changed(next model.Resource) {
 	m.mu.Lock()
 	pool := m.pool(next.Name)
@@ -32,7 +32,7 @@ func (m *Manager) changed(next model.Resource) {
 	}
 }
 
-// removed takes that a resource's plugin was away for too long.
+// removed handles the end of a resource's grace period.
 func (m *Manager) removed(name string) {
 	m.o.Observer.Removed(name)
 	m.mu.Lock()
@@ -44,7 +44,7 @@ func (m *Manager) removed(name string) {
 	m.recordResources()
 }
 
-// publishResource sends the events of a resource that has changed. m.mu is held.
+// publishResource publishes the events of a changed resource. m.mu is held.
 func (m *Manager) publishResource(t EventType, pool *pool, before model.Resource) {
 	count := pool.count()
 	m.publish(Event{Type: t, Resource: before.Name, Count: count})
@@ -53,8 +53,8 @@ func (m *Manager) publishResource(t EventType, pool *pool, before model.Resource
 	}
 }
 
-// flipped returns the devices of a resource that pods hold and whose health has changed, sorted by ID. It walks through
-// the lists before and after the change at the same time.
+// flipped returns the held devices of a resource whose health has changed, sorted by ID. It merges the sorted lists
+// before and after the change.
 func flipped(pool *pool, before model.Resource) []PodDevice {
 	var flipped []PodDevice
 	compare := func(id string, old, now Health) {
@@ -83,7 +83,7 @@ func flipped(pool *pool, before model.Resource) []PodDevice {
 	return flipped
 }
 
-// health returns the health of a device of a resource, nil for one that is not listed.
+// health returns the health of a device; d is nil if the plugin does not list the device.
 func health(r model.Resource, d *model.Device) Health {
 	switch {
 	case d == nil || !r.Connected:
@@ -94,8 +94,8 @@ func health(r model.Resource, d *model.Device) Health {
 	return Unhealthy
 }
 
-// DeviceHealth returns the health of devices of a resource, in the order of ids. Those of an unknown resource are like
-// those of one whose plugin is away.
+// DeviceHealth returns the health of devices of a resource, in the order of ids. Devices of an unknown resource have
+// the health of devices whose plugin is disconnected.
 func (m *Manager) DeviceHealth(resource string, ids []string) []Health {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -111,10 +111,10 @@ func (m *Manager) DeviceHealth(resource string, ids []string) []Health {
 	return all
 }
 
-// recordResources records which resources have a plugin: after a restart they have no devices until it registers again,
-// and a Node's status says so.
+// recordResources stores which resources have a plugin. After a restart they have 0 devices in a Node's status until
+// their plugins register again.
 func (m *Manager) recordResources() {
-	m.recording.Lock() // what is written last is the newest
+	m.recording.Lock() // the last write has the newest names
 	defer m.recording.Unlock()
 	m.mu.Lock()
 	var names []string

@@ -10,9 +10,9 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// Importable returns the placements to add to those of a state that no manager has open, without those that an earlier
-// import has added. The resources are those of all. The error wraps ErrInvalid if a manager would not take one of the
-// pods, and ErrPlaced if one of them, or a device, is placed already.
+// Importable returns the imported placements that must be added to a state that no manager has open, without those that
+// an earlier import has added. resources are the names of all resources after the import. The error wraps ErrInvalid if
+// a manager would refuse a pod, and ErrPlaced if a pod or one of its devices is placed already.
 func Importable(placed, imported []model.Placement, resources []string) ([]model.Placement, error) {
 	if len(resources) > endpoint.MaxResources {
 		return nil, fmt.Errorf("there are %d resources, and the manager takes %d", len(resources), endpoint.MaxResources)
@@ -28,7 +28,7 @@ func Importable(placed, imported []model.Placement, resources []string) ([]model
 	return added, checkUnplaced(placed, added)
 }
 
-// samePlacement reports whether two placements have the same devices, in containers that have not ended.
+// samePlacement reports whether two placements have the same devices in containers that have not ended.
 func samePlacement(a, b model.Placement) bool {
 	return a.Pod.UID == b.Pod.UID && len(a.Ended) == len(b.Ended) &&
 		slices.EqualFunc(a.Allocations, b.Allocations, func(a, b model.Allocation) bool {
@@ -37,7 +37,7 @@ func samePlacement(a, b model.Placement) bool {
 		})
 }
 
-// checkUnplaced returns an error if one of the pods, or of their devices, is placed already.
+// checkUnplaced returns an error if one of the pods or of their devices is placed already.
 func checkUnplaced(placed, imported []model.Placement) error {
 	type device struct{ resource, id string }
 	pods, holders := map[string]bool{}, map[device]string{}

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// acquire waits for a lock: a channel of one element. unlock gives it back.
+// acquire takes a lock, which is a channel of one element. unlock releases it.
 func acquire(ctx context.Context, lock chan struct{}) (unlock func(), err error) {
 	select {
 	case lock <- struct{}{}:
@@ -17,7 +17,7 @@ func acquire(ctx context.Context, lock chan struct{}) (unlock func(), err error)
 	}
 }
 
-// lockPod lets one call at a time change a pod.
+// lockPod locks a pod, so that one call at a time changes it.
 func (m *Manager) lockPod(ctx context.Context, uid string) (unlock func(), err error) {
 	for {
 		m.mu.Lock()
@@ -42,8 +42,8 @@ func (m *Manager) lockPod(ctx context.Context, uid string) (unlock func(), err e
 	}
 }
 
-// lockResources lets one admission at a time choose devices of each of these resources. All take the locks in the order
-// of the names, so none waits for another one in a circle.
+// lockResources locks resources, so that one admission at a time chooses devices of each. All callers take the locks in
+// the order of the names, so they cannot deadlock.
 func (m *Manager) lockResources(ctx context.Context, names map[string]bool) (unlock func(), err error) {
 	var unlocks []func()
 	unlock = func() {

@@ -9,8 +9,8 @@ import (
 	"gpu-cdi-plugin/manager/state"
 )
 
-// Withheld returns why devices are withheld, without those that are free again, or nil if none are withheld. They are
-// given to no pod before Free.
+// Withheld returns why devices are withheld, or nil if none are. Withheld devices are not given to pods before Free. The
+// result does not have the freed devices.
 func (m *Manager) Withheld() *state.Loss {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -22,10 +22,12 @@ func (m *Manager) Withheld() *state.Loss {
 	return &loss
 }
 
-// Free says that no container uses these withheld devices of a resource: they can be given to pods again. An ID that is
-// not withheld changes nothing. While the resource's plugin is away, as after a restart, its IDs are taken as they are.
+// Free makes withheld devices of a resource available again; the caller knows that no container uses them. IDs that are
+// not withheld change nothing. While the resource's plugin is disconnected, for example after a restart, IDs are not
+// checked.
 //
-// Errors: ErrNotFound for an ID that the connected plugin does not list: nothing is freed. ErrRetry, and that of ctx.
+// Errors: ErrNotFound for an ID that the connected plugin does not list (nothing is freed then), ErrRetry, and the
+// context's.
 func (m *Manager) Free(ctx context.Context, resource string, ids []string) error {
 	unlock, err := acquire(ctx, m.clearing)
 	if err != nil {
@@ -56,7 +58,7 @@ func (m *Manager) Free(ctx context.Context, resource string, ids []string) error
 	})
 }
 
-// checkListed returns an error for an ID that the connected plugin does not list. m.mu is held.
+// checkListed returns an error if the connected plugin does not list an ID. m.mu is held.
 func (m *Manager) checkListed(resource string, ids []string) error {
 	pool := m.pools[resource]
 	if pool == nil || !pool.Listed().Connected {
@@ -70,9 +72,9 @@ func (m *Manager) checkListed(resource string, ids []string) error {
 	return nil
 }
 
-// FreeAll says that no container uses any withheld device.
+// FreeAll makes all withheld devices available again.
 //
-// Errors: ErrRetry, and that of ctx.
+// Errors: ErrRetry, and the context's.
 func (m *Manager) FreeAll(ctx context.Context) error {
 	unlock, err := acquire(ctx, m.clearing)
 	if err != nil {
@@ -89,7 +91,7 @@ func (m *Manager) FreeAll(ctx context.Context) error {
 	})
 }
 
-// setLoss records a loss, and applies it when that is durable.
+// setLoss writes a loss, and calls apply when it is durable.
 func (m *Manager) setLoss(loss *state.Loss, apply func()) error {
 	if err := m.open(); err != nil {
 		return err

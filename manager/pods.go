@@ -8,7 +8,7 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// Pods returns the placed pods in the order of their admission. What they point to is not to be modified.
+// Pods returns the placed pods in the order of their admission. The caller must not modify their contents.
 func (m *Manager) Pods() []model.Placement {
 	m.mu.Lock()
 	pods := slices.Collect(maps.Values(m.pods))

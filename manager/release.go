@@ -8,10 +8,10 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// Ended says that a container has ended for good, as an init container that has succeeded. Devices that no other
+// Ended records that a container has ended for good, like an init container that has succeeded. Devices that no other
 // container of the pod has become free. A second call for the same container changes nothing.
 //
-// Errors: ErrNotFound, ErrRetry, and that of ctx.
+// Errors: ErrNotFound, ErrRetry, and the context's.
 func (m *Manager) Ended(ctx context.Context, podUID, container string) error {
 	unlock, p, err := m.lockPlaced(ctx, podUID, container)
 	if err != nil {
@@ -37,9 +37,9 @@ func (m *Manager) Ended(ctx context.Context, podUID, container string) error {
 	return nil
 }
 
-// Release takes a pod's devices back. It waits for a call that is under way for the pod.
+// Release releases a pod's devices and forgets the pod. It waits until a running call for the pod has ended.
 //
-// Errors: ErrNotFound, ErrRetry, and that of ctx.
+// Errors: ErrNotFound, ErrRetry, and the context's.
 func (m *Manager) Release(ctx context.Context, podUID string) error {
 	unlock, p, err := m.lockPlaced(ctx, podUID, "")
 	if err != nil {
@@ -47,7 +47,7 @@ func (m *Manager) Release(ctx context.Context, podUID string) error {
 	}
 	defer unlock()
 
-	// The record goes first: after a crash, no device has two pods.
+	// The placement is deleted first, so that after a crash no device belongs to two pods.
 	if err := m.store.Delete(podUID); err != nil {
 		return m.unwritten(err)
 	}
@@ -66,7 +66,7 @@ func (m *Manager) releaseAll(uid string, allocations []model.Allocation) {
 	}
 }
 
-// lockPlaced locks a pod and returns its placement. container is empty, or one that the pod has to have.
+// lockPlaced locks a pod and returns its placement. If container is not empty, the pod must have that container.
 func (m *Manager) lockPlaced(ctx context.Context, uid, container string) (func(), model.Placement, error) {
 	if err := m.open(); err != nil {
 		return nil, model.Placement{}, err

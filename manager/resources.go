@@ -8,13 +8,13 @@ import (
 // Resource is a resource with its devices.
 type Resource struct {
 	Name string `json:"name"`
-	// Connected is whether the resource's plugin is connected.
+	// Connected reports whether the resource's plugin is connected.
 	Connected bool `json:"connected"`
-	// Capacity is the number of devices that the plugin lists, Allocatable that of the healthy ones that are not
-	// withheld. Devices that pods hold count in both, as in a Node's status.
+	// Capacity is the number of devices that the plugin lists, Allocatable the number of healthy ones that are not
+	// withheld. Both include devices that pods hold, as in a Node's status.
 	Capacity    int `json:"capacity"`
 	Allocatable int `json:"allocatable"`
-	// Devices are those that the plugin lists, and those that pods hold without being listed. They are sorted by ID.
+	// Devices are the devices that the plugin lists and those that pods hold, sorted by ID.
 	Devices []Device `json:"devices"`
 }
 
@@ -24,21 +24,21 @@ type Device struct {
 	Health Health `json:"health"`
 	// NUMA has the NUMA nodes that the device is close to. It is nil if the plugin sent no topology.
 	NUMA []int `json:"numa,omitempty"`
-	// Pod is the UID of the pod that holds the device, or empty, and Containers are those that share it.
+	// Pod is the UID of the pod that holds the device, or empty. Containers are the containers that share the device.
 	Pod        string   `json:"pod,omitempty"`
 	Containers []string `json:"containers,omitempty"`
-	// Withheld is whether the device may belong to a pod of which a damaged state knows nothing. See Free.
+	// Withheld reports whether the device may belong to a pod whose placement was lost with a damaged state. See Free.
 	Withheld bool `json:"withheld,omitempty"`
 }
 
-// Count is what a Node's status has of a resource.
+// Count has the numbers of a resource's devices in a Node's status.
 type Count struct {
 	Capacity    int `json:"capacity"`
 	Allocatable int `json:"allocatable"`
 }
 
-// Resources returns all resources, sorted by name: those that plugins offer, those whose plugin is away and has not
-// been away for too long, and those of which a pod holds a device.
+// Resources returns all resources, sorted by name: those with a plugin or in their grace period, and those of which a
+// pod holds a device.
 func (m *Manager) Resources() []Resource {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -64,8 +64,8 @@ func (m *Manager) Resources() []Resource {
 	return all
 }
 
-// Counts returns the capacity and the allocatable devices by resource. A resource that was removed is 0 and stays: a
-// Node's status must say so.
+// Counts returns the capacity and the allocatable devices by resource. A removed resource stays with 0, since a Node's
+// status must have it.
 func (m *Manager) Counts() map[string]Count {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -7,8 +7,8 @@ import (
 	"gpu-cdi-plugin/manager/state"
 )
 
-// restore takes what the state has. Pods hold their devices by ID, before any plugin has registered again; the
-// resources of earlier plugins have no devices until then.
+// restore restores the loaded state. Pods hold their devices by ID before any plugin has registered again; until then
+// the resources of earlier plugins have no devices.
 func (m *Manager) restore(loaded state.Loaded) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -26,10 +26,10 @@ func (m *Manager) restore(loaded state.Loaded) {
 	}
 }
 
-// holdAll has a pod hold the devices of its containers that have not ended. m.mu is held.
+// holdAll makes a pod hold the devices of its containers that have not ended. m.mu is held.
 func (m *Manager) holdAll(p model.Placement) {
 	for _, a := range p.Allocations {
-		pool := m.pool(a.Resource) // also for a container that has ended: Release frees all that the pod had
+		pool := m.pool(a.Resource) // also for an ended container: Release needs the pool
 		if slices.Contains(p.Ended, a.Container) {
 			continue
 		}

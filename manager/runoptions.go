@@ -12,15 +12,15 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// merger makes one set of run options of the responses for several resources. The first response wins.
+// merger merges responses for several resources into one set of run options. The first response wins.
 type merger struct {
 	model.RunOptions
-	settings map[string]setting // by what a sentence calls them
+	settings map[string]setting // by the name of the setting in messages
 }
 
 type setting struct{ value, resource string }
 
-// runOptions merges the responses of a container's allocations in the order of their resources' names.
+// runOptions merges the responses for a container's allocations in the order of the resources' names.
 func runOptions(allocations []model.Allocation) (model.RunOptions, error) {
 	m := merger{settings: map[string]setting{}}
 	for _, a := range slices.SortedFunc(slices.Values(allocations), byResource) {
@@ -38,7 +38,7 @@ func runOptions(allocations []model.Allocation) (model.RunOptions, error) {
 	return m.RunOptions, nil
 }
 
-// checkResponse refuses a response of a plugin that no container can have.
+// checkResponse returns an error for a response that is not valid for any container.
 func checkResponse(resource string, r *pluginapi.ContainerAllocateResponse) error {
 	alone := merger{settings: map[string]setting{}}
 	alone.add(resource, r)
@@ -88,8 +88,8 @@ func (m *merger) merge(resource, kind string, have, more map[string]string) map[
 	return have
 }
 
-// first is whether a resource makes a setting that none has made before. If another one has made it differently, the
-// conflict is noted.
+// first reports whether no earlier resource has made a setting. If an earlier one made it differently, first records a
+// conflict.
 func (m *merger) first(resource, kind, key, value string) bool {
 	name := fmt.Sprintf("%s %q", kind, key)
 	have, ok := m.settings[name]

@@ -6,7 +6,7 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// EventType says what an event is about.
+// EventType is the type of an event.
 type EventType string
 
 // The types of events.
@@ -14,20 +14,20 @@ const (
 	PodAdmitted     EventType = "Admitted"
 	PodReleased     EventType = "Released"
 	ContainerEnded  EventType = "Ended"
-	ResourceChanged EventType = "Resource" // its devices, their health, or whether its plugin is connected
-	ResourceRemoved EventType = "Removed"  // its plugin was away for too long
-	HealthChanged   EventType = "Health"   // that of devices which pods hold
+	ResourceChanged EventType = "Resource" // its devices, their health or Connected changed
+	ResourceRemoved EventType = "Removed"  // its grace period has ended
+	HealthChanged   EventType = "Health"   // the health of devices that pods hold
 )
 
-// Event is a change. What it points to is not to be modified.
+// Event is a change. The receiver must not modify its contents.
 type Event struct {
 	Type EventType `json:"type"`
 	// Placement is the pod of PodAdmitted, PodReleased and ContainerEnded, after the change.
 	Placement *model.Placement `json:"placement,omitempty"`
-	// Resource is the name of the resource of the other types, and Count what it has now.
+	// Resource is the resource of the other types, Count its counts after the change.
 	Resource string `json:"resource,omitempty"`
 	Count    Count  `json:"count,omitzero"`
-	// Devices are those of HealthChanged, sorted by ID.
+	// Devices are the devices of HealthChanged, sorted by ID.
 	Devices []PodDevice `json:"devices,omitempty"`
 }
 
@@ -38,11 +38,11 @@ type PodDevice struct {
 	Health Health `json:"health"`
 }
 
-// watchQueue is how many events a watcher may be behind.
+// watchQueue is how many unread events a watcher may have.
 const watchQueue = 1024
 
-// Watch sends each change from now on, until ctx ends. If the channel is closed before, the receiver was too slow and
-// changes are missing, or the manager has ended: the receiver lists and watches again.
+// Watch sends each change from now on until ctx ends. If the channel is closed earlier, the receiver was too slow and
+// missed changes, or the manager has ended. The receiver should then list and watch again.
 func (m *Manager) Watch(ctx context.Context) <-chan Event {
 	events := make(chan Event, watchQueue)
 	m.mu.Lock()
@@ -59,7 +59,7 @@ func (m *Manager) Watch(ctx context.Context) <-chan Event {
 	return events
 }
 
-// publish sends an event to all watchers. It never waits: m.mu is held.
+// publish sends an event to all watchers without waiting. m.mu is held.
 func (m *Manager) publish(e Event) {
 	for events := range m.watchers {
 		select {
@@ -70,7 +70,7 @@ func (m *Manager) publish(e Event) {
 	}
 }
 
-// unwatch closes a watcher's channel, if that has not happened yet. m.mu is held.
+// unwatch closes a watcher's channel unless that was done already. m.mu is held.
 func (m *Manager) unwatch(events chan Event) {
 	if stop, ok := m.watchers[events]; ok {
 		stop()

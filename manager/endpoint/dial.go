@@ -69,8 +69,8 @@ func (s socket) connect(ctx context.Context) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 }
 
-// dial connects to the server at the socket within a time. It waits for a server that has yet to start. The connection
-// is with that server only: it is not made again, since another instance may have the socket then.
+// dial connects to the server at the socket within a time limit. It waits for a server that has yet to start. The
+// connection is never made again, since another instance may have the socket by then.
 func (s socket) dial(ctx context.Context, limit time.Duration) (*grpc.ClientConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -28,7 +28,7 @@ type Endpoint struct {
 	cancel context.CancelFunc
 
 	// The registry's mutex guards these.
-	listed  bool // a list has come
+	listed  bool // a list has arrived
 	devices []model.Device
 }
 

@@ -6,21 +6,21 @@
 //	e, err := r.Endpoint("nvidia.com/gpu")
 //	response, err := e.Allocate(ctx, ids)
 //
-// Plugins register in two ways: with a Register call at kubelet.sock, or with a socket in the directory of the plugin
-// watcher (pluginregistration/v1). Either way the manager connects to the plugin, asks for its options, and then opens
-// the one ListAndWatch stream that the plugin lives by: when the stream ends, the plugin is gone until it registers
-// again. No RPC waits longer than its deadline.
+// Plugins register in two ways: with a Register call at kubelet.sock, or with a socket in the plugin watcher's
+// directory (pluginregistration/v1). Either way the manager connects to the plugin, gets its options, and then opens
+// one ListAndWatch stream. When the stream ends, the plugin counts as disconnected until it registers again. Each RPC
+// has a deadline.
 //
-// A resource may have several instances of its plugin, as during an update. The newest one that has sent a list is in
-// effect. When it ends, the newest of the others takes over; without any, all devices are unhealthy, and after a grace
-// period the resource is gone.
+// A resource may have several instances of its plugin, for example during an update. The newest one that has sent a
+// list is current. When it ends, the newest of the others takes over. Without any, all devices are unhealthy, and after
+// a grace period the resource is removed.
 //
-// Who may create sockets in the directories may be a plugin, so nobody but root and the manager's own user can: Start
-// checks that, and skips directories of others below that of the plugin watcher. The processes behind the sockets have
-// any user, since plugins may run in a user namespace. Plugins are not trusted otherwise: no name leads out of the
-// directories, and numbers and sizes are limited.
+// Whoever can create sockets in the directories can act as a plugin, so only root and the manager's own user may write
+// there: Start checks that, and the plugin watcher skips subdirectories that other users can write to. The processes
+// behind the sockets may have any user, since plugins may run in a user namespace. Plugins are not trusted otherwise:
+// no name leads out of the directories, and numbers and sizes are limited.
 //
-// The plugin for tests is in test/lib/plugintest.
+// Tests use the plugin in test/lib/plugintest.
 package endpoint
 
 import (
@@ -47,43 +47,43 @@ var (
 	ErrInUse = errors.New("a kubelet or another device manager serves this directory")
 	// ErrRegistryInUse means that another manager watches the directory of the plugin watcher.
 	ErrRegistryInUse = errors.New("another device manager watches this directory")
-	// ErrSameDirectory means that the directory of kubelet.sock is in that of the plugin watcher, or the same one. The
-	// watcher would find the sockets of plugins that call Register, and register them a second time.
+	// ErrSameDirectory means that the directory of kubelet.sock is the plugin watcher's or is in it. The watcher would
+	// find the sockets of plugins that call Register, and register them a second time.
 	ErrSameDirectory = errors.New("kubelet.sock, where other plugins register, is in it")
-	// ErrForeignDirectory means that the directory has content, and neither a kubelet nor a manager has served it.
+	// ErrForeignDirectory means that the directory has content although neither a kubelet nor a manager has used it.
 	ErrForeignDirectory = errors.New("all sockets in it would be removed, and it is not a directory of device plugins")
-	// ErrUnknownResource means that no plugin has registered a resource, or that it is gone.
+	// ErrUnknownResource means that no plugin has registered the resource, or that the resource was removed.
 	ErrUnknownResource = errors.New("no device plugin has registered the resource")
 	// ErrStopped means that the plugin's ListAndWatch stream has ended. The plugin must register again.
 	ErrStopped = errors.New("has been stopped")
 )
 
-// Options are those of a registry.
+// Options are the options of a registry.
 type Options struct {
-	// SocketDir is the absolute path of the directory of kubelet.sock and of the sockets of plugins. It is created if
-	// it is missing. Start removes all sockets in it, and plugins register again when they notice. Unless it is empty
-	// or the kubelet's own, it must have kubelet.sock, LockName or the kubelet's checkpoint.
+	// SocketDir is the absolute path of the directory of kubelet.sock and of the plugins' sockets. A missing directory
+	// is created. Start removes all sockets in it; plugins register again when they notice. Unless it is empty or the
+	// kubelet's own, it must have kubelet.sock, LockName or the kubelet's checkpoint.
 	SocketDir string
 	// RegistryDir is the absolute path of the directory that the plugin watcher searches for sockets, the kubelet's
-	// plugins_registry. It is neither SocketDir nor above it. Empty means no plugin watcher.
+	// plugins_registry. It must be neither SocketDir nor above it. Empty disables the plugin watcher.
 	RegistryDir string
-	// Known are resources that plugins had registered before a restart. They have no devices until their plugins are
-	// back, and are gone if that takes longer than the grace period.
+	// Known are the resources that had plugins before a restart. They have no devices until their plugins register
+	// again, and are removed if that takes longer than the grace period.
 	Known     []string
 	Deadlines Deadlines
-	// Log gets what administrators must know of plugins; nil is slog.Default.
+	// Log receives what administrators should know about plugins; nil means slog.Default.
 	Log *slog.Logger
-	// OnRegister gets the name of a resource after each registration that succeeds, before the plugin gets the answer.
+	// OnRegister is called with the resource after each successful registration, before the plugin gets the response.
 	OnRegister func(resource string)
-	// OnChange gets a resource after its first list and after each change of its devices or of Connected, in order for
-	// each resource. Its slices must not be changed. Until it returns, no more lists of the resource are received. It
-	// may call Endpoint.
+	// OnChange is called after a resource's first list and after each change of its devices or of Connected, in order
+	// for each resource. It must not change the slices. Until it returns, no more lists of the resource are received.
+	// It may call Endpoint.
 	OnChange func(model.Resource)
-	// OnGone gets the name of a resource without a plugin after the grace period.
+	// OnGone is called with the resource when its grace period ends without a plugin.
 	OnGone func(name string)
 }
 
-// Deadlines are how long plugins may take. Zero is the default.
+// Deadlines limit how long plugins may take. Zero means the default.
 type Deadlines struct {
 	Dial      time.Duration // to accept a connection: 10 s
 	Options   time.Duration // GetDevicePluginOptions: 10 s
@@ -92,7 +92,7 @@ type Deadlines struct {
 	PreStart  time.Duration // PreStartContainer: 30 s
 	Info      time.Duration // GetInfo of the plugin watcher: 1 s
 	Notify    time.Duration // NotifyRegistrationStatus of the plugin watcher: 5 s
-	// Grace is how long a resource without a plugin keeps its devices, all unhealthy: 5 minutes.
+	// Grace is how long a resource without a plugin keeps its devices, as unhealthy ones: 5 minutes.
 	Grace time.Duration
 }
 
@@ -109,26 +109,26 @@ func (d Deadlines) withDefaults() Deadlines {
 	}
 }
 
-// Registry knows the resources that plugins have registered. Its methods may be called concurrently.
+// Registry has the resources that plugins have registered. Its methods may be called concurrently.
 type Registry struct {
 	opts   Options
 	ctx    context.Context // until Close
 	cancel context.CancelFunc
 	lock   *fileio.Lock
 	server *grpc.Server
-	// running are the server, the plugin watcher and the streams of plugins.
+	// running counts the goroutines of the server, the plugin watcher and the plugins' streams.
 	running sync.WaitGroup
 
 	mu        sync.Mutex
 	resources map[string]*resource
-	sockets   map[string]bool // of the plugin watcher, by path: whether the plugin is registered
+	sockets   map[string]bool // whether the plugin at a socket of the plugin watcher is registered, by path
 	closed    bool
-	failure   error // why the server does not serve
+	failure   error // why the server no longer serves
 }
 
-// Start prepares the directories, removes stale sockets and serves until Close. The errors wrap ErrInUse,
-// ErrRegistryInUse, ErrSameDirectory, ErrForeignDirectory, trust's ErrUnsafe if other users can write to a directory,
-// or those of the file system.
+// Start prepares the directories, removes stale sockets and serves until Close. Errors wrap ErrInUse, ErrRegistryInUse,
+// ErrSameDirectory, ErrForeignDirectory, trust.ErrUnsafe if other users can write to a directory, or the errors of the
+// file system.
 func Start(o Options) (*Registry, error) {
 	o.Deadlines = o.Deadlines.withDefaults()
 	o.Log = cmp.Or(o.Log, slog.Default())
@@ -174,7 +174,7 @@ func (r *Registry) serve(l net.Listener) {
 	}
 }
 
-// Sockets returns whether the plugin at each socket of the plugin watcher is registered, by the socket's path.
+// Sockets returns, for each socket of the plugin watcher by its path, whether the plugin there is registered.
 func (r *Registry) Sockets() map[string]bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -188,8 +188,8 @@ func (r *Registry) Check() error {
 	return r.failure
 }
 
-// Close ends the connections to all plugins and removes the manager's socket. OnChange and OnGone are not called for
-// that, nor after it. It waits for calls of them that have begun, so they must not call it.
+// Close closes the connections to all plugins and removes the manager's socket, without calling OnChange or OnGone. It
+// waits for running calls of these, so they must not call Close.
 func (r *Registry) Close() error {
 	r.mu.Lock()
 	if r.closed {
@@ -212,7 +212,7 @@ func (r *Registry) Close() error {
 	return r.lock.File().Close()
 }
 
-// Endpoint returns the instance of a resource's plugin that is in effect, which may be stopped. The error wraps
+// Endpoint returns the current instance of a resource's plugin, which may have stopped. The error wraps
 // ErrUnknownResource.
 func (r *Registry) Endpoint(resource string) (*Endpoint, error) {
 	r.mu.Lock()

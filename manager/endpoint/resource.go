@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// MaxResources is how many resources a registry accepts.
+	// MaxResources is the largest number of resources of a registry.
 	MaxResources = 256
-	maxInstances = 16 // of a resource
+	maxInstances = 16 // per resource
 )
 
 var errClosed = errors.New("the device manager stops")
@@ -21,28 +21,28 @@ var errClosed = errors.New("the device manager stops")
 // resource is a resource with the instances of its plugin.
 type resource struct {
 	name string
-	// order is held over a change of the resource and the callback for it, so that callbacks come in order.
+	// order is held during a change of the resource and the callback for it, so that callbacks are in order.
 	order sync.Mutex
 
 	// The registry's mutex guards these.
 	instances []*Endpoint // whose streams are open, in the order of their registrations
 	last      *Endpoint   // the last one that has ended
 	shown     model.Resource
-	// advertised is whether a list has come, or a stream has ended without one. The kubelet does not know a resource
-	// before either.
+	// advertised is set once a list has arrived, or a stream has ended without one. Until then the kubelet does not
+	// know a resource either.
 	advertised bool
 	lost       time.Time // when the last instance ended
 	expiry     *time.Timer
 }
 
-// knownResource returns a resource whose plugin has yet to come back.
+// knownResource returns a resource whose plugin has not registered since the restart.
 func (r *Registry) knownResource(name string) *resource {
 	res := &resource{name: name, last: stopped(name), shown: model.Resource{Name: name}, advertised: true}
 	r.startGrace(res)
 	return res
 }
 
-// current returns the instance in effect: the newest that has sent a list, or the newest, or else the last one.
+// current returns the newest instance that has sent a list, else the newest one, else the last one that ended.
 func (res *resource) current() *Endpoint {
 	for _, e := range slices.Backward(res.instances) {
 		if e.listed {
@@ -55,7 +55,7 @@ func (res *resource) current() *Endpoint {
 	return res.last
 }
 
-// close ends all instances, and the grace period.
+// close closes all instances and stops the grace period.
 func (res *resource) close() {
 	for _, e := range res.instances {
 		e.close()
@@ -66,8 +66,8 @@ func (res *resource) close() {
 	}
 }
 
-// refresh computes what the resource shows and reports whether that has changed. While an instance that has yet to send
-// a list is the only one, the devices are those from before, so the counts do not flap during a restart.
+// refresh computes the published state of the resource and reports whether it has changed. If the only instance has not
+// sent a list yet, the earlier devices stay, so that the counts do not flap during a plugin's restart.
 func (res *resource) refresh() bool {
 	e := res.current()
 	next := model.Resource{Name: res.name, Devices: res.shown.Devices, Connected: len(res.instances) > 0}
@@ -84,7 +84,7 @@ func (res *resource) refresh() bool {
 	return changed
 }
 
-// change changes a resource and calls OnChange if that shows. After Close it does nothing.
+// change changes a resource and calls OnChange if its published state has changed. After Close it does nothing.
 func (r *Registry) change(res *resource, f func()) {
 	res.order.Lock()
 	defer res.order.Unlock()
@@ -121,7 +121,7 @@ func (r *Registry) adopt(e *Endpoint) error {
 	}
 }
 
-// find returns a resource, and creates it if it is new.
+// find returns a resource, which it creates if needed.
 func (r *Registry) find(name string) (*resource, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,7 +141,7 @@ func (r *Registry) add(res *resource, e *Endpoint) error {
 	twin := slices.IndexFunc(res.instances, func(i *Endpoint) bool { return i.socket == e.socket })
 	switch {
 	case twin >= 0:
-		// The plugin was restarted, or it registers twice. Its new stream replaces the old one.
+		// The plugin was restarted or registers twice. Its new stream replaces the old one.
 		res.instances[twin].close()
 		res.instances = slices.Delete(res.instances, twin, twin+1)
 	case len(res.instances) >= maxInstances:
@@ -155,7 +155,7 @@ func (r *Registry) add(res *resource, e *Endpoint) error {
 	return nil
 }
 
-// watch receives lists until the stream ends.
+// watch receives lists until the stream ends, then removes the instance.
 func (r *Registry) watch(res *resource, e *Endpoint) {
 	err := e.watch(func(devices []model.Device) {
 		r.change(res, func() { e.devices, e.listed = devices, true })
@@ -180,13 +180,13 @@ func (r *Registry) end(res *resource, e *Endpoint) {
 	}
 }
 
-// startGrace removes the resource after the grace period, unless a plugin registers before.
+// startGrace removes the resource after the grace period unless a plugin registers in it.
 func (r *Registry) startGrace(res *resource) {
 	res.lost = time.Now()
 	res.expiry = time.AfterFunc(r.opts.Deadlines.Grace, func() { r.expire(res) })
 }
 
-// expire removes a resource without a plugin. The resource is in the map until OnGone returns, so that a plugin that
+// expire removes a resource without a plugin. The resource stays in the map until OnGone has returned; a plugin that
 // registers meanwhile waits.
 func (r *Registry) expire(res *resource) {
 	res.order.Lock()

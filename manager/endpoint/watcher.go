@@ -24,8 +24,8 @@ const (
 	maxDirectories = 256
 )
 
-// watcher is the plugin watcher: it registers the plugin at each socket below a directory, for as long as the socket is
-// there.
+// watcher is the plugin watcher: it registers the plugin at each socket below a directory, for as long as the socket
+// exists.
 type watcher struct {
 	registry *Registry
 	dir      string
@@ -33,14 +33,14 @@ type watcher struct {
 	notify   *fsnotify.Watcher
 	sockets  map[string]*watched // by path relative to dir
 	running  sync.WaitGroup
-	warned   map[string]bool // what was skipped, so that it is logged once
+	warned   map[string]bool // paths whose skipping was logged
 }
 
 // watched is a socket that was found.
 type watched struct {
 	id     unixsocket.ID
 	cancel context.CancelFunc
-	done   chan struct{} // closed when its plugin has been deregistered
+	done   chan struct{} // closed when the plugin has been deregistered
 }
 
 func newWatcher(r *Registry, dir string) (*watcher, error) {
@@ -57,11 +57,11 @@ func newWatcher(r *Registry, dir string) (*watcher, error) {
 	}, nil
 }
 
-// close ends what newWatcher has begun.
+// close releases what newWatcher has opened.
 func (w *watcher) close() { _ = errors.Join(w.notify.Close(), w.lock.File().Close()) }
 
-// run keeps the registrations equal to the sockets that are there, until ctx ends. It does not use the kernel's reports
-// otherwise than to search again: reports can be lost, and those of one path can be of several files.
+// run keeps the registrations equal to the existing sockets until ctx ends. A notification from the kernel only starts
+// a new search: notifications can be lost, and those about one path can be about several files.
 func (w *watcher) run(ctx context.Context) {
 	defer w.close()
 	defer w.running.Wait()
@@ -71,16 +71,16 @@ func (w *watcher) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-w.notify.Events:
-		case <-w.notify.Errors: //nolint:errcheck // reports were lost, and the search finds what they were of
+		case <-w.notify.Errors: //nolint:errcheck // notifications were lost; the search finds what they were about
 		}
 		w.drain()
 	}
 }
 
-// settle is how long the watcher collects reports before it searches.
+// settle is how long the watcher collects notifications before it searches.
 const settle = 10 * time.Millisecond
 
-// drain receives further reports for a short time, as many come at once.
+// drain receives further notifications for a short time, since many arrive together.
 func (w *watcher) drain() {
 	for settled := time.After(settle); ; {
 		select {
@@ -100,7 +100,7 @@ func (w *watcher) search() map[string]unixsocket.ID {
 		name, _ := filepath.Rel(w.dir, path)
 		switch {
 		case err != nil:
-			if !errors.Is(err, fs.ErrNotExist) { // or else it was removed meanwhile
+			if !errors.Is(err, fs.ErrNotExist) { // otherwise it was removed meanwhile
 				w.skip(name, err)
 			}
 		case name != "." && strings.HasPrefix(entry.Name(), "."):
@@ -121,7 +121,7 @@ func (w *watcher) search() map[string]unixsocket.ID {
 				w.skip("", fmt.Errorf("there are more than %d sockets", maxSockets))
 				return fs.SkipAll
 			}
-			if id, err := unixsocket.Identify(path); err == nil { // or else it was removed meanwhile
+			if id, err := unixsocket.Identify(path); err == nil { // otherwise it was removed meanwhile
 				found[name] = id
 			}
 		}
@@ -130,7 +130,7 @@ func (w *watcher) search() map[string]unixsocket.ID {
 	return found
 }
 
-// watch asks the kernel for changes in a directory, unless other users can create sockets in it.
+// watch subscribes to changes in a directory. It returns an error if other users can create sockets there.
 func (w *watcher) watch(dir string) error {
 	if err := trust.Dir(dir); err != nil {
 		return err
@@ -138,7 +138,7 @@ func (w *watcher) watch(dir string) error {
 	return w.notify.Add(dir)
 }
 
-// skip logs once why something is not searched.
+// skip logs why a path is not searched, once for each path.
 func (w *watcher) skip(name string, err error) {
 	if !w.warned[name] && len(w.warned) < maxDirectories {
 		w.warned[name] = true
@@ -147,8 +147,8 @@ func (w *watcher) skip(name string, err error) {
 	}
 }
 
-// reconcile ends the registrations whose sockets are gone, then begins those of new ones. A socket that was replaced is
-// both.
+// reconcile ends the registrations whose sockets are gone, then begins those of new sockets. A replaced socket is both
+// gone and new.
 func (w *watcher) reconcile(ctx context.Context, found map[string]unixsocket.ID) {
 	for name, old := range w.sockets {
 		if found[name] != old.id {
@@ -170,7 +170,7 @@ func (w *watcher) reconcile(ctx context.Context, found map[string]unixsocket.ID)
 	}
 }
 
-// Pauses between attempts to register a plugin. Each is twice the one before.
+// Pauses between attempts to register a plugin. Each is twice as long as the one before.
 const (
 	firstPause = 500 * time.Millisecond
 	lastPause  = 2*time.Minute + 2*time.Second
@@ -189,7 +189,7 @@ func (r *Registry) follow(ctx context.Context, s socket) {
 		if err == nil {
 			r.setSocket(s, true)
 			<-ctx.Done()
-			e.close() // the end of its stream does the rest
+			e.close() // the end of its stream removes the instance
 			return
 		}
 		if ctx.Err() != nil {
@@ -204,7 +204,7 @@ func (r *Registry) follow(ctx context.Context, s socket) {
 	}
 }
 
-// setSocket notes whether the plugin at a socket is registered.
+// setSocket records whether the plugin at a socket is registered.
 func (r *Registry) setSocket(s socket, registered bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,9 +1,9 @@
 // Package metrics has the kubelet's metrics of device plugins, of its PodResources service and of its plugin watcher.
-// Names, labels, buckets and help texts are those of k8s.io/kubernetes v1.36.3, where all of them are ALPHA: what reads
-// them of a kubelet reads them here.
+// Names, labels, buckets and help texts are those of k8s.io/kubernetes v1.36.3, where all of them are ALPHA, so that
+// dashboards for a kubelet work here.
 //
-// A resource has series while it has a plugin, and until the end of its grace period. So there are no more of them than
-// the manager accepts resources, whatever plugins do.
+// A resource has series until the end of its grace period. So the number of series is limited by the number of
+// resources that the manager accepts, whatever plugins do.
 package metrics
 
 import (
@@ -17,7 +17,7 @@ import (
 	"gpu-cdi-plugin/manager"
 )
 
-// Metrics has the metrics. It is the manager's Observer. Its methods may be called concurrently.
+// Metrics is the manager's Observer. Its methods may be called concurrently.
 type Metrics struct {
 	registry      *prometheus.Registry
 	registrations *prometheus.CounterVec
@@ -26,7 +26,7 @@ type Metrics struct {
 	methods       map[string]method
 }
 
-// method is a method of PodResources. It may have no counters of its own.
+// method has the counters of a PodResources method; some may be nil.
 type method struct {
 	version          string
 	requests, errors *prometheus.CounterVec
@@ -34,7 +34,7 @@ type method struct {
 
 var _ manager.Observer = (*Metrics)(nil)
 
-// New returns the metrics without any series.
+// New returns metrics without series.
 func New() *Metrics {
 	const ofVersion = " Broken down by server api version."
 	m := &Metrics{registry: prometheus.NewRegistry(), methods: map[string]method{
@@ -73,7 +73,7 @@ const (
 	alpha       = "[ALPHA] "
 )
 
-// counters adds a metric.
+// counters registers a counter with one label.
 func (m *Metrics) counters(name, help, label string) *prometheus.CounterVec {
 	c := prometheus.NewCounterVec(
 		prometheus.CounterOpts{Namespace: namespace, Name: name, Help: alpha + help},
@@ -97,7 +97,7 @@ func (m *Metrics) Removed(resource string) {
 	m.allocations.DeleteLabelValues(resource)
 }
 
-// Called counts a call of PodResources by its full name in gRPC, and its error if it has one.
+// Called counts a call of PodResources by its full gRPC name, and its error if it has one.
 func (m *Metrics) Called(name string, err error) {
 	called, ok := m.methods[name]
 	if !ok {
@@ -113,7 +113,7 @@ func (m *Metrics) Called(name string, err error) {
 	}
 }
 
-// Text returns the metrics in the text format of Prometheus, version 0.0.4.
+// Text returns the metrics in Prometheus' text format, version 0.0.4.
 func (m *Metrics) Text() ([]byte, error) {
 	return promtext.Text(m.registry)
 }

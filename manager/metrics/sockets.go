@@ -6,11 +6,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// ObserveSockets adds the metric of the plugin watcher. list returns whether the plugin at each socket is registered,
-// by the socket's path. It is called once.
+// ObserveSockets adds the metric of the plugin watcher. list returns, for each socket by its path, whether the plugin
+// there is registered. It is called once.
 func (m *Metrics) ObserveSockets(list func() map[string]bool) { m.registry.MustRegister(sockets(list)) }
 
-// sockets counts them when the metrics are read.
+// sockets counts the plugins whenever the metrics are read.
 type sockets func() map[string]bool
 
 var totalPlugins = prometheus.NewDesc("plugin_manager_total_plugins",
@@ -24,7 +24,7 @@ func (s sockets) Collect(metrics chan<- prometheus.Metric) {
 	type series struct{ path, state string }
 	counts := map[series]float64{}
 	for path, registered := range s() {
-		path = strings.ToValidUTF8(path, "\uFFFD") // as all values of labels; two paths can become one
+		path = strings.ToValidUTF8(path, "\uFFFD") // like all label values; two paths can become equal
 		counts[series{path, "desired_state_of_world"}]++
 		if registered {
 			counts[series{path, "actual_state_of_world"}]++

@@ -15,22 +15,22 @@ import (
 )
 
 const (
-	// maxPath is PATH_MAX of the kernel without the final NUL.
+	// maxPath is the kernel's PATH_MAX without the final NUL.
 	maxPath = 4095
-	// maxText is the most bytes of a name with its value. The kernel takes arguments and variables of less than 128 KiB,
+	// maxText limits the bytes of a name with its value. The kernel takes arguments and variables of less than 128 KiB,
 	// and an argument begins with the name of its option.
 	maxText = 128<<10 - 64
-	// maxProblems and maxShown bound the error: they are what a plugin sent.
+	// maxProblems and maxShown limit the error's text, which quotes what a plugin sent.
 	maxProblems, maxShown = 8, 100
 )
 
-// Check returns an error with the first problems of run options that no container can have. Run options are what
-// plugins sent, and a plugin can send anything: paths that are not absolute or have .. in them, permissions that are
-// not some of r, w and m, names that are malformed, and texts that are too long for the kernel.
+// Check returns an error with the first problems of run options that are invalid for any container. They come from
+// plugins, so they can have anything: paths that are not absolute or contain .., permissions other than r, w and m,
+// malformed names, and texts that are too long for the kernel.
 func (o *RunOptions) Check() error {
 	var c checker
 	for _, name := range o.CDIDevices {
-		if len(name) > maxPath || !parser.IsQualifiedName(name) { // an engine would take it for the path of a device node
+		if len(name) > maxPath || !parser.IsQualifiedName(name) { // to an engine, it would be a path
 			c.problem("CDI name", name, "want a qualified name, such as nvidia.com/gpu=0")
 		}
 	}
@@ -50,7 +50,7 @@ func (o *RunOptions) Check() error {
 	return errors.Join(c.problems...)
 }
 
-// someOf is whether a text has at least one of the letters, each at most once, and nothing else.
+// someOf reports whether a text consists of one or more of the letters, each at most once.
 func someOf(text, letters string) bool {
 	for i := range len(text) {
 		if strings.IndexByte(letters, text[i]) < 0 || strings.IndexByte(text, text[i]) != i {

@@ -1,5 +1,5 @@
 // Package model has the values that the device manager works with: resources and their devices as plugins list them,
-// pods as manifests describe them, and what containers were given. It is pure.
+// pods as manifests describe them, and what their containers were given. It is pure.
 package model
 
 import (
@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// Resource is what a plugin offers under a name.
+// Resource is a resource that a plugin offers.
 type Resource struct {
-	// Name is the extended resource's name, as nvidia.com/gpu.
+	// Name is the extended resource's name, like nvidia.com/gpu.
 	Name string
 	// Devices are sorted by ID, and no two have the same ID.
 	Devices []Device
-	// Connected is whether the plugin's ListAndWatch stream is open. Without it no device is healthy.
+	// Connected reports whether the plugin's ListAndWatch stream is open. If not, no device is healthy.
 	Connected bool
 }
 
-// Device is one device as its plugin listed it.
+// Device is a device as its plugin lists it.
 type Device struct {
 	ID      string
 	Healthy bool
@@ -26,7 +26,7 @@ type Device struct {
 	NUMA []int
 }
 
-// MaxUID is how long a pod's UID may be in bytes: as long as its name. Kubernetes has no limit of its own for UIDs.
+// MaxUID is the longest UID of a pod in bytes, the same as for its name. Kubernetes has no limit for UIDs.
 const MaxUID = 253
 
 // Pod is what the device manager needs of a v1.Pod.
@@ -45,31 +45,31 @@ func (p Pod) AllContainers() []Container { return slices.Concat(p.InitContainers
 // Container is a container of a pod.
 type Container struct {
 	Name string `json:"name"`
-	// Limits are the numbers of devices by the name of the extended resource.
+	// Limits are the numbers of devices by extended resource.
 	Limits map[string]int `json:"limits,omitempty"`
 	// Sidecar is an init container with the restart policy Always: it runs beside the pod's containers.
 	Sidecar bool `json:"sidecar,omitempty"`
 }
 
-// Placement is a pod that was admitted, with what its containers were given.
+// Placement is an admitted pod, with its allocations.
 type Placement struct {
 	Pod Pod `json:"pod"`
 	// Allocations are in the order in which they were made.
 	Allocations []Allocation `json:"allocations"`
-	// Ended are the names of the containers that have ended for good: their devices can be given to others.
+	// Ended are the names of the containers that have ended for good: other containers can get their devices.
 	Ended    []string  `json:"ended,omitempty"`
 	Admitted time.Time `json:"admitted"`
 	Caller   Caller    `json:"caller"`
 }
 
-// Held are the allocations of the containers that have not ended for good.
+// Held returns the allocations of the containers that have not ended for good.
 func (p Placement) Held() []Allocation {
 	return slices.DeleteFunc(slices.Clone(p.Allocations), func(a Allocation) bool {
 		return slices.Contains(p.Ended, a.Container)
 	})
 }
 
-// Allocation is what one container has of one resource.
+// Allocation has a container's devices of one resource.
 type Allocation struct {
 	Container string `json:"container"`
 	Resource  string `json:"resource"`
@@ -81,24 +81,23 @@ type Allocation struct {
 	Response []byte `json:"response,omitempty"`
 }
 
-// Caller is the process that asked for something at a unix socket, by the credentials that the kernel reports.
+// Caller is the process that sent a request on a unix socket, by the credentials that the kernel reports.
 type Caller struct {
 	UID int `json:"uid"`
 	GID int `json:"gid"`
 	PID int `json:"pid"`
 }
 
-// RunOptions are what a container runtime gives a container besides what its manifest says. All lists are sorted, but
-// CDIDevices, which is in the order of the plugins' answers.
+// RunOptions are what a container runtime must give a container besides what the manifest says. All lists are sorted,
+// except CDIDevices, which are in the order of the plugins' responses.
 type RunOptions struct {
 	Envs        map[string]string `json:"envs,omitempty"`
 	Mounts      []Mount           `json:"mounts,omitempty"`
 	Devices     []DeviceNode      `json:"devices,omitempty"`
 	Annotations map[string]string `json:"annotations,omitempty"`
-	// CDIDevices are fully qualified CDI names, as nvidia.com/gpu=0.
+	// CDIDevices are fully qualified CDI names, like nvidia.com/gpu=0.
 	CDIDevices []string `json:"cdiDevices,omitempty"`
-	// Conflicts are sentences about settings that two resources make differently. The first resource wins, in the
-	// order of their names.
+	// Conflicts are sentences about settings that two resources make differently. The first resource by name wins.
 	Conflicts []string `json:"conflicts,omitempty"`
 }
 
@@ -113,6 +112,6 @@ type Mount struct {
 type DeviceNode struct {
 	ContainerPath string `json:"containerPath"`
 	HostPath      string `json:"hostPath"`
-	// Permissions are some of r, w and m (mknod), as the plugin sent them.
+	// Permissions are one or more of r, w and m (mknod), as the plugin sent them.
 	Permissions string `json:"permissions,omitempty"`
 }

@@ -16,21 +16,21 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// Machine is what a machine has.
+// Machine has the resources of a machine.
 type Machine struct {
 	// CPUs is the number of logical CPUs that are online.
 	CPUs int
 	// Memory is in bytes.
 	Memory int64
-	// HugePages are the numbers of pages by their size in bytes. A size that the kernel has without pages is 0.
+	// HugePages are the numbers of pages by page size in bytes. A supported size without pages has 0.
 	HugePages map[int64]int64
-	// EphemeralStorage is the size in bytes of the filesystem for the pods' files.
+	// EphemeralStorage is the size in bytes of the filesystem of the pods' files.
 	EphemeralStorage int64
-	// NUMANodes are the IDs of the NUMA nodes, ascending. There is at least one.
+	// NUMANodes are the IDs of the NUMA nodes, ascending. There is always at least one.
 	NUMANodes []int
 }
 
-// ReadMachine reads what a host has from its /proc and /sys. storage is a path on the filesystem for the pods' files.
+// ReadMachine reads a host's resources from its /proc and /sys. storage is a path on the filesystem of the pods' files.
 func ReadMachine(h host.Host, storage string) (Machine, error) {
 	m, err := readMachine(h)
 	if err != nil {
@@ -66,7 +66,7 @@ func readMachine(h host.Host) (m Machine, err error) {
 	return m, err
 }
 
-// hugePages reads the pages by their size. A kernel without huge pages has no directory.
+// hugePages reads the numbers of pages by page size. A kernel without huge pages has no such directory.
 func hugePages(dir string) (map[int64]int64, error) {
 	pages := map[int64]int64{}
 	err := eachNumbered(dir, "hugepages-", "kB", func(name string, kib int) error {
@@ -84,7 +84,7 @@ func hugePages(dir string) (map[int64]int64, error) {
 	return pages, err
 }
 
-// numaNodes reads the IDs of the NUMA nodes. A kernel without them has no directory, and one node.
+// numaNodes reads the IDs of the NUMA nodes. A kernel without NUMA has no such directory; it counts as node 0.
 func numaNodes(dir string) ([]int, error) {
 	var nodes []int
 	err := eachNumbered(dir, "node", "", func(_ string, id int) error {
@@ -98,7 +98,8 @@ func numaNodes(dir string) ([]int, error) {
 	return nodes, err
 }
 
-// eachNumbered calls a function for the files of a directory, if it exists, that have a number in their names.
+// eachNumbered calls do for each file of a directory that has a number between prefix and suffix. The directory may be
+// missing.
 func eachNumbered(dir, prefix, suffix string, do func(name string, number int) error) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -1,5 +1,6 @@
-// Package nodestatus computes what a node has and what of it is for pods, as the kubelet reports in the status of its
-// Node: cpu, memory, huge pages, ephemeral storage and the resources of device plugins. It is pure but for ReadMachine.
+// Package nodestatus computes a node's capacity and allocatable resources as the kubelet reports them in the status of
+// its Node: cpu, memory, huge pages, ephemeral storage and the resources of device plugins. Everything except
+// ReadMachine is pure.
 package nodestatus
 
 import (
@@ -19,9 +20,9 @@ const (
 	ephemeralStorage = "ephemeral-storage"
 )
 
-// Compute returns the status of a node with a machine, what is reserved of it, and the devices of plugins by resource.
-// A resource whose plugin is gone for good has 0 devices, and stays: the scheduler would take a resource without an
-// entry for one that nodes do not limit. Pods are not counted, as nothing here limits their number.
+// Compute returns the status of a node from its machine, the reservations, and the devices of plugins by resource. A
+// resource whose plugin is gone for good stays with 0 devices: the scheduler does not limit a resource that is missing.
+// There is no entry for pods, since nothing here limits their number.
 func Compute(m Machine, r Reserved, devices map[string]manager.Count) Status {
 	capacity := map[string]quantity.Quantity{
 		cpu:              quantity.New(int64(m.CPUs), quantity.Decimal),
@@ -47,7 +48,7 @@ func Compute(m Machine, r Reserved, devices map[string]manager.Count) Status {
 	return s
 }
 
-// of returns what is reserved of a resource with a capacity.
+// of returns the reserved amount of a resource with that capacity.
 func (r Reserved) of(name string, capacity quantity.Quantity) quantity.Quantity {
 	amount, eviction := r.amounts[name], r.eviction[name]
 	if eviction.part > 0 {
@@ -57,7 +58,7 @@ func (r Reserved) of(name string, capacity quantity.Quantity) quantity.Quantity 
 	return amount.Add(eviction.quantity)
 }
 
-// less returns q - r, or 0 if that is negative.
+// less returns q - r, but at least 0.
 func less(q, r quantity.Quantity) quantity.Quantity {
 	if q = q.Sub(r); q.Sign() < 0 {
 		return quantity.Quantity{}

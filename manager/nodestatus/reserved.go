@@ -12,24 +12,24 @@ import (
 	"gpu-cdi-plugin/manager/quantity"
 )
 
-// ErrReserved means that what is reserved is malformed.
+// ErrReserved means that a reservation is malformed.
 var ErrReserved = errors.New("invalid reservation")
 
-// Reserved is what of a machine is not for pods. The zero value reserves nothing.
+// Reserved has the amounts of a machine's resources that pods cannot have. The zero value reserves nothing.
 type Reserved struct {
-	amounts  map[string]quantity.Quantity // of the system and of Kubernetes together, by resource
+	amounts  map[string]quantity.Quantity // for the system and Kubernetes together, by resource
 	eviction map[string]threshold         // by resource
 }
 
-// threshold is a quantity, or a part of the capacity if the quantity is 0.
+// threshold is a quantity, or a fraction of the capacity if the quantity is 0.
 type threshold struct {
 	quantity quantity.Quantity
 	part     float32
 }
 
-// ParseReserved reads options of the kubelet: system-reserved and kube-reserved with items as cpu=500m, and
-// eviction-hard with items as memory.available<100Mi or nodefs.available<10%. Other signals reserve nothing. The error
-// wraps ErrReserved and has all problems.
+// ParseReserved parses options of the kubelet: system-reserved and kube-reserved with items like cpu=500m, and
+// eviction-hard with items like memory.available<100Mi or nodefs.available<10%. Other signals reserve nothing. The
+// error wraps ErrReserved and has all problems.
 func ParseReserved(system, kube, evictionHard []string) (Reserved, error) {
 	r := Reserved{amounts: map[string]quantity.Quantity{}, eviction: map[string]threshold{}}
 	var problems []error
@@ -38,7 +38,7 @@ func ParseReserved(system, kube, evictionHard []string) (Reserved, error) {
 			problems = append(problems, fmt.Errorf("%w: %s: %q: %w", ErrReserved, option, item, err))
 		}
 	}
-	seen := map[string]bool{} // an option with a resource or signal
+	seen := map[string]bool{} // the option together with a resource or signal
 	once := func(option, name string) error {
 		if seen[option+name] {
 			return fmt.Errorf("%s is there twice", name)
@@ -75,7 +75,7 @@ func ParseReserved(system, kube, evictionHard []string) (Reserved, error) {
 	return r, nil
 }
 
-// reservable are the resources that the kubelet reserves. Process IDs are not in a Node's status.
+// reservable are the resources that the kubelet can reserve. A Node's status does not have process IDs.
 var reservable = []string{"cpu", "memory", "ephemeral-storage", "pid"}
 
 func parseAmount(item string) (name string, amount quantity.Quantity, err error) {

@@ -1,6 +1,6 @@
 package pod
 
-// The fields of a v1.Pod of k8s.io/api v0.37, at the levels that are read. A field of type any has no meaning here.
+// manifest has the fields of a v1.Pod of k8s.io/api v0.37 at the levels that are read. Fields of type any are ignored.
 type manifest struct {
 	APIVersion string   `yaml:"apiVersion"`
 	Kind       string   `yaml:"kind"`
@@ -104,7 +104,7 @@ type container struct {
 	WorkingDir               any `yaml:"workingDir"`
 }
 
-// resources have quantities by the names of resources.
+// resources has quantities by resource.
 type resources struct {
 	Limits   map[string]string `yaml:"limits"`
 	Requests map[string]string `yaml:"requests"`

@@ -1,8 +1,8 @@
-// Package pod reads manifests of pods. It takes from a v1.Pod what the device manager needs: the names, the UID, and
-// how many devices of extended resources each container asks for.
+// Package pod parses manifests of pods. From a v1.Pod it reads what the device manager needs: the names, the UID, and
+// how many devices of extended resources each container requests.
 //
-// Unknown fields are errors in the pod, its metadata, its spec, its containers and their resources. What is below other
-// fields is not checked, as it has no meaning here.
+// Unknown fields are errors in the pod, its metadata, its spec, its containers and their resources. Fields that have no
+// effect here may have any content.
 package pod
 
 import (
@@ -31,23 +31,23 @@ import (
 const MaxSize = 256 << 10
 
 var (
-	// ErrInvalid means that a manifest is not that of a pod that can be admitted.
+	// ErrInvalid means that a manifest does not describe a pod that can be admitted.
 	ErrInvalid = errors.New("invalid pod manifest")
 	// ErrTooLarge means that a manifest is larger than MaxSize. It wraps ErrInvalid.
 	ErrTooLarge = fmt.Errorf("%w: it is larger than %d KiB", ErrInvalid, MaxSize>>10)
 )
 
 const (
-	maxNodes = 100_000 // of the document with its aliases expanded
+	maxNodes = 100_000 // YAML nodes of the document with its aliases expanded
 	maxDepth = 100
 )
 
-// Parse reads the manifest of one pod in YAML or JSON. The error is ErrTooLarge, or wraps ErrInvalid and has all
+// Parse parses the manifest of one pod in YAML or JSON. The error is ErrTooLarge, or it wraps ErrInvalid and has all
 // problems.
 //
-// The namespace is "default" if there is none. A pod without a UID gets one that is made from its namespace and name:
-// the same manifest is the same pod again, as with the kubelet's static pods. Limits of devices are whole numbers, and
-// requests must equal them where there are any; limits of other resources, such as cpu, are checked and left out.
+// The default namespace is "default". A pod without a UID gets one that is derived from its namespace and name, so that
+// the same manifest is the same pod, like a static pod of the kubelet. Limits of devices must be whole numbers, and
+// requests, if any, must equal them. Limits of other resources, such as cpu, are checked and ignored.
 func Parse(data []byte) (model.Pod, error) {
 	if len(data) > MaxSize {
 		return model.Pod{}, ErrTooLarge
@@ -75,25 +75,25 @@ func parse(data []byte) (model.Pod, error) {
 	return p, errors.Join(c.problems...)
 }
 
-// The escapes of JSON. YAML lacks that of a slash, and characters that are escaped as two halves.
+// escaped matches the escapes of JSON that YAML lacks, an escaped slash and surrogate pairs, and all other escapes.
 var escaped = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`\\(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|.)`)
 })
 
-// yamlOf returns valid JSON as YAML, which has no tabs between values.
+// yamlOf converts valid JSON to YAML, which allows no tabs between values.
 func yamlOf(data []byte) []byte {
-	data = bytes.ReplaceAll(data, []byte{'\t'}, []byte{' '}) // in texts, tabs are escaped
+	data = bytes.ReplaceAll(data, []byte{'\t'}, []byte{' '}) // tabs in strings are escaped
 	return escaped().ReplaceAllFunc(data, func(match []byte) []byte {
 		if len(match) == 2 && match[1] != '/' {
 			return match
 		}
 		var text string
-		_ = json.Unmarshal(slices.Concat([]byte{'"'}, match, []byte{'"'}), &text) // it is valid
+		_ = json.Unmarshal(slices.Concat([]byte{'"'}, match, []byte{'"'}), &text) // the match is valid
 		return []byte(text)
 	})
 }
 
-// checkSize returns an error for a document that takes too long to work through, as with aliases of aliases.
+// checkSize returns an error for a document that is too large to process, for example because of aliases of aliases.
 func checkSize(data []byte) error {
 	var document yaml.Node
 	if err := yaml.Unmarshal(data, &document); err != nil {
@@ -121,7 +121,7 @@ func count(n *yaml.Node, depth int, left *int) error {
 	return nil
 }
 
-// converter makes a pod of a manifest and collects problems.
+// converter converts a manifest to a pod and collects problems.
 type converter struct {
 	problems []error
 }
@@ -159,7 +159,7 @@ func (c *converter) pod(m manifest) model.Pod {
 	return p
 }
 
-// containers converts containers. Their names must not be among those that are in use already.
+// containers converts containers. used has the names that are taken.
 func (c *converter) containers(path string, list []container, used map[string]bool) []model.Container {
 	var converted []model.Container
 	for i, each := range list {
@@ -189,7 +189,7 @@ func (c *converter) devices(path string, r resources) map[string]int {
 	return limits
 }
 
-// quantities returns the numbers of devices.
+// quantities returns the numbers of devices in a list of quantities.
 func (c *converter) quantities(path string, list map[string]string) map[string]int {
 	var devices map[string]int
 	for _, name := range slices.Sorted(maps.Keys(list)) {
@@ -219,7 +219,8 @@ func (c *converter) quantities(path string, list map[string]string) map[string]i
 	return devices
 }
 
-// isExtended reports whether a resource is one that plugins offer. The error is that of a name that no resource has.
+// isExtended reports whether a name is that of an extended resource. It returns an error if no resource can have the
+// name.
 func isExtended(name string) (bool, error) {
 	native := []string{"cpu", "memory", "ephemeral-storage"}
 	switch err := kubelet.CheckResourceName(name); {
@@ -234,7 +235,7 @@ func isExtended(name string) (bool, error) {
 	}
 }
 
-// oneOf checks a text that has few values. The first one is the default if it is empty.
+// oneOf checks that a text is one of the values. An empty text means the first.
 func (c *converter) oneOf(path, text string, values ...string) {
 	if !slices.Contains(values, text) {
 		known := slices.DeleteFunc(slices.Clone(values), func(v string) bool { return v == "" })
@@ -242,7 +243,7 @@ func (c *converter) oneOf(path, text string, values ...string) {
 	}
 }
 
-// form is that of a name in Kubernetes, or of a UID, which a static pod can choose.
+// form is the syntax of a Kubernetes name, or of a UID, which a static pod can choose.
 type form struct {
 	has  func(string) bool
 	text string
@@ -267,7 +268,7 @@ func (c *converter) name(path, name string, form form, longest int) {
 	}
 }
 
-// uidOf returns a UUID of version 8 (RFC 9562), which is a hash of a pod's namespace and name.
+// uidOf returns a UUID of version 8 (RFC 9562) that is a hash of a pod's namespace and name.
 func uidOf(namespace, name string) string {
 	h := sha256.Sum256([]byte(namespace + "/" + name))
 	h[6] = h[6]&0x0f | 0x80

@@ -8,7 +8,7 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// podOf returns a pod with its sidecars and its containers. As in the kubelet, there are no other init containers.
+// podOf converts a pod with its sidecars and containers. Like the kubelet it omits other init containers.
 func podOf(p model.Placement) *v1.PodResources {
 	pod := &v1.PodResources{Name: p.Pod.Name, Namespace: p.Pod.Namespace}
 	for _, c := range p.Pod.InitContainers {
@@ -22,7 +22,7 @@ func podOf(p model.Placement) *v1.PodResources {
 	return pod
 }
 
-// containerOf returns a container with its devices. One that has ended has none: other pods can have them now.
+// containerOf converts a container with its devices. A container that has ended has none: other pods can have them now.
 func containerOf(p model.Placement, name string) *v1.ContainerResources {
 	container := &v1.ContainerResources{Name: name}
 	if slices.Contains(p.Ended, name) {
@@ -39,7 +39,7 @@ func containerOf(p model.Placement, name string) *v1.ContainerResources {
 	return container
 }
 
-// devicesOf returns a device once for each of its NUMA nodes, as the kubelet does.
+// devicesOf returns an entry for each NUMA node of a device, like the kubelet.
 func devicesOf(resource, id string, numa []int) []*v1.ContainerDevices {
 	if len(numa) == 0 {
 		return []*v1.ContainerDevices{{ResourceName: resource, DeviceIds: []string{id}}}

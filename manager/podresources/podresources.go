@@ -1,6 +1,5 @@
-// Package podresources serves the kubelet's PodResources service (k8s.io/kubelet/pkg/apis/podresources) at a unix
-// socket, for monitoring agents: which containers have which devices, and which devices there are. It has the versions
-// v1 and v1alpha1.
+// Package podresources serves the kubelet's PodResources service (k8s.io/kubelet/pkg/apis/podresources), versions v1
+// and v1alpha1, on a unix socket. Monitoring agents read from it which devices exist and which containers have them.
 package podresources
 
 import (
@@ -25,23 +24,23 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// The kubelet's limits of all calls together.
+// The kubelet's limits, for all calls together.
 const (
 	callsPerSecond = 100
 	callsAtOnce    = 10
 )
 
-// The bounds of what clients cost.
+// Limits of what clients can use.
 const (
 	maxConnections = 64
-	maxCalls       = 16       // at once, of a connection
+	maxCalls       = 16       // concurrent calls of a connection
 	maxRequest     = 16 << 10 // bytes; the largest request has the names of a pod and its namespace
 	handshakeTime  = 5 * time.Second
-	idleTime       = time.Minute // after which a connection is closed; clients connect again by themselves
+	idleTime       = time.Minute // how long an idle connection stays open; clients connect again by themselves
 	dialTime       = time.Second
 )
 
-// Manager is what the service reads. See manager.Manager for the methods.
+// Manager is what the service needs of the device manager. See manager.Manager for the methods.
 type Manager interface {
 	Pods() []model.Placement
 	Resources() []manager.Resource
@@ -49,17 +48,18 @@ type Manager interface {
 
 var _ Manager = (*manager.Manager)(nil)
 
-// Server answers the calls of the service.
+// Server implements the service.
 type Server struct {
 	Manager Manager
-	// OnCall gets each call, but those that the limit rejects: its full name in gRPC, and its error. Nil gets none.
+	// OnCall is called for each call that the rate limit lets through, with its full gRPC name and its error; optional.
 	OnCall func(method string, err error)
 }
 
-// Listen makes the socket at path, with the lock file path.lock. Besides its owner a group may connect, by its GID, or
-// none with unixsocket.OwnerOnly. The error wraps fileio.ErrHeld if another manager, or the kubelet, serves it.
+// Listen makes the socket at path, with the lock file path.lock. Its owner may connect, and a group if it is given by
+// its GID; with unixsocket.OwnerOnly no group may. The error wraps fileio.ErrHeld if another manager or the kubelet
+// serves the socket.
 func Listen(ctx context.Context, path string, group int) (*unixsocket.HTTPListener, error) {
-	// The kubelet takes no lock.
+	// The kubelet takes no lock, so a connection shows whether it serves the socket.
 	if c, err := (&net.Dialer{Timeout: dialTime}).DialContext(ctx, "unix", path); err == nil {
 		_ = c.Close()
 		return nil, fmt.Errorf("make the PodResources socket %s: a program serves it already: %w", path, fileio.ErrHeld)
@@ -95,7 +95,7 @@ func (s *Server) Run(ctx context.Context, l *unixsocket.HTTPListener) error {
 	return nil
 }
 
-// limit rejects calls as the kubelet does.
+// limit returns an interceptor that rejects calls beyond the rate limit, like the kubelet.
 func limit(limiter *rate.Limiter) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		if !limiter.Allow() {
@@ -105,7 +105,7 @@ func limit(limiter *rate.Limiter) grpc.UnaryServerInterceptor {
 	}
 }
 
-// observe passes each call to OnCall before it is answered.
+// observe passes each call to OnCall before the response is sent.
 func (s *Server) observe(
 	ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
 ) (any, error) {
@@ -131,7 +131,7 @@ func (s service) List(context.Context, *v1.ListPodResourcesRequest) (*v1.ListPod
 	return response, nil
 }
 
-// Get returns the pod of a name, or the one that was admitted last if there are several.
+// Get returns the pod with that name, or the one admitted last if several have it.
 func (s service) Get(_ context.Context, r *v1.GetPodResourcesRequest) (*v1.GetPodResourcesResponse, error) {
 	var found *v1.PodResources
 	for _, p := range s.server.Manager.Pods() {
@@ -140,13 +140,13 @@ func (s service) Get(_ context.Context, r *v1.GetPodResourcesRequest) (*v1.GetPo
 		}
 	}
 	if found == nil {
-		// As in the kubelet, this has the code Unknown.
+		// Like the kubelet's, this error has the code Unknown.
 		return nil, fmt.Errorf("pod %s in namespace %s not found", r.GetPodName(), r.GetPodNamespace())
 	}
 	return &v1.GetPodResourcesResponse{PodResources: found}, nil
 }
 
-// GetAllocatableResources returns the healthy devices, whether pods have them or not.
+// GetAllocatableResources returns the healthy devices, allocated or not.
 func (s service) GetAllocatableResources(
 	context.Context, *v1.AllocatableResourcesRequest,
 ) (*v1.AllocatableResourcesResponse, error) {

@@ -1,5 +1,5 @@
-// Package quantity has the quantities of Kubernetes, such as 500m and 16Gi. They are read and written as
-// k8s.io/apimachinery/pkg/api/resource does, which would add 0.7 MB to a program.
+// Package quantity parses, formats and adds quantities of Kubernetes, such as 500m and 16Gi. It behaves like
+// k8s.io/apimachinery/pkg/api/resource, which would add 0.7 MB to a program.
 package quantity
 
 import (
@@ -12,7 +12,7 @@ import (
 	"sync"
 )
 
-// ErrInvalid means that a text is no quantity.
+// ErrInvalid means that a text is not a quantity.
 var ErrInvalid = errors.New("want a quantity, such as 2, 500m or 16Gi")
 
 // Format is how a quantity is written.
@@ -27,10 +27,10 @@ const (
 
 const (
 	maxLength   = 64
-	maxExponent = 100 // of e and E; larger ones are out of range with any digits that fit into maxLength
+	maxExponent = 100 // of e and E; a larger exponent is out of range whatever fits into maxLength before it
 )
 
-// The suffixes in the order of their powers. Decimal ones begin with that of 10^-9.
+// The suffixes in the order of their powers. The decimal ones begin with 10^-9.
 var (
 	decimalSuffixes = []string{"n", "u", "m", "", "k", "M", "G", "T", "P", "E"}
 	binarySuffixes  = []string{"", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"}
@@ -54,8 +54,8 @@ var syntax = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^([+-]?)([0-9]*)(?:\.([0-9]*))?(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]{1,3}))?$`)
 })
 
-// Parse reads a quantity: a number, and a suffix or an exponent as e3. More than 9 digits after the point are rounded
-// away from 0. The error wraps ErrInvalid; numbers that int64 does not have are out of range.
+// Parse parses a quantity: a number, followed by a suffix or an exponent like e3. More than 9 digits after the point
+// are rounded away from 0. The error wraps ErrInvalid. Numbers beyond int64 are out of range.
 func Parse(s string) (Quantity, error) {
 	m := syntax().FindStringSubmatch(s)
 	if len(s) > maxLength || m == nil || m[2]+m[3] == "" {
@@ -66,7 +66,7 @@ func Parse(s string) (Quantity, error) {
 	if sign == "-" {
 		digits.Neg(digits)
 	}
-	scale := 9 - len(fraction) // of digits, as a power of ten of nanos
+	scale := 9 - len(fraction) // the power of ten that turns the digits into nanos
 	q := Quantity{}
 	switch {
 	case strings.HasSuffix(suffix, "i"):
@@ -127,14 +127,14 @@ func (q Quantity) Sub(r Quantity) Quantity {
 // Sign returns -1, 0 or 1.
 func (q Quantity) Sign() int { return q.nanos.Sign() }
 
-// Whole returns the quantity as an integer, if it is one.
+// Whole returns the quantity as an integer; ok is false if it is not a whole number.
 func (q Quantity) Whole() (n int64, ok bool) {
 	quotient, rest := new(big.Int).QuoRem(&q.nanos, power(10, 9), new(big.Int))
 	return quotient.Int64(), rest.Sign() == 0 && quotient.IsInt64()
 }
 
-// String returns the quantity with the largest suffix that leaves it a whole number. Binary quantities below 1024, and
-// those that are not whole, have decimal suffixes.
+// String formats the quantity with the largest suffix that leaves a whole number. Binary quantities below 1024, or that
+// are not whole, get decimal suffixes.
 func (q Quantity) String() string {
 	n, whole := q.Whole()
 	switch {
@@ -147,7 +147,7 @@ func (q Quantity) String() string {
 	}
 }
 
-// reduce writes n, which is not 0 and is counted in the first suffix.
+// reduce formats n, which is not 0, with the largest of the suffixes; n counts units of the first one.
 func reduce(n *big.Int, base int64, suffixes []string) string {
 	for {
 		quotient, rest := new(big.Int).QuoRem(n, big.NewInt(base), new(big.Int))
