@@ -1,5 +1,5 @@
-// Package cli has what the command lines of the project share: exit statuses and hints on errors, help that lists the
-// statuses, and reports of errors for people or as JSON. It does not know what a verb does.
+// Package cli has what the command lines of the project share: exit statuses and hints for errors, help that lists the
+// statuses, and error reports as text or JSON. It knows no particular verb.
 package cli
 
 import (
@@ -33,8 +33,8 @@ func Statuses(codes ...Code) map[string]string {
 // helpWidth is the longest line of a help text.
 const helpWidth = 120
 
-// Help returns a help function, which prints the long text of a verb, its usage, and its exit statuses with their
-// meanings. A verb without Statuses has OK, Failure and Usage.
+// Help returns a help function that prints the long text of a verb, its usage, and its exit statuses with their
+// meanings. The default statuses are OK, Failure and Usage.
 func Help(meanings map[Code]string) func(*cobra.Command, []string) {
 	return func(cmd *cobra.Command, _ []string) {
 		usage := cmd.UsageString()
@@ -52,7 +52,7 @@ func Help(meanings map[Code]string) func(*cobra.Command, []string) {
 	}
 }
 
-// HelpCommand returns the verb help. Unlike cobra's, it returns an error about an unknown verb.
+// HelpCommand returns the verb help. Unlike cobra's, it returns an error for an unknown verb.
 func HelpCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:         "help [verb]",
@@ -83,18 +83,18 @@ func HelpCommand() *cobra.Command {
 	}
 }
 
-// UsageHint is the hint of a usage error of a verb.
+// UsageHint returns the hint for a usage error of a verb.
 func UsageHint(cmd *cobra.Command) string { return "see " + cmd.CommandPath() + " --help" }
 
-// AddVersion adds the flag --version, which prints the name and the version of the program. Cobra's own template stays:
-// with one of ours the linker would keep every method of every type, which adds 3 MB to the program.
+// AddVersion adds the flag --version, which prints the name and the version of the program. Cobra's own template is
+// used: with another one the linker would keep every method of every type, which adds 3 MB to the program.
 func AddVersion(root *cobra.Command, version string) {
 	root.Version = version
 	root.Flags().Bool("version", false, "print the version of this program")
 }
 
-// UnknownVerb is the argument check of a command that only holds verbs. Its error names verbs with a similar name, or
-// those of other commands, or all verbs.
+// UnknownVerb is the argument check of a command that only holds verbs. Its error suggests verbs with similar names,
+// here or below other commands, or lists all verbs.
 func UnknownVerb(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 || !cmd.HasSubCommands() {
 		return nil
@@ -122,12 +122,12 @@ func UnknownVerb(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("unknown verb %q of %s%s", args[0], cmd.CommandPath(), advice)
 }
 
-// FlagError improves the error of a flag: an unknown flag comes with similar ones, a wrong value with the values that
-// are allowed.
+// FlagError improves the error of a flag: for an unknown flag it suggests similar ones, for a wrong value it lists the
+// allowed ones.
 func FlagError(cmd *cobra.Command, err error) error {
 	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		name := e.GetFlag().Name
-		switch e.GetFlag().Value.Type() { // pflag's own errors name functions of Go
+		switch e.GetFlag().Value.Type() { // pflag's own errors contain names of Go functions
 		case "int":
 			return fmt.Errorf("--%s: want a whole number, got %q", name, e.GetValue())
 		case "bool":
@@ -157,7 +157,7 @@ func Report(w io.Writer, err error, asJSON bool) {
 	if asJSON {
 		e := json.NewEncoder(w)
 		e.SetEscapeHTML(false)
-		_ = e.Encode(report) // an error of stderr cannot be reported
+		_ = e.Encode(report) // an error on stderr cannot be reported
 		return
 	}
 	fmt.Fprintf(w, "error: %s\n", strings.ReplaceAll(Visible(report.Error), "\n", "\nerror: "))
@@ -166,7 +166,7 @@ func Report(w io.Writer, err error, asJSON bool) {
 	}
 }
 
-// Visible escapes what controls a terminal, but for line breaks: errors and tables have texts of plugins and files.
+// Visible escapes control characters except line breaks: errors and tables contain texts from plugins and files.
 func Visible(text string) string {
 	var b strings.Builder
 	for _, r := range text {

@@ -81,7 +81,7 @@ func (p *Program) configView(out Output) error {
 	return out.Print(p.Stdout, View{Data: p.Config, Table: t})
 }
 
-// addRows adds a row for each key below prefix; a value with keys of its own has a row for each of them.
+// addRows adds a row for each key below prefix. A value that has keys itself gets a row for each of them.
 func (p *Program) addRows(t *Table, prefix string, n *yaml.Node) error {
 	for i := 0; i < len(n.Content); i += 2 {
 		path, value := prefix+n.Content[i].Value, n.Content[i+1]
@@ -122,7 +122,7 @@ With -o json or yaml the result is printed for invalid configurations too, with 
 			}
 			return err
 		},
-		// The configuration is valid if this runs: each verb validates its options before.
+		// The configuration is valid here: the options of each verb are validated before it runs.
 		RunE: func(*cobra.Command, []string) error { return out.Print(p.Stdout, p.configResultView([]string{})) },
 	}
 	out.AddFlags(cmd, "text", "json", "yaml")
@@ -146,7 +146,7 @@ func (p *Program) configResultView(problems []string) View {
 }
 
 // takeFile sets --config to the argument of validate. It runs before the options are resolved, so that the file is
-// handled like any other.
+// treated like any other.
 func (p *Program) takeFile(cmd *cobra.Command, args []string) error {
 	switch {
 	case len(args) != 1:
@@ -157,12 +157,12 @@ func (p *Program) takeFile(cmd *cobra.Command, args []string) error {
 	return cmd.Flags().Set("config", args[0])
 }
 
-// examples are the examples of a verb that each program has.
+// examples returns the examples of a verb that every program has.
 func (p *Program) examples(lines ...string) string {
 	return "  " + p.Name + " " + strings.Join(lines, "\n  "+p.Name+" ")
 }
 
-// OneFile is the argument check of a verb with a file that may be left out.
+// OneFile is the argument check of a verb with an optional file.
 func OneFile(cmd *cobra.Command, args []string) error {
 	if len(args) <= 1 {
 		return nil

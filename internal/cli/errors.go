@@ -4,16 +4,16 @@ import (
 	"errors"
 )
 
-// ErrorRow returns the exit status and the hint of an error that it knows. A program has one table of them, since the
+// ErrorRow returns the exit status and the hint for an error that it knows. Each program has a table of rows, since the
 // libraries know neither.
 type ErrorRow func(error) (code Code, hint string, ok bool)
 
-// Sentinel is the row of the errors that wrap target.
+// Sentinel returns the row for errors that wrap target.
 func Sentinel(target error, code Code, hint string) ErrorRow {
 	return func(err error) (Code, string, bool) { return code, hint, errors.Is(err, target) }
 }
 
-// Typed is the row of the errors that are, or wrap, an E. Its hint may depend on what the error carries.
+// Typed returns the row for errors that are or wrap an E. The hint may depend on the error's fields.
 func Typed[E error](describe func(E) (Code, string)) ErrorRow {
 	return func(err error) (Code, string, bool) {
 		e, ok := errors.AsType[E](err)
@@ -25,7 +25,8 @@ func Typed[E error](describe func(E) (Code, string)) ErrorRow {
 	}
 }
 
-// Classify returns err with the exit status and the hint of the first row that knows it, unless it carries its own.
+// Classify returns err with the exit status and the hint of the first row that matches. An err that already has a
+// status stays as it is.
 func Classify(err error, table []ErrorRow) error {
 	if _, own := errors.AsType[*Error](err); own {
 		return err

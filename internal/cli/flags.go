@@ -26,7 +26,7 @@ func (c *Choice) Type() string { return "string" }
 // Values returns the accepted values.
 func (c *Choice) Values() []string { return c.Known }
 
-// Set returns an error with the known values if the value is unknown.
+// Set sets the value. For an unknown value it returns an error with the known ones.
 func (c *Choice) Set(s string) error {
 	if !slices.Contains(c.Known, s) {
 		return fmt.Errorf("unknown value %q; known are %s", s, strings.Join(c.Known, ", "))
@@ -35,12 +35,12 @@ func (c *Choice) Set(s string) error {
 	return nil
 }
 
-// CompleteFiles completes the names of files with these extensions.
+// CompleteFiles returns a completion of file names with these extensions.
 func CompleteFiles(extensions ...string) cobra.CompletionFunc {
 	return cobra.FixedCompletions(extensions, cobra.ShellCompDirectiveFilterFileExt)
 }
 
-// CompleteFile completes the name of one file.
+// CompleteFile returns a completion of one file name.
 func CompleteFile(extensions ...string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -50,7 +50,7 @@ func CompleteFile(extensions ...string) cobra.CompletionFunc {
 	}
 }
 
-// complete gives cmd and the verbs below it what most of them have: no arguments.
+// complete makes cmd and the verbs below it refuse arguments and complete no files, unless they say otherwise.
 func complete(cmd *cobra.Command) {
 	if cmd.Args == nil {
 		cmd.Args = noArgs
@@ -63,13 +63,13 @@ func complete(cmd *cobra.Command) {
 	}
 }
 
-// completeFlags gives cmd and the verbs below it shell completion for flags with a fixed set of values and for those
+// completeFlags gives cmd and the verbs below it shell completion for flags with a fixed set of values and for flags
 // whose usage calls the value a directory.
 func completeFlags(cmd *cobra.Command) {
 	completeFlag := func(f *pflag.Flag) {
 		word, _ := pflag.UnquoteUsage(f)
 		v, ok := f.Value.(interface{ Values() []string })
-		// A flag that several verbs have is completed already: that error does no harm.
+		// A flag that several verbs share is completed already; that error is harmless.
 		switch {
 		case ok && len(v.Values()) > 0:
 			values := cobra.FixedCompletions(v.Values(), cobra.ShellCompDirectiveNoFileComp)

@@ -17,10 +17,10 @@ import (
 	"gpu-cdi-plugin/internal/wording"
 )
 
-// fromFlag is the source of a value besides the configuration file and environment variables.
+// fromFlag marks a value that comes from a flag, not from the configuration file or the environment.
 const fromFlag = "flag"
 
-// addOptions adds a flag for each option of a part of the configuration.
+// addOptions adds a flag for each option in a part of the configuration.
 func (p *Program) addOptions(f *pflag.FlagSet, part any) {
 	for _, option := range p.Keys.Options(part) {
 		flag := f.VarPF(option, option.Name(), "", option.Usage())
@@ -30,7 +30,7 @@ func (p *Program) addOptions(f *pflag.FlagSet, part any) {
 	}
 }
 
-// option is the value of a common option in the effective configuration.
+// option returns the value of a common option in the effective configuration.
 func (p *Program) option(name string) string { return p.CommonFlags.Lookup(name).Value.String() }
 
 // flags returns the flags whose values can also come from the environment and the file.
@@ -41,11 +41,11 @@ func (p *Program) flags() *pflag.FlagSet {
 	return f
 }
 
-// Resolve sets the options that were not given as flags, from the environment and then from the file, and returns all
-// problems at once.
+// Resolve sets the options that have no flag on the command line from the environment, then from the file, and returns
+// all problems at once.
 func (p *Program) Resolve() error {
 	errs := p.goneVariables()
-	given := map[*pflag.Flag]string{} // what overrides the file
+	given := map[*pflag.Flag]string{} // these override the file
 	env := p.environment()
 	p.flags().VisitAll(func(f *pflag.Flag) {
 		name := p.envName(f.Name)
@@ -75,8 +75,8 @@ func (p *Program) Resolve() error {
 	return errors.Join(append(errs, p.Config.Validate())...)
 }
 
-// Reread sets this new program's options to what those of an earlier one would be now: with the same flags and
-// environment, and with the file as it is now.
+// Reread sets the options of this new program from the earlier program's flags and environment and from the current
+// content of the file.
 func (p *Program) Reread(earlier *Program) error {
 	p.Env, p.Stdin, p.Stdout, p.Stderr = earlier.Env, earlier.Stdin, earlier.Stdout, earlier.Stderr
 	p.Log, p.warned = earlier.Log, earlier.warned
@@ -90,14 +90,14 @@ func (p *Program) Reread(earlier *Program) error {
 	return errors.Join(append(errs, p.Resolve())...)
 }
 
-// configTime is how long a pipe as configuration is waited for.
+// configTime is how long to wait for a configuration that is read from a pipe.
 const configTime = 10 * time.Second
 
 // readConfig reads the file of --config into the configuration.
 func (p *Program) readConfig() error {
 	data, err := fileio.ReadInput(p.configFile, configfile.MaxFile+1, configTime)
 	switch {
-	case errors.Is(err, fs.ErrNotExist) && p.sources["config"] == "": // the default file need not exist
+	case errors.Is(err, fs.ErrNotExist) && p.sources["config"] == "": // the default file is optional
 		p.configFile = ""
 		return nil
 	case err != nil:
@@ -117,12 +117,13 @@ func (p *Program) readConfig() error {
 	return nil
 }
 
-// envName returns the environment variable of a flag: GPU_CDI_CDI_DIR for cdi-dir.
+// envName returns the environment variable of a flag, like GPU_CDI_CDI_DIR for cdi-dir.
 func (p *Program) envName(flag string) string {
 	return p.EnvPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// environment returns the variables that begin with EnvPrefix. The last one wins if there are several, as in exec.
+// environment returns the variables that begin with EnvPrefix. If a variable occurs several times the last one wins, as
+// in exec.
 func (p *Program) environment() map[string]string {
 	ours := map[string]string{}
 	for _, kv := range p.Env {
@@ -133,7 +134,7 @@ func (p *Program) environment() map[string]string {
 	return ours
 }
 
-// goneVariables returns an error for each variable of an option of earlier versions.
+// goneVariables returns an error for each variable of a removed option.
 func (p *Program) goneVariables() []error {
 	var errs []error
 	env := p.environment()
@@ -146,7 +147,7 @@ func (p *Program) goneVariables() []error {
 	return errs
 }
 
-// warnUnknownEnv logs the variables that begin with EnvPrefix but are no option: most often a misspelt one.
+// warnUnknownEnv logs the variables that begin with EnvPrefix but are no option, most often misspelt ones.
 func (p *Program) warnUnknownEnv() {
 	unknown := p.environment()
 	var known []string
@@ -160,7 +161,7 @@ func (p *Program) warnUnknownEnv() {
 	}
 }
 
-// flagError is FlagError, which also knows the options of earlier versions.
+// flagError is FlagError, but also knows the removed options.
 func (p *Program) flagError(cmd *cobra.Command, err error) error {
 	if e, ok := errors.AsType[*pflag.NotExistError](err); ok {
 		if text := p.Keys.Gone[e.GetSpecifiedName()]; text != "" {

@@ -14,13 +14,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Output is the options of a verb that prints a result.
+// Output has the options of a verb that prints a result.
 type Output struct {
 	Format    string
 	NoHeaders bool
 }
 
-// AddFlags adds the options to a verb that has these formats; the first is the default.
+// AddFlags adds the output options to a verb that has these formats. The first one is the default.
 func (o *Output) AddFlags(cmd *cobra.Command, formats ...string) {
 	o.Format = formats[0]
 	f := cmd.Flags()
@@ -35,11 +35,11 @@ type View struct {
 	Data  any // for JSON and YAML, with json tags
 	Table Table
 	Names []string
-	Text  string                // printed as it is in place of the table, such as a file
+	Text  string                // printed unchanged instead of the table, such as a file
 	Draw  func(io.Writer) error // writes SVG or JUnit
 }
 
-// Table is a header, rows of as many cells, and a text below them.
+// Table is a header, rows of as many cells, and a legend below them.
 type Table struct {
 	Header []string
 	Rows   [][]string
@@ -97,7 +97,7 @@ func (t *Table) Write(w io.Writer, wide, noHeaders bool) error {
 			lines := strings.FieldsFunc(cell, func(r rune) bool { return r == '\n' || r == '\r' })
 			line = append(line, Visible(strings.Join(lines, " ")))
 		}
-		// An empty cell at the end would become trailing blanks.
+		// An empty last cell would become trailing blanks.
 		if _, err := fmt.Fprintln(tw, strings.TrimRight(strings.Join(line, "\t"), "\t")); err != nil {
 			return err
 		}
@@ -119,7 +119,7 @@ func printJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// printYAML writes v with the keys and the order of its JSON.
+// printYAML writes v with the keys and their order as in JSON.
 func printYAML(w io.Writer, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -140,7 +140,7 @@ func printYAML(w io.Writer, v any) error {
 	return err
 }
 
-// plainStyle removes the quotes and braces of JSON. The encoder still quotes strings that YAML would read as another
+// plainStyle removes the quotes and braces of JSON. The encoder still quotes strings that YAML would parse as another
 // type.
 func plainStyle(n *yaml.Node) {
 	n.Style = 0
@@ -149,10 +149,10 @@ func plainStyle(n *yaml.Node) {
 	}
 }
 
-// OrDash is the cell of a value that may be empty.
+// OrDash returns a cell for a value that may be empty.
 func OrDash(s string) string { return cmp.Or(s, "-") }
 
-// YesNo is "yes" or "no".
+// YesNo returns "yes" or "no".
 func YesNo(b bool) string {
 	if b {
 		return "yes"

@@ -17,25 +17,25 @@ import (
 	"gpu-cdi-plugin/internal/wording"
 )
 
-// Options are what differs between the programs.
+// Options are what differs between programs.
 type Options struct {
-	// Name is the program's name. EnvPrefix begins the names of its environment variables: GPU_CDI_.
+	// Name is the program's name. EnvPrefix is the prefix of its environment variables, like GPU_CDI_.
 	Name, EnvPrefix string
-	// Errors gives the errors of the libraries an exit status and a hint; the first row that matches counts. Statuses
-	// are the exit statuses in the words of the help.
+	// Errors gives errors of the libraries an exit status and a hint; the first matching row counts. Statuses are the
+	// meanings of the exit statuses in the help.
 	Errors   []ErrorRow
 	Statuses map[Code]string
-	// Config points to the configuration, and Default to another one that keeps the defaults. Keys documents both.
+	// Config points to the configuration, Default to another one that keeps the defaults. Keys documents both.
 	Config, Default configfile.Validator
 	Keys            *configfile.Keys
-	// Common and Service point to the parts of Config with the options of all verbs and with those of the service. The
-	// common options include insecure-paths, log-level and log-format.
+	// Common points to the part of Config with the options of all verbs, Service to the part with the options of the
+	// service. The common options include insecure-paths, log-level and log-format.
 	Common, Service any
-	// Schema is the path of the JSON schema of the configuration file in the sources.
+	// Schema is the path of the configuration file's JSON schema in the source tree.
 	Schema string
-	// ConfigFile is the file that is read if --config names none, and that need not exist. Empty means none.
+	// ConfigFile is the optional file that is read if --config names none. Empty means none.
 	ConfigFile string
-	// HintFlags are flags of a verb that are added where a hint has the words before them.
+	// HintFlags are names of flags. If one is set, it is added to a hint after the words that are its key here.
 	HintFlags map[string][]string
 }
 
@@ -43,7 +43,7 @@ type Options struct {
 type Program struct {
 	Options
 
-	// CommonFlags are flags of all verbs, ServiceFlags those of the service.
+	// CommonFlags are the flags of all verbs, ServiceFlags those of the service.
 	CommonFlags, ServiceFlags *pflag.FlagSet
 	Env                       []string
 	Stdin                     io.Reader
@@ -51,10 +51,10 @@ type Program struct {
 	Log                       *slog.Logger
 
 	configFile     string
-	sources        map[string]string // where the value of a key comes from; a default has no entry
+	sources        map[string]string // where the value of a key comes from; defaults have no entry
 	releaseSignals func() bool       // see endAtSignal
-	warned         *sync.Map         // the paths that --insecure-paths allowed: each is logged once
-	started        bool              // the command line is valid: later errors are no usage errors
+	warned         *sync.Map         // the paths that --insecure-paths allowed; each is logged once
+	started        bool              // the command line is valid: later errors are not usage errors
 }
 
 // New returns a program whose flags set the configuration.
@@ -73,7 +73,7 @@ func New(o Options) *Program {
 	return p
 }
 
-// Command returns the root command with the verbs and those that every program has.
+// Command returns the root command with these verbs and those that every program has.
 func (p *Program) Command(root *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
 	root.Use = p.Name
 	root.Annotations = Statuses(OK, Failure, Usage, Interrupted)
@@ -101,10 +101,10 @@ func (p *Program) Command(root *cobra.Command, verbs ...*cobra.Command) *cobra.C
 	return root
 }
 
-// ShowHelp is what a command does that only holds verbs.
+// ShowHelp runs a command that only holds verbs.
 func ShowHelp(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 
-// Moved returns a hidden verb, which is an error that names the replacement. The verbs are those below it.
+// Moved returns a hidden verb that only returns an error with its replacement, and so do the given verbs below it.
 func Moved(name, replacement string, verbs ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:                name,
@@ -120,7 +120,7 @@ func Moved(name, replacement string, verbs ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// Run executes a root command until it ends or a signal comes, and reports its error. It returns the exit status.
+// Run executes a root command until it ends or a signal arrives, reports its error, and returns the exit status.
 func (p *Program) Run(ctx context.Context, args []string, root *cobra.Command) int {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
@@ -145,10 +145,10 @@ func (p *Program) Run(ctx context.Context, args []string, root *cobra.Command) i
 	return int(CodeOf(err))
 }
 
-// ReleaseSignals restores the default effect of SIGINT and SIGTERM, and reports whether one came before.
+// ReleaseSignals restores the default effect of SIGINT and SIGTERM. It reports whether one has arrived already.
 func (p *Program) ReleaseSignals() bool { return p.releaseSignals() }
 
-// Start prepares a verb: it resolves the options and makes the logger.
+// Start prepares a verb: it resolves the options and creates the logger.
 func (p *Program) Start(cmd *cobra.Command) error {
 	if err := p.Resolve(); err != nil {
 		return err
@@ -161,7 +161,7 @@ func (p *Program) Start(cmd *cobra.Command) error {
 	}
 	format := p.option("log-format")
 	if p.sources["log-format"] == "" && wantsJSON(cmd, nil) {
-		format = "json" // the error will be JSON: a reader of stderr finds nothing else there
+		format = "json" // the error will be JSON, so stderr must have nothing else
 	}
 	p.Log = newLogger(p.Stderr, p.option("log-level"), format)
 	p.warnUnknownEnv()
@@ -179,11 +179,12 @@ func newLogger(w io.Writer, level, format string) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, opts))
 }
 
-// Classify returns err with the exit status and the hint of the program's table, unless it carries its own.
+// Classify returns err with the exit status and the hint of the program's table. An err that already has a status stays
+// as it is.
 func (p *Program) Classify(err error) error { return Classify(err, p.Errors) }
 
 // wantsJSON reports whether --output json was given. If the flags could not be parsed, it searches the arguments, so
-// that a program that reads JSON can read that error too.
+// that a program which reads JSON can also read that error.
 func wantsJSON(cmd *cobra.Command, args []string) bool {
 	if f := cmd.Flags().Lookup("output"); f != nil && f.Changed {
 		return f.Value.String() == "json"
@@ -199,8 +200,8 @@ func wantsJSON(cmd *cobra.Command, args []string) bool {
 	return false
 }
 
-// withOptions adds the options that cmd was given as flags to the commands in the hint of err: without them those would
-// work on another host. Options of the environment or the file apply too, and help needs none.
+// withOptions adds options of cmd's command line, common ones and HintFlags, to the commands in the hint of err:
+// without them the commands could act on another host. The environment and the file apply anyway, and help needs no options.
 func (p *Program) withOptions(cmd *cobra.Command, err error) error {
 	hint := HintOf(err)
 	if strings.Contains(hint, "--help") || strings.Contains(hint, "config default") {

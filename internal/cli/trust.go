@@ -7,14 +7,14 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// Hints about a path that others than root can change.
+// Hints for a path that users other than root can change.
 const (
 	HintInsecure = "; --insecure-paths allows it, for work from a source tree"
 	HintUnsafe   = "give it and the directories above it to root (chown root:root, chmod go-w), or name another"
 )
 
-// CheckPath applies a check of the package trust to a path. With --insecure-paths a path that others can change is not
-// an error; it is logged once. The libraries' own checks, whose errors do not come from here, have no such exception.
+// CheckPath applies a check of the package trust to a path. With --insecure-paths, a path that other users can change
+// is logged once instead of being an error. The libraries' own checks do not use CheckPath and have no such exception.
 func (p *Program) CheckPath(trusted func(path string) error, path string) error {
 	err := trusted(path)
 	switch {
@@ -30,8 +30,8 @@ func (p *Program) CheckPath(trusted func(path string) error, path string) error 
 	return nil
 }
 
-// CheckDir returns an error if others can change what is in a directory, or put another in its place. Whether it exists
-// and can be written to is checked elsewhere.
+// CheckDir returns an error if other users can change what is in a directory, or replace it. Whether the directory
+// exists and is writable is checked elsewhere.
 func (p *Program) CheckDir(name, path string) error {
 	if err := p.CheckPath(trust.Dir, path); errors.Is(err, trust.ErrUnsafe) {
 		return fmt.Errorf("%s %s is not used: %w", name, path, err)

@@ -7,10 +7,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is set by the linker. Without it, as after go install, the version is the module's.
+// version is set by the linker. If it is empty, as after go install, the module's version is used.
 var version string
 
-// Build is how this program was built.
+// Build describes how this program was built.
 type Build struct {
 	Version  string `json:"version"`
 	Revision string `json:"revision,omitempty"`

@@ -1,8 +1,8 @@
 // Package configfile has what the configuration files of the programs share: documentation of the keys, options for
 // flags and environment variables, strict parsing, and checks of values.
 //
-// It parses bytes and reads no files. That flags override the environment and the environment the file is the command
-// line's business. A configuration is a struct with yaml and json tags; nested structs may be inlined.
+// It parses bytes and reads no files. The package cli makes flags override the environment, and the environment
+// override the file. A configuration is a struct with yaml and json tags; nested structs may be inlined.
 package configfile
 
 import (
@@ -17,23 +17,23 @@ import (
 type Keys struct {
 	// List has the path and the usage of each key, in the order of the struct.
 	List [][2]string
-	// Values are the accepted values of a key, or of each item of its list; other keys accept any.
+	// Values are the accepted values of a key, or of each item of a list. A key without Values accepts any.
 	Values map[string][]string
-	// Examples are values in YAML, for keys whose default shows too little.
+	// Examples are YAML values for keys whose default does not show enough.
 	Examples map[string]string
-	// Gone are keys of earlier versions. The text says what replaces the key; using the key is an error with that text.
+	// Gone are removed keys. Using one is an error with this text, which names the replacement.
 	Gone map[string]string
 }
 
-// Key documents a key of the file.
+// Key is a key of the file with its documentation.
 type Key struct {
-	// Path is the full name: "sharing.time-slicing.resources[].replicas".
+	// Path is the full name, like "sharing.time-slicing.resources[].replicas".
 	Path string
-	// Usage is the meaning. Back quotes mark the word for the value, as in the usage of flags.
+	// Usage is the meaning. Back quotes mark the name of the value, as in the usage of flags.
 	Usage string
 }
 
-// Key returns the documentation of a path, or a zero Key.
+// Key returns the key with a path, or a zero Key.
 func (k *Keys) Key(path string) Key {
 	for _, key := range k.List {
 		if key[0] == path {
@@ -43,7 +43,7 @@ func (k *Keys) Key(path string) Key {
 	return Key{}
 }
 
-// Texts converts the values of a type to texts.
+// Texts converts the values of a type to strings.
 func Texts[T ~string](list ...T) []string {
 	var values []string
 	for _, value := range list {
@@ -61,7 +61,7 @@ func (k Key) Sentence() string {
 	return strings.ToUpper(text[:1]) + strings.TrimSuffix(text[1:], ".") + "."
 }
 
-// Document returns the configuration c as a YAML file with a comment for each key.
+// Document returns the configuration c as a YAML file with a comment on each key.
 func (k *Keys) Document(c any) ([]byte, error) {
 	var doc yaml.Node
 	if err := doc.Encode(c); err != nil {
@@ -77,7 +77,7 @@ func (k *Keys) Document(c any) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// addComments documents each key. The keys of list items are documented by examples.
+// addComments adds a comment to each key. Keys of list items are documented by examples.
 func (k *Keys) addComments(n *yaml.Node, prefix string) {
 	if n.Kind != yaml.MappingNode {
 		return

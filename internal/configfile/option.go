@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// Option is a key whose value is one text: all but objects and lists of them. It can be set by a flag or a variable
-// too.
+// Option is a key whose value is one text, so no object and no list of objects. It can also be set by a flag or a
+// variable.
 type Option struct {
 	key    Key
 	values []string
 	value  reflect.Value // the field
 }
 
-// Options returns the options in a struct of the configuration, to which part points. Set sets the struct's field.
+// Options returns the options in a struct of the configuration. part points to the struct, whose fields Set sets.
 func (k *Keys) Options(part any) []Option {
 	var list []Option
 	for field, value := range reflect.ValueOf(part).Elem().Fields() {
@@ -31,16 +31,16 @@ func (k *Keys) Options(part any) []Option {
 	return list
 }
 
-// Name is the key.
+// Name returns the key.
 func (o Option) Name() string { return o.key.Path }
 
-// Usage is the meaning. Back quotes mark the word for the value, as in the usage of flags.
+// Usage returns the meaning. Back quotes mark the name of the value, as in the usage of flags.
 func (o Option) Usage() string { return o.key.Usage }
 
-// Values are the accepted values, or those of a list; nil accepts any.
+// Values returns the accepted values of the option or of its list's items; nil accepts any.
 func (o Option) Values() []string { return o.values }
 
-// Type is string, bool or duration.
+// Type returns "string", "bool" or "duration".
 func (o Option) Type() string {
 	switch o.value.Kind() {
 	case reflect.Bool:
@@ -52,7 +52,7 @@ func (o Option) Type() string {
 	}
 }
 
-// String formats the value such that Set accepts it.
+// String formats the value so that Set accepts it.
 func (o Option) String() string {
 	if o.value.Kind() != reflect.Slice {
 		return fmt.Sprint(o.value)
@@ -64,7 +64,8 @@ func (o Option) String() string {
 	return strings.Join(names, ",")
 }
 
-// Set parses a value. A list is names separated by commas, or a list as in the file, [a, b]; Validate checks its names.
+// Set parses a value. A list is written as names separated by commas, or as in the file, [a, b]. Validate checks the
+// names.
 func (o Option) Set(text string) error {
 	switch o.value.Kind() {
 	case reflect.Bool:

@@ -13,19 +13,19 @@ import (
 	"gpu-cdi-plugin/internal/yamlfile"
 )
 
-// MaxFile bounds the size of a configuration file, in bytes.
+// MaxFile is the largest size of a configuration file, in bytes.
 const MaxFile = 1 << 20
 
-// Validator is a pointer to a configuration. Validate reports all problems, each in a line that begins with the key.
+// Validator is a pointer to a configuration. Validate returns all problems, each on a line that begins with the key.
 type Validator interface {
 	Validate() error
 }
 
-// Parse parses a configuration file in YAML, or JSON, as yamlfile.Decode does. It sets the values of the file in c, and
-// returns their keys of the top level. An empty file is valid. The error has all problems, including those that
-// Validate finds in what could be decoded.
+// Parse parses a configuration file in YAML or JSON, like yamlfile.Decode. It sets the file's values in c and returns
+// the file's top-level keys. An empty file is valid.
 //
-// A file that can be read is not validated: flags and the environment may override its values.
+// If the file cannot be decoded, the error has all problems, including those that Validate finds in the decoded values.
+// A file that can be decoded is not validated: flags and the environment may override its values.
 func (k *Keys) Parse(data []byte, c Validator) ([]string, error) {
 	if len(data) > MaxFile {
 		return nil, fmt.Errorf("larger than %d bytes", MaxFile)
@@ -46,20 +46,20 @@ func (k *Keys) Parse(data []byte, c Validator) ([]string, error) {
 	return slices.Sorted(maps.Keys(values)), nil
 }
 
-// validateExcept returns the problems that Validate finds, except in keys that could not be decoded: their values here
-// are not those of the file.
+// validateExcept returns the problems that Validate finds, except those about keys that could not be decoded: c does
+// not have the file's values of these.
 func validateExcept(c Validator, undecoded error) error {
 	invalid := c.Validate()
 	if invalid == nil {
 		return nil
 	}
 	problems := strings.Split(invalid.Error(), "\n")
-	// The keys in the messages of yamlfile.Decode about values.
+	// undecodedKey finds the keys in yamlfile.Decode's messages about values.
 	undecodedKey := regexp.MustCompile(`(?m)^line \d+: (\S+): want `)
 	for _, key := range undecodedKey.FindAllStringSubmatch(undecoded.Error(), -1) {
 		problems = slices.DeleteFunc(problems, func(problem string) bool {
 			rest, ok := strings.CutPrefix(problem, key[1])
-			return ok && strings.IndexAny(rest, " :.[") == 0 // not a longer key that begins like this one
+			return ok && strings.IndexAny(rest, " :.[") == 0 // not a longer key with the same beginning
 		})
 	}
 	if len(problems) == 0 {

@@ -1,13 +1,14 @@
-// Package devcgroup lets a container that exists already use more devices: it adds rules to the device cgroup of the
-// container's process, before the process starts the container's program.
+// Package devcgroup gives an existing container access to more devices: it adds rules to the device cgroup of the
+// container's process before that process starts the container's program.
 //
-// With cgroup v1 the kernel keeps a list of rules, to which a rule is added. With cgroup v2 BPF programs decide: each
-// program that is attached to the container's cgroup is replaced with one that admits the new devices first, and does
-// what it did otherwise. On a hybrid host both are done where both restrict the container. If systemd manages the
-// cgroup, its unit gets the devices too: systemd applies the unit's list again at each daemon-reload.
+// With cgroup v1 the kernel keeps a list of rules, to which the package adds its own. With cgroup v2 BPF programs
+// decide: each program that is attached to the container's cgroup is replaced by one that first admits the new devices
+// and then does what the old one did. On a hybrid host both are done where both restrict the container. If systemd
+// manages the cgroup, the devices are also added to its unit, since systemd applies the unit's list again at each
+// daemon-reload.
 //
-// The package changes no cgroup above the container's, which must admit the devices as well. It changes no cgroup that
-// has another process. Nothing is taken back on an error: the runtime removes the container and its cgroups.
+// Cgroups above the container's stay unchanged and must admit the devices as well. A cgroup with another process is
+// never changed. An error undoes nothing: the runtime removes the container and its cgroups.
 package devcgroup
 
 import (
@@ -17,22 +18,22 @@ import (
 	"strings"
 )
 
-// Host has the paths of the host that the package uses. The process must be in the host's mount namespace.
+// Host has the host's paths that the package uses. The process must be in the host's mount namespace.
 type Host struct {
 	Proc    string // usually /proc
 	Cgroups string // usually /sys/fs/cgroup
 	Systemd string // systemd's own socket, usually /run/systemd/private
 }
 
-// Rule admits a device. With cgroup v2 one rule must allow all that an open asks for: with "r" from an old rule and "w"
-// from this one, opening for reading and writing is denied.
+// Rule admits a device. With cgroup v2 a single rule must allow all that an open requests: if an old rule has "r" and
+// this one has "w", opening for reading and writing is denied.
 type Rule struct {
 	Type         byte   // 'c' for a character device, 'b' for a block device
 	Major, Minor uint32 // the kernel's numbers
-	Access       string // some of "rwm": read, write, create a node
+	Access       string // some of "rwm": read, write, mknod
 }
 
-// String is the rule as cgroup v1 has it, such as "c 195:0 rw".
+// String formats the rule for cgroup v1, like "c 195:0 rw".
 func (r Rule) String() string { return fmt.Sprintf("%s %s", r.device(), r.Access) }
 
 func (r Rule) device() string { return fmt.Sprintf("%c %d:%d", r.Type, r.Major, r.Minor) }
@@ -47,7 +48,7 @@ func (r Rule) validate() error {
 	return nil
 }
 
-// merge makes one rule of those for the same device.
+// merge combines the rules for the same device.
 func merge(rules []Rule) []Rule {
 	var merged []Rule
 	for _, r := range rules {
@@ -61,7 +62,7 @@ func merge(rules []Rule) []Rule {
 	return merged
 }
 
-// union returns the letters of access that are in either.
+// union returns the access letters that are in either.
 func union(a, b string) string {
 	for _, letter := range b {
 		if !strings.ContainsRune(a, letter) {
@@ -71,10 +72,10 @@ func union(a, b string) string {
 	return a
 }
 
-// Allow lets the process, and what it starts, use the devices of the rules, in all cgroups that restrict it. systemd
-// comes first: it writes a unit's whole list to the cgroup, or attaches another program, when the list changes.
+// Allow lets the process and its children use the devices of the rules, in all cgroups that restrict it. It starts with
+// systemd, which writes a unit's whole list to the cgroup, or attaches another program, when the list changes.
 //
-// The context bounds the calls to systemd, which take at most 5 s; all else does not wait.
+// The context limits the calls to systemd, which take at most 5 s. Nothing else waits.
 func (c *Cgroups) Allow(ctx context.Context, rules []Rule) error {
 	for _, r := range rules {
 		if err := r.validate(); err != nil {

@@ -15,18 +15,18 @@ import (
 	"gpu-cdi-plugin/internal/fileio"
 )
 
-// Cgroups are the open cgroups that can restrict the devices of a process.
+// Cgroups are the open cgroups that can restrict a process's devices.
 type Cgroups struct {
 	host Host
 	pid  int
 	list []*cgroup // outer ones come first
 }
 
-// Find opens the cgroups of a process. If a pidfd that was opened before says afterwards that the process still runs,
-// they are that process', and not those of a later one with its ID.
+// Find opens the cgroups of a process. The caller can open a pidfd before and check after Find that the process still
+// runs; otherwise the cgroups may be those of a later process with the same PID.
 //
-// The hierarchies are where every distribution mounts them: cgroup v2 at Host.Cgroups or, beside cgroup v1, at unified
-// below it, and the devices controller of cgroup v1 at devices below it.
+// The hierarchies must be where all distributions mount them: cgroup v2 at Host.Cgroups or, beside cgroup v1, at
+// unified below it, and the devices controller of cgroup v1 at devices below it.
 func Find(host Host, pid int) (*Cgroups, error) {
 	c := &Cgroups{host: host, pid: pid}
 	if err := c.find(); err != nil {
@@ -55,8 +55,8 @@ func (c *Cgroups) find() error {
 	return c.open(unified, cgroup{path: paths.unified, unified: true})
 }
 
-// open opens a cgroup of the hierarchy that is mounted at a directory, and the container's scope above it. The root
-// cgroup of a hierarchy that is not mounted restricts nothing.
+// open opens a cgroup of the hierarchy mounted at a directory, and the container's scope above it. It ignores the root
+// cgroup of a hierarchy that is not mounted, which restricts nothing.
 func (c *Cgroups) open(mount string, cg cgroup) error {
 	magic := int64(unix.CGROUP_SUPER_MAGIC)
 	if cg.unified {
@@ -82,8 +82,8 @@ func (c *Cgroups) open(mount string, cg cgroup) error {
 	return nil
 }
 
-// openScope opens the container's scope if the container is in a cgroup below it, where crun puts it. systemd filters
-// the devices of the scope. A scope with other processes is not the container's.
+// openScope opens the container's scope if the container's cgroup is below it, as with crun: systemd filters the
+// devices of the scope. A scope with other processes is not the container's.
 func (c *Cgroups) openScope(mount string, scope cgroup) error {
 	dir, err := os.OpenRoot(filepath.Join(mount, scope.path))
 	if err != nil {
@@ -103,7 +103,6 @@ func isMounted(point string, magic int64) bool {
 	return unix.Statfs(point, &fileSystem) == nil && fileSystem.Type == magic
 }
 
-// Close closes the cgroups.
 func (c *Cgroups) Close() {
 	for _, cg := range c.list {
 		cg.close()
@@ -138,13 +137,13 @@ func (c *cgroup) read(name string) (string, error) {
 	return string(data), err
 }
 
-// cgroupPaths are the cgroups of a process that concern devices. A path is "" without such a hierarchy.
+// cgroupPaths are a process's cgroups that can restrict devices. A path is "" if there is no such hierarchy.
 type cgroupPaths struct {
 	devices string // in the hierarchy of the devices controller of cgroup v1
 	unified string // in cgroup v2
 }
 
-// parseCgroups reads a /proc/PID/cgroup file (cgroups(7)).
+// parseCgroups parses a /proc/PID/cgroup file (cgroups(7)).
 func parseCgroups(list string) (cgroupPaths, error) {
 	var paths cgroupPaths
 	for line := range strings.Lines(list) {
@@ -173,7 +172,7 @@ func parseCgroups(list string) (cgroupPaths, error) {
 	return paths, nil
 }
 
-// checkPath refuses the path of a cgroup outside this process' cgroup namespace, which begins with "/..".
+// checkPath returns an error for a cgroup outside this process's cgroup namespace, whose path begins with "/..".
 func checkPath(name string) error {
 	if !path.IsAbs(name) || path.Clean(name) != name {
 		return fmt.Errorf("cgroup %q is not in this process' cgroup namespace", name)
@@ -181,10 +180,10 @@ func checkPath(name string) error {
 	return nil
 }
 
-// maxCgroups is how many cgroups a container has at most before it starts.
+// maxCgroups is the largest number of cgroups that a container may have before it starts.
 const maxCgroups = 64
 
-// checkNoOther returns an error unless the process is the only one in the cgroup and in those below it.
+// checkNoOther returns an error unless the process is the only one in the cgroup and its descendants.
 func (c *cgroup) checkNoOther(pid int) error {
 	cgroups, found := 0, false
 	err := fs.WalkDir(c.dir.FS(), ".", func(name string, _ fs.DirEntry, err error) error {
@@ -215,7 +214,7 @@ func (c *cgroup) checkNoOther(pid int) error {
 	return nil
 }
 
-// isRestricted reports whether the cgroup itself, and not one above it, keeps processes from devices.
+// isRestricted reports whether the cgroup itself, rather than one above it, restricts devices.
 func (c *cgroup) isRestricted() (bool, error) {
 	if c.unified {
 		return c.hasFilters()

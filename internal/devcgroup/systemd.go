@@ -19,7 +19,7 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// systemdTimeout bounds all calls together. systemd answers in milliseconds, but not while it reloads its units.
+// systemdTimeout limits all calls together. systemd answers in milliseconds, except while it reloads its units.
 const systemdTimeout = 5 * time.Second
 
 // Names of org.freedesktop.systemd1(5).
@@ -34,7 +34,7 @@ const (
 // deviceAllow is an entry of a unit's DeviceAllow.
 type deviceAllow struct{ Path, Access string }
 
-// scopeOf returns the scope that a cgroup is named after, or "".
+// scopeOf returns the scope that a cgroup is named after, or "" if its name is not that of a scope.
 func scopeOf(cgroup string) string {
 	if name := path.Base(cgroup); strings.HasSuffix(name, ".scope") {
 		return name
@@ -43,8 +43,8 @@ func scopeOf(cgroup string) string {
 }
 
 // allowInScope adds the devices to the scope of a cgroup. systemd writes the scope's list to the cgroup at once, and
-// again at each daemon-reload. Nothing is done if systemd does not run, does not know the scope, or has another cgroup
-// for it: other programs may give cgroups such names.
+// again at each daemon-reload. allowInScope does nothing if systemd does not run, does not know the scope, or has
+// another cgroup for it, since other programs may use such names.
 func allowInScope(ctx context.Context, socket, cgroup string, rules []Rule) error {
 	ctx, cancel := context.WithTimeout(ctx, systemdTimeout)
 	defer cancel()
@@ -72,14 +72,14 @@ func allowInScope(ctx context.Context, socket, cgroup string, rules []Rule) erro
 	return nil
 }
 
-// systemd is a connection to the service manager by its own socket, which needs no message bus.
+// systemd is a connection to the service manager through its private socket, which needs no message bus.
 type systemd struct {
 	net.Conn
 	in     *bufio.Reader
 	serial uint32 // of the last call
 }
 
-// dialSystemd connects to systemd. The context's deadline is that of all calls.
+// dialSystemd connects to systemd. The context's deadline limits all calls.
 func dialSystemd(ctx context.Context, socket string) (*systemd, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
@@ -95,10 +95,10 @@ func dialSystemd(ctx context.Context, socket string) (*systemd, error) {
 	return s, nil
 }
 
-// authenticate asks systemd to take this process' user from the kernel (the mechanism EXTERNAL).
+// authenticate authenticates by this process's user, which systemd gets from the kernel (the mechanism EXTERNAL).
 //
-// All is written at once, as systemd's own clients do, and nothing else before the answer. systemd does not notice a
-// call that it reads together with BEGIN: it waits for more. The connections of godbus run into this now and then.
+// Like systemd's own clients it writes everything at once, and nothing more before the answer: systemd does not notice
+// a call that it reads together with BEGIN, and waits for more. The connections of godbus run into this at times.
 func (s *systemd) authenticate() error {
 	user := hex.EncodeToString([]byte(strconv.Itoa(os.Geteuid())))
 	if _, err := s.Write([]byte("\x00AUTH EXTERNAL " + user + "\r\nBEGIN\r\n")); err != nil {
@@ -114,7 +114,7 @@ func (s *systemd) authenticate() error {
 	return nil
 }
 
-// call calls a method of systemd, and stores what it returns. The error of systemd is a dbus.Error.
+// call calls a method of systemd and stores its results. An error from systemd is a dbus.Error.
 func (s *systemd) call(object dbus.ObjectPath, method string, arguments []any, results ...any) error {
 	dot := strings.LastIndexByte(method, '.')
 	request := dbus.Message{
@@ -153,7 +153,7 @@ func (s *systemd) call(object dbus.ObjectPath, method string, arguments []any, r
 	}
 }
 
-// entries returns those of DeviceAllow that the scope of a cgroup needs for the devices.
+// entries returns the DeviceAllow entries that the scope of a cgroup needs for the devices.
 func (s *systemd) entries(cgroup string, rules []Rule) ([]deviceAllow, error) {
 	var scope dbus.ObjectPath
 	err := s.call(systemdObject, systemdManager+".GetUnit", []any{scopeOf(cgroup)}, &scope)
@@ -173,16 +173,16 @@ func (s *systemd) entries(cgroup string, rules []Rule) ([]deviceAllow, error) {
 			return nil, fmt.Errorf("read the unit's %s: %w", property.name, err)
 		}
 	}
-	// A unit with policy auto and no list may use all devices. An entry would take all others away.
+	// A unit with policy auto and no list may use all devices. An entry would remove access to all others.
 	if own != cgroup || policy == "auto" && len(allowed) == 0 {
 		return nil, nil
 	}
 	return extend(allowed, rules), nil
 }
 
-// extend returns the entries for the rules, with the access of those that a unit has: systemd replaces an entry with
-// the same path. An entry names a device by the numbers, as runc does. systemd 240 and later take them from the name,
-// whether there is such a link or not.
+// extend returns the entries for the rules, merged with the unit's access to the same devices, since systemd replaces
+// an entry with the same path. Like runc it names a device by its numbers. systemd 240 and later parse them from the
+// name, whether such a link exists or not.
 func extend(allowed []deviceAllow, rules []Rule) []deviceAllow {
 	var entries []deviceAllow
 	for _, r := range rules {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// allowsAll reports whether a devices.list file is that of a cgroup that allows all devices. The kernel does not list
+// allowsAll reports whether a devices.list file belongs to a cgroup that allows all devices. The kernel does not list
 // the devices that such a cgroup denies.
 func allowsAll(list string) bool { return strings.TrimSpace(list) == "a *:* rwm" }
 

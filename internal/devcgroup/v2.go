@@ -17,11 +17,11 @@ import (
 	"gpu-cdi-plugin/internal/fileio"
 )
 
-// checkReadable returns an error if the kernel does not show BPF programs as they were loaded. A kernel that hardens
-// its compiler splits their constants, and joins the parts in a register that programs may not use.
+// checkReadable returns an error if the kernel does not return BPF programs as they were loaded. A kernel that hardens
+// its JIT compiler splits their constants and joins them in a register that programs may not use.
 func checkReadable(proc string) error {
 	value, err := fileio.ReadFile(filepath.Join(proc, "sys/net/core/bpf_jit_harden"), maxRead)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without the compiler has no such file
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without the JIT compiler has no such file
 		return err
 	}
 	if strings.TrimSpace(string(value)) == "2" {
@@ -50,8 +50,8 @@ func (c *cgroup) hasFilters() (bool, error) {
 	return len(attached) > 0, err
 }
 
-// allowByFilter replaces the BPF programs that filter devices in cgroup v2. A device is denied if one of them denies
-// it, so all of them are replaced.
+// allowByFilter replaces the BPF programs that filter devices in cgroup v2. Each program can deny a device, so all of
+// them are replaced.
 func (c *cgroup) allowByFilter(proc string, rules []Rule) error {
 	if err := checkReadable(proc); err != nil {
 		return err
@@ -74,7 +74,8 @@ func (c *cgroup) allowByFilter(proc string, rules []Rule) error {
 	return nil
 }
 
-// replaceFilter attaches a program in place of another, which runs the given instructions before those of the other.
+// replaceFilter replaces an attached program by one that runs the given instructions first and then those of the old
+// one.
 func replaceFilter(dir *os.File, id ebpf.ProgramID, before asm.Instructions) error {
 	current, err := ebpf.NewProgramFromID(id)
 	if err != nil {
@@ -98,7 +99,7 @@ func replaceFilter(dir *os.File, id ebpf.ProgramID, before asm.Instructions) err
 	})
 }
 
-// instructions returns those of a program as they can be loaded again.
+// instructions returns a program's instructions in a form that can be loaded again.
 func instructions(p *ebpf.Program) (asm.Instructions, error) {
 	info, err := p.Info()
 	if err != nil {
@@ -112,16 +113,16 @@ func instructions(p *ebpf.Program) (asm.Instructions, error) {
 		return nil, fmt.Errorf("read the instructions: %w", err)
 	}
 	for i := range code {
-		code[i].Metadata = asm.Metadata{} // symbols and types, which are not those of the new program
+		code[i].Metadata = asm.Metadata{} // removes symbols and types, which the new program does not have
 	}
 	return code, nil
 }
 
-// prologue returns instructions that admit the devices of the rules, as the programs of runc do. Otherwise they fall
-// through to the instructions behind them, with the program's context still in register 1.
+// prologue returns instructions that admit the devices of the rules, like the programs of runc. For other devices,
+// execution continues with the instructions that follow, with the program's context still in register 1.
 //
-// The context is struct bpf_cgroup_dev_ctx: a word of which the upper half is the access and the lower half the type of
-// the device, a word with the major number, a word with the minor number.
+// The context is a struct bpf_cgroup_dev_ctx: a word with the access in its upper half and the type of the device in
+// its lower half, a word with the major number, and a word with the minor number.
 func prologue(rules []Rule) asm.Instructions {
 	const result, context, access, kind, major, minor = asm.R0, asm.R1, asm.R2, asm.R3, asm.R4, asm.R5
 	code := asm.Instructions{
@@ -151,7 +152,7 @@ func prologue(rules []Rule) asm.Instructions {
 			asm.Return(),
 		)
 	}
-	return append(code, asm.Mov.Reg(context, context).WithSymbol(next)) // does nothing, and has the last label
+	return append(code, asm.Mov.Reg(context, context).WithSymbol(next)) // does nothing; it carries the last label
 }
 
 func accessBits(access string) int32 {

@@ -1,12 +1,11 @@
-// Package dirwatch makes watchers of directories that do not deadlock.
+// Package dirwatch creates directory watchers that do not deadlock.
 package dirwatch
 
 import "github.com/fsnotify/fsnotify"
 
-// New returns a watcher of fsnotify, to which directories can be added by the goroutine that receives from it. A
-// watcher of fsnotify alone deadlocks then if a watched directory is moved away and removed at once: it sends the error
-// while it holds the lock that Add takes. The channel Errors keeps one error until it is received, and drops those that
-// follow.
+// New returns an fsnotify watcher to which the receiving goroutine can add directories. A plain fsnotify watcher would
+// deadlock if a watched directory is moved away and removed at once: it sends the error while it holds the lock that
+// Add needs. The channel Errors keeps one error until it is received, and drops further ones.
 func New() (*fsnotify.Watcher, error) {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -14,7 +13,7 @@ func New() (*fsnotify.Watcher, error) {
 	}
 	sent, received := w.Errors, make(chan error, 1)
 	w.Errors = received
-	go func() { // until Close
+	go func() { // ends at Close
 		for err := range sent {
 			select {
 			case received <- err:

@@ -7,13 +7,13 @@ import (
 	"fmt"
 )
 
-// Limits on the parts of a file, many times what real files have.
+// Limits on the parts of a file, many times larger than in real files.
 const (
-	maxTable = 1 << 20 // bytes of the dynamic table, a driver's library has about 600
-	maxName  = 4096    // bytes of a name, PATH_MAX of Linux
+	maxTable = 1 << 20 // bytes of the dynamic table; a driver library's has about 600
+	maxName  = 4096    // bytes of a name: PATH_MAX of Linux
 )
 
-// SONAME is the library's name for the dynamic loader, empty if it has none.
+// SONAME returns the library's name for the dynamic loader, or "" if it has none.
 func (f *File) SONAME() (string, error) {
 	name, err := f.soname()
 	if err != nil {
@@ -27,9 +27,9 @@ func (f *File) soname() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var at, addr, size uint64 // of the name in the string table, and of that table
+	var at, addr, size uint64 // at and size: the name's offset in the string table, and that table's size
 	var has bool
-	for _, e := range entries { // the loader uses the last of each
+	for _, e := range entries { // if an entry is repeated, the loader uses the last one
 		switch elf.DynTag(e.Tag) {
 		case elf.DT_SONAME:
 			at, has = e.Val, true
@@ -60,8 +60,8 @@ func (f *File) soname() (string, error) {
 	return string(name), nil
 }
 
-// dynamic reads the entries of the dynamic table up to its end. Of several tables the loader uses the last. A file
-// without one has no entries.
+// dynamic reads the entries of the dynamic table up to its end marker. If there are several tables, it reads the last
+// one, like the loader. A file without a table has no entries.
 func (f *File) dynamic() ([]elf.Dyn64, error) {
 	var table *elf.Prog64
 	for i := range f.segments {
@@ -91,7 +91,7 @@ func (f *File) dynamic() ([]elf.Dyn64, error) {
 	return nil, errors.New("the dynamic table has no end tag")
 }
 
-// locate returns the file offset of the n bytes that the loader maps at addr. A later segment covers an earlier one.
+// locate returns the file offset of the n bytes that the loader maps at addr. Later segments cover earlier ones.
 func (f *File) locate(addr, n uint64) (offset uint64, ok bool) {
 	for i := len(f.segments) - 1; i >= 0; i-- {
 		s := &f.segments[i]

@@ -1,10 +1,10 @@
-// Package elffile reads shared libraries from hostile ELF files: whether a file is one for this machine and complete,
-// its SONAME, and notes.
+// Package elffile reads shared libraries from untrusted ELF files: whether a file is complete and for this machine, its
+// SONAME, and its notes.
 //
-// It uses the program headers, as the dynamic loader does, so that both agree and a file without section headers can be
-// read. Only notes are found by section headers. Every number in a file is checked: reads are bounded and stay inside
-// the file. Of the standard library's debug/elf it uses the types. The reader there is not made for hostile files: it
-// reads and decompresses sections of any size.
+// Like the dynamic loader it uses the program headers, so that both agree, and so that files without section headers
+// can be read. Only notes are found by section headers. Every number in a file is checked: reads are bounded and stay
+// inside the file. The types come from the standard library's debug/elf; its reader is not used, because it reads and
+// decompresses sections of any size.
 package elffile
 
 import (
@@ -17,7 +17,7 @@ import (
 )
 
 var (
-	// ErrMachine means that a file is for another machine: another architecture, 32 bits, or the other byte order.
+	// ErrMachine means that a file is for another architecture, for 32 bits, or has the other byte order.
 	ErrMachine = errors.New("not for this machine")
 	// errTruncated means that a file ends before a part that its headers describe.
 	errTruncated = errors.New("the file is truncated")
@@ -31,7 +31,7 @@ const (
 	entrySize   = 16 // of the dynamic table
 )
 
-// File is an open library whose headers have been checked. Its methods read from the file.
+// File is an open library with checked headers. Its methods read from the file.
 type File struct {
 	r        io.ReaderAt
 	size     uint64
@@ -39,7 +39,8 @@ type File struct {
 	segments []elf.Prog64
 }
 
-// MachineOf is the machine of a GOARCH: arm64, or amd64 for every other value. NVIDIA has drivers for these two.
+// MachineOf returns the ELF machine for a GOARCH: arm64, or amd64 for every other value. NVIDIA has drivers for these
+// two.
 func MachineOf(goarch string) elf.Machine {
 	if goarch == "arm64" {
 		return elf.EM_AARCH64
@@ -47,9 +48,9 @@ func MachineOf(goarch string) elf.Machine {
 	return elf.EM_X86_64
 }
 
-// ReadLibrary reads the headers of a shared library of size bytes; position-independent programs are accepted too. It
-// checks that the file is for the machine and has everything that a loader maps. Errors wrap ErrMachine or the error of
-// the read, or none of them if the file is damaged or no shared library.
+// ReadLibrary reads the headers of a shared library of size bytes. It also accepts position-independent programs. It
+// checks that the file is for the machine and contains everything that a loader maps. Errors wrap ErrMachine or the
+// read's error; the error for a damaged file, or one that is not a library, wraps neither.
 func ReadLibrary(r io.ReaderAt, size int64, machine elf.Machine) (*File, error) {
 	f := &File{r: r, size: uint64(max(size, 0))}
 	head, err := readValues[byte](f, 0, min(headerSize, f.size))
@@ -95,7 +96,7 @@ func (f *File) checkHeader(machine elf.Machine) error {
 	case h.Ident[elf.EI_VERSION] != byte(elf.EV_CURRENT) || h.Version != uint32(elf.EV_CURRENT):
 		return errors.New("an ELF file of an unknown version")
 	case !f.has(h.Shoff, uint64(h.Shentsize)*uint64(h.Shnum)):
-		// A loader needs no section headers, but they are at the end: a file without them was cut.
+		// A loader needs no section headers, but they are at the end: a file that lacks them was truncated.
 		return errTruncated
 	case h.Phentsize != programSize || h.Phnum == 0:
 		return errors.New("no usable program headers")
@@ -103,10 +104,10 @@ func (f *File) checkHeader(machine elf.Machine) error {
 	return nil
 }
 
-// has reports whether n bytes at that offset are in the file.
+// has reports whether the file has n bytes at an offset.
 func (f *File) has(offset, n uint64) bool { return offset <= f.size && n <= f.size-offset }
 
-// readValues reads n values at an offset in the file. The caller has checked n against a limit.
+// readValues reads n values at an offset in the file. The caller must have checked n against a limit.
 func readValues[T any](f *File, offset, n uint64) ([]T, error) {
 	values := make([]T, n)
 	size := uint64(binary.Size(values))
@@ -116,7 +117,7 @@ func readValues[T any](f *File, offset, n uint64) ([]T, error) {
 	err := binary.Read(io.NewSectionReader(f.r, int64(offset), int64(size)), binary.LittleEndian, values)
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return nil, errTruncated // the file became shorter meanwhile
+		return nil, errTruncated // the file has become shorter
 	case err != nil:
 		return nil, fmt.Errorf("read %d bytes at %d: %w", size, offset, err)
 	}

@@ -7,15 +7,15 @@ import (
 	"fmt"
 )
 
-// Limits on the parts of a file that lead to a note, many times what real ones have.
+// Limits on the parts of a file that lead to a note, many times larger than in real files.
 const (
 	maxSections     = 4096
 	maxSectionNames = 1 << 20 // bytes
 	maxNote         = 1 << 16 // bytes
 )
 
-// Note returns the descriptor of the first note in the section of that name, without the zeros that pad it. The note
-// must have that owner. Without such a section, or without section headers, the result is nil.
+// Note returns the descriptor of the first note in a section, without padding. The note must have that owner. The
+// result is nil if the section or the section headers are missing.
 func (f *File) Note(section, owner string) ([]byte, error) {
 	data, err := f.noteSection(section)
 	if err != nil {
@@ -24,7 +24,8 @@ func (f *File) Note(section, owner string) ([]byte, error) {
 	if data == nil {
 		return nil, nil
 	}
-	// A note is the sizes of its name and descriptor, a type, and both, each padded to 4 bytes.
+	// A note consists of the sizes of its name and descriptor, a type, the name and the descriptor, the last two padded
+	// to 4 bytes.
 	const noteHeaderSize = 12
 	if len(data) < noteHeaderSize {
 		return nil, fmt.Errorf("the section %s has %d bytes, fewer than a note", section, len(data))
@@ -46,8 +47,8 @@ func (f *File) Note(section, owner string) ([]byte, error) {
 	return content, nil
 }
 
-// noteSection reads the section of notes with that name, nil if there is none. Notes are found by section, since they
-// need not be in a segment.
+// noteSection reads a section of notes by its name, or returns nil. Notes are found by section because they need not be
+// in a segment.
 func (f *File) noteSection(name string) ([]byte, error) {
 	h := &f.header
 	if h.Shnum == 0 {
@@ -75,7 +76,7 @@ func (f *File) noteSection(name string) ([]byte, error) {
 	return nil, nil
 }
 
-// content reads a section. More than limit bytes are an error.
+// content reads a section of at most limit bytes.
 func (f *File) content(s *elf.Section64, limit uint64) ([]byte, error) {
 	if s.Size > limit {
 		return nil, fmt.Errorf("%d bytes, the limit is %d", s.Size, limit)

@@ -1,10 +1,10 @@
 // Package fileio reads, replaces, locks and identifies files of the host.
 //
-// A file is replaced atomically: readers see the old content or the new, complete, even after a power cut. A directory
-// is opened once, and everything is done on that handle, so the owner of a directory above cannot redirect it. Only
-// regular files are read, without waiting: a FIFO or a device in place of a file is an error, and so is a file that is
-// larger than the caller's limit. Only ReadInput reads others too, for a limited time. The kernel releases a lock when
-// its process ends, and all that have inherited its file, so a lock is never stale.
+// Replacing is atomic: readers see the complete old or new content, even after a power cut. A directory is opened once
+// and used through that handle, so that the owner of a directory above cannot redirect the write. Only regular files
+// are read, without blocking: a FIFO or device in place of a file is an error, and so is a file above the caller's
+// limit. Only ReadInput also reads other files, with a time limit. The kernel releases a lock when its process and all
+// that inherited its file have ended, so a lock is never stale.
 package fileio
 
 import (
@@ -24,19 +24,19 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// ErrNotDurable means that readers see the new file, but a power cut may bring the old one back.
+// ErrNotDurable means that readers see the new file, but a power cut may restore the old one.
 var ErrNotDurable = errors.New("the directory could not be synced")
 
-// Replace replaces the file at path with data and mode. On an error the old file is unchanged and no temporary file is
-// left. A temporary file of a killed process is removed by the next write of the same file after an hour.
+// Replace replaces the file at path with data and mode. After an error the old file is unchanged and no temporary file
+// is left. If a process was killed, its temporary file is removed by a write of the same file an hour later.
 //
-// The temporary file is in path's directory, since watchers of CDI directories miss files renamed from elsewhere. Its
-// name begins with a dot, so that it is not read as a spec.
+// The temporary file is in path's directory, since watchers of CDI directories miss files that are renamed from
+// elsewhere. Its name begins with a dot, so that it is not read as a spec.
 func Replace(path string, data []byte, mode os.FileMode) error {
 	return ignoreNotDurable(WriteDurably(path, data, mode))
 }
 
-// WriteDurably is Replace for a file that must outlive a power cut: it also returns errors that wrap ErrNotDurable.
+// WriteDurably is Replace for a file that must survive a power cut: it also returns errors that wrap ErrNotDurable.
 // After such an error the new file is in place.
 func WriteDurably(path string, data []byte, mode os.FileMode) error {
 	dir, err := trust.OpenDir(filepath.Dir(path))
@@ -47,10 +47,10 @@ func WriteDurably(path string, data []byte, mode os.FileMode) error {
 	return write(dir, filepath.Base(path), data, func(f *os.File) error { return f.Chmod(mode) })
 }
 
-// ReplaceLike replaces the file of that name in an open directory. The new file has the mode and the owner of info.
+// ReplaceLike replaces a file by its name in an open directory. The new file gets the mode and the owner of info.
 func ReplaceLike(dir *os.File, name string, data []byte, info os.FileInfo) error {
 	return ignoreNotDurable(write(dir, name, data, func(f *os.File) error {
-		// Only root can set another owner; setting the own one needs no right.
+		// Only root can set another owner; setting one's own needs no privilege.
 		if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 			if err := f.Chown(int(stat.Uid), int(stat.Gid)); err != nil {
 				return err
@@ -60,7 +60,7 @@ func ReplaceLike(dir *os.File, name string, data []byte, info os.FileInfo) error
 	}))
 }
 
-// ignoreNotDurable drops an error that leaves readers with the new file.
+// ignoreNotDurable drops ErrNotDurable, since readers see the new file.
 func ignoreNotDurable(err error) error {
 	if errors.Is(err, ErrNotDurable) {
 		return nil
@@ -68,7 +68,7 @@ func ignoreNotDurable(err error) error {
 	return err
 }
 
-// Remove removes a file that is not a directory. If it is missing, the error wraps fs.ErrNotExist.
+// Remove removes a file that is not a directory. If it does not exist, the error wraps fs.ErrNotExist.
 func Remove(path string) error {
 	dir, err := trust.OpenDir(filepath.Dir(path))
 	if err != nil {
@@ -78,7 +78,7 @@ func Remove(path string) error {
 	return remove(dir, filepath.Base(path))
 }
 
-// CheckWritable makes a directory if it is missing, and returns an error if Replace could not write files in it.
+// CheckWritable creates a missing directory, and returns an error if Replace could not write files in it.
 func CheckWritable(path string) error {
 	if err := MakeDirs(path); err != nil {
 		return err
@@ -99,7 +99,7 @@ func CheckWritable(path string) error {
 	return nil
 }
 
-// MakeDirs is MakeDir for a directory whose parents may be missing too.
+// MakeDirs is MakeDir for a directory whose parents may also be missing.
 func MakeDirs(path string) error {
 	err := MakeDir(path)
 	if parent := filepath.Dir(path); errors.Is(err, fs.ErrNotExist) && parent != path {
@@ -111,8 +111,8 @@ func MakeDirs(path string) error {
 	return err
 }
 
-// MakeDir makes a directory with mode 0755, whatever the umask, in a parent that exists. A file of that name stays as
-// it is, and is no error.
+// MakeDir creates a directory with mode 0755, whatever the umask, in an existing parent. If the name exists, it does
+// nothing.
 func MakeDir(path string) error {
 	if err := makeDir(path); err != nil {
 		return &fs.PathError{Op: "mkdir", Path: path, Err: err}
@@ -134,8 +134,8 @@ func makeDir(path string) error {
 	if err != nil {
 		return err
 	}
-	// The parent's owner can put a link in the new directory's place, and a chmod by path would open the link's target
-	// to every user.
+	// The parent's owner can replace the new directory by a link, and a chmod by path would open the link's target to
+	// every user.
 	fd, err := unix.Openat(int(parent.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("open the new directory: %w", err)
@@ -147,7 +147,7 @@ func makeDir(path string) error {
 	return nil
 }
 
-// write replaces a file. setMode is called before the new file gets its name.
+// write replaces a file. It calls setMode before the new file gets its name.
 func write(dir *os.File, name string, data []byte, setMode func(*os.File) error) error {
 	path := filepath.Join(dir.Name(), name)
 	removeStale(dir, name)
@@ -182,15 +182,15 @@ func fill(f *os.File, data []byte, setMode func(*os.File) error) error {
 const (
 	// Temporary files are named .NAME.RANDOM.tmp.
 	temporarySuffix = ".tmp"
-	// staleAge is when a temporary file is abandoned. A write takes milliseconds.
+	// staleAge is the age at which a temporary file is abandoned. A write takes milliseconds.
 	staleAge = time.Hour
-	// maxEntries bounds the search for abandoned files. The directory may be another user's, and endless.
+	// maxEntries limits the search for abandoned files. The directory may be another user's and huge.
 	maxEntries = 10_000
 )
 
 func temporary(name string) string { return "." + name + "." + rand.Text()[:10] + temporarySuffix }
 
-// removeStale removes abandoned temporary files of a name. They are harmless, so errors are ignored.
+// removeStale removes abandoned temporary files of a name. They are harmless, so it ignores errors.
 func removeStale(dir *os.File, name string) {
 	entries, err := dir.ReadDir(maxEntries)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -208,7 +208,7 @@ func removeStale(dir *os.File, name string) {
 	}
 }
 
-// create makes a new file that only its owner can read.
+// create creates a file that only its owner can read.
 func create(dir *os.File, name string) (*os.File, error) {
 	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Openat(int(dir.Fd()), name, flags, 0o600)

@@ -2,8 +2,8 @@ package fileio
 
 import "golang.org/x/sys/unix"
 
-// ID identifies a file and its state. Every change to a file changes it, and so does adding or removing a directory's
-// entry. The zero value means that there is no file. The fields are those of stat(2).
+// ID identifies a file and its version. It changes with every change to the file, and for a directory with every entry
+// that is added or removed. The zero value means that the file does not exist. The fields are those of stat(2).
 type ID struct {
 	Dev, Ino, Rdev, Links uint64
 	Size                  int64
@@ -11,7 +11,7 @@ type ID struct {
 	Modified, Changed     unix.Timespec
 }
 
-// IsZero reports whether there is no file.
+// IsZero reports whether the file does not exist.
 func (id ID) IsZero() bool { return id == ID{} }
 
 // IDOf returns the ID of the file at a path, after following links.

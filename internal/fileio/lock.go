@@ -17,8 +17,8 @@ type Lock struct {
 	file *os.File
 }
 
-// AcquireLock locks the file at path, and creates it if it is missing. If another process holds it, the error wraps
-// ErrHeld.
+// AcquireLock locks the file at path, and creates it if it is missing. The error wraps ErrHeld if another process holds
+// the lock.
 func AcquireLock(path string) (*Lock, error) {
 	f, err := acquire(path)
 	if err != nil {
@@ -44,11 +44,11 @@ func acquire(path string) (*os.File, error) {
 		if err != nil {
 			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}
-		// The last holder has removed the file since it was opened, so other processes lock another file.
+		// The last holder removed the file after it was opened here, so other processes lock another file.
 	}
 }
 
-// IsHeld reports whether a process holds the lock at path. While it looks, another cannot acquire it.
+// IsHeld reports whether a process holds the lock at path. Meanwhile no other process can acquire it.
 func IsHeld(path string) (bool, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -75,11 +75,12 @@ func isAt(f *os.File, path string) bool {
 	return err == nil && os.SameFile(own, current)
 }
 
-// File is the locked file. A program that inherits it holds the lock until it ends, also if this process ends before.
+// File returns the locked file. A program that inherits it holds the lock until it ends, even after this process has
+// ended.
 func (l *Lock) File() *os.File { return l.file }
 
-// Renew creates and locks the file again if it was removed. If another process has locked a new one meanwhile, the
-// error wraps ErrHeld and the lock is lost.
+// Renew recreates and locks the file if it was removed. If another process has locked a new file meanwhile, the error
+// wraps ErrHeld and the lock is lost.
 func (l *Lock) Renew() error {
 	if isAt(l.file, l.path) {
 		return nil

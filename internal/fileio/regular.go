@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OpenRegular opens a regular file for reading and returns what it is. O_NONBLOCK keeps the open of a FIFO from waiting
-// for a writer.
+// OpenRegular opens a regular file for reading, and returns its FileInfo. O_NONBLOCK keeps the open from waiting for
+// the writer of a FIFO.
 func OpenRegular(path string) (*os.File, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -37,8 +37,8 @@ func ReadFile(path string, limit int64) ([]byte, error) {
 	return data, err
 }
 
-// ReadRegular reads an open file of at most limit bytes from its beginning, and returns what it is. The file was opened
-// with O_NONBLOCK; one that is not regular is an error.
+// ReadRegular reads an open file of at most limit bytes from its beginning, and returns its FileInfo. The file must
+// have been opened with O_NONBLOCK. A file that is not regular is an error.
 func ReadRegular(f *os.File, limit int64) ([]byte, fs.FileInfo, error) {
 	info, err := stat(f)
 	if err != nil {
@@ -57,16 +57,16 @@ func ReadRegular(f *os.File, limit int64) ([]byte, fs.FileInfo, error) {
 	return data, info, nil
 }
 
-// ReadInput reads what a user names as a file, which may be a pipe or a device too, as with a shell's <(command). It is
-// cut after limit bytes. A pipe must be written to its end within that time. An empty pipe is an error: most often it
-// was read before.
+// ReadInput reads a file that a user named, which may also be a pipe or a device, such as a shell's <(command). It
+// reads at most limit bytes. The writer of a pipe must close it within the time. An empty pipe is an error: most often
+// it was read before.
 func ReadInput(path string, limit int64, within time.Duration) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	_ = f.SetReadDeadline(time.Now().Add(within)) // an error with a regular file, which needs none
+	_ = f.SetReadDeadline(time.Now().Add(within)) // fails for a regular file, which needs no deadline
 	var data []byte
 	if err = awaitWriter(f, within); err == nil {
 		data, err = io.ReadAll(io.LimitReader(f, limit))
@@ -83,7 +83,7 @@ func ReadInput(path string, limit int64, within time.Duration) ([]byte, error) {
 	return data, nil
 }
 
-// awaitWriter waits until a file can be read: a FIFO without a writer seems to be at its end.
+// awaitWriter waits until a file can be read. A FIFO without a writer would read as empty.
 func awaitWriter(f *os.File, within time.Duration) error {
 	conn, err := f.SyscallConn()
 	if err != nil {
@@ -118,7 +118,7 @@ func stat(f *os.File) (fs.FileInfo, error) {
 	return info, nil
 }
 
-// TypeName names the type of a file, such as "a directory".
+// TypeName returns the name of a file's type, such as "a directory".
 func TypeName(m fs.FileMode) string {
 	switch m.Type() {
 	case 0:
