@@ -103,6 +103,7 @@ func isMounted(point string, magic int64) bool {
 	return unix.Statfs(point, &fileSystem) == nil && fileSystem.Type == magic
 }
 
+// Close closes the cgroups.
 func (c *Cgroups) Close() {
 	for _, cg := range c.list {
 		cg.close()

@@ -27,7 +27,7 @@ func (f *File) soname() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var at, addr, size uint64 // at and size: the name's offset in the string table, and that table's size
+	var at, addr, size uint64 // the name's offset in the string table, and that table's place
 	var has bool
 	for _, e := range entries { // if an entry is repeated, the loader uses the last one
 		switch elf.DynTag(e.Tag) {

@@ -1,7 +1,7 @@
 // Package hookargs is the interface between CDI specs and prestart-hook: the work of a spec's createContainer hook as a
 // value, and its encoding as command-line arguments.
 //
-// The cdi package writes the arguments, the hook parses them. To keep the hook small, the package imports only the
+// The package cdi encodes the arguments, the hook parses them. To keep the hook small, the package imports only the
 // standard library.
 package hookargs
 
@@ -21,31 +21,30 @@ const verb = "create-container"
 // CreateContainer is the work of one run of the hook, for one container. Paths are absolute paths in the container,
 // without "." and "..".
 type CreateContainer struct {
-	// DriverVersion is the version of the host's driver ("580.126.09"). It decides about CUDA forward compatibility,
-	// which is off if it is empty.
+	// DriverVersion is the version of the host's driver ("580.126.09"). Empty disables CUDA forward compatibility.
 	DriverVersion string
 	// CUDAVersion is the newest CUDA version that the host's driver supports ("13.0"). The hook does not use it.
 	CUDAVersion string
 	// Libraries are added to the loader cache in this order.
 	Libraries []Library
-	// Links are symbolic links to make.
+	// Links are the symbolic links to create.
 	Links []Link
-	// DRI has the nodes in /dev/dri of each GPU of the spec. For the nodes that the container was given, links are made
-	// in /dev/dri/by-path.
+	// DRI has the device files in /dev/dri of each GPU of the spec. The hook creates links in /dev/dri/by-path for
+	// those that the container was given.
 	DRI []DRI
-	// Params masks ModifyDeviceFiles in /proc/driver/nvidia/params.
+	// Params makes the hook mask ModifyDeviceFiles in /proc/driver/nvidia/params.
 	Params bool
-	// EGLProfile writes the application profile that limits EGL to the GPUs that the container was given.
+	// EGLProfile makes the hook write the application profile that limits EGL to the container's GPUs.
 	EGLProfile bool
 }
 
-// Library is a shared library of the driver: the name by which programs load it, and the mounted file.
+// Library is a shared library of the driver: the name that programs load, and the mounted file.
 type Library struct{ SONAME, Path string }
 
-// Link is a symbolic link at Path with Target as its content, which may be relative to Path's directory.
+// Link is a symbolic link at Path that contains Target, which may be relative to Path's directory.
 type Link struct{ Path, Target string }
 
-// DRI has a GPU's PCI address and the names of its nodes in /dev/dri, such as "card1" and "renderD129".
+// DRI has a GPU's PCI address and the names of its device files in /dev/dri, such as "card1" and "renderD129".
 type DRI struct {
 	PCIBusID string
 	Nodes    []string
@@ -87,7 +86,7 @@ func (c *CreateContainer) Args() []string {
 	return args
 }
 
-// Parse decodes the arguments of Args. The error has all problems, each with its argument.
+// Parse decodes the arguments that Args returns. The error has all problems, each with its argument.
 func Parse(args []string) (*CreateContainer, error) {
 	if len(args) == 0 || args[0] != verb {
 		return nil, fmt.Errorf("the first argument must be %q", verb)

@@ -1,7 +1,8 @@
 // Package host has the paths of a node's files as a value. Every path under /dev, /proc, /sys and the driver's root
-// comes from a Host, so that a test, a driver container or a simulated node is another value.
+// comes from a Host, so that tests, driver containers and simulated nodes only need another value.
 //
-// The package only builds paths. The callers that open them check whether they can be trusted.
+// Host itself builds paths and opens nothing; callers that open them check whether they can be trusted. Some functions
+// read what the kernel reports: DriverVersion, LoadedDriver and ReadLine.
 package host
 
 import (
@@ -17,9 +18,9 @@ type Host struct {
 	libraries         string
 }
 
-// New returns the host whose /proc and /sys are under root, whose driver installation (libraries, programs, firmware,
-// configuration, sockets) is under driverRoot and whose device nodes are under devRoot + "/dev".
-// An empty root is "/"; an empty driverRoot or devRoot is root. The paths are made absolute.
+// New returns the host with /proc and /sys under root, the driver installation (libraries, programs, firmware,
+// configuration, sockets) under driverRoot, and device files under devRoot + "/dev". An empty root means "/"; an empty
+// driverRoot or devRoot means root. The paths are made absolute.
 func New(root, driverRoot, devRoot string) (Host, error) {
 	rootPath, rootErr := filepath.Abs(cmp.Or(root, "/"))
 	driverPath, driverErr := filepath.Abs(cmp.Or(driverRoot, root, "/"))
@@ -30,14 +31,14 @@ func New(root, driverRoot, devRoot string) (Host, error) {
 	return Host{root: rootPath, driver: driverPath, dev: devPath}, nil
 }
 
-// WithDevRoot returns the host with its device nodes under devRoot + "/dev". The path is absolute.
+// WithDevRoot returns the host with its device files under devRoot + "/dev". devRoot must be absolute.
 func (h Host) WithDevRoot(devRoot string) Host {
 	h.dev = devRoot
 	return h
 }
 
-// WithLibrary returns the host with the driver that has a library at that absolute path. Libraries are searched in its
-// directory first. If that ends in one of LibraryDirs, the part before is the driver's root.
+// WithLibrary returns the host with the driver that owns the library at an absolute path. Libraries are searched first
+// in that library's directory. If the directory ends in one of LibraryDirs, the part before is the driver's root.
 func (h Host) WithLibrary(path string) Host {
 	h = h.WithLibraries(filepath.Dir(path))
 	longest := ""
@@ -52,16 +53,16 @@ func (h Host) WithLibrary(path string) Host {
 	return h
 }
 
-// WithLibraries returns the host with an absolute directory that is searched first for the driver's libraries.
+// WithLibraries returns the host with an absolute directory that is searched first for driver libraries.
 func (h Host) WithLibraries(dir string) Host {
 	h.libraries = dir
 	return h
 }
 
-// Libraries is the directory that is searched first for the driver's libraries. Empty is none.
+// Libraries returns the directory that is searched first for driver libraries, or "".
 func (h Host) Libraries() string { return h.libraries }
 
-// MachineName is the name of this machine as uname prints it. NVIDIA has drivers for these two.
+// MachineName returns the machine's name as in uname: x86_64 or aarch64, for which NVIDIA has drivers.
 func MachineName() string {
 	if runtime.GOARCH == "arm64" {
 		return "aarch64"
@@ -69,12 +70,12 @@ func MachineName() string {
 	return "x86_64"
 }
 
-// LibraryDirs are the directories, relative to the driver's root, where distributions, NVIDIA's installer, driver
-// containers and container hosts install libraries for this machine.
+// LibraryDirs returns the directories, relative to the driver's root, in which distributions, NVIDIA's installer,
+// driver containers and container hosts install libraries for this machine.
 func LibraryDirs() []string { return libraryDirs(MachineName()) }
 
 func libraryDirs(machine string) []string {
-	multiarch := machine + "-linux-gnu" // Debian's name of the machine
+	multiarch := machine + "-linux-gnu" // Debian's name for the machine
 	return []string{
 		"usr/lib64",
 		"usr/lib/" + multiarch,
@@ -93,22 +94,22 @@ func libraryDirs(machine string) []string {
 	}
 }
 
-// Root is the directory that /proc and /sys are under.
+// Root returns the directory above /proc and /sys.
 func (h Host) Root() string { return h.root }
 
-// DriverRoot is the directory that the driver is installed under.
+// DriverRoot returns the directory in which the driver is installed.
 func (h Host) DriverRoot() string { return h.driver }
 
-// Proc is a path under /proc.
+// Proc returns a path under /proc.
 func (h Host) Proc(elem ...string) string { return join(h.root, "proc", elem) }
 
-// Sys is a path under /sys.
+// Sys returns a path under /sys.
 func (h Host) Sys(elem ...string) string { return join(h.root, "sys", elem) }
 
-// Dev is a path under /dev.
+// Dev returns a path under /dev.
 func (h Host) Dev(elem ...string) string { return join(h.dev, "dev", elem) }
 
-// Driver is a path under the driver's root.
+// Driver returns a path under the driver's root.
 func (h Host) Driver(elem ...string) string { return join(h.driver, "", elem) }
 
 func join(root, top string, elem []string) string {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ReadLine returns the first 4 KiB of a file of /sys or /proc, without white space around them, or nothing.
+// ReadLine returns the first 4 KiB of a file of /sys or /proc, trimmed, or "" if it cannot be read.
 func ReadLine(path string) string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -23,7 +23,7 @@ func ReadLine(path string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// DriverVersion is the version of the loaded NVIDIA kernel module, or empty if the host does not report it.
+// DriverVersion returns the version of the loaded NVIDIA kernel module, or "" if the host does not report it.
 func DriverVersion(h Host) string {
 	for _, path := range []string{h.Sys("module", "nvidia", "version"), h.Proc("driver", "nvidia", "version")} {
 		line, _, _ := strings.Cut(ReadLine(path), "\n")
@@ -45,16 +45,15 @@ func isVersion(word string) bool {
 	})
 }
 
-// KernelDriver is the loaded NVIDIA kernel module. After it was unloaded and loaded again, it is not equal to what it
-// was.
+// KernelDriver identifies a load of the NVIDIA kernel module. It changes when the module is loaded again.
 type KernelDriver struct {
-	Version string // as by DriverVersion
-	// Inode is that of the module's directory in /sys, or 0 without one. Each load of the module has another. (The times
-	// of the directory also change when the kernel drops the inode from its cache.)
+	Version string // see DriverVersion
+	// Inode is the inode of the module's directory in /sys, or 0. Each load of the module has another one. (The times
+	// of the directory are no use: they also change when the kernel drops the inode from its cache.)
 	Inode uint64
 }
 
-// LoadedDriver returns the loaded NVIDIA kernel module. What the host does not report is zero.
+// LoadedDriver returns the loaded NVIDIA kernel module. Fields that the host does not report are zero.
 func LoadedDriver(h Host) KernelDriver {
 	d := KernelDriver{Version: DriverVersion(h)}
 	var st unix.Stat_t

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// ParseVersion splits a version into its numbers, which have at most 9 digits: "580.126.09" is 580, 126, 9.
+// ParseVersion splits a version into numbers of at most 9 digits: "580.126.09" becomes 580, 126, 9.
 func ParseVersion(s string) ([]int, error) {
 	var numbers []int
 	for part := range strings.SplitSeq(s, ".") {

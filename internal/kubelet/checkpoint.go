@@ -9,29 +9,29 @@ import (
 	"unicode/utf8"
 )
 
-// CheckpointName is the file's name in the kubelet's device plugin directory. The kubelet writes it with mode 0600.
+// CheckpointName is the name of the checkpoint in the kubelet's device plugin directory. Its mode is 0600.
 const CheckpointName = "kubelet_internal_checkpoint"
 
 // NoNode is the NUMA node of devices without topology.
 const NoNode = -1
 
-// ErrChecksum means that the file has another checksum than its content.
+// ErrChecksum means that the file's checksum does not match its content.
 var ErrChecksum = errors.New("the checksum does not match")
 
-// Checkpoint is the content of the file. Names of fields and types are those of the kubelet, since the file and its
-// checksum are made of them.
+// Checkpoint is the content of the file. Fields and types have the kubelet's names, which the file and its checksum
+// contain.
 type Checkpoint struct {
 	PodDeviceEntries []Entry
-	// RegisteredDevices are the IDs of the healthy devices by resource. The kubelet uses only the names.
+	// RegisteredDevices are the IDs of the healthy devices by resource. The kubelet uses only the resources.
 	RegisteredDevices map[string][]string
 }
 
-// Entry is what a container has of a resource.
+// Entry has a container's devices of one resource.
 type Entry struct {
 	PodUID        string
 	ContainerName string
 	ResourceName  string
-	// DeviceIDs are by NUMA node. A device close to several nodes is in the list of each.
+	// DeviceIDs has the devices by NUMA node. A device close to several nodes is listed for each.
 	DeviceIDs map[int64][]string
 	// AllocResp is the plugin's ContainerAllocateResponse, in the encoding of protobuf.
 	AllocResp []byte
@@ -43,9 +43,9 @@ type file struct {
 	Checksum uint64
 }
 
-// ParseCheckpoint reads a checkpoint. If its checksum is wrong, the error wraps ErrChecksum.
+// ParseCheckpoint parses a checkpoint. If its checksum is wrong, the error wraps ErrChecksum.
 func ParseCheckpoint(data []byte) (*Checkpoint, error) {
-	// The kubelet takes a field that is not in the file as empty, and one that is null as nil.
+	// In the kubelet, a missing field is empty and a null field is nil.
 	f := file{Data: Checkpoint{PodDeviceEntries: []Entry{}, RegisteredDevices: map[string][]string{}}}
 	err := json.Unmarshal(data, &f)
 	if err == nil {
@@ -63,8 +63,8 @@ func ParseCheckpoint(data []byte) (*Checkpoint, error) {
 	return nil, fmt.Errorf("parse the kubelet's checkpoint: %w", err)
 }
 
-// DeviceIDs returns the IDs of the devices that pods have, from a file of kubelets since 1.20. It does not verify the
-// checksum: a later kubelet may compute another one.
+// DeviceIDs returns the IDs of the devices that pods have, from the checkpoint of a kubelet since 1.20. It ignores the
+// checksum, since later kubelets may compute another one.
 func DeviceIDs(data []byte) (map[string]bool, error) {
 	var f file
 	if err := json.Unmarshal(data, &f); err != nil {
@@ -88,10 +88,10 @@ func verify(want uint64, dump []byte) error {
 	return nil
 }
 
-// Marshal returns the file's content as the kubelet would write it, with the checksum.
+// Marshal encodes the checkpoint like the kubelet, with the checksum.
 func (c *Checkpoint) Marshal() ([]byte, error) {
 	dump := c.dump()
-	// JSON would replace bytes that are not UTF-8, and the checksum would not match.
+	// JSON would replace bytes that are not UTF-8, so the checksum would not match.
 	if !utf8.Valid(dump) {
 		return nil, errors.New("write the kubelet's checkpoint: a name in it is not valid UTF-8")
 	}

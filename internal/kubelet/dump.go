@@ -7,15 +7,15 @@ import (
 	"strconv"
 )
 
-// checksum is the kubelet's: FNV-1a with 32 bits over the text of dump.
+// checksum returns the kubelet's checksum: 32-bit FNV-1a over the text of dump.
 func checksum(dump []byte) uint64 {
 	h := fnv.New32a()
 	_, _ = h.Write(dump) // never fails
 	return uint64(h.Sum32())
 }
 
-// dump returns the text that the checksum is made of: the value as github.com/davecgh/go-spew prints it with %#v, which
-// has the kubelet's type names in it.
+// dump returns the text that the checksum covers: the value as github.com/davecgh/go-spew prints it with %#v, with the
+// kubelet's type names.
 func (c *Checkpoint) dump() []byte {
 	var p printer
 	p.print("(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)")
@@ -28,12 +28,12 @@ func (c *Checkpoint) dump() []byte {
 	return p.text
 }
 
-// printer makes the text.
+// printer builds that text.
 type printer struct{ text []byte }
 
 func (p *printer) print(s string) { p.text = append(p.text, s...) }
 
-// entry prints an entry, whose device IDs have another type in the old format.
+// entry prints an entry. The type of its device IDs differs in the old format.
 func (p *printer) entry(uid, container, resource, idsType string, resp []byte, printIDs func()) {
 	p.print("{PodUID:(string)" + uid + " ContainerName:(string)" + container + " ResourceName:(string)" + resource)
 	p.print(" DeviceIDs:" + idsType)
@@ -43,7 +43,7 @@ func (p *printer) entry(uid, container, resource, idsType string, resp []byte, p
 	p.print("}")
 }
 
-// registered prints the registered devices and the end.
+// registered prints the registered devices and the end of the text.
 func (p *printer) registered(devices map[string][]string) {
 	p.print(" RegisteredDevices:(map[string][]string)")
 	printMap(p, devices, p.print)

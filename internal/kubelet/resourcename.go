@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// The kubelet's rules: IsExtendedResourceName of k8s.io/kubernetes. The name with the
-// prefix "requests.", as in quotas, must be a qualified name of k8s.io/apimachinery.
+// The kubelet's rules are those of IsExtendedResourceName in k8s.io/kubernetes: with the prefix "requests.", as in
+// quotas, the name must still be a qualified name of k8s.io/apimachinery.
 const (
 	maxVendor = 253 - len(quotaPrefix)
 	maxName   = 63
@@ -22,7 +22,7 @@ const (
 	digits = "0123456789"
 )
 
-// IsSubdomain reports whether a text consists of labels with dots between them. Its length is not checked.
+// IsSubdomain reports whether a text consists of labels separated by dots. It does not check the length.
 func IsSubdomain(text string) bool {
 	for label := range strings.SplitSeq(text, ".") {
 		if !IsLabel(label) {
@@ -32,14 +32,15 @@ func IsSubdomain(text string) bool {
 	return true
 }
 
-// IsLabel reports whether a text has lower-case letters and digits, and hyphens between them. Its length is not
-// checked.
+// IsLabel reports whether a text consists of lower-case letters, digits, and hyphens that are neither first nor last.
+// It does not check the length.
 func IsLabel(text string) bool { return isName(text, lower+digits, "-") }
 
-// IsName reports whether a text has letters and digits, and - _ . between them. Its length is not checked.
+// IsName reports whether a text consists of letters, digits, and - _ . that are neither first nor last. It does not
+// check the length.
 func IsName(text string) bool { return isName(text, lower+upper+digits, "-_.") }
 
-// isName reports whether a text begins and ends with one of these characters, and has them and others between.
+// isName reports whether a text begins and ends with one of these characters, and between has only these and others.
 func isName(text, these, others string) bool {
 	return text != "" && strings.Trim(text, these+others) == "" &&
 		strings.IndexByte(these, text[0]) >= 0 && strings.IndexByte(these, text[len(text)-1]) >= 0

@@ -2,7 +2,7 @@ package kubelet
 
 import "encoding/json"
 
-// entryV1 is an Entry of kubelets before 1.20.
+// entryV1 is an Entry in the format of kubelets before 1.20.
 type entryV1 struct {
 	PodUID        string
 	ContainerName string
@@ -16,7 +16,7 @@ type checkpointV1 struct {
 	RegisteredDevices map[string][]string
 }
 
-// parseV1 reads the format of kubelets before 1.20.
+// parseV1 parses the format of kubelets before 1.20.
 func parseV1(data []byte) (*Checkpoint, error) {
 	f := struct {
 		Data     checkpointV1
@@ -38,7 +38,7 @@ func parseV1(data []byte) (*Checkpoint, error) {
 	return c, nil
 }
 
-// dump is that of the old format. Its types had the names that the present ones have.
+// dump returns the text that the old format's checksum covers. Its types had the names of today's types.
 func (c *checkpointV1) dump() []byte {
 	var p printer
 	p.print("(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)")

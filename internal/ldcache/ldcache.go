@@ -12,22 +12,22 @@ import (
 	"unicode"
 )
 
-// MaxSize is the size in bytes, and MaxEntries the number of entries, of the largest cache that Parse reads. A
-// distribution with every package installed needs less than a tenth of both. Within the limits a hostile cache costs at
-// most about two seconds and 100 MB of memory.
+// MaxSize is the largest size in bytes, and MaxEntries the largest number of entries, of a cache that Parse accepts. A
+// distribution with every package installed needs less than a tenth of either. Within these limits a malicious cache
+// costs about two seconds and 100 MB of memory at most.
 const (
 	MaxSize    = 16 << 20
 	MaxEntries = 1 << 17
 )
 
-// Flags of an entry: an ELF library for glibc (0x003), with the architecture's bits. The loader uses only entries with
-// exactly its own flags.
+// Flags of an entry: an ELF library for glibc (0x003) and the architecture's bits. The loader uses only entries whose
+// flags equal its own.
 const (
 	FlagsX8664   int32 = 0x0303
 	FlagsAArch64 int32 = 0x0a03
 )
 
-// FlagsFor returns the flags of 64-bit libraries for a GOARCH. ok is false for an unknown one.
+// FlagsFor returns the flags of 64-bit libraries for a GOARCH. ok is false for an unknown GOARCH.
 func FlagsFor(goarch string) (flags int32, ok bool) {
 	switch goarch {
 	case "amd64":
@@ -38,38 +38,38 @@ func FlagsFor(goarch string) (flags int32, ok bool) {
 	return 0, false
 }
 
-// errFormat is the error of data that is not a loader cache, is damaged, or is larger than Parse's limits.
+// errFormat means that data is not a loader cache, is damaged, or exceeds Parse's limits.
 var errFormat = errors.New("not a usable ld.so.cache")
 
 // Cache is the content of a loader cache.
 type Cache struct {
-	// Entries are in the order of the file. Of several with the same name and flags the loader uses the first, but
-	// prefers the best one of a glibc-hwcaps directory for the machine.
+	// Entries are in the order of the file. Of several entries with the same name and flags, the loader uses the best
+	// one from a glibc-hwcaps directory that suits the machine, otherwise the first.
 	Entries []Entry
 	// HWCaps are the names of glibc-hwcaps directories ("x86-64-v3"). Entries refer to them by index.
 	HWCaps []string
-	// Generator names the program that wrote the file. ldconfig -p prints it. It may be empty.
+	// Generator names the program that wrote the file, as ldconfig -p prints it. It may be empty.
 	Generator string
 }
 
-// Entry is one library: its SONAME, by which programs load it, and its file. Neither contains a NUL.
+// Entry is a library: its SONAME, which programs load, and its file. Neither contains a NUL.
 type Entry struct {
 	Name, Path string
 	Flags      int32
-	// OSVersion is the oldest kernel for the library, 0 for any. Only glibc before 2.36 uses it.
+	// OSVersion is the oldest kernel that the library supports, 0 for any. Only glibc before 2.36 uses it.
 	OSVersion uint32
-	// HWCap is 0 for a library for every machine. If bit 62 is set, the low half is an index into HWCaps.
+	// HWCap is 0 for a library that suits every machine. If bit 62 is set, the low half is an index into HWCaps.
 	HWCap uint64
 }
 
 const hwcapExtension = 1 << 62
 
-// isHWCap reports whether the entry is from a glibc-hwcaps directory, as dl_cache_hwcap_extension does. The bits
-// between the mark and the index have the ISA level.
+// isHWCap reports whether the entry is from a glibc-hwcaps directory, like dl_cache_hwcap_extension. The bits between
+// the mark and the index have the ISA level.
 func (e Entry) isHWCap() bool { return e.HWCap>>42 == hwcapExtension>>42 }
 
-// DropInvalid removes entries that ldconfig never writes, and returns their number. A valid one has a name without a
-// slash, an absolute path, and no control characters. Paths may contain "..", since lines of ld.so.conf may.
+// DropInvalid removes entries that ldconfig never writes, and returns how many. A valid entry has a name without a
+// slash, an absolute path, and no control characters. Paths may contain "..", as in lines of ld.so.conf.
 func (c *Cache) DropInvalid() int {
 	n := len(c.Entries)
 	c.Entries = slices.DeleteFunc(c.Entries, func(e Entry) bool {
@@ -77,7 +77,7 @@ func (c *Cache) DropInvalid() int {
 	})
 	for i, name := range c.HWCaps {
 		if !isName(name) {
-			c.HWCaps[i] = "" // entries refer to the others by index
+			c.HWCaps[i] = "" // keeps the indices of the other names
 		}
 	}
 	if !isText(c.Generator) {
@@ -90,7 +90,7 @@ func isName(s string) bool { return s != "" && !strings.Contains(s, "/") && isTe
 
 func isText(s string) bool { return !strings.ContainsFunc(s, unicode.IsControl) }
 
-// Lookup returns the path of the first library with that name and flags for every machine.
+// Lookup returns the path of the first library with that name and flags that suits every machine.
 func (c *Cache) Lookup(name string, flags int32) (string, bool) {
 	for _, e := range c.Entries {
 		if e.Name == name && e.Flags == flags && !e.isHWCap() {
@@ -100,8 +100,8 @@ func (c *Cache) Lookup(name string, flags int32) (string, bool) {
 	return "", false
 }
 
-// Prepend inserts entries before all others. It removes the other entries of their names and flags, also those of
-// glibc-hwcaps directories. Of several new entries with one name only the first is inserted.
+// Prepend inserts entries before all others. It removes existing entries with the same names and flags, including those
+// of glibc-hwcaps directories. If new entries have the same name, only the first one is inserted.
 func (c *Cache) Prepend(entries ...Entry) {
 	type key struct {
 		name  string

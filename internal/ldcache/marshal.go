@@ -2,7 +2,7 @@ package ldcache
 
 import "strings"
 
-// Marshal encodes the cache in the new layout, sorted as the loader needs it. The result is deterministic: parsing and
+// Marshal encodes the cache in the new layout, sorted as the loader requires. The result is deterministic: parsing and
 // encoding it again gives the same bytes.
 func (c *Cache) Marshal() []byte {
 	entries := c.sorted()
@@ -33,7 +33,7 @@ func (c *Cache) Marshal() []byte {
 	return b.data
 }
 
-// builder is a cache file under construction. known has the offsets of its strings.
+// builder builds a cache file. known has the offsets of its strings.
 type builder struct {
 	data  []byte
 	known map[string]uint32
@@ -49,7 +49,7 @@ func (b *builder) text(s string) uint32 {
 	return at
 }
 
-// extension appends the extension block, unless it would be empty. The contents of its sections follow its table.
+// extension appends the extension block unless it would be empty. The sections' contents follow the table.
 func (b *builder) extension(generator string, hwcaps []byte) {
 	type section struct {
 		tag  uint32
@@ -81,7 +81,7 @@ func (b *builder) extension(generator string, hwcaps []byte) {
 	}
 }
 
-// align pads to a multiple of 4 bytes, for the numbers of the extension block.
+// align pads to a multiple of 4 bytes, as the numbers of the extension block require.
 func (b *builder) align() {
 	for len(b.data)%4 != 0 {
 		b.data = append(b.data, 0)

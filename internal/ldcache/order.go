@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// compareNames orders names as the loader does (_dl_cache_libcmp): byte by byte, but runs of digits as numbers, and
+// compareNames compares names like the loader's _dl_cache_libcmp: byte by byte, but runs of digits as numbers, and
 // digits after all other bytes. It is negative if a comes first in ascending order; caches are sorted in descending
 // order.
 func compareNames(a, b string) int {
@@ -35,7 +35,7 @@ func compareNames(a, b string) int {
 	return -char(at(b, j))
 }
 
-// at returns a byte of a C string, which has a NUL at its end.
+// at returns a byte of a C string, with the NUL after its end.
 func at(s string, i int) byte {
 	if i < len(s) {
 		return s[i]
@@ -45,8 +45,8 @@ func at(s string, i int) byte {
 
 func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
-// number reads the digits that begin at s[i]. It overflows like the loader's int, since in another order the loader
-// would miss entries.
+// number parses the digits that begin at s[i]. It overflows like the loader's int; otherwise the order would differ and
+// the loader would miss entries.
 func number(s string, i int) (n int32, end int) {
 	for ; i < len(s) && isDigit(s[i]); i++ {
 		n = n*10 + int32(s[i]-'0')
@@ -62,16 +62,16 @@ func char(c byte) int {
 	return int(c)
 }
 
-// sorted returns the entries in the order that the loader's binary search needs. The sort is stable, so the first entry
-// of a name stays first.
+// sorted returns the entries in the order that the loader's binary search requires. The sort is stable, so the first
+// entry of a name stays first.
 func (c *Cache) sorted() []Entry {
 	entries := slices.Clone(c.Entries)
 	slices.SortStableFunc(entries, compareEntries)
 	return entries
 }
 
-// compareEntries is compare of elf/cache.c. Entries of glibc-hwcaps directories come before the others, since the
-// loader stops at the first of those.
+// compareEntries is compare of elf/cache.c. Entries from glibc-hwcaps directories come before the others with that
+// name, since the loader stops at the first of the others.
 func compareEntries(a, b Entry) int {
 	rank := func(e Entry) int {
 		if e.isHWCap() {

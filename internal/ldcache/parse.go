@@ -32,9 +32,9 @@ const (
 
 var le = binary.LittleEndian
 
-// Parse reads a cache in the layout of glibc 2.2 and later, with or without the older layout in front of it. It refuses
-// a cache that the loader would ignore or could use only in part. Unknown sections of the extension block are dropped.
-// The strings of the result share one copy of data.
+// Parse parses a cache in the layout of glibc 2.2 and later, also with the older layout before it. It returns an error
+// for a cache that the loader would ignore or could use only in part. Unknown sections of the extension block are
+// dropped. The strings of the result share one copy of data.
 func Parse(data []byte) (*Cache, error) {
 	if len(data) > MaxSize {
 		return nil, fmt.Errorf("%w: %d bytes, the limit is %d", errFormat, len(data), MaxSize)
@@ -63,7 +63,7 @@ func Parse(data []byte) (*Cache, error) {
 	return c, nil
 }
 
-// count reads the number of entries at an offset, and checks that so many of that size follow the header.
+// count reads the number of entries at an offset, and checks that the data has room for them after the header.
 func count(data []byte, at, header, size int) (int, error) {
 	if len(data) < header {
 		return 0, fmt.Errorf("%w: truncated header", errFormat)
@@ -78,7 +78,7 @@ func count(data []byte, at, header, size int) (int, error) {
 	return int(n), nil
 }
 
-// parseEntries reads the entries. The offsets of their strings are relative to the header; text is data as a string.
+// parseEntries parses the entries. String offsets are relative to the header; text is data as a string.
 func (c *Cache) parseEntries(data []byte, text string) error {
 	n, err := count(data, countAt, headerNew, entryNew)
 	if err != nil {
@@ -88,7 +88,7 @@ func (c *Cache) parseEntries(data []byte, text string) error {
 		return fmt.Errorf("%w: not little-endian", errFormat)
 	}
 	c.Entries = make([]Entry, n)
-	left := MaxSize // the strings of a hostile cache may overlap, and would need far more bytes when written
+	left := MaxSize // for all strings: those that overlap need more bytes when written
 	for i := range c.Entries {
 		e, raw := &c.Entries[i], data[headerNew+i*entryNew:]
 		if e.Name, err = stringAt(text, le.Uint32(raw[4:]), maxName); err != nil {
@@ -119,8 +119,8 @@ func stringAt(text string, at uint32, limit int) (string, error) {
 	return s[:n], nil
 }
 
-// parseExtension reads the extension block, whose offsets are relative to the beginning of the file; text is the file
-// as a string.
+// parseExtension parses the extension block, whose offsets are relative to the start of the file; text is the file as a
+// string.
 func (c *Cache) parseExtension(file []byte, text string, at uint32) error {
 	block, err := part(file, at, extensionHeader)
 	if err != nil {
@@ -154,7 +154,7 @@ func (c *Cache) parseExtension(file []byte, text string, at uint32) error {
 	return nil
 }
 
-// parseHWCaps reads a list of the offsets of names.
+// parseHWCaps parses a list of name offsets.
 func parseHWCaps(list []byte, text string) ([]string, error) {
 	if len(list)%4 != 0 || len(list)/4 > maxHWCaps {
 		return nil, fmt.Errorf("%w: %d bytes of names", errFormat, len(list))

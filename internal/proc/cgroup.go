@@ -5,18 +5,18 @@ import (
 	"strings"
 )
 
-// Cgroups are where a process is in the hierarchies of cgroups, in the order of /proc/PID/cgroup.
+// Cgroups are a process's cgroups, one for each hierarchy, in the order of /proc/PID/cgroup.
 type Cgroups []cgroup
 
-// cgroup is where a process is in one hierarchy.
+// cgroup is a process's cgroup in one hierarchy.
 type cgroup struct {
 	// hierarchy is the number and the controllers, such as "4:memory", or "0:" for version 2.
 	hierarchy string
-	// path begins with a slash and is as this process's cgroup namespace shows it, so it may begin with "/..".
+	// path begins with a slash. It is relative to this process's cgroup namespace, so it may begin with "/..".
 	path string
 }
 
-// parseCgroups parses /proc/PID/cgroup (cgroups(7)). Lines that are none are left out.
+// parseCgroups parses /proc/PID/cgroup (cgroups(7)). Malformed lines are ignored.
 func parseCgroups(text string) Cgroups {
 	var list Cgroups
 	for line := range strings.Lines(text) {
@@ -24,14 +24,14 @@ func parseCgroups(text string) Cgroups {
 		if len(parts) != 3 || !strings.HasPrefix(parts[2], "/") {
 			continue
 		}
-		path := strings.TrimSuffix(parts[2], " (deleted)") // of a process that has ended and is not reaped
+		path := strings.TrimSuffix(parts[2], " (deleted)") // the cgroup of a zombie process
 		list = append(list, cgroup{parts[0] + ":" + parts[1], path})
 	}
 	return list
 }
 
-// isContainer reports whether a name is that of a container's cgroup: the 64 hexadecimal digits that containerd, CRI-O,
-// docker and podman give a container, alone or as in "cri-containerd-ID.scope".
+// isContainer reports whether a name is that of a container's cgroup: the 64 hexadecimal digits of a container ID of
+// containerd, CRI-O, docker or podman, by themselves or as in "cri-containerd-ID.scope".
 func isContainer(name string) bool {
 	id := strings.TrimSuffix(name, ".scope")
 	end := strings.LastIndexByte(id, '-') + 1
@@ -40,7 +40,8 @@ func isContainer(name string) bool {
 		len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
 }
 
-// InContainer reports whether a cgroup on the path has the name of a container or a pod. Some runtimes use other names.
+// InContainer reports whether the path of a cgroup contains a container's or a pod's name. Some runtimes use other
+// names.
 func (c Cgroups) InContainer() bool { return slices.ContainsFunc(c, cgroup.inContainer) }
 
 func (c cgroup) inContainer() bool {
@@ -51,7 +52,7 @@ func (c cgroup) inContainer() bool {
 	})
 }
 
-// String is the path that identifies the process best: that of a container or else the longest.
+// String returns the path that identifies the process best: a container's, otherwise the longest.
 func (c Cgroups) String() string {
 	best := cgroup{path: "/"}
 	for _, one := range c {

@@ -1,4 +1,4 @@
-// Package proc reads processes in the host's /proc: who they are, and in which cgroups and namespaces.
+// Package proc reads processes in the host's /proc: their users, cgroups and namespaces.
 package proc
 
 import (
@@ -16,20 +16,20 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// maxFile bounds what is read of a file in /proc/PID, in bytes.
+// maxFile limits how many bytes of a file in /proc/PID are read.
 const maxFile = 64 << 10
 
-// Process is a process by its open directory in /proc. All that is read by it is of the same process: once that has
-// ended, every access fails with [ErrEnded], also if its PID belongs to another process then.
+// Process is a process, identified by its open directory in /proc. Everything that its methods read belongs to that
+// process: once it has ended they fail with [ErrEnded], even if another process has its PID.
 type Process struct {
 	PID int
 	dir *os.Root
 }
 
-// ErrEnded means that there is no such process, or that it has ended.
+// ErrEnded means that the process does not exist or has ended.
 var ErrEnded = errors.New("the process has ended")
 
-// Open opens a process. The error is ErrEnded if there is none with the PID.
+// Open opens a process. The error is ErrEnded if no process has the PID.
 func Open(h host.Host, pid int) (*Process, error) {
 	dir, err := os.OpenRoot(h.Proc(strconv.Itoa(pid)))
 	if err != nil {
@@ -41,7 +41,7 @@ func Open(h host.Host, pid int) (*Process, error) {
 // Close closes the directory.
 func (p *Process) Close() { _ = p.dir.Close() }
 
-// Error wraps with ErrEnded what /proc returns for a process that has ended.
+// Error wraps the errors that /proc returns for an ended process with ErrEnded.
 func Error(err error) error {
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("%w: %w", ErrEnded, err)
@@ -49,7 +49,7 @@ func Error(err error) error {
 	return err
 }
 
-// PIDs lists the processes that are visible in /proc, in ascending order.
+// PIDs returns the processes that are visible in /proc, in ascending order.
 func PIDs(h host.Host) ([]int, error) {
 	entries, err := os.ReadDir(h.Proc())
 	if err != nil {
@@ -75,15 +75,15 @@ func (p *Process) read(name string) (string, error) {
 	return string(text), Error(err)
 }
 
-// Status is what /proc/PID/status (proc_pid_status(5)) has of a process.
+// Status has values of /proc/PID/status (proc_pid_status(5)).
 type Status struct {
-	// UIDs are the real, effective, saved and file system user ID.
+	// UIDs are the real, effective, saved and file system user IDs.
 	UIDs []string
 	// Capabilities are the effective ones, in the process's user namespace.
 	Capabilities uint64
 }
 
-// Status reads the status of the process.
+// Status reads the process's status.
 func (p *Process) Status() (Status, error) {
 	text, err := p.read("status")
 	if err != nil {
@@ -121,13 +121,13 @@ func parseStatus(text string) (Status, error) {
 	return s, nil
 }
 
-// Cgroups reads in which cgroups the process is.
+// Cgroups reads the process's cgroups.
 func (p *Process) Cgroups() (Cgroups, error) {
 	text, err := p.read("cgroup")
 	return parseCgroups(text), err
 }
 
-// Command is the name of the process, which the process can choose.
+// Command returns the name of the process, which the process can choose.
 func (p *Process) Command() string {
 	text, err := p.read("comm")
 	if name := strings.TrimSuffix(text, "\n"); err == nil && name != "" {
@@ -136,7 +136,7 @@ func (p *Process) Command() string {
 	return "unknown command"
 }
 
-// Executable is the name of the process's executable, without its directory.
+// Executable returns the name of the process's executable without its directory.
 func (p *Process) Executable() (string, error) {
 	program, err := p.dir.Readlink("exe")
 	if err != nil {
@@ -145,24 +145,24 @@ func (p *Process) Executable() (string, error) {
 	return path.Base(strings.TrimSuffix(program, " (deleted)")), nil
 }
 
-// The namespaces that the kernel begins with, which are the host's. Their numbers are fixed (linux/nsfs.h,
-// PID_NS_INIT_INO and USER_NS_INIT_INO).
+// The host's namespaces, with which the kernel starts. Their numbers are fixed (linux/nsfs.h, PID_NS_INIT_INO and
+// USER_NS_INIT_INO).
 const (
 	InitialPID  = "pid:[4026531836]"
 	InitialUser = "user:[4026531837]"
 )
 
-// In reports whether the process is in a namespace of the host: [InitialPID] or [InitialUser].
+// In reports whether the process is in a namespace of the host, [InitialPID] or [InitialUser].
 func (p *Process) In(namespace string) bool {
 	kind, _, _ := strings.Cut(namespace, ":")
 	link, err := p.dir.Readlink("ns/" + kind)
 	return err == nil && link == namespace
 }
 
-// ErrNotHost means that this process does not see all processes of the host.
+// ErrNotHost means that this process cannot see all processes of the host.
 var ErrNotHost = errors.New("this program does not run in the host's PID namespace")
 
-// SeesAll returns an error unless this process sees all processes of the host.
+// SeesAll returns an error unless this process sees all processes of the host; ErrNotHost means that it does not.
 func SeesAll(h host.Host) error {
 	own, err := os.Readlink(h.Proc("self", "ns", "pid"))
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 )
 
-// ContentType is that of the text, version 0.0.4 of the format.
+// ContentType is the content type of the text format, version 0.0.4.
 const ContentType = "text/plain; version=0.0.4; charset=utf-8"
 
 // Text returns all metrics of g, or the first error.

@@ -14,14 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Notifier notifies systemd. The zero value does nothing, as does the notifier of a process that systemd did not start.
+// Notifier notifies systemd. The zero value does nothing, and neither does the notifier of a process that systemd did
+// not start.
 type Notifier struct {
 	socket   string
 	watchdog time.Duration
 }
 
-// New returns the notifier that the environment configures (NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID). A watchdog of
-// another process and an invalid time are ignored.
+// New returns a notifier that is configured by the environment (NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID). It ignores
+// the watchdog of another process and an invalid time.
 func New(env []string) *Notifier {
 	v := map[string]string{}
 	for _, kv := range env {
@@ -39,13 +40,13 @@ func New(env []string) *Notifier {
 	return n
 }
 
-// Ready notifies that the service is ready, or that a reload is finished, with a status line for people.
+// Ready reports that the service is ready or has finished a reload, with a status line for people.
 func (n *Notifier) Ready(status string) error { return n.send("READY=1", "STATUS="+oneLine(status)) }
 
 // Status replaces the status line.
 func (n *Notifier) Status(status string) error { return n.send("STATUS=" + oneLine(status)) }
 
-// Reloading notifies that a reload of the configuration begins. Ready ends it.
+// Reloading reports that a reload of the configuration begins. Ready ends it.
 func (n *Notifier) Reloading() error {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -54,11 +55,11 @@ func (n *Notifier) Reloading() error {
 	return n.send("RELOADING=1", "MONOTONIC_USEC="+strconv.FormatInt(now.Nano()/1000, 10))
 }
 
-// Stopping notifies that the service stops.
+// Stopping reports that the service stops.
 func (n *Notifier) Stopping() error { return n.send("STOPPING=1") }
 
-// Watch feeds systemd's watchdog until ctx ends, twice in its time, as long as alive returns no error. Without a
-// watchdog it does nothing.
+// Watch notifies systemd's watchdog until ctx ends, twice per timeout, while alive returns no error. Without a watchdog
+// it does nothing.
 func (n *Notifier) Watch(ctx context.Context, alive func() error, log *slog.Logger) {
 	if n.watchdog == 0 {
 		return

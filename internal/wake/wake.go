@@ -1,4 +1,4 @@
-// Package wake has a channel that wakes a waiting goroutine without blocking the caller.
+// Package wake wakes a waiting goroutine without blocking the caller.
 package wake
 
 // Chan wakes the one goroutine that receives from it. Make it with New.
@@ -7,7 +7,7 @@ type Chan chan struct{}
 // New returns a Chan with room for one wake-up.
 func New() Chan { return make(Chan, 1) }
 
-// Wake wakes the receiver, or has its next receive return at once. It never blocks. Several calls before that receive
+// Wake wakes the receiver, or makes its next receive return at once. It never blocks. Several calls before a receive
 // count as one.
 func (c Chan) Wake() {
 	select {

@@ -7,8 +7,8 @@ import (
 
 const ellipsis = "..."
 
-// Shorten returns a text of at most that many bytes, which ends with "..." if the text was longer. It cuts no character
-// in two. Most must be at least 3.
+// Shorten returns a text of at most most bytes, which ends with "..." if it was cut. It never splits a character. most
+// must be at least 3.
 func Shorten(text string, most int) string {
 	if len(text) <= most {
 		return text
@@ -16,7 +16,7 @@ func Shorten(text string, most int) string {
 	return strings.ToValidUTF8(text[:most-len(ellipsis)], "") + ellipsis
 }
 
-// ShortenList joins the first items of a list, and says how many more there are.
+// ShortenList joins the first items of a list and says how many more there are.
 func ShortenList[T any](items []T, most int, separator string) string {
 	var words []string
 	for _, item := range items[:min(most, len(items))] {

@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// maxEdits is how many letters may be wrong, missing or extra.
+// maxEdits is how many letters of a similar name may be wrong, missing or extra.
 const maxEdits = 2
 
 // Near returns the known names that are similar to a misspelt one, the closest first: those that differ only in case,
-// hyphens and underscores, then those that differ in up to two letters or begin with it.
+// hyphens and underscores, then those that differ in up to two letters or begin with the misspelt name.
 func Near(name string, known []string) []string {
 	type match struct {
 		name     string
@@ -47,14 +47,14 @@ func Question(name string, known []string) string {
 
 func plain(name string) string { return strings.ReplaceAll(strings.ToLower(name), "_", "-") }
 
-// edits returns the Levenshtein distance: how many letters must be inserted, removed or replaced.
+// edits returns the Levenshtein distance: how many letters must be inserted, removed or replaced to turn a into b.
 func edits(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j
 	}
 	for i := range len(a) {
-		before := row[0] // the previous row, one to the left
+		before := row[0] // the previous row's value, one column to the left
 		row[0] = i + 1
 		for j := range len(b) {
 			replaced := before

@@ -5,10 +5,10 @@ import (
 	"strings"
 )
 
-// unquoted are the characters that mean themselves in every place.
+// unquoted are the characters that never need quotes.
 const unquoted = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-,:=+@%"
 
-// Quote returns text as one word of a shell, in quotes if it needs them. No word can have a NUL.
+// Quote returns text as one shell word, quoted if necessary. A shell word cannot contain a NUL.
 func Quote(text string) string {
 	if text != "" && strings.Trim(text, unquoted) == "" {
 		return text
@@ -16,7 +16,7 @@ func Quote(text string) string {
 	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 }
 
-// Line returns words as they are written in a line of a shell. It has line breaks where the words have some.
+// Line joins words into a shell command line. It has line breaks if the words have any.
 func Line(words []string) string {
 	quoted := make([]string, len(words))
 	for i, w := range words {
@@ -25,21 +25,21 @@ func Line(words []string) string {
 	return strings.Join(quoted, " ")
 }
 
-// ErrQuotes means that a command line has a quote that does not end, or ends with a backslash.
+// ErrQuotes means that a command line has an unclosed quote or ends with a backslash.
 var ErrQuotes = errors.New("a quote does not end")
 
-// Split splits a command line as a POSIX shell does: at blanks, with single quotes, double quotes and backslashes.
-// Nothing is expanded. The error is ErrQuotes.
+// Split splits a command line like a POSIX shell: at blanks, with single quotes, double quotes and backslashes, but
+// without expansions. The error is ErrQuotes.
 func Split(line string) ([]string, error) {
 	var words []string
 	var word strings.Builder
-	var quote rune // that is open
+	var quote rune // the open quote, or 0
 	inWord, escaped := false, false
 	for _, r := range line {
 		switch {
 		case escaped:
 			if quote == '"' && !strings.ContainsRune("\"\\$`", r) {
-				word.WriteByte('\\') // in double quotes it escapes only these
+				word.WriteByte('\\') // inside double quotes, a backslash escapes only these
 			}
 			word.WriteRune(r)
 			escaped = false

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Count is "1 GPU" or "3 GPUs".
+// Count returns a number with its noun, like "1 GPU" or "3 GPUs".
 func Count(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
@@ -15,5 +15,5 @@ func Count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// OneLine is the text of an error in one line.
+// OneLine returns the text of an error on one line.
 func OneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

@@ -1,8 +1,8 @@
-// Package yamlfile decodes YAML files strictly and reports all problems at once, each with its line.
+// Package yamlfile decodes YAML files strictly and returns all problems at once, each with its line.
 //
-// Unknown keys, duplicate keys and values of the wrong type are problems. A list of texts or numbers can be written as
-// "a,b" too. A key without a value (null) is as good as absent. Merge keys (<<) are unknown. A field of type any takes
-// any value: what is below it is not checked, but for duplicate keys.
+// Unknown keys, duplicate keys and values of the wrong type are problems. A list of strings or numbers can also be
+// written as "a,b". A key without a value (null) counts as absent. Merge keys (<<) are not supported. A field of type
+// any accepts any value, in which only duplicate keys are problems.
 package yamlfile
 
 import (
@@ -23,9 +23,9 @@ import (
 	"gpu-cdi-plugin/internal/wording"
 )
 
-// Decode decodes a YAML document into the struct that into points to, and returns the document too; its Kind is 0 if
-// the data is empty. The error has all problems; unless the document is nil, into has the other values. If gone has a
-// text for an unknown key, the problem of the key has that text.
+// Decode decodes a YAML document into the struct that into points to. It also returns the document, whose Kind is 0 if
+// the data is empty. The error has all problems; unless the document is nil, into has the remaining values. If gone has
+// a text for an unknown key, that text is the key's problem.
 func Decode(data []byte, into any, gone map[string]string) (*yaml.Node, error) {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	document := &yaml.Node{}
@@ -50,7 +50,7 @@ func Decode(data []byte, into any, gone map[string]string) (*yaml.Node, error) {
 	return document, err
 }
 
-// Plain is an error of the YAML decoder without the names of Go types.
+// Plain returns an error of the YAML decoder without the names of Go types.
 func Plain(err *yaml.TypeError) error {
 	goType := regexp.MustCompile(` (into|in type) \S+$`)
 	unknownField := regexp.MustCompile(`field (.+) not found$`)
@@ -62,13 +62,13 @@ func Plain(err *yaml.TypeError) error {
 	return errors.Join(errs...)
 }
 
-// checker compares a document with the type that it is decoded into.
+// checker compares a document with the Go type that it is decoded into.
 type checker struct {
 	gone     map[string]string
 	problems []error
 }
 
-// problem records a problem of the key at path, or of a key itself if path is empty.
+// problem records a problem with the line of n. The text begins with path unless that is empty.
 func (c *checker) problem(n *yaml.Node, path, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if path != "" {
@@ -77,7 +77,7 @@ func (c *checker) problem(n *yaml.Node, path, format string, args ...any) {
 	c.problems = append(c.problems, fmt.Errorf("line %d: %s", n.Line, text))
 }
 
-// value checks a node that is decoded into a value of type t.
+// value checks a node that is decoded into type t.
 func (c *checker) value(path string, n *yaml.Node, t reflect.Type) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -143,7 +143,8 @@ func (c *checker) list(path string, n *yaml.Node, t reflect.Type) {
 	}
 }
 
-// splitList replaces the node by the list that its text, which it may refer to, contains. Empty text is an empty list.
+// splitList replaces a node by the list in its text. scalar has the text: the node itself or what it refers to. An
+// empty text is an empty list.
 func splitList(n, scalar *yaml.Node) {
 	list := yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: n.Line, Column: n.Column, Style: yaml.FlowStyle}
 	for item := range strings.SplitSeq(scalar.Value, ",") {
@@ -185,7 +186,7 @@ func isNull(n *yaml.Node) bool {
 
 func isScalar(t reflect.Type) bool { return kindOf(t) == yaml.ScalarNode }
 
-// kindOf returns the kind of node for a type.
+// kindOf returns the YAML kind for a Go type.
 func kindOf(t reflect.Type) yaml.Kind {
 	switch t.Kind() {
 	case reflect.Struct, reflect.Map:
@@ -207,14 +208,14 @@ func describeType(t reflect.Type) string {
 		return "true or false"
 	case reflect.Int:
 		return "a whole number"
-	case reflect.Int64: // a time.Duration, or a type of one
+	case reflect.Int64: // a time.Duration or a type based on it
 		return "a duration of more than 0, such as 10s or 1m30s"
 	default:
 		return "text"
 	}
 }
 
-// maxQuoted is how many bytes of a value a message quotes.
+// maxQuoted is how many bytes of a value a message quotes at most.
 const maxQuoted = 40
 
 func describe(n *yaml.Node) string {
