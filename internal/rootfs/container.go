@@ -11,7 +11,7 @@ import (
 )
 
 // CheckContainer returns an error unless the root is a mount point in a mount namespace other than that of process 1.
-// Anywhere else the hook would write and mount on the host.
+// Otherwise the hook would write and mount on the host.
 func (r *Root) CheckContainer() error {
 	parent, err := openat(r.dir, "..", unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
@@ -35,9 +35,9 @@ func (r *Root) CheckContainer() error {
 	return nil
 }
 
-// CheckMountedSince returns an error unless the root's mount point has more mounts in the mount namespace of this
-// process than in the mountinfo file of another, of which it was a copy: runtimes mount a root over itself. Without
-// that, the root is a mount that the other namespace has too, such as another container's root.
+// CheckMountedSince returns an error unless the root's mount point has more mounts in this process's mount namespace
+// than in the mountinfo of the process whose namespace was copied: runtimes mount a root over itself. If it does not,
+// the other namespace has the same mount, which may be another container's root.
 func (r *Root) CheckMountedSince(other []byte) error {
 	own, err := ReadHostFile("/proc/thread-self/mountinfo", maxMountinfo)
 	if err != nil {
@@ -59,7 +59,7 @@ func mountsAt(mountinfo []byte, point string) (n int) {
 	return n
 }
 
-// mountPoint is the fifth field of a line of mountinfo, as it is written there, or "".
+// mountPoint returns the fifth field of a line of mountinfo, still escaped, or "".
 func mountPoint(line string) string {
 	if fields := strings.SplitN(line, " ", 6); len(fields) == 6 {
 		return fields[4]
@@ -94,11 +94,11 @@ func (r *Root) isInHostNamespace() (bool, error) {
 	return false, nil
 }
 
-// initialUserNamespace is the inode number of that namespace, USER_NS_INIT_INO of linux/nsfs.h.
+// initialUserNamespace is the inode number of the initial user namespace, USER_NS_INIT_INO of linux/nsfs.h.
 const initialUserNamespace = 0xEFFFFFFD
 
 // mountNamespaceOwner returns the inode number of the user namespace that owns the mount namespace. The kernel refuses
-// it to a process in a descendant of that user namespace.
+// to tell it to a process in a descendant of that user namespace.
 func mountNamespaceOwner() (uint64, error) {
 	ns, err := os.Open("/proc/thread-self/ns/mnt")
 	if err != nil {
@@ -128,7 +128,8 @@ func inode(name string) (uint64, error) {
 
 const maxMountinfo = 64 << 20 // bytes; a namespace has at most 100,000 mounts by default
 
-// findMount returns the line of a mount in a mountinfo file, or "". The ID is its first field (proc_pid_mountinfo(5)).
+// findMount returns the line of the mount with an ID in a mountinfo file, or "". The ID is the first field
+// (proc_pid_mountinfo(5)).
 func findMount(mountinfo []byte, id uint64) string {
 	prefix := strconv.FormatUint(id, 10) + " "
 	for line := range strings.Lines(string(mountinfo)) {
@@ -151,7 +152,7 @@ func mountID(f *os.File) (uint64, error) {
 	return mountIDFromProc(f)
 }
 
-// mountIDFromProc is mountID before Linux 5.8.
+// mountIDFromProc does what mountID does, for kernels before Linux 5.8.
 func mountIDFromProc(f *os.File) (uint64, error) {
 	info, err := ReadHostFile("/proc/thread-self/fdinfo/"+strconv.Itoa(int(f.Fd())), 1<<20)
 	if err != nil {

@@ -16,11 +16,11 @@ import (
 
 const mountAttrs = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
 
-// MountFile mounts a read-only file with that content and mode over the file at name, after following links. The file
-// is alone on a tmpfs of its own, so nothing in the root changes. A directory is refused, and so is a file on a shared
-// mount, with [ErrShared]. If a file with that content is mounted there already, nothing is done.
+// MountFile mounts a read-only file with that content and mode over the file at name, after following links. The new
+// file is the only one on its own tmpfs, so nothing in the root changes. Directories are refused, and files on a shared
+// mount are refused with [ErrShared]. If a file with that content is mounted there already, MountFile does nothing.
 //
-// The mount namespace of the process must be the container's. It needs Linux 5.8, and 5.12 for a read-only mount.
+// The process must be in the container's mount namespace. The call needs Linux 5.8, and 5.12 for a read-only mount.
 func (r *Root) MountFile(name string, data []byte, mode fs.FileMode) error {
 	if now, err := r.ReadCover(name, int64(len(data))); err == nil && bytes.Equal(now, data) {
 		return nil
@@ -54,8 +54,8 @@ func (r *Root) mountFile(name string, data []byte, mode fs.FileMode) error {
 	})
 }
 
-// mountAlone mounts a read-only file over target. It is alone on a tmpfs of its own, in which mk makes it. without are
-// the attributes that the mount does not have.
+// mountAlone mounts a read-only file over target. mk creates the file on a tmpfs of its own. without has the attributes
+// that the mount must not have.
 func (r *Root) mountAlone(target *os.File, size int, without uint64, mk func(tmpfs *os.File, name string) error) error {
 	tmpfs, err := newTmpfs(size, mountAttrs&^without)
 	if err != nil {
@@ -93,8 +93,8 @@ func refuseProc(f *os.File) error {
 }
 
 // copyLabel gives a new file the SELinux label of the file that it will cover, since the container may not be allowed
-// to read a file with the label of a tmpfs. Errors are ignored: without SELinux there is no label, and a label that
-// cannot be set leaves the policy's default.
+// to read files with a tmpfs's label. Errors are ignored: without SELinux there is no label, and if a label cannot be
+// set, the policy's default stays.
 func copyLabel(from, dir *os.File, name string) {
 	const label, maxLabel = "security.selinux", 4096
 	data := make([]byte, maxLabel)
@@ -106,7 +106,7 @@ func copyLabel(from, dir *os.File, name string) {
 
 func fdPath(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
 
-// newTmpfs returns a handle of a new tmpfs for one file of that size. It is not mounted anywhere.
+// newTmpfs returns a handle of a new, unmounted tmpfs with room for one file of that size.
 func newTmpfs(size int, attrs uint64) (*os.File, error) {
 	ctx, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -128,9 +128,9 @@ func newTmpfs(size int, attrs uint64) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "tmpfs"), nil
 }
 
-// openAttached is open_tree for kernels that clone only mounts of the own namespace. It mounts the tmpfs over the root
-// meanwhile. That has no effect: lookups start at the root's handle, below that mount, and the container does not run
-// yet.
+// openAttached replaces open_tree on kernels that can clone only mounts of the process's own namespace. For that it
+// mounts the tmpfs over the root for a moment. This has no effect: lookups start at the root's handle, below that
+// mount, and the container does not run yet.
 func (r *Root) openAttached(tmpfs *os.File, name string) (_ int, err error) {
 	if err := r.moveMount(tmpfs, r.dir); err != nil {
 		return -1, err
@@ -143,7 +143,7 @@ func (r *Root) openAttached(tmpfs *os.File, name string) (_ int, err error) {
 	return unix.OpenTree(int(tmpfs.Fd()), name, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 }
 
-// attach mounts the detached file over target. The mount is made read-only before it is visible.
+// attach mounts the detached file over target. It makes the mount read-only before it is visible.
 func (r *Root) attach(file, target *os.File, attrs uint64) error {
 	attr := &unix.MountAttr{Attr_set: attrs | unix.MOUNT_ATTR_RDONLY, Propagation: unix.MS_PRIVATE}
 	err := unix.MountSetattr(int(file.Fd()), "", unix.AT_EMPTY_PATH, attr)
@@ -172,15 +172,15 @@ func (r *Root) moveMount(from, to *os.File) error {
 	return nil
 }
 
-// refuseShared returns ErrShared if a mount over f would propagate to other mount namespaces. It would appear on the
-// host if the image leads to a volume with mount propagation.
+// refuseShared returns ErrShared if a mount over f would propagate to other mount namespaces. If the image leads to a
+// volume with mount propagation, the mount would appear on the host.
 func (r *Root) refuseShared(f *os.File) error {
 	id, err := mountID(f)
 	if err != nil {
 		return err
 	}
-	// The table of a host with 1,000 mounts takes a millisecond, so it is read once. Nothing else mounts here meanwhile:
-	// the container does not run yet.
+	// On a host with 1,000 mounts reading the table takes a millisecond, so it is read once. Nobody else mounts here
+	// meanwhile: the container does not run yet.
 	shared, known := r.shared[id]
 	if !known {
 		if err := r.readMounts(); err != nil {
@@ -196,7 +196,7 @@ func (r *Root) refuseShared(f *os.File) error {
 	return nil
 }
 
-// readMounts reads which mounts of the mount namespace have propagation, by their IDs.
+// readMounts reads which mounts of the mount namespace have propagation, by mount ID.
 func (r *Root) readMounts() error {
 	table, err := ReadHostFile("/proc/thread-self/mountinfo", maxMountinfo)
 	if err != nil {

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CheckMountPoint returns an error if nothing can be mounted at a path: what is there, after following links, is not of
-// the same kind, is in /proc, or is on a mount with propagation; or nothing is there and MakeMountPoint cannot make it.
-// It changes nothing.
+// CheckMountPoint returns an error if nothing can be mounted at a path, without changing anything. An existing file,
+// after following links, must have the right type and be neither in /proc nor on a mount with propagation. If there is
+// none, MakeMountPoint must be able to make one.
 func (r *Root) CheckMountPoint(name string, isDir bool) error {
 	f, err := r.open(name, unix.O_PATH)
 	if errors.Is(err, unix.ENOENT) {
@@ -31,7 +31,7 @@ func (r *Root) CheckMountPoint(name string, isDir bool) error {
 	return r.refuseShared(f)
 }
 
-// checkTarget returns an error if f is not what a file or a directory can be mounted over.
+// checkTarget returns an error if a file or a directory cannot be mounted over f.
 func (r *Root) checkTarget(f *os.File, isDir bool) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -45,14 +45,14 @@ func (r *Root) checkTarget(f *os.File, isDir bool) error {
 		return unix.ENOTDIR
 	case !isDir && info.IsDir():
 		return unix.EISDIR
-	case os.SameFile(info, root): // by a link of the image
+	case os.SameFile(info, root): // through a link of the image
 		return errors.New("it leads to the container's root")
 	}
 	return refuseProc(f)
 }
 
-// checkParent opens the directory that something missing at a path would be made in, or the nearest directory above it
-// that exists. It returns ErrVolume where ownDir would.
+// checkParent opens the directory in which a missing path would be created, or its nearest existing ancestor. It
+// returns ErrVolume where ownDir would.
 func (r *Root) checkParent(name string) (*os.File, error) {
 	for {
 		name = path.Dir(name)
@@ -87,8 +87,8 @@ func checkWritable(dir *os.File) error {
 	return nil
 }
 
-// MakeMountPoint makes a directory or an empty file at a path, and missing directories above it, unless something is
-// there already.
+// MakeMountPoint creates a directory or an empty file at a path, and missing directories above it, unless the path
+// exists.
 func (r *Root) MakeMountPoint(name string, isDir bool) error {
 	err := r.makeMountPoint(name, isDir)
 	if err != nil {
@@ -128,7 +128,7 @@ func (r *Root) makeMountPoint(name string, isDir bool) error {
 	return r.record("the mount point "+name, dir, path.Base(name), false)
 }
 
-// Mount mounts a detached tree, as of open_tree, at a path, after following links there.
+// Mount mounts a detached tree, for example from open_tree, at a path, after following links.
 func (r *Root) Mount(tree *os.File, isDir bool, name string) error {
 	target, err := r.open(name, unix.O_PATH)
 	if err != nil {

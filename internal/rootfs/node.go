@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Node is a device node.
+// Node describes a device node.
 type Node struct {
 	// Mode has the type, S_IFCHR or S_IFBLK, and the permissions.
 	Mode uint32
@@ -19,9 +19,9 @@ type Node struct {
 	UID, GID int
 }
 
-// HasNode reports whether a path is a node of that type and those numbers, without following a link there. On the
-// root's own mount and in the container's own /dev the permissions and the owners must be right too; elsewhere they are
-// a matter of the volume.
+// HasNode reports whether a path is a device node with the type and numbers of n, without following a link. On the
+// root's own mount and in the container's own /dev, the permissions and owners must match too; elsewhere the volume
+// decides about them.
 func (r *Root) HasNode(name string, n Node) bool {
 	f, err := r.open(name, unix.O_PATH|unix.O_NOFOLLOW)
 	if err != nil {
@@ -60,7 +60,7 @@ func (r *Root) CheckNode(name string) error {
 	return nil
 }
 
-// MakeNode makes a device node, and missing directories above it. It replaces a link or another file, but not a
+// MakeNode creates a device node, and missing directories above it. It replaces a link or another file, but not a
 // directory or a mount point.
 func (r *Root) MakeNode(name string, n Node) error {
 	if err := r.makeNode(name, n); err != nil {
@@ -90,8 +90,8 @@ func (r *Root) makeNode(name string, n Node) error {
 	return nil
 }
 
-// mknod makes a node, and removes it again if it cannot get its owners and permissions. They are set by a handle: the
-// name could lead elsewhere by then.
+// mknod creates a device node, and removes it again if its owners and permissions cannot be set. They are set through a
+// handle, since the name could lead elsewhere by then.
 func mknod(dir *os.File, name string, n Node) error {
 	if err := unix.Mknodat(int(dir.Fd()), name, n.Mode&unix.S_IFMT, int(n.Device)); err != nil {
 		return err
@@ -124,15 +124,15 @@ func own(f *os.File, n Node) error {
 	return nil
 }
 
-// MountNode mounts a device node over the file at name. The node is alone on a tmpfs of the host's user namespace: the
-// kernel opens no device on a file system of another.
+// MountNode mounts a device node over the file at name. The node is on a tmpfs of its own in the host's user namespace,
+// since the kernel opens no device on a file system of another user namespace.
 func (r *Root) MountNode(name string, n Node) error {
 	target, err := r.open(name, unix.O_PATH)
 	if err != nil {
 		return fmt.Errorf("mount the node %s: %w", name, err)
 	}
 	defer closeQuietly(target)
-	if err := refuseProc(target); err != nil { // what is there can be another file than CheckMountPoint found
+	if err := refuseProc(target); err != nil { // the file may have been replaced since CheckMountPoint
 		return fmt.Errorf("mount the node %s: %w", name, err)
 	}
 	err = r.mountAlone(target, 0, unix.MOUNT_ATTR_NODEV, func(tmpfs *os.File, name string) error {

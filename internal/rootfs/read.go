@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stat describes the file at a path, after following links.
+// Stat returns the FileInfo of the file at a path, after following links.
 func (r *Root) Stat(name string) (fs.FileInfo, error) { return r.stat(name, unix.O_PATH) }
 
-// Lstat describes the file at a path, without following a link there.
+// Lstat returns the FileInfo of the file at a path, without following a link there.
 func (r *Root) Lstat(name string) (fs.FileInfo, error) {
 	return r.stat(name, unix.O_PATH|unix.O_NOFOLLOW)
 }
@@ -40,8 +40,8 @@ func (r *Root) IsFile(name string) bool {
 func (r *Root) OpenFile(name string) (*os.File, error) { return r.openFile(name, r.checkRootMount) }
 
 // ReadFile reads a regular file of at most limit bytes on the root's own mount, after following links. It refuses a
-// file with several names (hard links) that not every user can read: one of them may be outside the root, and what is
-// read here is written for every user.
+// file that has several names (hard links) and that not every user can read: one name may be outside the root, and the
+// hook writes what it reads for every user.
 func (r *Root) ReadFile(name string, limit int64) ([]byte, error) {
 	return r.readFile(name, limit, func(f *os.File) error {
 		if err := r.checkRootMount(f); err != nil {
@@ -58,13 +58,13 @@ func (r *Root) ReadFile(name string, limit int64) ([]byte, error) {
 	})
 }
 
-// ReadCover reads a regular file of at most limit bytes that is on a tmpfs and mounted over another file, as by
-// MountFile. Others mount such files too, so its content may be compared but must not be written.
+// ReadCover reads a regular file of at most limit bytes that is on a tmpfs and mounted over another file, like a file
+// from MountFile. Others mount such files too, so its content may be compared but must not be written.
 func (r *Root) ReadCover(name string, limit int64) ([]byte, error) {
 	return r.readFile(name, limit, checkCover)
 }
 
-// openFile opens a regular file that passes a check. The check gets the open file, since its path may be replaced.
+// openFile opens a regular file that passes a check. The check gets the open file, since the path may be replaced.
 func (r *Root) openFile(name string, check func(*os.File) error) (*os.File, error) {
 	f, err := r.open(name, unix.O_PATH)
 	if err != nil {
@@ -151,7 +151,7 @@ func ReadHostFile(name string, limit int64) ([]byte, error) {
 	return data, err
 }
 
-// openRegular opens a file for reading that is open with O_PATH. It must be a regular file.
+// openRegular reopens a file that is open with O_PATH for reading. It must be a regular file.
 func openRegular(f *os.File, name string) (*os.File, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -167,8 +167,8 @@ func openRegular(f *os.File, name string) (*os.File, error) {
 	return file, nil
 }
 
-// ReadDir lists at most limit names of a directory on the root's own mount or in the container's own /dev, in the file
-// system's order.
+// ReadDir returns at most limit names in a directory on the root's own mount or in the container's own /dev, in the
+// file system's order.
 func (r *Root) ReadDir(name string, limit int) ([]string, error) {
 	d, err := r.open(name, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {

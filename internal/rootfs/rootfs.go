@@ -1,17 +1,17 @@
-// Package rootfs accesses files in a hostile container's root. All other code of the hook opens, creates, replaces and
-// mounts over such files through it.
+// Package rootfs accesses files in the root of an untrusted container. All other code of the hook opens, creates,
+// replaces and mounts over such files through it.
 //
 // The root is opened once. The kernel resolves every path from that handle as if the root were "/" (openat2 with
 // RESOLVE_IN_ROOT, or pathrs-lite before Linux 5.6). So no link, no "..", no magic link of /proc and no concurrent
-// rename leads out of the root. A file is first opened with O_PATH, which has no effect on devices and FIFOs, and then
-// read only if it is regular. A file is replaced by renaming a new one over it, so nothing is written through a link or
-// into an inode that the image chose.
+// rename leads out of the root. A file is first opened with O_PATH, which has no effect on devices and FIFOs, and is
+// read only if it is regular. A file is replaced by renaming a new one over it, so that nothing is written through a
+// link or into an inode that the image chose.
 //
 // Only files on the root's own mount are read or written, whatever path leads to them. Others are refused with
-// [ErrVolume]: a link of the image may lead to a volume, a Secret or a file of /proc or /sys that the container's user
-// cannot read, and the hook would copy it into a file that every user can read. The exception is the container's own
-// /dev, whose directories are listed and written to. A mount that would propagate out of the container is refused with
-// [ErrShared].
+// [ErrVolume]: a link of the image may lead to a volume, a Secret, or a file of /proc or /sys that the container's user
+// cannot read, and the hook would copy its content to a file that every user can read. The exception is the container's
+// own /dev, whose directories may be listed and written to. A mount that would propagate out of the container is
+// refused with [ErrShared].
 package rootfs
 
 import (
@@ -27,32 +27,32 @@ import (
 )
 
 var (
-	// ErrNotRegular is the error of reading a file that is not a regular one.
+	// ErrNotRegular means that a file to be read is not a regular file.
 	ErrNotRegular = errors.New("not a regular file")
-	// ErrVolume is the error of reading or changing a file on a volume, or on any mount other than the root's own.
+	// ErrVolume means that a file to be read or changed is on a volume, or on any other mount than the root's own.
 	ErrVolume = errors.New("on another mount than the container's root")
-	// ErrShared is the error of mounting over a file on a mount with propagation.
+	// ErrShared means that a file to be mounted over is on a mount with propagation.
 	ErrShared = errors.New("on a shared mount: the new mount would appear on the host too")
 )
 
 // Root is a container's root. Its methods take absolute, clean paths as the container sees them.
 type Root struct {
 	dir *os.File
-	// mount is the ID of the root's own mount. dev is that of the container's own /dev, or the same if it has none.
+	// mount is the ID of the root's own mount, dev the ID of the container's own /dev, or mount if it has none.
 	mount, dev uint64
-	// onHost reports whether the host has a file system mounted, by its device number. Without it no file system but
-	// those of mount and dev is the container's own.
+	// onHost reports whether the host has a file system mounted, by its device number. If it is nil, only the file
+	// systems of mount and dev are the container's own.
 	onHost func(dev uint64) bool
-	// shared says by mount ID whether a mount has propagation. It is read at the first lookup, and again when a mount
-	// is not in it.
+	// shared says which mounts have propagation, by mount ID. It is read at the first lookup, and again for a mount
+	// that it does not contain.
 	shared map[uint64]bool
-	// undo is what Undo takes back, nil before Record.
+	// undo has the changes that Undo reverts; nil before Record.
 	undo []change
 }
 
-// TreatTmpfsAsOwn has Root treat a tmpfs as the container's own if the host has it mounted nowhere: the runtime made it
-// for this container, as at /run. A volume in memory is mounted on the host too: it is not the container's own, not
-// even at /dev.
+// TreatTmpfsAsOwn makes Root treat a tmpfs as the container's own if the host does not have it mounted: the runtime
+// made it for this container, for example at /run. A volume in memory is also mounted on the host, so it is not the
+// container's own, not even at /dev.
 func (r *Root) TreatTmpfsAsOwn(onHost func(dev uint64) bool) {
 	r.onHost = onHost
 	r.dev = r.mount
@@ -61,8 +61,9 @@ func (r *Root) TreatTmpfsAsOwn(onHost func(dev uint64) bool) {
 // Open opens the root at an absolute path, or the working directory, ".". It refuses the root of the calling process.
 // hostDev is the path of the host's /dev, which is never treated as the container's own.
 //
-// Symbolic links on the way are followed only if no user but root and the caller could have made them. With another
-// link the owner of a directory above the root could lead the hook to another container, or to any mount of the host.
+// Symbolic links in the path are followed only if no user except root and the caller could have made them. Through
+// another link, the owner of a directory above the root could lead the hook to another container, or to any mount of the
+// host.
 func Open(name, hostDev string) (*Root, error) {
 	var dir *os.File
 	var err error
@@ -90,8 +91,8 @@ func Open(name, hostDev string) (*Root, error) {
 	return r, nil
 }
 
-// findDev returns the ID of the mount at /dev if that is the container's own: a tmpfs, as runtimes mount it, that is
-// not the host's and not behind a link. Otherwise it returns the ID of the root's mount.
+// findDev returns the ID of the mount at /dev if it is the container's own: a tmpfs, as runtimes mount it, that is not
+// the host's and not behind a link. Otherwise it returns the ID of the root's mount.
 func (r *Root) findDev(hostDev string) uint64 {
 	var host, own unix.Stat_t
 	var fs unix.Statfs_t
@@ -123,16 +124,16 @@ func refuseOwnRoot(dir *os.File) error {
 	return nil
 }
 
-// Close closes the root's handle, and those that Undo needs.
+// Close closes the root's handle and the handles for Undo.
 func (r *Root) Close() error {
 	r.forget()
 	return r.dir.Close()
 }
 
-// lookupTries bounds the attempts of a lookup that concurrent renames or mounts disturb.
+// lookupTries is how often a lookup is tried that concurrent renames or mounts disturb.
 const lookupTries = 128
 
-// open opens a path in the root. With flags O_PATH it has no effect on what it opens.
+// open opens a path in the root. With O_PATH it has no effect on the file that it opens.
 func (r *Root) open(name string, flags uint64) (*os.File, error) {
 	how := unix.OpenHow{
 		Flags:   flags | unix.O_CLOEXEC,
@@ -155,7 +156,7 @@ func (r *Root) open(name string, flags uint64) (*os.File, error) {
 	return nil, &os.PathError{Op: "open", Path: name, Err: err}
 }
 
-// openWithoutOpenat2 is open before Linux 5.6, and where a seccomp filter refuses openat2.
+// openWithoutOpenat2 does what open does, for kernels before Linux 5.6 or if a seccomp filter refuses openat2.
 func (r *Root) openWithoutOpenat2(name string, flags uint64) (*os.File, error) {
 	if flags&unix.O_NOFOLLOW != 0 {
 		dir, err := r.openWithoutOpenat2(path.Dir(name), unix.O_PATH|unix.O_DIRECTORY)

@@ -9,20 +9,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Record makes the root remember what is made and mounted from now on, for Undo.
+// Record begins to record what is created and mounted, for Undo.
 func (r *Root) Record() { r.undo = []change{} }
 
-// change is a name that was made in a directory, or a mount.
+// change is a name that was created in a directory, or a mount.
 type change struct {
 	what string
 	file *os.File // the directory of the name, or the mount
 	name string   // empty for a mount
-	dir  bool     // the name is that of a directory
-	old  string   // where the file is that it replaced, in the same directory; empty if there was none
+	dir  bool     // the name is a directory
+	old  string   // the name, in the same directory, under which the replaced file is kept; empty without one
 }
 
-// Undo unmounts what was mounted since Record, and removes the names that were made, the last first. What they
-// replaced gets its name again. It goes on after an error. The mount namespace of the process must be the container's.
+// Undo unmounts what was mounted since Record and removes the names that were created, the last first. Replaced files
+// get their names again. It continues after an error. The process must be in the container's mount namespace.
 func (r *Root) Undo() error {
 	var errs []error
 	for _, c := range slices.Backward(r.undo) {
@@ -45,7 +45,7 @@ func (r *Root) Undo() error {
 	return errors.Join(errs...)
 }
 
-// Keep ends what Record began: the changes stay, and the files that were replaced are removed.
+// Keep ends the recording: the changes stay, and the replaced files are removed.
 func (r *Root) Keep() error {
 	var errs []error
 	for _, c := range r.undo {
@@ -60,8 +60,8 @@ func (r *Root) Keep() error {
 	return errors.Join(errs...)
 }
 
-// replaceKept is replace for a root that records changes: it keeps the file that was there under the name old, which is
-// empty if there was none.
+// replaceKept does what replace does, for a root that records changes. It keeps the replaced file under the name old,
+// which is empty if there was none.
 func (r *Root) replaceKept(dir *os.File, name string, mk func(temp string) error) (old string, err error) {
 	var st unix.Stat_t
 	err = unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -73,7 +73,7 @@ func (r *Root) replaceKept(dir *os.File, name string, mk func(temp string) error
 		return "", err
 	}
 	err = unix.Renameat2(int(dir.Fd()), temp, int(dir.Fd()), name, unix.RENAME_EXCHANGE)
-	if err != nil { // EINVAL: the file system cannot
+	if err != nil { // EINVAL: the file system does not support it
 		err = fmt.Errorf("exchange it with the file there: %w", err)
 		return "", errors.Join(err, unix.Unlinkat(int(dir.Fd()), temp, 0))
 	}
@@ -87,7 +87,7 @@ func (r *Root) forget() {
 	r.undo = nil
 }
 
-// record remembers a change, with a handle of its own. An error means that it could not be undone.
+// record records a change with a handle of its own. An error means that the change could not be undone.
 func (r *Root) record(what string, file *os.File, name string, dir bool) error {
 	if r.undo == nil {
 		return nil

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Symlink creates a symbolic link that contains target, and missing directories above it. It replaces another link or
-// a file, but not a directory or a mount point. A link that is right already stays untouched.
+// Symlink creates a symbolic link to target, and missing directories above it. It replaces another link or a file, but
+// not a directory or a mount point. It does not touch a link that is right already.
 func (r *Root) Symlink(target, name string) error {
 	if r.isLink(target, name) {
 		return nil
@@ -47,7 +47,8 @@ func (r *Root) isLink(target, name string) bool {
 }
 
 // WriteFile creates a regular file with that content and mode, whatever the umask, and missing directories above it. It
-// replaces another file or a link, but not a directory or a mount point. A file that is right already stays untouched.
+// replaces another file or a link, but not a directory or a mount point. It does not touch a file that is right
+// already.
 func (r *Root) WriteFile(name string, data []byte, mode fs.FileMode) error {
 	if r.isSame(name, data, mode) {
 		return nil
@@ -75,7 +76,7 @@ func (r *Root) isSame(name string, data []byte, mode fs.FileMode) bool {
 	return err == nil && bytes.Equal(now, data)
 }
 
-// create writes a new file. It removes the file again if that fails.
+// create writes a new file, and removes it again after an error.
 func create(dir *os.File, name string, data []byte, mode fs.FileMode) error {
 	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Openat(int(dir.Fd()), name, flags, 0o600)
@@ -84,7 +85,7 @@ func create(dir *os.File, name string, data []byte, mode fs.FileMode) error {
 	}
 	f := os.NewFile(uintptr(fd), name)
 	_, err = f.Write(data)
-	// The mode is set last, so that readers never see a part of the content.
+	// The mode is set last, so that readers never see part of the content.
 	err = errors.Join(err, f.Chmod(mode), f.Close())
 	if err != nil {
 		return errors.Join(err, unix.Unlinkat(int(dir.Fd()), name, 0))
@@ -92,7 +93,7 @@ func create(dir *os.File, name string, data []byte, mode fs.FileMode) error {
 	return nil
 }
 
-// replace renames what mk creates under a temporary name. It refuses to replace a directory.
+// replace creates a file with mk under a temporary name and renames it. It refuses to replace a directory.
 func replace(dir *os.File, name string, mk func(temp string) error) error {
 	var st unix.Stat_t
 	err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -109,7 +110,7 @@ func replace(dir *os.File, name string, mk func(temp string) error) error {
 	return nil
 }
 
-// makeTemp has mk create something under a temporary name beside a name.
+// makeTemp calls mk with a temporary name beside a name until that is free.
 func makeTemp(name string, mk func(temp string) error) (temp string, err error) {
 	for range 100 {
 		temp = "." + name[:min(len(name), 200)] + "." + strconv.FormatUint(rand.Uint64(), 36)
@@ -120,8 +121,8 @@ func makeTemp(name string, mk func(temp string) error) (temp string, err error) 
 	return temp, err
 }
 
-// ownDir opens a directory for changes, and makes it if it is missing, with mode 0755 less the umask. It returns
-// ErrVolume unless the directory is on the root's own mount or in the container's own /dev, whatever path led to it.
+// ownDir opens a directory for changes. It creates a missing one with mode 0755 less the umask. It returns ErrVolume
+// unless the directory is on the root's own mount or in the container's own /dev, whatever path led to it.
 func (r *Root) ownDir(name string) (*os.File, error) {
 	dir, err := r.open(name, unix.O_PATH|unix.O_DIRECTORY)
 	if errors.Is(err, unix.ENOENT) && name != "/" {
@@ -137,7 +138,7 @@ func (r *Root) ownDir(name string) (*os.File, error) {
 	return dir, nil
 }
 
-// mkdir makes a directory, and its parent if that is missing. It does not follow a dangling link of that name.
+// mkdir creates a directory and missing directories above it. It does not follow a dangling link.
 func (r *Root) mkdir(name string) (*os.File, error) {
 	parent, err := r.ownDir(path.Dir(name))
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// drawCard draws the card of a GPU in a box, and returns the height that it needs.
+// drawCard draws the card of a GPU in a box, and returns the height that the card needs.
 func drawCard(b *svg, s *scene, i int, at box) (height int) {
 	d, class, state := s.gpu(i), "card", "ok"
 	if !d.Usable() {
@@ -62,7 +62,7 @@ func drawCard(b *svg, s *scene, i int, at box) (height int) {
 	return height
 }
 
-// describeGPU returns a GPU as text, with its holders.
+// describeGPU describes a GPU and its holders as text.
 func (s *scene) describeGPU(d *gpu.Device) string {
 	parts := []string{"GPU " + strconv.Itoa(d.Index)}
 	for _, s := range []string{clean(d.Name), clean(d.PCIBusID)} {
@@ -79,7 +79,7 @@ func (s *scene) describeGPU(d *gpu.Device) string {
 	return strings.Join(parts, ", ") + s.heldBy(d.UUID)
 }
 
-// model returns a GPU's product name without the maker.
+// model returns a GPU's product name without the vendor.
 func model(d *gpu.Device) string {
 	name := clean(d.Name)
 	for _, brand := range []string{"NVIDIA ", "Tesla ", "GeForce "} {
@@ -88,8 +88,8 @@ func model(d *gpu.Device) string {
 	return name
 }
 
-// drawMIG draws a MIG device, as high as its share of the GPU's memory but high enough for its name, and returns its
-// lower edge.
+// drawMIG draws a MIG device and returns its lower edge. Its height is its share of the GPU's memory, but enough for
+// its name.
 func drawMIG(b *svg, s *scene, d *gpu.Device, m *gpu.MIGDevice, at box) (bottom int) {
 	const wholeGPU, least = 112, 16
 	siblings := 0 // compute instances that share the memory of the GPU instance
@@ -116,8 +116,8 @@ func drawMIG(b *svg, s *scene, d *gpu.Device, m *gpu.MIGDevice, at box) (bottom 
 	return at.y + at.h
 }
 
-// drawBadge draws the letters of the containers that hold a device, with the number of replicas if there are several,
-// and returns the badge's right end.
+// drawBadge draws the letters of the containers that hold a device, and the number of replicas if there are several. It
+// returns the badge's right end.
 func drawBadge(b *svg, s *scene, uses []use, x, y, room int) (end int) {
 	var letters []string
 	for _, u := range uses {
@@ -138,7 +138,7 @@ func drawBadge(b *svg, s *scene, uses []use, x, y, room int) (end int) {
 	return x + w
 }
 
-// drawCross marks what cannot be used.
+// drawCross draws a cross over an unusable device.
 func drawCross(b *svg, x, y, r int) {
 	b.path("cross", 0, fmt.Sprintf("M%d %dL%d %d", x-r, y-r, x+r, y+r))
 	b.path("cross", 0, fmt.Sprintf("M%d %dL%d %d", x-r, y+r, x+r, y-r))

@@ -41,7 +41,7 @@ func draw(s *scene) []byte {
 	return b.page(width, bottom+margin, title, subtitle)
 }
 
-// barLabels are what a bar stands for.
+// barLabels are the labels of the bars.
 var barLabels = map[gpu.PCIePath]string{
 	gpu.PathSameBoard:        "one board (PSB)",
 	gpu.PathSingleSwitch:     "PCIe switch (PIX)",
@@ -49,8 +49,8 @@ var barLabels = map[gpu.PCIePath]string{
 	gpu.PathHostBridge:       "host bridge (PHB)",
 }
 
-// drawBars draws the bar of a group below those of the groups in it, with a stem from each child. It returns the bar's
-// lower edge, or that of the card of a single GPU.
+// drawBars draws the bar of a group below those of its children, with a stem from each child. It returns the lower edge
+// of the bar, or of the card for a single GPU.
 func drawBars(b *svg, s *scene, l *layout, g *group) (bottom int) {
 	if len(g.children) == 0 {
 		return l.cards + l.cardHeight
@@ -112,7 +112,7 @@ func drawFabric(b *svg, s *scene, l *layout, fabric int) {
 	})
 }
 
-// drawNVLinks draws the direct NVLinks. Their numbers come last, so that no other link covers them.
+// drawNVLinks draws the direct NVLinks. It draws their numbers last, so that no other link covers them.
 func drawNVLinks(b *svg, s *scene, l *layout) {
 	for i, pair := range s.direct {
 		link, at := s.links[pair], l.brackets[i]
@@ -147,7 +147,7 @@ func drawNumber(b *svg, x, y, links int) {
 }
 
 // drawLegend draws the text below the drawing: the unusable GPUs, the containers with their letters, and how to read
-// the drawing. It returns where the text ends.
+// the drawing. It returns the lower end of the text.
 func drawLegend(b *svg, s *scene, width, y int) (bottom int) {
 	for _, d := range s.unusable() {
 		drawCross(b, margin+6, y+8, 4)
@@ -192,7 +192,7 @@ func notes(s *scene) []string {
 	return notes
 }
 
-// indices returns GPUs by index, for a data attribute.
+// indices returns the indices of GPUs for a data attribute.
 func (s *scene) indices(gpus []int) string {
 	var list []string
 	for _, p := range gpus {

@@ -16,16 +16,16 @@ type Holder struct {
 	Container string `json:"container"`
 	// Devices are device plugin IDs: UUIDs of GPUs and MIG devices, or of replicas ("UUID::n").
 	Devices []string `json:"devices"`
-	// ByResource has the same IDs by the resource that they were allocated as.
+	// ByResource has the same IDs by resource.
 	ByResource map[string][]string `json:"-"`
 }
 
-// String names the container, such as "container main of pod default/train".
+// String names the container, like "container main of pod default/train".
 func (h *Holder) String() string {
 	return fmt.Sprintf("container %s of pod %s/%s", h.Container, h.Namespace, h.Pod)
 }
 
-// UUIDs returns the UUIDs of the devices that the container holds, one for each replica.
+// UUIDs returns the UUIDs of the devices that the container holds; a UUID occurs once for each replica.
 func (h *Holder) UUIDs() []string {
 	uuids := make([]string, len(h.Devices))
 	for i, id := range h.Devices {
@@ -34,7 +34,7 @@ func (h *Holder) UUIDs() []string {
 	return uuids
 }
 
-// DeviceHolders returns the holders of the node's devices, without devices of other resources.
+// DeviceHolders returns the holders of the node's devices. It omits devices of other resources.
 func (n Node) DeviceHolders() []Holder {
 	onNode := map[string]bool{}
 	for uuid := range deviceNames(n.Snapshot) {
@@ -73,7 +73,7 @@ func deviceNames(s *gpu.Snapshot) iter.Seq2[string, string] {
 	}
 }
 
-// holder is a container that holds devices. In the picture it has a letter.
+// holder is a container that holds devices. In the drawing it has a letter.
 type holder struct {
 	name    string // namespace/pod/container
 	pod     string
@@ -81,7 +81,7 @@ type holder struct {
 	devices string
 }
 
-// use is a container that holds a device, by its position in the list of holders, and how many replicas it holds.
+// use is a container's use of a device: the index in the list of holders, and the number of replicas.
 type use struct{ holder, replicas int }
 
 // holdersOf returns the containers that hold devices of the node, and the uses of each device by UUID.

@@ -9,31 +9,31 @@ import (
 const (
 	margin       = 24 // around the picture
 	header       = 78
-	minContent   = 600 // of the width
+	minContent   = 600 // minimum width of the content
 	cardWidth    = 112
 	cardGap      = 8
-	pad          = 12 // between a NUMA node's frame and its cards
+	pad          = 12 // between a frame of a NUMA node and its cards
 	numaGap      = 16
 	barHeight    = 20
 	barGap       = 8
-	laneHeight   = 18 // of a bracket
-	fabricHeight = 26 // of a bar of NVSwitches
+	laneHeight   = 18 // height of a bracket
+	fabricHeight = 26 // height of a bar of NVSwitches
 	bundleHeight = 34 // between the bars of NVSwitches and what is below them
 )
 
-// layout is where the GPUs and their links are, in pixels.
+// layout has the positions of the GPUs and their links, in pixels.
 type layout struct {
-	left, right int     // ends of the NUMA nodes' frames
-	x           []int   // of each GPU's card
-	brackets    []*span // of each pair in scene.direct
-	fabrics     []*span // of each of scene.fabrics
+	left, right int     // ends of the frames of the NUMA nodes
+	x           []int   // by GPU
+	brackets    []*span // by pair in scene.direct
+	fabrics     []*span // by fabric in scene.fabrics
 
 	cards, cardHeight int // upper edge and height of the cards
 	bundles           int // upper edge of the space between the bars of NVSwitches and what is below them
 }
 
-// newLayout lays the NUMA nodes out from left to right, and then, from top to bottom, the bars of the NVSwitches, the
-// brackets of the NVLinks, the cards, and the bars of the groups.
+// newLayout places the NUMA nodes from left to right and, from top to bottom, the bars of the NVSwitches, the brackets
+// of the NVLinks, the cards, and the bars of the groups.
 func newLayout(s *scene) *layout {
 	l := &layout{x: make([]int, len(s.Snapshot.Devices))}
 	numaNodes := s.root.children
@@ -75,7 +75,7 @@ func newLayout(s *scene) *layout {
 	return l
 }
 
-// extent returns how far cards reach to the left and right.
+// extent returns the left and right end of the cards of some GPUs.
 func (l *layout) extent(gpus []int) (x0, x1 int) {
 	x0 = l.x[gpus[0]]
 	for _, p := range gpus {
@@ -87,7 +87,7 @@ func (l *layout) extent(gpus []int) (x0, x1 int) {
 // fabricY returns the upper edge of a bar of NVSwitches.
 func (l *layout) fabricY(lane int) int { return header + lane*(fabricHeight+barGap) }
 
-// bracketY returns the middle of a bracket.
+// bracketY returns the vertical middle of a bracket.
 func (l *layout) bracketY(lane int) int { return l.cards - pad - (lane+1)*laneHeight }
 
 // barY returns the upper edge of the bars of a level.
@@ -95,11 +95,11 @@ func (l *layout) barY(level int) int {
 	return l.cards + l.cardHeight + barGap + (level-1)*(barHeight+barGap)
 }
 
-// toSwitches stands for the NVSwitches where exit expects a GPU.
+// toSwitches is passed to exit for the NVSwitches, in place of a GPU.
 const toSwitches = -1
 
-// exit returns where on a card's upper edge the NVLinks to another GPU leave it. Those to the left leave on the left,
-// the nearest first, so that the brackets of one card do not cross.
+// exit returns the point on a card's upper edge at which the NVLinks to another GPU leave it. Links to the left leave
+// on the left, the nearest first, so that the brackets of a card do not cross.
 func (l *layout) exit(s *scene, p, to int) int {
 	var left, right []int
 	for _, pair := range s.direct {
@@ -123,10 +123,10 @@ func (l *layout) exit(s *scene, p, to int) int {
 	return l.x[p] + cardWidth*(slices.Index(exits, to)+1)/(len(exits)+1)
 }
 
-// span is from x0 to x1. Spans that overlap are in different lanes.
+// span is a range from x0 to x1. Overlapping spans are in different lanes.
 type span struct{ x0, x1, lane int }
 
-// assignLanes gives each span the lowest lane that is free, the narrow ones first, and returns how many there are.
+// assignLanes gives each span the lowest free lane, the narrow spans first, and returns the number of lanes.
 func assignLanes(spans []*span) int {
 	sorted := slices.SortedStableFunc(slices.Values(spans), func(a, b *span) int {
 		return cmp.Or(cmp.Compare(a.x1-a.x0, b.x1-b.x0), cmp.Compare(a.x0, b.x0))

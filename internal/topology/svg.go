@@ -13,7 +13,7 @@ import (
 //go:embed style.css
 var style string
 
-// box is a rectangle, in pixels from the picture's upper left corner.
+// box is a rectangle in pixels, relative to the picture's upper left corner.
 type box struct{ x, y, w, h int }
 
 // text is one line of text.
@@ -22,11 +22,11 @@ type text struct {
 	x, y   int // of the baseline
 	size   int // of the font, in pixels
 	font   font
-	anchor string // the point of the text that x is: "" is the start, or "middle" or "end"
+	anchor string // the point of the text at x: "" for its start, "middle" or "end"
 	value  string
 }
 
-// attribute is a data attribute of a group: its name without "data-", and its value.
+// attribute is a data attribute of a group: the name without "data-", and the value.
 type attribute = [2]string
 
 // svg writes the elements of an SVG file. Later elements cover earlier ones.
@@ -34,7 +34,7 @@ type svg struct{ bytes.Buffer }
 
 func escape(s string) string {
 	var b strings.Builder
-	_ = xml.EscapeText(&b, []byte(s)) // a strings.Builder takes everything
+	_ = xml.EscapeText(&b, []byte(s)) // a strings.Builder returns no errors
 	return strings.ReplaceAll(b.String(), "&#xA;", "\n")
 }
 
@@ -52,7 +52,7 @@ func (b *svg) page(width, height int, title, description string) []byte {
 	return page.Bytes()
 }
 
-// group writes shapes that are one thing of the node. The class names the kind of thing.
+// group writes shapes that together show one object of the node. class is the kind of object.
 func (b *svg) group(class, title string, data []attribute, shapes func()) {
 	fmt.Fprintf(b, `<g class="%s"`, class)
 	for _, a := range data {
@@ -66,7 +66,7 @@ func (b *svg) group(class, title string, data []attribute, shapes func()) {
 	b.WriteString("</g>\n")
 }
 
-// rect writes a rectangle. Its corners are rounded with a radius in pixels.
+// rect writes a rectangle whose corners have a radius in pixels.
 func (b *svg) rect(class string, r box, radius int) {
 	fmt.Fprintf(b, `<rect class="%s" x="%d" y="%d" width="%d" height="%d"`, class, r.x, r.y, r.w, r.h)
 	if radius > 0 {
@@ -75,7 +75,7 @@ func (b *svg) rect(class string, r box, radius int) {
 	b.WriteString("/>\n")
 }
 
-// path writes a line, in the syntax of path data. A stroke of 0 is the width of the class.
+// path writes a line in the syntax of SVG path data. A stroke of 0 means the width of the class.
 func (b *svg) path(class string, stroke int, data string) {
 	fmt.Fprintf(b, `<path class="%s" d="%s"`, class, data)
 	if stroke > 0 {
@@ -97,12 +97,12 @@ func (b *svg) text(t text) {
 	fmt.Fprintf(b, ">%s</text>\n", escape(t.value))
 }
 
-// centred writes a text whose middle is at x.
+// centred writes a text with its middle at x.
 func (b *svg) centred(class string, x, y, size int, f font, value string) {
 	b.text(text{class: class, x: x, y: y, size: size, font: f, anchor: "middle", value: value})
 }
 
-// lines writes a text in as many lines as it needs, at most 3, and returns where they end.
+// lines writes a text in at most 3 lines, and returns the lower end.
 func (b *svg) lines(class, value string, x, y, width int) (bottom int) {
 	for _, line := range wrap(value, width, 12, 3) {
 		b.text(text{class: class, x: x, y: y + 12, size: 12, value: line})

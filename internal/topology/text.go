@@ -8,11 +8,11 @@ import (
 	"gpu-cdi-plugin/internal/wording"
 )
 
-// longest is where a text from outside is cut, in bytes. No real name or error is longer.
+// longest is the length in bytes to which a text from outside is cut. No real name or error is longer.
 const longest = 400
 
 // clean makes a text from outside safe to show: one line, without control characters, and without characters that
-// reverse the direction of the text or pile up on a letter.
+// reverse the direction of text or stack on a letter.
 func clean(s string) string {
 	s = strings.Map(func(r rune) rune {
 		switch {
@@ -35,10 +35,10 @@ const (
 	mono
 )
 
-// textWidth estimates the width of a text in pixels, in a font of that size. The figures are those of DejaVu Sans,
-// which is wider than what most systems have for "sans-serif".
+// textWidth estimates the width of a text in pixels at a font size. It uses the widths of DejaVu Sans, which is wider
+// than what most systems use for "sans-serif".
 func textWidth(s string, size int, f font) int {
-	sum := 0 // in thousandths of the size
+	sum := 0 // in thousandths of the font size
 	for _, r := range s {
 		w := 640
 		switch {
@@ -65,7 +65,7 @@ func textWidth(s string, size int, f font) int {
 	return (sum*size + 999) / 1000
 }
 
-// fit cuts a text to a width, with an ellipsis.
+// fit cuts a text to a width and adds an ellipsis.
 func fit(s string, room, size int, f font) string {
 	if textWidth(s, size, f) <= room {
 		return s
@@ -78,7 +78,7 @@ func fit(s string, room, size int, f font) string {
 	return strings.TrimSpace(string(runes[:n])) + "…"
 }
 
-// wrap breaks a text in the plain font between words into lines, at most as many as given. What has no room is cut.
+// wrap breaks a text in the plain font between words, into at most most lines. It cuts what does not fit.
 func wrap(s string, room, size, most int) []string {
 	var lines []string
 	for words := strings.Fields(s); len(words) > 0; {
@@ -86,7 +86,7 @@ func wrap(s string, room, size, most int) []string {
 		for n < len(words) && textWidth(strings.Join(words[:n+1], " "), size, plain) <= room {
 			n++
 		}
-		if len(lines) == most-1 { // the last one gets the rest, which fit cuts
+		if len(lines) == most-1 { // the last line gets the rest, which fit cuts
 			n = len(words)
 		}
 		lines = append(lines, fit(strings.Join(words[:n], " "), room, size, plain))

@@ -1,16 +1,16 @@
 // Package topology draws a node as an SVG picture: its NUMA nodes, the PCIe and NVLink connections of its GPUs, their
 // MIG devices and health, and the containers that hold them.
 //
-// WriteSVG works in two steps, both pure functions: newLayout finds where the GPUs and their links are, draw writes the
+// WriteSVG works in two pure steps: newLayout computes the positions of the GPUs and their links, draw writes the
 // shapes. The same node gives the same bytes.
 //
-// The cards of the GPUs are in one row. Below it are bars, one for each switch, bridge and NUMA node: two GPUs talk
-// over PCIe through the first bar below that spans both. Above it are the NVLinks: a bracket for each pair that is
-// linked directly, a bar for NVSwitches. Colour never carries a meaning alone. Every GPU, bar and NVLink is an element
-// with data attributes, so that a program can find it.
+// The cards of the GPUs are in one row. Below the row are bars, one for each switch, bridge and NUMA node: two GPUs
+// communicate over PCIe through the first bar below that spans both. Above the row are the NVLinks: a bracket for each
+// pair that is linked directly, and a bar for NVSwitches. Colour is never the only sign of a meaning. Every GPU, bar
+// and NVLink is an element with data attributes, so that programs can find it.
 //
-// The package reads nothing from the host. A snapshot comes from the driver and the holders from the kubelet; neither
-// is trusted: texts are cleaned, cut and escaped.
+// The package reads nothing from the host. A snapshot comes from the driver, the holders from the kubelet. Neither is
+// trusted: texts are cleaned, cut and escaped.
 package topology
 
 import (
@@ -27,13 +27,13 @@ import (
 // Node is a node to draw.
 type Node struct {
 	Snapshot *gpu.Snapshot
-	// Holders are the containers that hold devices. Devices that are not in the snapshot are left out.
+	// Holders are the containers that hold devices. Devices that are not in the snapshot are ignored.
 	Holders []Holder
-	// HoldersUnknown is the reason why the holders are not known, or empty.
+	// HoldersUnknown says why the holders are not known, or is empty.
 	HoldersUnknown string
 }
 
-// WriteSVG writes the picture of a node as an SVG file that needs no script, font or style sheet. The error is w's.
+// WriteSVG writes the picture of a node as an SVG file that needs no script, font or style sheet. Errors are w's.
 func WriteSVG(w io.Writer, n Node) error {
 	if _, err := w.Write(draw(newScene(n))); err != nil {
 		return fmt.Errorf("write the picture: %w", err)
@@ -41,7 +41,7 @@ func WriteSVG(w io.Writer, n Node) error {
 	return nil
 }
 
-// scene is what there is to draw. It does not change. GPUs are numbered by their position in the snapshot.
+// scene is the content of the drawing, which does not change. A GPU's number is its index in the snapshot.
 type scene struct {
 	Node
 	links   links
@@ -75,7 +75,7 @@ func (s *scene) unusable() []*gpu.Device {
 	return list
 }
 
-// title returns how many GPUs there are of each model, in the order of the first ones.
+// title returns the number of GPUs of each model, in the order in which the models first occur.
 func (s *scene) title() string {
 	var models []string
 	counts := map[string]int{}
@@ -96,7 +96,7 @@ func (s *scene) title() string {
 	return strings.Join(models, ", ")
 }
 
-// subtitle returns the driver's version, and counts GPUs and containers.
+// subtitle returns the driver's version and the numbers of GPUs and containers.
 func (s *scene) subtitle() string {
 	var parts []string
 	if v := clean(s.Snapshot.DriverVersion); v != "" {

@@ -8,8 +8,8 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// links are a snapshot's links by the positions of their GPUs, the lower one first. Links of GPUs that are not in the
-// snapshot are left out.
+// links has a snapshot's links by the indices of their GPUs, the lower one first. Links to GPUs that are not in the
+// snapshot are ignored.
 type links map[[2]int]gpu.Link
 
 func linksOf(s *gpu.Snapshot) links {
@@ -37,11 +37,11 @@ func (ls links) pairs() [][2]int {
 
 // group is a set of GPUs that are close to each other on PCIe, such as those below one switch.
 type group struct {
-	// path is the path between the children. It is PathUnknown for a single GPU, and where the driver reports no path.
+	// path is the PCIe path between the children. It is PathUnknown for a single GPU, and if the driver reports none.
 	path     gpu.PCIePath
 	gpus     []int // in drawing order
 	children []*group
-	level    int // higher than that of the children; 0 is a single GPU
+	level    int // higher than the children's; 0 for a single GPU
 }
 
 func newGroup(path gpu.PCIePath, children []*group) *group {
@@ -52,9 +52,9 @@ func newGroup(path gpu.PCIePath, children []*group) *group {
 	return g
 }
 
-// treeOf derives a tree from the paths between the GPUs, by single linkage: two GPUs are in one group if a chain of
-// pairs with at least the group's path connects them. The root's children are the NUMA nodes, all of one level. Where
-// the paths are not those of a tree, notInTree returns the pairs that are farther apart than their group shows.
+// treeOf derives a tree from the paths between the GPUs by single linkage: two GPUs are in one group if they are
+// connected by a chain of pairs with at least the group's path. The root's children are the NUMA nodes, all on one
+// level. If the paths do not form a tree, notInTree returns the pairs that are farther apart than the drawing shows.
 func treeOf(s *gpu.Snapshot, ls links) *group {
 	groups := singles(len(s.Devices))
 	for path := gpu.PathSameBoard; path >= gpu.PathNode; path-- {
@@ -62,13 +62,13 @@ func treeOf(s *gpu.Snapshot, ls links) *group {
 			if p := ls.between(a, b).PCIe; p != gpu.PathUnknown || path != gpu.PathNode {
 				return p >= path
 			}
-			// The driver reports no path: the kernel's NUMA nodes decide.
+			// The driver reports no path, so the kernel's NUMA nodes decide.
 			return max(s.Devices[a].NUMANode, gpu.NoNUMANode) == max(s.Devices[b].NUMANode, gpu.NoNUMANode)
 		})
 	}
 	for i, g := range groups {
 		switch {
-		case g.path != gpu.PathNode: // a NUMA node is drawn around a single GPU or switch too
+		case g.path != gpu.PathNode: // a frame of a NUMA node can also contain a single GPU or switch
 			groups[i] = newGroup(gpu.PathUnknown, []*group{g})
 		case !anyPair(g.gpus, g.gpus, func(a, b int) bool { return ls.between(a, b).PCIe == gpu.PathNode }):
 			g.path = gpu.PathUnknown
@@ -84,7 +84,7 @@ func treeOf(s *gpu.Snapshot, ls links) *group {
 	return root
 }
 
-// fabricsOf returns the sets of GPUs that are connected by NVSwitches, of n GPUs.
+// fabricsOf returns the sets of GPUs that NVSwitches connect, of n GPUs.
 func fabricsOf(ls links, n int) [][]int {
 	var fabrics [][]int
 	for _, g := range merge(singles(n), gpu.PathUnknown, func(a, b int) bool {
@@ -107,7 +107,7 @@ func singles(n int) []*group {
 	return groups
 }
 
-// merge joins the groups that have a linked pair between them, directly or through others.
+// merge joins groups that are linked by a pair, directly or through other groups.
 func merge(groups []*group, path gpu.PCIePath, linked func(a, b int) bool) []*group {
 	var sets [][]*group
 	for _, g := range groups {
@@ -142,7 +142,7 @@ func anyPair(as, bs []int, linked func(a, b int) bool) bool {
 	})
 }
 
-// smallestWith returns the smallest group in g that has both GPUs.
+// smallestWith returns the smallest group in g that contains both GPUs.
 func (g *group) smallestWith(a, b int) *group {
 	for _, c := range g.children {
 		if slices.Contains(c.gpus, a) && slices.Contains(c.gpus, b) {
@@ -152,7 +152,7 @@ func (g *group) smallestWith(a, b int) *group {
 	return g
 }
 
-// notInTree returns the pairs that are farther apart than the smallest group shows that has both, sorted.
+// notInTree returns the pairs that are farther apart than the smallest group that contains both shows, sorted.
 func notInTree(root *group, ls links) [][2]int {
 	return slices.DeleteFunc(ls.pairs(), func(p [2]int) bool {
 		g, path := root.smallestWith(p[0], p[1]), ls[p].PCIe

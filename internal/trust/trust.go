@@ -1,19 +1,20 @@
 // Package trust checks whether users other than root could change what a path leads to, before root runs it, loads it
 // or writes there.
 //
-// A path is safe if everything on its way belongs to root or to this process' user, and is not writable for a group or
-// for every user: the file itself, each symbolic link, and each directory above one of them. For a file that will run
-// as root, files of this process' user are not safe either. An access control list with more writers shows in the
+// A path is safe if all its files belong to root or to this process's user and are not writable for a group or for all
+// users. Its files are the file itself, each symbolic link, and each directory above one of these. If the file will run
+// as root, files of this process's user are not safe either. An access control list with more writers shows in the
 // group's bits.
 //
-// In a sticky directory, such as /tmp or /nix/store, only an existing directory is safe: others cannot replace it, but
-// they can create a missing name, or give a file another name by a hard link.
+// In a sticky directory, such as /tmp or /nix/store, only an existing directory is safe: other users cannot replace it,
+// but they can create a missing name, or give a file another name with a hard link.
 //
-// In the user namespace of a rootless engine, files of root and of all other users of the host have the overflow user,
-// and are taken for root's. The process has the rights of the engine's user there, and root's files are what it reads.
+// In the user namespace of a rootless engine, files of root and of all other users of the host belong to the overflow
+// user, and count as root's. There the process only has the rights of the engine's user, and root's files are what it
+// reads.
 //
 // Only root can make a safe path unsafe, so the path can be used after the check without a race. The check trusts the
-// file system's owners; a user's FUSE mount with allow_other can report false ones.
+// owners that a file system reports; a user's FUSE mount with allow_other can report wrong ones.
 package trust
 
 import (
@@ -25,15 +26,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrUnsafe means that other users could change what a path leads to. The error that wraps it names the file on the way
-// that is the reason.
+// ErrUnsafe means that other users could change what a path leads to. The wrapping error names the unsafe file.
 var ErrUnsafe = errors.New("others can change it")
 
 // File returns an error unless path leads to a regular file that no other user can change or replace. The error wraps
-// ErrUnsafe or that of opening the file.
+// ErrUnsafe or the error of opening the file.
 func File(path string) error { return file(path, os.Geteuid()) }
 
-// RootFile is File for a file that will run as root: only files of root are safe.
+// RootFile is File for a file that will run as root: only root's files are safe.
 func RootFile(path string) error { return file(path, 0) }
 
 func file(path string, owner int) error {
@@ -48,7 +48,7 @@ func file(path string, owner int) error {
 	return nil
 }
 
-// Dir returns an error that wraps ErrUnsafe if other users can change or replace a directory. If it is missing, the
+// Dir returns an error that wraps ErrUnsafe if other users can change or replace a directory. If it does not exist, the
 // existing part of its path is checked.
 func Dir(path string) error {
 	w, err := follow(path, os.Geteuid(), true)
@@ -65,12 +65,12 @@ func Dir(path string) error {
 	return nil
 }
 
-// OpenDir opens a directory of any owner. It follows no symbolic link that another user could have made: the error
-// wraps ErrUnsafe. A link of this process' user in a sticky directory is followed. The handle stays on the directory
-// even if the path is replaced.
+// OpenDir opens a directory of any owner. It follows no symbolic link that another user could have made: then the error
+// wraps ErrUnsafe. It does follow a link of this process's user in a sticky directory. The handle stays on the
+// directory even if the path is replaced.
 func OpenDir(path string) (*os.File, error) { return openDir(path, unix.O_RDONLY) }
 
-// OpenDirPath is OpenDir for a handle that only names the directory (O_PATH). It needs no right to read the directory.
+// OpenDirPath is OpenDir for a handle that only identifies the directory (O_PATH). The directory need not be readable.
 func OpenDirPath(path string) (*os.File, error) { return openDir(path, unix.O_PATH) }
 
 func openDir(path string, flags int) (*os.File, error) {

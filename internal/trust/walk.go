@@ -12,24 +12,24 @@ import (
 // maxLinks is the number of symbolic links in a path that the kernel allows.
 const maxLinks = 40
 
-// walk is the position on a path.
+// walk is a position on a path.
 type walk struct {
 	fd   int    // of the current file, opened with O_PATH
 	path string // of the current file, without links
 	kind uint32 // of the current file: S_IFDIR and so on
-	// owner is the user besides root whose files are safe.
+	// owner is the user whose files are safe besides root's.
 	owner int
-	// unsafe is the reason why others could change the next files, or nil.
+	// unsafe says why other users could change the next files, or is nil.
 	unsafe error
-	// shared is the reason why others could create names in the current directory, or nil. Only strict walks set it,
-	// for sticky directories.
+	// shared says why other users could create names in the current directory, or is nil. Only strict walks set it, for
+	// sticky directories.
 	shared error
-	// strict walks return unsafe and shared as errors at once. Others do so only when they meet a symbolic link.
+	// strict makes a walk return unsafe and shared as errors at once. Other walks return them only at a symbolic link.
 	strict bool
 }
 
-// follow walks along a path. It opens each file in the directory before. Files of root and of owner are safe. The
-// caller closes the walk.
+// follow walks along a path, opening each file from its directory. Files of root and of owner are safe. The caller
+// closes the walk.
 func follow(path string, owner int, strict bool) (*walk, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -92,7 +92,7 @@ func (w *walk) begin() error {
 	return w.enter(fd, "/", st)
 }
 
-// step moves the walk to a file in the current directory. If that is a symbolic link, the walk does not move and step
+// step moves the walk to a file in the current directory. If the file is a symbolic link, the walk stays and step
 // returns the link's target.
 func (w *walk) step(name string) (target string, err error) {
 	path := filepath.Join(w.path, name)
@@ -127,8 +127,9 @@ func (w *walk) step(name string) (target string, err error) {
 
 // enter moves the walk to an open file.
 //
-// In a sticky directory others can create names, but not rename or remove files of root. So an existing directory of
-// root stays, and was put there by root. A file or a link of root can be a hard link that others made or moved there.
+// In a sticky directory other users can create names, but cannot rename or remove root's files. So an existing
+// directory of root was created by root and stays. A file or link of root can be a hard link that another user made or
+// moved there.
 func (w *walk) enter(fd int, path string, st unix.Stat_t) error {
 	w.close()
 	w.fd, w.path, w.kind, w.shared = fd, path, st.Mode&unix.S_IFMT, nil
@@ -150,7 +151,7 @@ func (w *walk) enter(fd int, path string, st unix.Stat_t) error {
 	return nil
 }
 
-// foreign returns an error if a file belongs to neither root nor owner.
+// foreign returns an error if a file belongs neither to root nor to owner.
 func (w *walk) foreign(path string, st unix.Stat_t) error {
 	if st.Uid == 0 || int(st.Uid) == w.owner || st.Uid == OverflowID && WithoutRoot() {
 		return nil
@@ -158,7 +159,7 @@ func (w *walk) foreign(path string, st unix.Stat_t) error {
 	return fmt.Errorf("%s belongs to user %d", path, st.Uid)
 }
 
-// writable returns an error if others can write to a file that is not a link.
+// writable returns an error if other users can write to a file that is not a link.
 func writable(path string, st unix.Stat_t) error {
 	switch {
 	case st.Mode&0o002 != 0:
@@ -169,7 +170,7 @@ func writable(path string, st unix.Stat_t) error {
 	return nil
 }
 
-// stat describes an open file, and closes it on an error.
+// stat returns the status of an open file; after an error it closes the file.
 func stat(fd int, path string) (st unix.Stat_t, err error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		_ = unix.Close(fd)

@@ -20,26 +20,26 @@ import (
 	"gpu-cdi-plugin/internal/fileio"
 )
 
-// RequestTime is how long a client may take to send its request, and to take what is written to it at once.
+// RequestTime is how long a client may take to send its request, and to receive each write of the response.
 const RequestTime = 5 * time.Second
 
-// drainTime is how long requests under way may take when Serve ends.
+// drainTime is how long running requests may take when Serve ends.
 const drainTime = 2 * time.Second
 
-// HTTPOptions are where a HTTPListener is and what it allows.
+// HTTPOptions are the options of an HTTPListener.
 type HTTPOptions struct {
-	// Path is the socket's. Only root and this process's user may be able to write to its directory, which is made if
-	// it does not exist.
+	// Path is the path of the socket. Only root and this process's user may be able to write to its directory, which is
+	// created if it is missing.
 	Path string
 	// LockPath is the file that is locked while the socket is served.
 	LockPath string
-	// Group is the GID of the processes that can connect besides those of the owner, or OwnerOnly.
+	// Group is the GID of a group whose processes can connect besides the owner's, or OwnerOnly.
 	Group int
-	// MaxConnections is how many connections are served at once. Others are closed.
+	// MaxConnections is the largest number of connections at a time. Further ones are closed.
 	MaxConnections int64
 }
 
-// HTTPListener is a socket that this process has.
+// HTTPListener is a socket with its lock.
 type HTTPListener struct {
 	options HTTPOptions
 	socket  net.Listener
@@ -47,8 +47,8 @@ type HTTPListener struct {
 	madeDir bool
 }
 
-// ListenHTTP makes the socket, and replaces one that is left of an earlier process. The error wraps fileio.ErrHeld if
-// another process serves it.
+// ListenHTTP creates the socket, and replaces one that an earlier process left. The error wraps fileio.ErrHeld if
+// another process serves the socket.
 func ListenHTTP(ctx context.Context, o HTTPOptions) (*HTTPListener, error) {
 	l := &HTTPListener{options: o}
 	dir := filepath.Dir(o.Path)
@@ -71,11 +71,11 @@ func ListenHTTP(ctx context.Context, o HTTPOptions) (*HTTPListener, error) {
 	return l, nil
 }
 
-// Socket returns the socket itself, for a server of another protocol than HTTP in place of Serve. The server may close
-// it; Close must be called then too.
+// Socket returns the socket itself, for a server of another protocol to use instead of Serve. The server may close it;
+// Close must still be called.
 func (l *HTTPListener) Socket() net.Listener { return l.socket }
 
-// Close removes the socket. It has no effect after Serve, which does that at its end.
+// Close removes the socket. After Serve, which removes it too, Close has no effect.
 func (l *HTTPListener) Close() error {
 	if l == nil || l.socket == nil {
 		return nil
@@ -84,7 +84,7 @@ func (l *HTTPListener) Close() error {
 	if errors.Is(err, net.ErrClosed) {
 		err = nil
 	}
-	err = errors.Join(err, os.Remove(l.options.Path)) // the lock is held: the socket is ours
+	err = errors.Join(err, os.Remove(l.options.Path)) // this process holds the lock, so the socket is its own
 	l.socket = nil
 	l.giveUp()
 	return err
@@ -95,12 +95,12 @@ func (l *HTTPListener) giveUp() {
 		_ = l.held.Release()
 	}
 	if l.madeDir {
-		_ = os.Remove(filepath.Dir(l.options.Path)) // which fails if others have used it meanwhile
+		_ = os.Remove(filepath.Dir(l.options.Path)) // fails if another process has put a file there
 	}
 }
 
-// Serve serves until ctx ends, then waits a moment for requests under way, and removes the socket. The contexts of
-// requests are made from ctx. It returns an error if it ended before ctx.
+// Serve serves until ctx ends, waits a moment for running requests, and removes the socket. The contexts of requests
+// are derived from ctx. It returns an error if it ended before ctx.
 func (l *HTTPListener) Serve(ctx context.Context, handler http.Handler, log *slog.Logger) error {
 	defer func() { _ = l.Close() }()
 	ctx, end := context.WithCancel(ctx)
@@ -124,7 +124,7 @@ func (l *HTTPListener) Serve(ctx context.Context, handler http.Handler, log *slo
 	return nil
 }
 
-// newServer returns the server of one socket, with bounds for its connections.
+// newServer returns the server of a socket, with limits for its connections.
 func newServer(ctx context.Context, handler http.Handler, maxConnections int64, log *slog.Logger) *http.Server {
 	var open atomic.Int64
 	server := &http.Server{
@@ -158,13 +158,13 @@ func newServer(ctx context.Context, handler http.Handler, maxConnections int64, 
 // peerKey is the key of a connection's peer in its context.
 type peerKey struct{}
 
-// Peer is the process that has sent a request, by the request's context; nil if the kernel did not say.
+// Peer returns the process that sent a request, from the request's context; nil if the kernel did not report it.
 func Peer(ctx context.Context) *unix.Ucred {
 	peer, _ := ctx.Value(peerKey{}).(*unix.Ucred)
 	return peer
 }
 
-// peerOf is the process that connected or, for a client, that listens; nil if it is not known.
+// peerOf returns the process at the other end of a connection; nil if it is not known.
 func peerOf(c net.Conn) *unix.Ucred {
 	raw, err := c.(*net.UnixConn).SyscallConn()
 	if err != nil {
@@ -179,7 +179,7 @@ func peerOf(c net.Conn) *unix.Ucred {
 	return peer
 }
 
-// IsOwn reports whether a peer is of root or of this process's user.
+// IsOwn reports whether a peer's user is root or this process's user.
 func IsOwn(peer *unix.Ucred) bool {
 	return peer != nil && (peer.Uid == 0 || int(peer.Uid) == os.Geteuid())
 }
@@ -197,17 +197,17 @@ func dial(ctx context.Context, path string) (net.Conn, error) {
 	return c, nil
 }
 
-// ErrEnded is that the program ended, or has too many connections.
+// ErrEnded means that the program has ended or has too many connections.
 var ErrEnded = errors.New("the program closed the connection before it answered")
 
-// IsEnd reports whether an error of a connection is that the program ended, or has too many connections.
+// IsEnd reports whether a connection's error means that the program has ended or has too many connections.
 func IsEnd(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) // it closed before the request was written
 }
 
-// NewHTTPClient returns a client of the program that serves a socket. The program may take aliveTime to begin with an
-// answer.
+// NewHTTPClient returns a client of the program that serves a socket. aliveTime is how long the program may take to
+// begin a response.
 func NewHTTPClient(path string, aliveTime time.Duration) *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		DisableKeepAlives:     true,

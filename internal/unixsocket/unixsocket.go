@@ -1,5 +1,5 @@
-// Package unixsocket listens on unix sockets that only their owner and a group can connect to, and tells sockets at one
-// path apart.
+// Package unixsocket serves unix sockets that only their owner and a group can connect to, serves and calls HTTP on
+// them, and distinguishes sockets that were at one path.
 package unixsocket
 
 import (
@@ -14,14 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxPath is the longest path of a unix socket, in bytes: sun_path of unix(7) without its final NUL.
+// MaxPath is the length of the longest path of a unix socket, in bytes: sun_path of unix(7) without the final NUL.
 const MaxPath = 107
 
-// OwnerOnly is the group of a socket that only its owner can connect to.
+// OwnerOnly is the group of a socket to which only the owner can connect.
 const OwnerOnly = -1
 
-// Listen listens at a path, for its owner and the group with that GID, or OwnerOnly. It replaces a socket that is
-// there: the caller knows, by a lock or by connecting to it, that no process listens on it. Any other file is an error.
+// Listen listens at a path, for its owner and the group with that GID; with OwnerOnly no group can connect. It replaces
+// an existing socket: the caller must know, by a lock or by connecting, that no process listens on it. Any other file
+// is an error.
 func Listen(ctx context.Context, path string, group int) (*net.UnixListener, error) {
 	if err := removeSocket(path); err != nil {
 		return nil, err
@@ -50,7 +51,7 @@ func removeSocket(path string) error {
 	return os.Remove(path)
 }
 
-// listen makes the socket. The file gets its mode before it has a name: a chmod afterwards would come too late.
+// listen creates the socket. The file gets its mode before it has a name, since a chmod afterwards would be too late.
 func listen(ctx context.Context, path string) (*net.UnixListener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var chmod error
@@ -73,14 +74,14 @@ func admit(path string, group int) error {
 	return os.Chmod(path, 0o660)
 }
 
-// ID identifies a unix socket among all that were at the same path; the zero value is none. The kernel may give a new
-// file the inode of a removed one, so the modification time, which a socket keeps, is part of it.
+// ID distinguishes the sockets that were at one path; the zero value means none. A new file may get the inode of a
+// removed one, so the ID also has the modification time, which a socket keeps.
 type ID struct {
 	device, inode uint64
 	modified      unix.Timespec
 }
 
-// Identify returns the ID of the socket at a path, after following links. With an error it is the zero value.
+// Identify returns the ID of the socket at a path, after following links. With an error it returns the zero value.
 func Identify(path string) (ID, error) {
 	var s unix.Stat_t
 	if err := unix.Stat(path, &s); err != nil {
