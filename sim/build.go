@@ -30,7 +30,7 @@ const (
 	builtMPSClient  = "cuda-mps-client"
 )
 
-// product is a compiled file. Without a source it is compiled from all sources that are not another product's.
+// product is a compiled file. If source is empty, it is compiled from all sources that no other product has.
 type product struct {
 	name, source string
 	flags        []string
@@ -48,10 +48,10 @@ var (
 	}
 )
 
-// compile returns the directory with the compiled files. They are compiled once for each user.
+// compile compiles the libraries and programs, once for each user, and returns the directory with the results.
 //
-// The directory's name is a hash of everything that the result depends on. It is filled under another name and then
-// renamed, so that it is complete or absent.
+// The directory's name is a hash of everything that the results depend on. It is filled under another name and then
+// renamed, so that it is either complete or absent.
 func compile(ctx context.Context, cacheDir, compiler string) (string, error) {
 	cc, err := findCompiler(compiler)
 	if err != nil {
@@ -80,7 +80,7 @@ func compile(ctx context.Context, cacheDir, compiler string) (string, error) {
 	return dir, nil
 }
 
-// buildOnce compiles with a lock held, so that several processes do not do the same work.
+// buildOnce compiles while it holds a lock, so that only one process does the work.
 func buildOnce(ctx context.Context, cc []string, cacheDir, dir string) (err error) {
 	if err := os.MkdirAll(cacheDir, 0o755); err != nil {
 		return fmt.Errorf("%w: %w", ErrNoCache, err)
@@ -94,13 +94,13 @@ func buildOnce(ctx context.Context, cc []string, cacheDir, dir string) (err erro
 		return err
 	}
 	if _, err := os.Stat(dir); err == nil {
-		return nil // another process compiled while this one waited
+		return nil // another process has compiled meanwhile
 	}
 	return buildInto(ctx, cc, cacheDir, dir)
 }
 
 // privateTempDir returns a directory under temp that is the same for every run of this user. Its files are loaded and
-// run, and other users can guess its name and make it first, so it is an error if another user can write to it.
+// run, and other users can guess its name and create it first, so it is an error if another user can write to it.
 func privateTempDir(temp string) (string, error) {
 	dir := filepath.Join(temp, fmt.Sprintf("gpu-cdi-plugin-%d", os.Getuid()))
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -117,7 +117,7 @@ func privateTempDir(temp string) (string, error) {
 	return dir, nil
 }
 
-// findCompiler returns the C compiler's command: a program and its arguments.
+// findCompiler returns the command of the C compiler: a program and its arguments.
 func findCompiler(compiler string) ([]string, error) {
 	if compiler == "" {
 		compiler = os.Getenv("CC")
@@ -134,7 +134,7 @@ func findCompiler(compiler string) ([]string, error) {
 	return cc, nil
 }
 
-// buildKey hashes the sources, the flags and the compiler's version.
+// buildKey returns a hash of the sources, the flags and the compiler's version.
 func buildKey(ctx context.Context, cc []string) (string, error) {
 	version, err := exec.CommandContext(ctx, cc[0], append(cc[1:], "--version")...).Output()
 	if err != nil {

@@ -22,32 +22,31 @@ import (
 // DefaultDriver is the driver version of a node, unless its machine or Options.Driver names another.
 const DefaultDriver = "580.126.09"
 
-// Options are what a node has besides its machine. The zero value is the machine's driver in Debian's library
-// directory.
+// Options describe a node besides its machine. The zero value means the machine's driver in Debian's library directory.
 type Options struct {
-	// Driver is the driver's version; empty means the machine's, or else DefaultDriver.
+	// Driver is the driver's version; empty means the machine's, otherwise DefaultDriver.
 	Driver string
 	// LibDir is the directory of the libraries, relative to the node's root: "usr/lib64", "usr/local/nvidia/lib64" or
-	// another below usr, opt or home. Empty means Debian's multiarch directory. If it is not under usr/lib*, the
-	// programs are in bin beside it and the libraries are not in the loader cache, as on GKE; otherwise the programs
-	// are in usr/bin.
+	// another directory below usr, opt or home. Empty means Debian's multiarch directory. Programs are in usr/bin if
+	// LibDir is under usr/lib*. Otherwise, as on GKE, they are in bin beside LibDir, and the libraries are not in the
+	// loader cache.
 	LibDir string
-	// Extras are devices besides GPUs, by the names that Extras lists.
+	// Extras are devices besides GPUs, by the names that the function Extras returns.
 	Extras []string
-	// Force replaces an existing node, as an upgrade of the driver in place would.
+	// Force replaces an existing node, like an in-place upgrade of the driver.
 	Force bool
-	// PlainNodes makes regular files instead of device nodes, for tests that run without CAP_MKNOD. Containers cannot
-	// use such nodes.
+	// PlainNodes creates regular files instead of device nodes, for tests that run without CAP_MKNOD. Containers cannot
+	// use them.
 	PlainNodes bool
-	// CacheDir is the directory for compiled libraries; empty means one in the user's cache directory.
+	// CacheDir is the directory for compiled libraries; empty means a directory in the user's cache directory.
 	CacheDir string
-	// Compiler is the C compiler's command; empty means $CC, and without that, cc.
+	// Compiler is the command of the C compiler; empty means $CC, otherwise cc.
 	Compiler string
 }
 
 var driverPattern = regexp.MustCompile(`^[1-9][0-9]{2}\.[0-9]{1,3}(\.[0-9]{1,2})?$`)
 
-// withDefaults fills in defaults and checks the options.
+// withDefaults sets defaults and checks the options.
 func (o Options) withDefaults(m *Machine) (Options, error) {
 	o.Driver = cmp.Or(o.Driver, m.Driver, DefaultDriver)
 	if o.LibDir == "" {
@@ -78,8 +77,8 @@ func (o Options) binDir() string {
 	return path.Join(path.Dir(o.LibDir), "bin")
 }
 
-// Create makes a node in dir, which must not exist or be empty, or be a node and Options.Force set. The node is built
-// beside dir and renamed, so dir is complete or unchanged. Errors are InvalidError, ErrExists, ErrNotEmpty,
+// Create creates a node in dir, which must be missing or empty, or be a node if Options.Force is set. The node is built
+// beside dir and renamed, so that dir is either complete or unchanged. Errors are InvalidError, ErrExists, ErrNotEmpty,
 // ErrNoCompiler, ErrNoCache, ErrNoDeviceNodes and those of the file system.
 func Create(ctx context.Context, dir string, m *Machine, opts Options) (*Node, error) {
 	opts, err := opts.withDefaults(m)
@@ -104,7 +103,7 @@ func Create(ctx context.Context, dir string, m *Machine, opts Options) (*Node, e
 	return Open(dir)
 }
 
-// checkTarget reports whether dir has a node to replace.
+// checkTarget reports whether dir contains a node to replace.
 func checkTarget(dir string, force bool) (there bool, err error) {
 	entries, err := os.ReadDir(dir)
 	switch {
@@ -157,7 +156,7 @@ func planNode(ctx context.Context, m *Machine, opts Options) (plan, error) {
 	return p, nil
 }
 
-// readBuilt reads the compiled files of a directory, by name.
+// readBuilt reads the compiled files in a directory, by name.
 func readBuilt(dir string) (map[string][]byte, error) {
 	built := map[string][]byte{}
 	for _, p := range products {
@@ -192,8 +191,8 @@ func ownFiles(m *Machine, opts Options) plan {
 	return p
 }
 
-// addLoaderCache plans the /etc/ld.so.cache that ldconfig would write: every library and link in the directory, under
-// /lib, which ldconfig searches before /usr/lib.
+// addLoaderCache plans the /etc/ld.so.cache that ldconfig would write: every library and link in the directory, with
+// paths under /lib, which ldconfig searches before /usr/lib.
 func addLoaderCache(p plan, libDir, arch string) error {
 	flags, ok := ldcache.FlagsFor(arch)
 	if !ok {
@@ -211,7 +210,7 @@ func addLoaderCache(p plan, libDir, arch string) error {
 	return nil
 }
 
-// build makes the files beside dir and renames them.
+// build creates the files beside dir and renames them.
 func build(ctx context.Context, dir string, there bool, p plan, opts Options) (err error) {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err

@@ -11,10 +11,10 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// descriptionHeader is the first line of a description, with the version of its format.
+// descriptionHeader is the first line of a description. It has the version of the format.
 const descriptionHeader = "gpusim 1\n"
 
-// describe returns the description that is put into the library.
+// describe returns the description that is embedded in the library.
 func describe(m *Machine, driver, libDir string) []byte {
 	cuda, major := cudaVersion(driver)
 	records := []record{newRecord("machine", "name", m.Name, "driver", driver, "kernel", driver, "cuda", cuda,
@@ -24,7 +24,7 @@ func describe(m *Machine, driver, libDir string) []byte {
 	}
 	for _, p := range m.Pairs {
 		if p.PCIe == gpu.PathSystem {
-			continue // the default
+			continue // the default applies
 		}
 		records = append(records, newRecord("link", "a", p.A, "b", p.B, "pcie", strings.ToLower(p.PCIe.String())))
 	}
@@ -85,14 +85,14 @@ func describeMIG(index int, devices []MIGDevice) []record {
 }
 
 // cudaVersions maps a driver's branch to the newest CUDA version that it supports, in NVML's form (1000 times the major
-// version plus 10 times the minor one), from the CUDA Toolkit release notes.
+// version plus 10 times the minor version), from the CUDA Toolkit release notes.
 var cudaVersions = map[int]int{
 	525: 12000, 530: 12010, 535: 12020, 545: 12030, 550: 12040, 555: 12050, 560: 12060, 565: 12070, 570: 12080,
 	575: 12090, 580: 13000, 590: 13010, 615: 13040,
 }
 
-// cudaVersion returns the CUDA version of a driver, in NVML's form, and the driver's major version. For an unknown
-// branch it is the CUDA version of the branch before.
+// cudaVersion returns the newest CUDA version that a driver supports, in NVML's form, and the driver's major version.
+// For an unknown branch it returns the CUDA version of the branch before.
 func cudaVersion(driver string) (cuda, major int) {
 	first, _, _ := strings.Cut(driver, ".")
 	major, _ = strconv.Atoi(first) // driverPattern admits only numbers
@@ -105,7 +105,7 @@ func cudaVersion(driver string) (cuda, major int) {
 	return cuda, major
 }
 
-// Snapshot is the snapshot of the machine with a driver and without faults.
+// Snapshot returns the snapshot of the machine with a driver version and without faults.
 func (m *Machine) Snapshot(driver string) *gpu.Snapshot {
 	cuda, _ := cudaVersion(driver)
 	s := &gpu.Snapshot{DriverVersion: driver, CUDAVersion: fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10)}

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Majors of the device nodes. 10, 195, 226 and 231 are assigned (Documentation/admin-guide/devices.txt in the kernel);
-// the kernel allocates the others when a module is loaded, from 511 downwards.
+// Major numbers of the device nodes. 10, 195, 226 and 231 are assigned (Documentation/admin-guide/devices.txt in the
+// kernel); the kernel allocates the others when a module is loaded, from 511 downwards.
 const (
 	majorMisc       = 10
 	majorNVIDIA     = 195
@@ -58,7 +58,7 @@ func deviceNodes(m *Machine) plan {
 	return p
 }
 
-// dri plans a node of the direct rendering manager; its minor is the number at the end of its name.
+// dri plans a device node of the direct rendering manager. Its minor number is the number at the end of its name.
 func (p plan) dri(name string, gid int) {
 	path := "dev/dri/" + name
 	p.node(path, majorDRM, driMinor(name), 0o660)
@@ -68,7 +68,7 @@ func (p plan) dri(name string, gid int) {
 }
 
 func driMinor(name string) uint32 {
-	n, _ := strconv.Atoi(strings.TrimLeft(name, "cardenD")) // such names end in a number
+	n, _ := strconv.Atoi(strings.TrimLeft(name, "cardenD")) // every name ends in a number
 	return uint32(n)
 }
 
@@ -89,7 +89,7 @@ func migNodes(g *GPU) plan {
 	return p
 }
 
-// capability plans the file in /proc with the device node of a capability.
+// capability plans the /proc file and the device node of a capability.
 func (p plan) capability(name string, minor int, mode fs.FileMode) {
 	p.file("proc/driver/nvidia/capabilities/"+name,
 		fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: %d\nDeviceFileModify: 1\n", minor, mode))
@@ -111,8 +111,8 @@ func migMinors() string {
 }
 
 const (
-	uverbsMinor      = 192 // of the first InfiniBand adapter's node for user-space verbs
-	rdmaCMMinor      = 58  // dynamic, as those of most misc devices
+	uverbsMinor      = 192 // for the user-space verbs of the first InfiniBand adapter
+	rdmaCMMinor      = 58  // dynamic, like those of most misc devices
 	infiniBandCount  = 2
 	imexChannelCount = 2
 )
@@ -140,7 +140,7 @@ var extras = map[string]func(plan){
 	},
 }
 
-// Extras lists the values of Options.Extras: "gdrcopy", "gds", "imex", "mofed".
+// Extras returns the values for Options.Extras: "gdrcopy", "gds", "imex", "mofed".
 func Extras() []string { return slices.Sorted(maps.Keys(extras)) }
 
 func checkExtras(names []string) error {

@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// driverLibrary is a library of the driver: the file, its SONAME, and the symlinks beside it. In all of them VER is the
-// driver's version.
+// driverLibrary is a library of the driver: the file, its SONAME, and the symlinks beside it. VER in a name stands for
+// the driver's version.
 type driverLibrary struct {
 	file, soname string
-	links        []string // each points to the next one, the last one to the file
+	links        []string // each points to the next, and the last one to the file
 	only         func(*Machine) bool
 }
 
@@ -72,7 +72,7 @@ var driverLibraries = []driverLibrary{
 	},
 }
 
-// The libraries with code: the simulated NVML, and one that NVIDIA's container toolkit calls first.
+// The libraries with code: the simulated NVML, and the library that NVIDIA's container toolkit calls first.
 var (
 	mlLibrary      = versioned("libnvidia-ml", "1")
 	sandboxLibrary = numbered("libnvidia-sandboxutils", "1")
@@ -80,41 +80,41 @@ var (
 
 func hasNVSwitch(m *Machine) bool { return len(m.NVSwitches) > 0 }
 
-// versioned is a library that programs are linked with: it has a link by its SONAME and one for the linker.
+// versioned returns a library that programs are linked with. It has a link by its SONAME and one for the linker.
 func versioned(name, abi string) driverLibrary {
 	l := numbered(name, abi)
 	l.links = append([]string{name + ".so"}, l.links...)
 	return l
 }
 
-// numbered is a library that is loaded by its SONAME.
+// numbered returns a library that is loaded by its SONAME.
 func numbered(name, abi string) driverLibrary {
 	soname := name + ".so." + abi
 	return driverLibrary{file: name + ".so.VER", soname: soname, links: []string{soname}}
 }
 
-// internal is a library that only other libraries of the driver load. Its SONAME has the driver's version.
+// internal returns a library that only other libraries of the driver load. Its SONAME has the driver's version.
 func internal(name string) driverLibrary {
 	return driverLibrary{file: name + ".so.VER", soname: name + ".so.VER"}
 }
 
-// external is a library with a version of its own.
+// external returns a library with a version of its own.
 func external(name, version string) driverLibrary {
 	major, _, _ := strings.Cut(version, ".")
 	soname := name + ".so." + major
 	return driverLibrary{file: name + ".so." + version, soname: soname, links: []string{soname}}
 }
 
-// driverPrograms are the programs of the driver that do nothing here; names of scripts end in ".sh".
+// driverPrograms are the programs of the driver that do nothing in a simulated node. Names of scripts end in ".sh".
 var driverPrograms = []string{
 	"nvidia-bug-report.sh", "nvidia-debugdump", "nvidia-modprobe", "nvidia-ngx-updater", "nvidia-pcc",
 	"nvidia-persistenced", "nvidia-powerd", "nvidia-settings", "nvidia-sleep.sh", "nvidia-xconfig",
 }
 
-// switchPrograms are those of the packages for machines with NVSwitches.
+// switchPrograms are the programs of the packages for machines with NVSwitches.
 var switchPrograms = []string{"nv-fabricmanager", "nvidia-imex", "nvidia-imex-ctl", "nvswitch-audit"}
 
-// install is an installation of a driver.
+// install describes the installation of a driver.
 type install struct {
 	machine        *Machine
 	driver         string
@@ -123,7 +123,7 @@ type install struct {
 	built          map[string][]byte // compiled files by name
 }
 
-// driverFiles plans the files of a driver installation.
+// driverFiles plans the files of the installation.
 func (in *install) driverFiles() (plan, error) {
 	p := plan{}
 	for _, l := range driverLibraries {
@@ -153,7 +153,7 @@ func (in *install) driverFiles() (plan, error) {
 	return p, nil
 }
 
-// firmwareNames are the files in the firmware directory of a driver. Driver 615 is the first with separate microcode
+// firmwareNames returns the files in a driver's firmware directory. Driver 615 is the first with separate microcode
 // files.
 func firmwareNames(driver string) []string {
 	names := []string{"gsp_ga10x.bin", "gsp_tu10x.bin"}
@@ -198,7 +198,7 @@ func (in *install) addPrograms(p plan) error {
 	return nil
 }
 
-// addConfiguration plans the files by which the loaders of EGL, Vulkan, OpenCL and X find the driver.
+// addConfiguration plans the files in which the loaders of EGL, Vulkan, OpenCL and X find the driver.
 func (in *install) addConfiguration(p plan) {
 	platform := func(file, library string) {
 		p.file("usr/share/egl/egl_external_platform.d/"+file, icd("1.0.0", library, ""))
@@ -219,7 +219,7 @@ func (in *install) addConfiguration(p plan) {
 	p.file("usr/share/X11/xorg.conf.d/nvidia-drm-outputclass.conf", in.xorgConfig("nvidia-drm"))
 }
 
-// icd returns the JSON by which a loader finds a library. Vulkan's have an API version.
+// icd returns the JSON file in which a loader finds a library. Vulkan's files have an API version.
 func icd(format, library, api string) string {
 	inner := map[string]string{"library_path": library}
 	if api != "" {
@@ -238,7 +238,7 @@ func layers() string {
 	})
 }
 
-// jsonText cannot fail: its values have only strings.
+// jsonText encodes a value. It cannot fail, since the values contain only strings.
 func jsonText(v any) string {
 	data, _ := json.MarshalIndent(v, "", "    ")
 	return string(data) + "\n"

@@ -9,15 +9,15 @@ import (
 	"runtime"
 )
 
-// Library is a shared library without code that the loader accepts. Most libraries of a simulated driver are such.
+// Library is a shared library without code that the loader accepts, like most libraries of a simulated driver.
 type Library struct {
-	// SONAME is the library's own name; empty leaves it out.
+	// SONAME is the library's own name; empty omits it.
 	SONAME string
-	// Needed are the names of libraries that it needs.
+	// Needed are the names of the libraries that it needs.
 	Needed []string
 	// Note is an ELF note, or nil.
 	Note *Note
-	// Arch is a GOARCH, amd64 or arm64; empty means that of the running program.
+	// Arch is a GOARCH, amd64 or arm64; empty means the running program's.
 	Arch string
 }
 
@@ -38,10 +38,10 @@ func (l Library) WriteELF(path string) error {
 	return os.WriteFile(path, data, 0o755)
 }
 
-// segmentAlign is the largest page size, which arm64 can have, so that segments are on different pages.
+// segmentAlign is the largest page size, used on some arm64 machines, so that segments are on different pages.
 const segmentAlign = 0x10000
 
-// ELF returns the library as a file. The same library always gives the same bytes.
+// ELF returns the library's file. The same library always gives the same bytes.
 func (l Library) ELF() ([]byte, error) {
 	machine, err := elfMachine(l.Arch)
 	if err != nil {
@@ -64,13 +64,13 @@ func (l Library) ELF() ([]byte, error) {
 	if l.Note != nil {
 		w.section(l.Note.Section, elf.SHT_NOTE, elf.SHF_ALLOC, l.Note.bytes(), elf.Section64{Addralign: 4})
 	}
-	// A hash table of one bucket, whose chain is empty, and the null symbol are the least that the loader accepts.
+	// The loader requires at least a hash table of one bucket with an empty chain, and the null symbol.
 	hash := w.section(".hash", elf.SHT_HASH, elf.SHF_ALLOC, words(1, 1, 0, 0), elf.Section64{Entsize: 4})
 	symbols := w.section(".dynsym", elf.SHT_DYNSYM, elf.SHF_ALLOC, make([]byte, elf.Sym64Size),
 		elf.Section64{Entsize: elf.Sym64Size, Info: 1})
 	names := w.section(".dynstr", elf.SHT_STRTAB, elf.SHF_ALLOC, strings, elf.Section64{Addralign: 1})
 	w.sections[hash].Link, w.sections[symbols].Link = symbols, names
-	w.writable = segmentAlign // the loader writes into the dynamic section
+	w.writable = segmentAlign // the loader writes to the dynamic section
 	dynamic = append(dynamic,
 		elf.Dyn64{Tag: int64(elf.DT_HASH), Val: w.sections[hash].Addr},
 		elf.Dyn64{Tag: int64(elf.DT_SYMTAB), Val: w.sections[symbols].Addr},
@@ -83,7 +83,7 @@ func (l Library) ELF() ([]byte, error) {
 	return w.finish(elf.ET_DYN, machine, 0, l.programs(w, dyn)), nil
 }
 
-// programs are the program headers: what is loaded, and where the loader finds things in it.
+// programs returns the program headers: what is loaded, and where the loader finds its tables.
 func (l Library) programs(w *elfWriter, dynamic uint32) []elf.Prog64 {
 	dyn := w.sections[dynamic]
 	list := []elf.Prog64{
@@ -139,14 +139,14 @@ func elfMachine(arch string) (elf.Machine, error) {
 	return 0, fmt.Errorf("cannot make ELF files for %s, only for amd64 and arm64", arch)
 }
 
-// The sizes of an ELF64 file's headers in bytes.
+// Sizes of an ELF64 file's headers, in bytes.
 const (
 	elfHeaderSize  = 64
 	elfProgramSize = 56
 	elfSectionSize = 64
 )
 
-// elfWriter builds a file, section after section.
+// elfWriter builds a file section by section.
 type elfWriter struct {
 	data     []byte
 	names    stringTable
@@ -156,8 +156,8 @@ type elfWriter struct {
 
 func (w *elfWriter) skip(n int) { w.data = append(w.data, make([]byte, n)...) }
 
-// section appends a section and returns its index. more has the fields other than name, type, flags, offset, address
-// and size.
+// section appends a section and returns its index. more has the fields except name, type, flags, offset, address and
+// size.
 func (w *elfWriter) section(
 	name string, kind elf.SectionType, flags elf.SectionFlag, data []byte, more elf.Section64,
 ) uint32 {
@@ -178,7 +178,7 @@ func (w *elfWriter) section(
 // finish adds the section headers and fills in the headers at the beginning.
 func (w *elfWriter) finish(kind elf.Type, machine elf.Machine, entry uint64, programs []elf.Prog64) []byte {
 	const own = ".shstrtab"
-	table := append(append(bytes.Clone(w.names), own...), 0) // the table includes its own name
+	table := append(append(bytes.Clone(w.names), own...), 0) // the table contains its own name
 	last := w.section(own, elf.SHT_STRTAB, 0, table, elf.Section64{Addralign: 1})
 	w.data = pad(w.data, 8)
 	h := elf.Header64{
@@ -194,7 +194,7 @@ func (w *elfWriter) finish(kind elf.Type, machine elf.Machine, entry uint64, pro
 	return append(w.data, encode(w.sections)...)
 }
 
-// segment is a program header for the range of a section.
+// segment returns a program header for the range of a section.
 func segment(kind elf.ProgType, flags elf.ProgFlag, s elf.Section64, align uint64) elf.Prog64 {
 	return elf.Prog64{
 		Type: uint32(kind), Flags: uint32(flags), Off: s.Off, Vaddr: s.Addr, Paddr: s.Addr,
@@ -202,7 +202,7 @@ func segment(kind elf.ProgType, flags elf.ProgFlag, s elf.Section64, align uint6
 	}
 }
 
-// stringTable is an ELF string table, whose first string is empty.
+// stringTable is an ELF string table. Its first string is empty.
 type stringTable []byte
 
 func (t *stringTable) add(s string) uint64 {
@@ -213,7 +213,7 @@ func (t *stringTable) add(s string) uint64 {
 
 func words(list ...uint32) []byte { return encode(list) }
 
-// encode returns numbers in little-endian order. Values of fixed size have no error.
+// encode returns numbers in little-endian order. It cannot fail for values of fixed size.
 func encode(v any) []byte {
 	var b bytes.Buffer
 	_ = binary.Write(&b, binary.LittleEndian, v)

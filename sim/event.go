@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// maxEvents is how many events the state file retains; the library has room for 256.
+// maxEvents is how many events the state file keeps; the library has room for 256.
 const maxEvents = 200
 
-// EventType is a type of event of a GPU, with the number that NVML gives it.
+// EventType is a type of GPU event. The values are NVML's.
 type EventType uint64
 
-// The types of events that programs register for.
+// Types of GPU events.
 const (
 	EventSingleBitECC   EventType = 0x1
 	EventDoubleBitECC   EventType = 0x2
@@ -22,32 +22,32 @@ const (
 	EventRecoveryAction EventType = 0x8000
 )
 
-// The types of system events.
+// Types of system events.
 const (
 	systemUnbind EventType = 0x1
 	systemBind   EventType = 0x2
 )
 
-// Event is an event of a GPU. The event sets in which the GPU is registered get it; sets that are made later do not.
+// Event is an event of a GPU. Event sets in which the GPU is registered receive it; event sets created later do not.
 type Event struct {
 	GPU  int
 	Type EventType
-	// Data is the code of an XID, or the recovery action.
+	// Data is the code of an XID event, or the recovery action.
 	Data uint64
 	// Instance is the MIG device that the event is about, or nil.
 	Instance *Instance
 }
 
-// Instance names a MIG device by its GPU instance and compute instance. A negative compute instance is all of the GPU
-// instance's.
+// Instance names a MIG device by its GPU instance and compute instance. A negative compute instance means all of the
+// GPU instance.
 type Instance struct{ GPU, Compute int }
 
-// XID reports an XID error of a GPU or, with an instance, of a MIG device.
+// XID reports an XID error of a GPU or, if instance is not nil, of a MIG device.
 func (n *Node) XID(gpu int, code uint64, instance *Instance) error {
 	return n.Report(Event{GPU: gpu, Type: EventXID, Data: code, Instance: instance})
 }
 
-// Report reports events. The state file retains the latest 200.
+// Report reports events. The state file keeps the latest 200.
 func (n *Node) Report(events ...Event) error {
 	for _, e := range events {
 		if err := n.checkEvent(e); err != nil {
@@ -78,7 +78,7 @@ func (n *Node) checkEvent(e Event) error {
 	return n.checkInstance(e.GPU, *e.Instance)
 }
 
-// checkInstance reports an instance that the GPU does not have now.
+// checkInstance returns an error if the GPU does not have the instance now.
 func (n *Node) checkInstance(gpu int, want Instance) error {
 	records, err := n.readState()
 	if err != nil {
@@ -96,7 +96,7 @@ func (n *Node) checkInstance(gpu int, want Instance) error {
 	return invalid("GPU %d has no MIG instance %s", gpu, want)
 }
 
-// String is the ID of the GPU instance, with a colon and that of the compute instance if there is one.
+// String returns the ID of the GPU instance, followed by a colon and the ID of the compute instance if there is one.
 func (i Instance) String() string {
 	if i.Compute < 0 {
 		return strconv.Itoa(i.GPU)
@@ -121,8 +121,8 @@ func (e Event) record() record {
 	return r
 }
 
-// addEvent appends an event with the next sequence number, and drops the oldest events if there are too many. The
-// numbers grow even if the state was cleared in between, since they are not below the clock.
+// addEvent appends an event with the next sequence number, and drops the oldest events if there are too many. Numbers
+// keep growing even if the state was cleared, since they are never below the clock.
 func addEvent(records []record, event record) []record {
 	last, count := uint64(time.Now().UnixNano())-1, 0
 	for _, r := range records {

@@ -59,16 +59,16 @@ containers, --container names the one.`,
 	return cmd
 }
 
-// formatOCI changes a bundle instead of printing something.
+// formatOCI is the format that changes an OCI bundle instead of printing.
 const formatOCI = "oci"
 
-// forEngine reports whether the output is the arguments of an engine.
+// forEngine reports whether the output consists of arguments for an engine.
 func (o *admitOptions) forEngine() bool { return slices.Contains(arguments.Engines(), o.Format) }
 
-// forOne reports whether the output is that of one container.
+// forOne reports whether the output is for a single container.
 func (o *admitOptions) forOne() bool { return o.Format == formatOCI || o.forEngine() }
 
-// containers returns those that are to be started, or an error if options contradict each other or the pod.
+// containers returns the containers to start, or an error if options contradict each other or the pod.
 func (o *admitOptions) containers(p model.Pod) ([]string, error) {
 	var names []string
 	for _, c := range slices.Concat(p.InitContainers, p.Containers) {
@@ -95,7 +95,7 @@ func (o *admitOptions) containers(p model.Pod) ([]string, error) {
 // admitted is the result of admit as JSON.
 type admitted struct {
 	Pod api.Pod `json:"pod"`
-	// RunOptions are those of the containers that were started, by name.
+	// RunOptions has the run options of the started containers, by name.
 	RunOptions map[string]model.RunOptions `json:"runOptions,omitempty"`
 }
 
@@ -123,17 +123,17 @@ func (a *app) admit(ctx context.Context, o admitOptions) error {
 	return nil
 }
 
-// stillPlaced adds to an error that the pod has its devices. It is not released: it may have been placed before, and a
-// container of it may run.
+// stillPlaced adds to an error that the pod keeps its devices. The pod is not released, since it may have been placed
+// before, and a container of it may run.
 func (a *app) stillPlaced(ctx context.Context, placed api.Pod, err error) error {
 	err = a.Classify(err)
 	again := "admit it again to try again, or "
-	if errors.Is(err, manager.ErrBadResponse) { // which stays until the release
+	if errors.Is(err, manager.ErrBadResponse) { // the response is kept until the release
 		again = ""
 	}
 	hint := "pod " + podName(placed.Metadata) + " keeps its devices: " + again +
 		"take them back with device-manager release " + wording.Quote(placed.Metadata.UID)
-	if ctx.Err() != nil { // the error will be that of the signal
+	if ctx.Err() != nil { // the error will be the signal's
 		a.Log.Warn(hint)
 	}
 	if own := cli.HintOf(err); own != "" {
@@ -142,7 +142,7 @@ func (a *app) stillPlaced(ctx context.Context, placed api.Pod, err error) error 
 	return cli.With(cli.CodeOf(err), hint, err)
 }
 
-// startAdmitted has containers of a placed pod prepared, and prints the result.
+// startAdmitted gets the run options of the containers to start, and prints the result.
 func (a *app) startAdmitted(
 	ctx context.Context, client *api.Client, o admitOptions, placed api.Pod, starts []string,
 ) error {

@@ -17,7 +17,7 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// printArguments prints run options as a line of arguments of a container engine.
+// printArguments prints run options as one line of arguments for a container engine.
 func (a *app) printArguments(engine string, run model.RunOptions) error {
 	args, err := arguments.For(engine, run)
 	if err != nil {
@@ -32,7 +32,8 @@ func (a *app) printArguments(engine string, run model.RunOptions) error {
 	return err
 }
 
-// injectRunOptions puts a container's run options into a bundle. CDI names come as such, or in annotations for engines.
+// injectRunOptions adds a container's run options to a bundle. It injects the CDI devices that plugins return as names
+// and those that they return in annotations for engines.
 func (a *app) injectRunOptions(bundle string, run model.RunOptions) error {
 	names := slices.Clone(run.CDIDevices)
 	keys, annotated, err := cdilib.ParseAnnotations(run.Annotations)

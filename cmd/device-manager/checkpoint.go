@@ -74,7 +74,7 @@ the same UIDs.`,
 	}
 }
 
-// maxCheckpoint is more than the bytes of a checkpoint with 10,000 devices.
+// maxCheckpoint is the largest size of a checkpoint in bytes. One with 10,000 devices is smaller.
 const maxCheckpoint = 64 << 20
 
 func (a *app) importCheckpoint(path string) error {
@@ -99,7 +99,8 @@ func (a *app) importCheckpoint(path string) error {
 		for i := range imported {
 			imported[i].Admitted, imported[i].Caller = now, caller
 		}
-		// Pods that ask for the named resources are rejected until the plugins register, not started without devices.
+		// With the names stored, pods that request these resources are rejected until the plugins register; otherwise
+		// they would start without devices.
 		err = store.Import(imported, names)
 	}
 	if err := errors.Join(err, store.Close()); err != nil {
@@ -142,7 +143,7 @@ func (a *app) exportCheckpoint(path string) error {
 	return err
 }
 
-// openPlacements opens the placements of the manager, which does not run meanwhile.
+// openPlacements opens the placements of the manager, which must not run meanwhile.
 func (a *app) openPlacements() (*state.Store, state.Loaded, error) {
 	if err := fileio.MakeDirs(a.StateDir); err != nil {
 		return nil, state.Loaded{}, fmt.Errorf("state-dir: %w", err)

@@ -16,9 +16,9 @@ import (
 	"gpu-cdi-plugin/manager/state"
 )
 
-// errorTable gives the errors of the libraries, which know no exit status and no flag, their exit status and a hint
-// what to do. The rows are in the order of the exit statuses. The first row that matches counts, also for an error that
-// wraps or joins several. An error without a row ends with status 1 and no hint.
+// errorTable gives the errors of the libraries an exit status and a hint, since the libraries know neither statuses nor
+// flags. The rows are in the order of the statuses. The first matching row counts, also for an error that wraps or
+// joins several. An error without a row has status 1 and no hint.
 var errorTable = []cli.ErrorRow{
 	// 1: an error
 	cli.Sentinel(trust.ErrUnsafe, cli.Failure, cli.HintUnsafe),
@@ -69,7 +69,7 @@ var errorTable = []cli.ErrorRow{
 		"start device-manager serve, or name the socket that it was given with --api-socket"),
 }
 
-// statuses are the exit statuses in the words of the help.
+// statuses are the meanings of the exit statuses in the help.
 var statuses = map[cli.Code]string{
 	cli.OK:          "done",
 	cli.Failure:     "an error",

@@ -9,11 +9,11 @@ import (
 	"gpu-cdi-plugin/internal/fileio"
 )
 
-// inputTime is how long a pipe is waited for.
+// inputTime is how long to wait for a pipe.
 const inputTime = 10 * time.Second
 
-// readNamed reads a file that the user named, or standard input for -. It is an error if there is nothing in it, and
-// wraps tooLarge if there are more than limit bytes.
+// readNamed reads a file that the user named, or standard input for "-". Empty input is an error. If there are more
+// than limit bytes, the error wraps tooLarge.
 func (a *app) readNamed(path string, limit int64, tooLarge error) ([]byte, error) {
 	var data []byte
 	var err error

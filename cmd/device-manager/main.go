@@ -1,8 +1,7 @@
 // Command device-manager is the kubelet's side of the device plugin API, for hosts without a kubelet and for authors of
-// plugins. It knows nothing of GPUs.
+// plugins. It knows nothing about GPUs.
 //
-// Each verb has a file: it reads its options, calls the libraries and prints the result. main does nothing, and only
-// main ends the process.
+// Each verb has a file, which reads its options, calls the libraries and prints the result. Only main ends the process.
 package main
 
 import (

@@ -10,13 +10,13 @@ import (
 	"gpu-cdi-plugin/manager/config"
 )
 
-// app is what all verbs share: their options, their input and their output.
+// app has what all verbs share: options, input and output.
 type app struct {
 	*cli.Program
 	*config.Config
 }
 
-// newApp returns an app with the defaults of everything that can be configured.
+// newApp returns an app with the default configuration.
 func newApp() *app {
 	c, defaults := config.Default(), config.Default()
 	return &app{
@@ -29,11 +29,11 @@ func newApp() *app {
 	}
 }
 
-// run is the whole program: main without the process. It returns the exit status.
+// run is main without the process. It returns the exit status.
 func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := newApp()
 	a.Env, a.Stdin, a.Stdout, a.Stderr = env, stdin, stdout, stderr
-	return a.Run(ctx, args, a.rootCommand()) //nolint:contextcheck // the verbs get ctx from cobra
+	return a.Run(ctx, args, a.rootCommand()) //nolint:contextcheck // cobra passes ctx to the verbs
 }
 
 func (a *app) rootCommand() *cobra.Command {

@@ -13,7 +13,7 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
-// eventTypes are the types of events for --type.
+// eventTypes has the types of events by their names for --type.
 var eventTypes = map[string]sim.EventType{
 	"ecc-single-bit": sim.EventSingleBitECC, "ecc-double-bit": sim.EventDoubleBitECC,
 	"mig-change": sim.EventMIGChange, "unavailable": sim.EventUnavailable,
@@ -87,7 +87,7 @@ func usage(format string, args ...any) error {
 	return cli.With(cli.Usage, "", fmt.Errorf(format, args...))
 }
 
-// parseIndex reads a number of 0 or more; name is what the usage calls it.
+// parseIndex parses a number of at least 0. name is its name in the usage.
 func parseIndex(name, text string) (int, error) {
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 0 {
@@ -96,7 +96,7 @@ func parseIndex(name, text string) (int, error) {
 	return n, nil
 }
 
-// instanceFlag is a MIG device as GI:CI, or all of a GPU instance as GI.
+// instanceFlag is a flag for a MIG device, written as GI:CI, or for a GPU instance, written as GI.
 type instanceFlag struct{ *sim.Instance }
 
 func (f *instanceFlag) String() string {
@@ -106,10 +106,10 @@ func (f *instanceFlag) String() string {
 	return f.Instance.String()
 }
 
-// Type is the name of the flag's value in the help.
+// Type returns the name of the flag's value in the help.
 func (f *instanceFlag) Type() string { return "instance" }
 
-// Set reads GI or GI:CI.
+// Set parses GI or GI:CI.
 func (f *instanceFlag) Set(text string) error {
 	gi, ci, both := strings.Cut(text, ":")
 	instance := sim.Instance{Compute: -1}

@@ -45,7 +45,7 @@ uses the GPU and its persistence mode is off. The results are:
 	return cmd
 }
 
-// attachCommands are the verbs for GPUs that the driver or the machine loses and gets again.
+// attachCommands returns the verbs that take GPUs away from the driver or the machine, and give them back.
 func attachCommands() []*cobra.Command {
 	var verbs []*cobra.Command
 	for _, v := range []struct {

@@ -10,7 +10,7 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
-// machine is what list-machines prints of a machine.
+// machine is a machine in the output of list-machines.
 type machine struct {
 	Name        string `json:"name"`
 	Description string `json:"description"`

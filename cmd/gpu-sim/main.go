@@ -1,5 +1,5 @@
-// Command gpu-sim makes simulated GPU nodes and injects faults while they are in use. It is for tests, demonstrations,
-// and trying the product without a GPU; see package sim.
+// Command gpu-sim creates simulated GPU nodes and injects faults while they are in use. It serves tests,
+// demonstrations, and trials of gpu-cdi-plugin without a GPU. See package sim.
 package main
 
 import (

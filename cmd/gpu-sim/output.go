@@ -18,10 +18,10 @@ const (
 	table     format = "table"
 	asJSON    format = "json"
 	names     format = "name"
-	directory format = "directory" // the path of the node alone
+	directory format = "directory" // only the path of the node
 )
 
-// addFlag adds the flag --output to a verb, with the formats that it has; the first one is the default.
+// addFlag adds the flag --output with these formats to a verb. The first one is the default.
 func (f *format) addFlag(cmd *cobra.Command, formats ...format) {
 	*f = formats[0]
 	var known []string

@@ -13,7 +13,7 @@ import (
 	"gpu-cdi-plugin/internal/cli"
 )
 
-// meanings are the exit statuses in the help.
+// meanings are the meanings of the exit statuses in the help.
 var meanings = map[cli.Code]string{
 	cli.OK:          "done",
 	cli.Failure:     "an error; nothing was made or changed",
@@ -21,15 +21,15 @@ var meanings = map[cli.Code]string{
 	cli.Interrupted: "interrupted",
 }
 
-// app is what all verbs share.
+// app has what all verbs share.
 type app struct {
 	env            []string
 	stdin          io.Reader
 	stdout, stderr io.Writer
-	started        bool // a verb runs: from here on an error is not a usage error, unless the table says so
+	started        bool // a verb runs: from now on an error is not a usage error, unless the table says so
 }
 
-// run is the whole program. It returns the exit status.
+// run is main without the process. It returns the exit status.
 func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := &app{env: env, stdin: stdin, stdout: stdout, stderr: stderr}
 	root := a.rootCommand() //nolint:contextcheck // cobra passes the context to the verbs
@@ -97,7 +97,7 @@ it.`,
 	return cmd
 }
 
-// start runs before each verb. Cobra looks for missing flags only after it, so start does that itself.
+// start runs before each verb. Cobra checks for missing flags only later, so start does it.
 func (a *app) start(cmd *cobra.Command) error {
 	if err := cmd.ValidateRequiredFlags(); err != nil {
 		return err

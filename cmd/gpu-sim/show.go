@@ -11,7 +11,7 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
-// node is what show prints of a node.
+// node is a node in the output of show.
 type node struct {
 	Root          string       `json:"root"`
 	Machine       string       `json:"machine"`
