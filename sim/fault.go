@@ -9,13 +9,13 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// AnyGPU and AnyFunction make a fault apply to every GPU or every function.
+// AnyGPU and AnyFunction apply a fault to every GPU or every function.
 const (
 	AnyGPU      = -1
 	AnyFunction = "*"
 )
 
-// The limits of the library: the number of faults, and the longest latency.
+// Limits of the library: the number of faults, and the longest latency.
 const (
 	maxFaults  = 256
 	maxLatency = time.Minute
@@ -23,10 +23,10 @@ const (
 
 var functionPattern = regexp.MustCompile(`^nvml[A-Z][A-Za-z0-9]*(_v[0-9]+)?$`)
 
-// Lose makes a GPU fall off the bus: it is still counted, and every call on it returns NVML_ERROR_GPU_IS_LOST.
+// Lose makes a GPU fall off the bus: the driver still counts it, and every call on it returns NVML_ERROR_GPU_IS_LOST.
 func (n *Node) Lose(gpu int) error { return n.gpuFault(gpu, "lost") }
 
-// Remove removes a GPU from the enumeration, which changes the indices of those after it. Its files stay.
+// Remove removes a GPU from the enumeration, so that the indices of later GPUs change. Its files stay.
 func (n *Node) Remove(gpu int) error { return n.gpuFault(gpu, kindGone) }
 
 func (n *Node) gpuFault(gpu int, kind string) error {
@@ -74,7 +74,7 @@ func (n *Node) callFault(function string, gpu int, effect pair) error {
 	})
 }
 
-// addFault adds a fault and removes those that it replaces.
+// addFault adds a fault and removes the faults that it replaces.
 func (n *Node) addFault(f record, replaces func(record) bool) error {
 	return n.updateState(func(records []record) ([]record, error) { return replaceFault(records, f, replaces) })
 }
@@ -88,7 +88,7 @@ func replaceFault(records []record, f record, replaces func(record) bool) ([]rec
 	return append(records, f), nil
 }
 
-// SetLatency makes every call to the driver take that long, at most a minute; 0 clears the fault.
+// SetLatency makes every call to the driver take the given time, at most a minute; 0 clears the fault.
 func (n *Node) SetLatency(d time.Duration) error {
 	if d < 0 || d > maxLatency {
 		return invalid("latency %v: want 0 to %v", d, maxLatency)
@@ -102,8 +102,8 @@ func (n *Node) SetLatency(d time.Duration) error {
 	})
 }
 
-// Clear clears all faults and events, and restores the MIG devices and the kernel version that the node was made with.
-// GPUs that were unbound or unplugged come back as by Bind and Plug.
+// Clear clears all faults and events, and restores the node's original MIG devices and kernel version. GPUs that were
+// unbound or unplugged return as with Bind and Plug.
 func (n *Node) Clear() error {
 	var back map[int]string
 	err := n.updateState(func(records []record) (left []record, _ error) {
@@ -127,8 +127,7 @@ func (n *Node) Clear() error {
 	return nil
 }
 
-// ClearGPU clears the faults of one GPU, its changed values and its processes, and restores the MIG devices that it was
-// made with.
+// ClearGPU clears the faults, the changed values and the processes of a GPU, and restores its original MIG devices.
 func (n *Node) ClearGPU(gpu int) error {
 	if err := n.checkGPU(gpu); err != nil {
 		return err
@@ -151,7 +150,7 @@ func (n *Node) ClearGPU(gpu int) error {
 	return n.restoreFiles(&n.machine.GPUs[gpu], back)
 }
 
-// restoreFiles restores the files of a GPU that faults change. back is what it was until now, if it was detached.
+// restoreFiles restores the files of a GPU that faults change. If the GPU was detached, back is how.
 func (n *Node) restoreFiles(g *GPU, back string) error {
 	if back != "" {
 		if err := n.restore(g); err != nil {
@@ -171,7 +170,7 @@ func (n *Node) checkGPU(index int) error {
 	return nil
 }
 
-// Faults lists the changes since the node was made, as the lines of the state file.
+// Faults returns the changes since the node was created, as the lines of the state file.
 func (n *Node) Faults() ([]string, error) {
 	records, err := n.readState()
 	if err != nil {
@@ -184,9 +183,9 @@ func (n *Node) Faults() ([]string, error) {
 	return lines, nil
 }
 
-// Snapshot is what the product has to read from the node in its present state: the oracle for tests. GPUs that are gone
-// are left out. Lost GPUs and failing calls have no effect on it, since the product decides what it retains of such a
-// GPU.
+// Snapshot returns the snapshot that must be read from the node in its present state, as an oracle for tests. It does
+// not have GPUs that are gone. Lost GPUs and failing calls have no effect on it: what a program keeps of such a GPU is
+// for the test to decide.
 func (n *Node) Snapshot() (*gpu.Snapshot, error) {
 	records, err := n.readState()
 	if err != nil {

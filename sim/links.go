@@ -39,7 +39,7 @@ func pciePath(a, b *GPU) gpu.PCIePath {
 	}
 }
 
-// buildNVLinks makes the NVLinks to the switches, or between GPUs by the matrix.
+// buildNVLinks creates the NVLinks to the switches, or between the GPUs of the matrix.
 func (b *builder) buildNVLinks() {
 	f := b.file.NVLink
 	switch {
@@ -57,7 +57,7 @@ func (b *builder) buildNVLinks() {
 }
 
 // switchLinks distributes each GPU's links over the switches. If there are several groups of switches, as on a machine
-// of two boards, each serves the same number of consecutive GPUs.
+// with two boards, each group serves the same number of consecutive GPUs.
 func (b *builder) switchLinks(f *nvlinkFile) {
 	gpus := b.machine.GPUs
 	if f.PerGPU < 1 || f.PerGPU > maxNVLinks {
@@ -117,7 +117,7 @@ func (b *builder) directLinks(f *nvlinkFile) {
 	}
 }
 
-// checkMatrix reports whether the matrix is square, symmetric, free of links of a GPU to itself, and within limits.
+// checkMatrix reports whether the matrix is square, symmetric, within the limits, and without links of a GPU to itself.
 func (b *builder) checkMatrix(matrix [][]int) bool {
 	n := len(b.machine.GPUs)
 	if len(matrix) != n {

@@ -19,7 +19,7 @@ var machineFiles embed.FS
 // maxMachineFile is the maximum size of a machine file in bytes. The largest one in the package has 2 KB.
 const maxMachineFile = 1 << 20
 
-// Machines lists the names of the machines that come with the package, sorted.
+// Machines returns the names of the machines in the package, sorted.
 func Machines() []string {
 	var names []string
 	files, _ := fs.Glob(machineFiles, "machines/*.yaml") // the pattern is well-formed, so there is no error
@@ -30,8 +30,9 @@ func Machines() []string {
 	return names
 }
 
-// LoadMachine returns a machine by its name, one of Machines or "pcie-fabric-N", or from a machine file, whose path has
-// a slash or ends in ".yaml" or ".yml". Errors are ErrUnknownMachine, ErrMachineFile, and those of reading the file.
+// LoadMachine returns a machine by its name (one of Machines, or "pcie-fabric-N") or from a machine file, whose path
+// has a slash or ends in ".yaml" or ".yml". Errors are ErrUnknownMachine, ErrMachineFile, and those of reading the
+// file.
 func LoadMachine(nameOrFile string) (*Machine, error) {
 	ext := filepath.Ext(nameOrFile)
 	if !strings.Contains(nameOrFile, "/") && ext != ".yaml" && ext != ".yml" {
@@ -81,15 +82,15 @@ func readMachineFile(path string) (data []byte, err error) {
 }
 
 // A machine "pcie-fabric-N" is generated: N GPUs on the largest PCIe fabrics that allocators meet. Each socket is a
-// NUMA node with two host bridges; below each are two root ports, and below each of these a switch with two switches of
-// two GPUs. So every PCIe path occurs: PIX, PXB, PHB, NODE, and, with more than one socket, SYS.
+// NUMA node with two host bridges. Below each host bridge are two root ports, below each root port a switch, and below
+// that two switches with two GPUs each. So every PCIe path occurs: PIX, PXB, PHB, NODE, and, with several sockets, SYS.
 const (
 	fabricPrefix = "pcie-fabric-"
-	fabricSocket = 16 // GPUs of a socket
+	fabricSocket = 16 // GPUs per socket
 )
 
-// fabrics lists the names of the generated machines, from the smallest to the largest. Machines does not, since tests
-// run on each of those.
+// fabrics returns the names of the generated machines, from the smallest to the largest. Machines does not return them,
+// since tests run on each machine that it returns.
 func fabrics() []string {
 	var names []string
 	for n := fabricSocket; n <= maxGPUs; n += fabricSocket {

@@ -19,7 +19,7 @@ import (
 	"gpu-cdi-plugin/internal/yamlfile"
 )
 
-// machineFile is a machine on disk. sim/machines/dgx-h100.yaml explains the keys.
+// machineFile is the format of a machine file. sim/machines/dgx-h100.yaml explains the keys.
 type machineFile struct {
 	Description string               `yaml:"description"`
 	Driver      string               `yaml:"driver"`
@@ -68,7 +68,7 @@ type nvlinkFile struct {
 	Matrix   [][]int    `yaml:"matrix"`
 }
 
-// parseMachine reads a machine file. The error has every problem, with its line if known.
+// parseMachine parses a machine file. The error has all problems, with their lines where known.
 func parseMachine(name string, data []byte) (*Machine, error) {
 	if len(data) > maxMachineFile {
 		return nil, fmt.Errorf("larger than %d bytes", maxMachineFile)
@@ -146,7 +146,7 @@ func (b *builder) build() {
 	models := b.buildModels()
 	b.buildGPUs(models)
 	if len(b.problems) > 0 {
-		return // further checks would only repeat these
+		return // further checks would only repeat these problems
 	}
 	b.checkUnique()
 	b.buildPairs()
@@ -166,10 +166,10 @@ func (b *builder) checkCPUs() {
 	}
 }
 
-// maxGPUs is the number of GPUs that the library has room for.
+// maxGPUs is the largest number of GPUs in the library.
 const maxGPUs = 128
 
-// maxName is the longest product name in bytes: NVML_DEVICE_NAME_V2_BUFFER_SIZE less the final zero.
+// maxName is the length of the longest product name in bytes: NVML_DEVICE_NAME_V2_BUFFER_SIZE less the final zero.
 const maxName = 95
 
 // architectures maps names to NVML_DEVICE_ARCH_*, brands to NVML_BRAND_*.
@@ -240,7 +240,7 @@ func (b *builder) oneOf(path, value string, known []string) {
 	}
 }
 
-// pciID turns "10de:2330" as lspci writes it into 0x233010de as NVML does.
+// pciID converts "10de:2330", the format of lspci, to 0x233010de, the format of NVML.
 func (b *builder) pciID(path, s string) uint32 {
 	if !pciIDPattern.MatchString(s) {
 		b.addProblem(path, "%q is not a PCI id such as 10de:2330", s)
@@ -323,7 +323,7 @@ func (b *builder) upstream(path, s string) []string {
 	return parts
 }
 
-// checkUnique checks that no address or minor occurs twice.
+// checkUnique records a problem for each address or minor that occurs twice.
 func (b *builder) checkUnique() {
 	buses, minors := map[string]int{}, map[int]int{}
 	for i, g := range b.machine.GPUs {
@@ -359,7 +359,7 @@ func (b *builder) buildMIG() {
 	}
 }
 
-// uuid makes a UUID of version 8 (RFC 9562: vendor-specific) from a hash of the words.
+// uuid returns a UUID of version 8 (RFC 9562: vendor-specific) that is a hash of the words.
 func uuid(words ...string) string {
 	h := sha256.Sum256([]byte(strings.Join(words, "\x00")))
 	h[6] = h[6]&0x0f | 0x80
@@ -367,7 +367,7 @@ func uuid(words ...string) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", h[0:4], h[4:6], h[6:8], h[8:10], h[10:16])
 }
 
-// serial makes a 13-digit serial number from a hash of the words.
+// serial returns a 13-digit serial number that is a hash of the words.
 func serial(words ...string) string {
 	h := sha256.Sum256([]byte("serial\x00" + strings.Join(words, "\x00")))
 	n := uint64(h[0])<<32 | uint64(h[1])<<24 | uint64(h[2])<<16 | uint64(h[3])<<8 | uint64(h[4])

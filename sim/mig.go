@@ -11,7 +11,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// memorySlices is the number of slices into which MIG divides the memory of every model in migTables.
+// memorySlices is the number of memory slices of every model in migTables.
 const memorySlices = 8
 
 // migProfile is a GPU instance profile: a row of `nvidia-smi mig -lgip` and `-lgipp`.
@@ -82,8 +82,8 @@ type instance struct {
 	compute []int // slices of each compute instance, in order
 }
 
-// gi is the driver's id of the GPU instance. The ids number the nodes of a binary tree over the memory slices from the
-// root, as the examples in the MIG User Guide show.
+// gi returns the driver's id of the GPU instance. The ids number the nodes of a binary tree over the memory slices from
+// the root, as in the examples of the MIG User Guide.
 func (i *instance) gi() int { return memorySlices/i.size - 1 + i.start/i.size }
 
 func (i *instance) computeSlices() (sum int) {
@@ -93,10 +93,9 @@ func (i *instance) computeSlices() (sum int) {
 	return sum
 }
 
-// partition makes the MIG devices of a GPU from the names of profiles, in the order of their ids. A name is that of a
-// GPU instance profile ("3g.40gb") or of a compute instance profile ("1c.3g.40gb"), and may end in the memory slice
-// where the instance begins ("3g.40gb@4"). Compute instances share a GPU instance of the same profile while it has
-// room.
+// partition creates the MIG devices of a GPU from the names of profiles, in the order of their ids. A name is a GPU
+// instance profile ("3g.40gb") or a compute instance profile ("1c.3g.40gb"), optionally with the memory slice where the
+// instance begins ("3g.40gb@4"). Compute instances share a GPU instance of the same profile while it has room.
 func partition(g *GPU, names []string) ([]MIGDevice, error) {
 	table, ok := migTables[g.Model.MIG]
 	if !ok {
@@ -144,7 +143,7 @@ func parseProfiles(table []migProfile, names []string) ([]*instance, error) {
 	return list, errors.Join(errs...)
 }
 
-// parseProfile returns the GPU instance profile of a name, the compute slices, and the start or -1.
+// parseProfile returns the GPU instance profile in a name, the number of compute slices, and the start or -1.
 func parseProfile(table []migProfile, name string) (p *migProfile, compute, start int, err error) {
 	bare, at, placed := strings.Cut(name, "@")
 	start = -1
@@ -208,7 +207,8 @@ func placeInstances(list []*instance, i int) bool {
 	return false
 }
 
-// fits reports whether an instance fits beside those before it, and those after it whose names have a start.
+// fits reports whether an instance overlaps neither with those before it nor with those after it whose names have a
+// start.
 func fits(before, after []*instance, one *instance) bool {
 	same, compute := 1, one.slices
 	for _, other := range slices.Concat(before, after) {
@@ -226,8 +226,8 @@ func fits(before, after []*instance, one *instance) bool {
 	return same <= one.limit && compute < memorySlices
 }
 
-// device returns the MIG device of compute instance ci. Its UUID is derived from the GPU and the two ids, so the same
-// partitioning gives the same UUIDs, as with the real driver.
+// device returns the MIG device of compute instance ci. Its UUID is derived from the GPU and the two ids, so that the
+// same partitioning gives the same UUIDs, as with the real driver.
 func (i *instance) device(g *GPU, table []migProfile, index, ci int) MIGDevice {
 	n, name, sms := i.compute[ci], i.name, i.sms
 	if n < i.slices {
@@ -251,8 +251,8 @@ func (i *instance) device(g *GPU, table []migProfile, index, ci int) MIGDevice {
 	}
 }
 
-// The minors in /dev/nvidia-caps, which /proc/driver/nvidia-caps/mig-minors lists: config and monitor, then for each
-// GPU minor 15 GPU instances with 8 compute instances each.
+// Minor numbers in /dev/nvidia-caps, which /proc/driver/nvidia-caps/mig-minors lists: config and monitor, then 15 GPU
+// instances with 8 compute instances each for every GPU minor.
 const (
 	capConfig           = 1
 	capMonitor          = 2

@@ -15,7 +15,7 @@ import (
 	"gpu-cdi-plugin/internal/fileio"
 )
 
-// SetMIG turns a GPU's MIG mode on and replaces its instances by those of the profiles ("1g.10gb", "1c.3g.40gb",
+// SetMIG turns on a GPU's MIG mode and replaces its instances by instances of the profiles ("1g.10gb", "1c.3g.40gb",
 // "3g.40gb@4"), in the library, in /dev and in /proc. Without profiles the GPU has no usable device.
 func (n *Node) SetMIG(gpu int, profiles []string) error {
 	if err := n.checkGPU(gpu); err != nil {
@@ -57,7 +57,7 @@ func (n *Node) changeMIG(g *GPU) error {
 	return n.replaceMIGNodes(g)
 }
 
-// applyMIG applies the MIG mode and devices in the state to a GPU.
+// applyMIG applies the MIG mode and MIG devices in the state to a GPU.
 func applyMIG(g *GPU, records []record) error {
 	for _, r := range records {
 		if !isMIG(r, g.Index) {
@@ -80,7 +80,7 @@ func applyMIG(g *GPU, records []record) error {
 	return nil
 }
 
-// migDevice reads from a record of describeMIG what a snapshot needs.
+// migDevice reads what a snapshot needs from a record that describeMIG wrote.
 func migDevice(r record) (MIGDevice, error) {
 	var d MIGDevice
 	d.UUID, _ = r.get("uuid")
@@ -104,7 +104,7 @@ func migDevice(r record) (MIGDevice, error) {
 	return d, nil
 }
 
-// replaceMIGNodes replaces the GPU's nodes in /dev/nvidia-caps and files in /proc by those of its MIG devices.
+// replaceMIGNodes replaces the GPU's device files in /dev/nvidia-caps and its files in /proc to match its MIG devices.
 func (n *Node) replaceMIGNodes(g *GPU) error {
 	want := migNodes(g)
 	if err := n.removeStaleMIG(g, want); err != nil {
@@ -121,7 +121,7 @@ func (n *Node) replaceMIGNodes(g *GPU) error {
 	return nil
 }
 
-// removeStaleMIG removes a GPU's nodes in /dev/nvidia-caps and files in /proc that are not in want.
+// removeStaleMIG removes the GPU's device files in /dev/nvidia-caps and its files in /proc that are not in want.
 func (n *Node) removeStaleMIG(g *GPU, want plan) error {
 	caps := filepath.Join(n.root, "dev/nvidia-caps")
 	nodes, err := os.ReadDir(caps)
@@ -169,7 +169,7 @@ func (n *Node) removeStaleInstances(dir string, want plan) error {
 	return err
 }
 
-// SetKernelVersion changes the version of the loaded kernel module, as after an upgrade without a reboot.
+// SetKernelVersion changes the version of the loaded kernel module, like an upgrade without a reboot.
 func (n *Node) SetKernelVersion(version string) error {
 	if !driverPattern.MatchString(version) {
 		return invalid("driver version %q: want a version such as %s", version, DefaultDriver)

@@ -17,7 +17,7 @@ const (
 	mpsClientPath   = ownDir + "/" + builtMPSClient
 )
 
-// Node is a simulated node on disk. Its methods may be used by several processes at once.
+// Node is a simulated node on disk. Several processes can use it at once.
 type Node struct {
 	root    string
 	libDir  string
@@ -71,28 +71,28 @@ func (n *Node) read() error {
 	return err
 }
 
-// Root is the absolute path of the node's root directory.
+// Root returns the absolute path of the node's root directory.
 func (n *Node) Root() string { return n.root }
 
-// Machine is the machine that the node was made from, without faults and MIG changes.
+// Machine returns the machine that the node was created from, without faults and MIG changes.
 func (n *Node) Machine() *Machine { return n.machine }
 
-// Driver is the version of the installed driver.
+// Driver returns the version of the installed driver.
 func (n *Node) Driver() string { return n.driver }
 
-// LibDir is the directory of the libraries, relative to Root.
+// LibDir returns the directory of the libraries, relative to Root.
 func (n *Node) LibDir() string { return n.libDir }
 
-// Library is the path of libnvidia-ml.so.1.
+// Library returns the path of libnvidia-ml.so.1.
 func (n *Node) Library() string { return filepath.Join(n.root, n.libDir, "libnvidia-ml.so.1") }
 
-// MPSControl is the path of nvidia-cuda-mps-control. It finds nvidia-cuda-mps-server by PATH, which finds the library
-// by LD_LIBRARY_PATH.
+// MPSControl returns the path of nvidia-cuda-mps-control. It finds nvidia-cuda-mps-server in PATH, which finds the
+// library in LD_LIBRARY_PATH.
 func (n *Node) MPSControl() string { return filepath.Join(n.root, n.binDir, builtMPSControl) }
 
-// MPSClient is the path of a program that uses MPS as a CUDA program does. It does not belong to the driver, so a
-// container needs a copy.
+// MPSClient returns the path of a program that uses MPS like a CUDA program. The program does not belong to the driver,
+// so a container needs a copy.
 func (n *Node) MPSClient() string { return filepath.Join(n.root, mpsClientPath) }
 
-// SMI is the path of nvidia-smi. LD_LIBRARY_PATH must have the directory of Library.
+// SMI returns the path of nvidia-smi. LD_LIBRARY_PATH must contain the directory of Library.
 func (n *Node) SMI() string { return filepath.Join(n.root, n.binDir, builtSMI) }

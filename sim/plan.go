@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entry is a file to make: a regular file, directory, symlink, device node or socket, by the type bits of mode.
+// entry is a file to create: a regular file, directory, symlink, device node or socket, by the type bits of mode.
 type entry struct {
 	mode         fs.FileMode
 	data         []byte // of a regular file
@@ -24,7 +24,7 @@ type entry struct {
 	gid          int
 }
 
-// plan has the files to make, by paths relative to a root. The directories above them are made too.
+// plan has the files to create, by path relative to a root. Missing directories above them are created too.
 type plan map[string]entry
 
 func (p plan) file(path, text string) { p[path] = entry{mode: 0o644, data: []byte(text)} }
@@ -43,10 +43,10 @@ func (p plan) node(path string, major, minor uint32, mode fs.FileMode) {
 	p[path] = entry{mode: fs.ModeDevice | fs.ModeCharDevice | mode, major: major, minor: minor}
 }
 
-// writer makes plans on disk.
+// writer creates the files of plans.
 type writer struct {
 	root string
-	// plainNodes makes regular files instead of device nodes.
+	// plainNodes creates regular files instead of device nodes.
 	plainNodes bool
 	made       map[string]bool // directories
 }
@@ -73,7 +73,7 @@ func (w *writer) writeEntry(rel string, e entry) error {
 	case fs.ModeSymlink:
 		return os.Symlink(e.target, full)
 	case fs.ModeSocket:
-		// The same file as bind makes, without the limit on the length of a socket's path.
+		// This creates the same file as bind, without the limit on the length of a socket's path.
 		if err := unix.Mknod(full, unix.S_IFSOCK|perm, 0); err != nil {
 			return err
 		}
@@ -112,8 +112,8 @@ func (w *writer) node(full string, e entry) error {
 	return os.Chmod(full, e.mode.Perm()) // whatever the umask
 }
 
-// writeFile makes a new file, whose mode does not depend on the umask. No process is started while the file is open: it
-// would have it open too until it runs its own program, and the kernel runs no program that a process can write to.
+// writeFile creates a file whose mode does not depend on the umask. No process is started while the file is open: it
+// would inherit the open file until it runs its own program, and the kernel runs no program that is open for writing.
 func writeFile(full string, data []byte, perm fs.FileMode) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -125,7 +125,7 @@ func writeFile(full string, data []byte, perm fs.FileMode) error {
 	return errors.Join(err, f.Chmod(perm), f.Close())
 }
 
-// libArch is the name of an architecture in Debian's library directories and in file names.
+// libArch returns an architecture's name in Debian's library directories and in file names.
 func libArch(goarch string) string {
 	if goarch == "arm64" {
 		return "aarch64"
@@ -133,7 +133,7 @@ func libArch(goarch string) string {
 	return "x86_64"
 }
 
-// isPlainPath reports whether a path is relative and clean, without ".." and white space.
+// isPlainPath reports whether a path is relative, clean, and without ".." or white space.
 func isPlainPath(rel string) bool {
 	return filepath.IsLocal(rel) && path.Clean(rel) == rel && rel != "." && !strings.ContainsAny(rel, "\x00 \n")
 }

@@ -16,14 +16,14 @@ import (
 	"gpu-cdi-plugin/internal/fileio"
 )
 
-// The kinds of faults of a GPU that is not there for the driver.
+// Kinds of faults of a GPU that the driver does not see.
 const (
 	kindGone      = "gone"
 	kindUnbound   = "unbound"
 	kindUnplugged = "unplugged"
 )
 
-// Unbind unbinds the driver from a GPU: it is enumerated no more, and sysfs shows it without a driver.
+// Unbind unbinds the driver from a GPU: the driver no longer enumerates it, and sysfs shows it without a driver.
 func (n *Node) Unbind(gpu int) error { return n.detach(gpu, kindUnbound) }
 
 // Bind undoes Unbind.
@@ -35,14 +35,14 @@ func (n *Node) Unplug(gpu int) error { return n.detach(gpu, kindUnplugged) }
 // Plug undoes Unplug.
 func (n *Node) Plug(gpu int) error { return n.attach(gpu, kindUnplugged) }
 
-// unbindWait is how long unbinding a GPU waits for programs that have it open, and unbindPoll how often it checks. The
-// real driver waits for ever, and checks as often.
+// unbindWait is how long unbinding waits for programs that have the GPU open, unbindPoll how often it checks. The real
+// driver waits for ever and checks as often.
 const (
 	unbindWait = 10 * time.Second
 	unbindPoll = 500 * time.Millisecond
 )
 
-// detach changes the state, with a system event, waits until no program has the GPU open, then changes the files.
+// detach changes the state, reports a system event, waits until no program has the GPU open, then changes the files.
 func (n *Node) detach(gpu int, kind string) error {
 	if err := n.checkGPU(gpu); err != nil {
 		return err
@@ -59,7 +59,7 @@ func (n *Node) detach(gpu int, kind string) error {
 	if err != nil {
 		return err
 	}
-	link := filepath.Join(n.root, g.sysDir(), "driver") // which the kernel removes before the driver waits
+	link := filepath.Join(n.root, g.sysDir(), "driver") // the kernel removes it before the driver waits
 	if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("unbind GPU %d: %w", gpu, err)
 	}
@@ -111,7 +111,7 @@ func (n *Node) attach(gpu int, kind string) error {
 	return n.makeResetFile(g, resetResults[values["reset-result"]%uint64(len(resetResults))])
 }
 
-// restore makes the files of a GPU that was unbound or unplugged.
+// restore restores the files of a GPU that was unbound or unplugged.
 func (n *Node) restore(g *GPU) error {
 	if err := n.addFiles(g); err != nil {
 		return fmt.Errorf("add the files of GPU %d: %w", g.Index, err)
@@ -123,7 +123,7 @@ func systemEvent(gpu int, t EventType) record {
 	return newRecord("event", "gpu", gpu, "type", uint64(t), "system", 1)
 }
 
-// isKind reports whether a record says that a GPU is lost or not there.
+// isKind reports whether a record says that a GPU is lost, removed or detached.
 func isKind(r record, gpu int) bool {
 	_, ok := r.get("kind")
 	return ok && r.name == "fault" && r.has("gpu", gpu)
@@ -139,7 +139,7 @@ func kindOf(records []record, gpu int) string {
 	return ""
 }
 
-// detached returns the GPUs that are unbound or unplugged, with what they are.
+// detached returns the unbound and unplugged GPUs with the kind of their fault.
 func detached(records []record) map[int]string {
 	found := map[int]string{}
 	for _, r := range records {
@@ -151,10 +151,10 @@ func detached(records []record) map[int]string {
 	return found
 }
 
-// sysDir is the directory of the GPU's PCI device, relative to the node's root.
+// sysDir returns the directory of the GPU's PCI device, relative to the node's root.
 func (g *GPU) sysDir() string { return path.Join("sys/devices", path.Join(g.Upstream...), g.Bus) }
 
-// gpuFiles are the files of a GPU: those of its PCI device, and those that its driver makes.
+// gpuFiles returns the files of a GPU's PCI device and the files that its driver creates.
 func (n *Node) gpuFiles(g *GPU) (device, driver plan) {
 	device, driver = plan{}, plan{}
 	all := sysFiles(n.machine)
@@ -214,7 +214,7 @@ func (n *Node) addFiles(g *GPU) error {
 	return n.writeUevent(g, true)
 }
 
-// writeUevent replaces the uevent file of the PCI device, which names the driver while it is bound.
+// writeUevent replaces the uevent file of the PCI device. The file names the driver while it is bound.
 func (n *Node) writeUevent(g *GPU, bound bool) error {
 	device, _ := n.gpuFiles(g)
 	file := g.sysDir() + "/uevent"

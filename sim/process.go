@@ -13,7 +13,7 @@ import (
 // maxProcesses is how many processes the library reads.
 const maxProcesses = 256
 
-// ProcessType says in which of the driver's lists a process is.
+// ProcessType is the driver's list that contains a process.
 type ProcessType string
 
 // The driver's lists of processes.
@@ -23,16 +23,16 @@ const (
 	MPSProcess      ProcessType = "mps"
 )
 
-// Process is a process that uses a GPU. It exists: the driver lists it until it ends.
+// Process is a running process that uses a GPU. The driver lists it until it ends.
 type Process struct {
 	PID         int
 	Type        ProcessType
 	MemoryBytes uint64
-	// Instance is the MIG device that it uses, or nil.
+	// Instance is the MIG device that the process uses, or nil.
 	Instance *Instance
 }
 
-// AddProcess puts a running process on a GPU, instead of what it had there.
+// AddProcess makes a running process use a GPU. It replaces the process's earlier use of it.
 func (n *Node) AddProcess(gpu int, p Process) error {
 	if err := n.checkGPU(gpu); err != nil {
 		return err
@@ -69,7 +69,7 @@ func (n *Node) AddProcess(gpu int, p Process) error {
 	})
 }
 
-// RemoveProcess removes a process from a GPU, as if it had closed it.
+// RemoveProcess ends a process's use of a GPU, as if it had closed the device.
 func (n *Node) RemoveProcess(gpu, pid int) error {
 	if err := n.checkGPU(gpu); err != nil {
 		return err
@@ -89,8 +89,8 @@ func withoutProcess(records []record, gpu, pid int) []record {
 	})
 }
 
-// startTime returns when a process was started, field 22 of its stat file, so that another with its pid is not taken
-// for it.
+// startTime returns the start time of a process, field 22 of its stat file. It distinguishes the process from a later
+// one with the same PID.
 func startTime(pid int) (uint64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, fs.ErrNotExist) {

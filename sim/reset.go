@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ResetResult says how resets of a GPU by nvidia-smi end.
+// ResetResult is the result of resets of a GPU by nvidia-smi.
 type ResetResult string
 
 // The results of resets, in the order of the library's numbers.
@@ -36,18 +36,18 @@ func ResetResults() []string {
 	return names
 }
 
-// ResetFault is how resets of a GPU end, until Clear.
+// ResetFault is the result of resets of a GPU until Clear.
 type ResetFault struct {
 	Result ResetResult
-	// Tries is after how many resets they work again; 0 is never.
+	// Tries is the number of resets after which resets work again; 0 means never.
 	Tries int
-	// Delay is how long a reset takes that works, at most an hour.
+	// Delay is how long a successful reset takes, at most an hour.
 	Delay time.Duration
 }
 
-// SetReset sets how resets of a GPU end. The PCI device's reset file in sysfs cannot do all that nvidia-smi can: it is
-// missing if resets are not supported, an open for writing blocks if they hang, and else a write resets the GPU. For
-// writes that block for a time or fail there is ServePCIReset.
+// SetReset sets the result of resets of a GPU. The PCI device's reset file in sysfs cannot imitate all results: it is
+// missing if resets are not supported, opening it for writing blocks if resets hang, and otherwise a write resets the
+// GPU. ServePCIReset makes writes block for a time or fail.
 func (n *Node) SetReset(gpu int, f ResetFault) error {
 	if err := n.checkGPU(gpu); err != nil {
 		return err

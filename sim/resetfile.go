@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PCIReset is how a write to the reset file of a GPU's PCI device ends.
+// PCIReset is the result of a write to the reset file of a GPU's PCI device.
 type PCIReset struct {
 	// Delay is how long the write blocks.
 	Delay time.Duration
@@ -23,8 +23,9 @@ type PCIReset struct {
 // resetPoll is how often a wait for the writer checks whether the context has ended.
 const resetPoll = 20 * time.Millisecond
 
-// ServePCIReset is the kernel for one reset of a GPU: it waits for a program that opens the reset file, keeps its write
-// waiting, and ends it. Until it returns the file is a FIFO, afterwards it works as before. It ends with the context.
+// ServePCIReset acts as the kernel for one reset of a GPU: it waits until a program opens the reset file, delays its
+// write, and then completes or fails it. The file is a FIFO until ServePCIReset returns, then it is as before. It ends
+// when ctx ends.
 func (n *Node) ServePCIReset(ctx context.Context, gpu int, r PCIReset) (err error) {
 	if err := n.checkGPU(gpu); err != nil {
 		return err
@@ -41,7 +42,7 @@ func (n *Node) servePCIReset(ctx context.Context, path string, r PCIReset) (err 
 	if err := unix.Mkfifo(next, 0o200); err != nil {
 		return fmt.Errorf("make the FIFO %s: %w", next, err)
 	}
-	defer os.Remove(next) // after an error; otherwise it was renamed
+	defer os.Remove(next) // fails once next was renamed
 	pipe, err := openFullPipe(next)
 	if err != nil {
 		return fmt.Errorf("open the FIFO %s: %w", next, err)
@@ -52,7 +53,7 @@ func (n *Node) servePCIReset(ctx context.Context, path string, r PCIReset) (err 
 		return fmt.Errorf("watch the FIFO %s: %w", next, err)
 	}
 	defer func() { err = errors.Join(err, unix.Close(watch)) }()
-	if err := os.Rename(next, path); err != nil { // only now can a program open it
+	if err := os.Rename(next, path); err != nil { // programs can open it from now on
 		return err
 	}
 	if err := waitForOpen(ctx, watch); err != nil {
@@ -66,7 +67,7 @@ func (n *Node) servePCIReset(ctx context.Context, path string, r PCIReset) (err 
 	if r.Refuse {
 		return nil // the write fails without a reader
 	}
-	// The library resets the GPU when it finds this file, which must be before the write returns.
+	// The library resets the GPU when it finds this file, which must happen before the write returns.
 	if err := os.WriteFile(next, []byte("1\n"), 0o200); err != nil {
 		return err
 	}
@@ -76,7 +77,7 @@ func (n *Node) servePCIReset(ctx context.Context, path string, r PCIReset) (err 
 	return drain(ctx, pipe)
 }
 
-// openFullPipe opens a FIFO that has no room, so that a write blocks until a program reads.
+// openFullPipe opens a full FIFO, so that a write blocks until a program reads.
 func openFullPipe(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -15,14 +15,14 @@ import (
 	"gpu-cdi-plugin/internal/fileio"
 )
 
-// updateState replaces the records of the state file by those that edit returns. It holds a lock, so that no change by
-// another process is lost. Readers see the old state or the new one.
+// updateState replaces the records of the state file by the result of edit. A lock prevents changes by other processes
+// from being lost. Readers see either the old or the new state.
 func (n *Node) updateState(edit func([]record) ([]record, error)) (err error) {
 	lock, err := os.OpenFile(filepath.Join(n.root, ownDir, "lock"), os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
 		return fmt.Errorf("lock the node's state: %w", err)
 	}
-	defer func() { err = errors.Join(err, lock.Close()) }() // which releases it
+	defer func() { err = errors.Join(err, lock.Close()) }() // closing releases the lock
 	if err := flock(lock); err != nil {
 		return fmt.Errorf("lock the node's state: %w", err)
 	}
@@ -74,10 +74,10 @@ func isMIG(r record, index int) bool {
 	return false
 }
 
-// The description of a machine and the state of a node have one format, which the C library reads too: each line is a
-// record, a name and key=value pairs, with percent-encoded values.
+// The description of a machine and the state of a node have the same format, which the C library also reads: each line
+// is a record of a name and key=value pairs with percent-encoded values.
 
-// record is one line. The order of its pairs is preserved, so that the text is deterministic.
+// record is one line. The order of its pairs is kept, so that the text is deterministic.
 type record struct {
 	name  string
 	pairs []pair
@@ -115,13 +115,13 @@ func (r record) get(key string) (string, bool) {
 	return "", false
 }
 
-// has reports whether the record's key has that value.
+// has reports whether a key of the record has that value.
 func (r record) has(key string, value any) bool {
 	got, ok := r.get(key)
 	return ok && got == fmt.Sprint(value)
 }
 
-// number returns the value of a key as an integer.
+// number returns a key's value as an integer.
 func (r record) number(key string) (int, error) {
 	value, ok := r.get(key)
 	if !ok {
@@ -155,7 +155,7 @@ func formatRecords(records []record) []byte {
 	return []byte(b.String())
 }
 
-// parseRecords reads the output of formatRecords. It skips empty lines.
+// parseRecords parses the output of formatRecords. It skips empty lines.
 func parseRecords(text []byte) ([]record, error) {
 	records := []record{}
 	line := 0

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// pciDevice is a device on the PCI bus as sysfs shows it.
+// pciDevice is a device on the PCI bus as in sysfs.
 type pciDevice struct {
 	bus           string
 	id, subsystem uint32 // device in the upper, vendor in the lower 16 bits
@@ -91,7 +91,7 @@ func (p plan) addPCI(dir string, d pciDevice) {
 	p.link("sys/bus/pci/devices/"+d.bus, relative("sys/bus/pci/devices", dir))
 }
 
-// config returns the PCI configuration space with the device's identity (PCI Local Bus Specification 3.0, section 6.1).
+// config returns the PCI configuration space with the device's ids (PCI Local Bus Specification 3.0, section 6.1).
 func (d *pciDevice) config() []byte {
 	c := make([]byte, 256)
 	binary.LittleEndian.PutUint16(c[0x00:], uint16(d.id))
@@ -102,7 +102,7 @@ func (d *pciDevice) config() []byte {
 	return c
 }
 
-// switchID is the PCI id of the NVSwitches for the machine's GPUs, from the PCI ID repository.
+// switchID returns the PCI id of the NVSwitches for the machine's GPUs, from the PCI ID repository.
 func switchID(m *Machine) uint32 {
 	switch m.GPUs[0].Architecture {
 	case "volta":
@@ -116,7 +116,7 @@ func switchID(m *Machine) uint32 {
 	}
 }
 
-// relative returns the target of a symlink in dir to a path. Both are relative to the root.
+// relative returns the target of a symlink in dir that leads to a path. Both are relative to the root.
 func relative(dir, to string) string {
 	return strings.Repeat("../", strings.Count(dir, "/")+1) + to
 }

@@ -11,14 +11,14 @@ import (
 	"sync"
 )
 
-// Value is something of a GPU that can be changed: its health or a setting.
+// Value is a property of a GPU that can be changed: its health or a setting.
 type Value struct {
 	Name    string
 	Meaning string
 	max     uint64
 }
 
-// Default is the text of a value that is not changed.
+// Default is the text that resets a value.
 const Default = "default"
 
 // The values whose changes the driver reports as events.
@@ -28,16 +28,16 @@ const (
 	eccUncorrected    = "ecc-uncorrected"
 	accountingMode    = "accounting-mode"
 	linksDown         = "links-down"
-	resetValuesPrefix = "reset-" // they have a function of their own
+	resetValuesPrefix = "reset-" // they have functions of their own
 )
 
 var valueDefinition = regexp.MustCompile(`(?s)VALUE\(\w+, "([^"]+)", \w+, (\w+),\s+"([^"]*)"\)`)
 
-// allValues reads the values from the library's header, which is their only list.
+// allValues reads the values from the library's header, the only list of them.
 var allValues = sync.OnceValue(func() []Value {
 	text, err := librarySources.ReadFile("lib/values.h")
 	if err != nil {
-		panic(err) // embedded
+		panic(err) // cannot fail: the header is embedded
 	}
 	limits := map[string]uint64{"UINT32_MAX": math.MaxUint32, "UINT64_MAX": math.MaxUint64}
 	var values []Value
@@ -53,14 +53,14 @@ var allValues = sync.OnceValue(func() []Value {
 	return values
 })
 
-// Values lists what Node.Set changes.
+// Values returns the values that Node.Set can change.
 func Values() []Value {
 	return slices.DeleteFunc(slices.Clone(allValues()), func(v Value) bool {
 		return strings.HasPrefix(v.Name, resetValuesPrefix)
 	})
 }
 
-// valueNames are the names that stand for numbers.
+// valueNames are names for numbers, by value.
 var valueNames = map[string]map[string]uint64{
 	recoveryAction: {"none": 0, "reset": 1, "reboot": 2, "drain-p2p": 3, "drain-and-reset": 4},
 	"fabric-state": {"not-supported": 0, "not-started": 1, "in-progress": 2, "completed": 3},
@@ -71,8 +71,8 @@ var valueNames = map[string]map[string]uint64{
 	linksDown:      {"none": 0},
 }
 
-// Set changes values of a GPU, as Values lists them; a number, a name that stands for one, or Default. The driver
-// reports a new recovery action and more ECC errors as events.
+// Set changes values of a GPU. Values lists their names; a text is a number, a name for one, or Default. The driver
+// reports a new recovery action and new ECC errors as events.
 func (n *Node) Set(gpu int, values map[string]string) error { return n.set(gpu, values, true) }
 
 // SetSilently is Set without events.
@@ -119,7 +119,7 @@ func valueList() []string {
 	return names
 }
 
-// Values returns the changed values of a GPU, by gpu-sim or by functions of the library.
+// Values returns the values of a GPU that gpu-sim or functions of the library have changed.
 func (n *Node) Values(gpu int) (map[string]uint64, error) {
 	if err := n.checkGPU(gpu); err != nil {
 		return nil, err
@@ -146,7 +146,7 @@ func valuesOf(records []record, gpu int) map[string]uint64 {
 	return values
 }
 
-// setValues replaces values of a GPU. Each has a record of its own, as the library's functions make them.
+// setValues replaces values of a GPU. Each has its own record, like those that the library's functions write.
 func setValues(records []record, gpu int, numbers map[string]*uint64) []record {
 	for _, name := range slices.Sorted(maps.Keys(numbers)) {
 		records = without(records, func(r record) bool {
@@ -248,7 +248,7 @@ func ParseMemory(text string) (uint64, error) {
 	return number * unit, nil
 }
 
-// checkFeature reports a value that GPUs of the model do not have.
+// checkFeature returns an error if GPUs of the model do not have the value.
 func checkFeature(g *GPU, name string) error {
 	ampere := architectures[g.Architecture] >= architectures["ampere"]
 	dataCenter := !regexp.MustCompile(`GeForce|RTX|Quadro`).MatchString(g.Name)

@@ -9,7 +9,7 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// Option changes how a node is made.
+// Option is an option of a node.
 type Option func(*sim.Options)
 
 // Driver sets the driver's version.
@@ -18,13 +18,13 @@ func Driver(version string) Option { return func(o *sim.Options) { o.Driver = ve
 // LibDir sets the directory of the libraries, relative to the node's root.
 func LibDir(dir string) Option { return func(o *sim.Options) { o.LibDir = dir } }
 
-// Extras adds devices besides GPUs, by the names that sim.Extras lists.
+// Extras adds devices besides GPUs, by the names that sim.Extras returns.
 func Extras(names ...string) Option { return func(o *sim.Options) { o.Extras = names } }
 
-// PlainNodes makes regular files instead of device nodes. Without it the test needs root.
+// PlainNodes creates regular files instead of device nodes. Without it the test needs root.
 func PlainNodes() Option { return func(o *sim.Options) { o.PlainNodes = true } }
 
-// Node makes a node in the test's temporary directory. Without PlainNodes it needs root.
+// Node creates a node in the test's temporary directory. Without PlainNodes the test needs root.
 func Node(t testing.TB, machine string, options ...Option) *sim.Node {
 	t.Helper()
 	var opts sim.Options

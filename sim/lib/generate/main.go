@@ -1,11 +1,10 @@
-// Command generate writes stub_names.h: one line for every function of NVML that the sources beside it do not define.
-// The list comes from the nvml.h in the go-nvml module that go.mod pins, so the simulated library exports every
-// function that go-nvml may look up. Run it in the repository, after a change of that pin or of the functions that are
-// simulated:
+// Command generate writes stub_names.h: one line for each NVML function that the sources beside it do not define. The
+// list comes from the nvml.h in the go-nvml module that go.mod pins, so that the simulated library exports every
+// function that go-nvml may look up. Run it in the repository after changing that pin or the simulated functions:
 //
 //	go run ./sim/lib/generate
 //
-// With -check it writes nothing and fails if the file would change.
+// With -check it writes nothing, and fails if the file would change.
 package main
 
 //go:generate go run . -lib ..
@@ -76,7 +75,7 @@ type prototype struct {
 
 var declaration = regexp.MustCompile(`(?m)^(?:DEPRECATED\([\d.]+\) )?nvmlReturn_t +DECLDIR +(nvml\w+) *\(([^;]*)\);`)
 
-// prototypes returns the header's functions in its order, without nvmlErrorString, which returns a string.
+// prototypes returns the functions in the header, in its order. It omits nvmlErrorString, which returns a string.
 func prototypes(header string) []prototype {
 	var all []prototype
 	for _, m := range declaration.FindAllStringSubmatch(header, -1) {
@@ -85,7 +84,7 @@ func prototypes(header string) []prototype {
 	return all
 }
 
-// definition matches a definition in full, or by the macro for a family of functions.
+// definition matches a definition, written in full or with the macro for a family of functions.
 var definition = regexp.MustCompile(`(?m)^(?:NVML_API nvmlReturn_t |PROCESS_LIST\()(nvml\w+)[(,]`)
 
 func definedFunctions(lib string) (map[string]bool, error) {
