@@ -7,7 +7,7 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// NewCheckpoint returns a kubelet checkpoint with these placements and, by resource, the IDs of the healthy devices.
+// NewCheckpoint returns the kubelet's checkpoint of placements and of the healthy device IDs by resource.
 func NewCheckpoint(placements []model.Placement, registered map[string][]string) *kubelet.Checkpoint {
 	c := &kubelet.Checkpoint{RegisteredDevices: make(map[string][]string, len(registered))}
 	for name, ids := range registered {
@@ -37,9 +37,9 @@ func byNode(a model.Allocation) map[int64][]string {
 	return nodes
 }
 
-// PlacementsOf returns the pods of a kubelet's checkpoint, in the order of their first entries. A pod has only its UID
-// and the containers with devices, whose limits are the numbers of their devices. If a container has two entries for a
-// resource, the last one counts, as in the kubelet.
+// PlacementsOf returns the entries of a kubelet's checkpoint by pod, in the order of the first entry of each. Of a pod
+// only the UID and the containers that have devices are known, with the numbers of their devices as limits. Of two
+// entries for the same container and resource the last one counts, as for the kubelet.
 func PlacementsOf(c *kubelet.Checkpoint) []model.Placement {
 	var placements []model.Placement
 	pods := map[string]int{} // indices of placements by UID
@@ -78,7 +78,7 @@ func allocationOf(e kubelet.Entry) model.Allocation {
 	return a
 }
 
-// addAllocation adds an allocation, and its container, to a placement.
+// addAllocation adds an allocation to a placement, with its container.
 func addAllocation(p *model.Placement, a model.Allocation) {
 	i := slices.IndexFunc(p.Allocations, func(other model.Allocation) bool {
 		return other.Container == a.Container && other.Resource == a.Resource

@@ -9,8 +9,8 @@ import (
 	"gpu-cdi-plugin/manager/state"
 )
 
-// Withheld returns why devices are withheld, or nil if none are. Withheld devices are not given to pods before Free. The
-// result does not have the freed devices.
+// Withheld returns why devices are withheld, or nil if none are. Withheld devices are not given to pods before Free.
+// The result does not have the freed devices.
 func (m *Manager) Withheld() *state.Loss {
 	m.mu.Lock()
 	defer m.mu.Unlock()

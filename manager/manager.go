@@ -1,9 +1,9 @@
-// Package manager does the work of the kubelet's device manager on a host without a kubelet: plugins register with it,
-// pods are admitted with devices, and their containers get run options. It joins the packages below it: endpoint calls
-// the plugins, admission chooses the devices, state stores the placements.
+// Package manager is the kubelet's device manager without the kubelet: plugins register with it, pods are admitted with
+// devices, and their containers get run options. It joins the packages below it: endpoint speaks to the plugins,
+// admission chooses the devices, state keeps the placements.
 //
-// A pod holds its devices from Admit to Release, across restarts of the manager, its plugins and its containers. One
-// pod at a time holds a device. Each change is durable when its method returns.
+// A pod holds its devices from Admit to Release, over restarts of the manager, its plugins and its containers. A device
+// is held by one pod at a time. Each change is durable when its method returns.
 package manager
 
 import (
@@ -21,23 +21,26 @@ import (
 	"gpu-cdi-plugin/manager/state"
 )
 
-// Options are the options of a manager. Dir and StateFile are required.
+// Options are the options of a manager. Dir and StateFile are needed, the other fields have defaults.
 type Options struct {
-	// Dir is the absolute path of the directory of kubelet.sock and of the plugins' sockets.
+	// Dir is the directory of the registration socket kubelet.sock and of the plugins' sockets, an absolute path.
 	Dir string
-	// RegistryDir is the plugin watcher's directory (plugins_registry). Empty disables the plugin watcher.
+	// RegistryDir is the directory of the plugin watcher (plugins_registry). Empty means that there is none.
 	RegistryDir string
-	// StateFile is the path of the file with the placements. Its directory must exist.
+	// StateFile is the file of the placements. Its directory must exist.
 	StateFile string
-	// Topology has the policy of the Topology Manager and the machine's NUMA nodes. The default policy is none.
+	// EarlierFiles are where earlier versions kept the placements. If one exists and StateFile does not, all devices are
+	// withheld.
+	EarlierFiles []string
+	// Topology is the policy of the Topology Manager, and the machine's NUMA nodes. The default policy is none.
 	Topology admission.Topology
-	// Seed makes the choice of devices random but repeatable. Without it, devices are taken in the order of their IDs.
+	// Seed makes the choice of devices random, and repeatable. Without it, devices are taken in the order of their IDs.
 	Seed *uint64
-	// Deadlines limit how long plugins may take.
+	// Deadlines are how long plugins may take.
 	Deadlines endpoint.Deadlines
-	// Observer is notified of what plugins do; optional.
+	// Observer is notified of what happens; nil is none.
 	Observer Observer
-	// Log receives what an administrator should know. The default is slog.Default.
+	// Log gets what an administrator should know. The default is slog.Default.
 	Log *slog.Logger
 }
 
@@ -46,29 +49,29 @@ type Manager struct {
 	o         Options
 	store     *state.Store
 	registry  *endpoint.Registry
-	clearing  chan struct{}   // the lock of changes to loss
-	recording sync.Mutex      // the lock of changes to the names of the resources
-	running   context.Context // ends when nothing can be changed any more; has the cause
+	clearing  chan struct{}   // the lock of changes of loss
+	recording sync.Mutex      // of the names of the resources
+	running   context.Context // until nothing can be changed any more, with the cause
 	stop      context.CancelCauseFunc
 
-	mu       sync.Mutex       // is never held during a call to a plugin or a write of the state
+	mu       sync.Mutex       // is held for short: never during a call to a plugin, and never while the state is written
 	pools    map[string]*pool // by resource
 	pods     map[string]placed
-	admitted uint64                   // the number of pods placed so far
-	busy     map[string]chan struct{} // the pods that a call is changing; closed when it returns
+	admitted uint64                   // the number of pods that were placed so far
+	busy     map[string]chan struct{} // the pods that a call changes; closed when it returns
 	loss     *state.Loss
 	random   *rand.Rand
 	watchers map[chan Event]func() bool
 }
 
-// pool has the devices of a resource and the pods that hold them.
+// pool is the devices of a resource, with who holds them.
 type pool struct {
 	*admission.Pool
 
-	admitting chan struct{} // the lock of admissions that choose devices of the resource
+	admitting chan struct{} // the lock of the admissions that choose devices of it
 }
 
-// known reports whether the resource has a plugin or is in its grace period, or a pod holds a device of it.
+// known is whether a plugin has registered the resource, and was not away for too long, or a pod holds a device of it.
 func (p *pool) known() bool { return p.Registered() || p.Held() > 0 }
 
 func (p *pool) count() Count {
@@ -82,10 +85,10 @@ type placed struct {
 	number uint64
 }
 
-// errEnded is the error of a manager that has ended.
+// errEnded is the answer of a manager that no longer runs.
 var errEnded = errors.New("the device manager has ended")
 
-// New opens the state, restores its placements, and serves the plugins. The caller must call Run.
+// New opens the state, takes the placements in it, and serves the plugins. The caller calls Run.
 //
 // Errors: state.ErrLocked, state.ErrNewer, endpoint.ErrInUse, endpoint.ErrRegistryInUse, endpoint.ErrSameDirectory,
 // endpoint.ErrForeignDirectory, trust.ErrUnsafe, and those of the file system.
@@ -124,10 +127,10 @@ func New(o Options) (*Manager, error) {
 	return m, nil
 }
 
-// Run waits until ctx ends, then closes the connections to the plugins and the state. After that nothing can be
-// changed. It is called once.
+// Run waits until ctx ends, and closes the manager: the connections to the plugins and the state. Nothing can be
+// changed any more then. It is called once.
 //
-// It returns an error that wraps state.ErrBroken as soon as it is unknown what is on the disk.
+// The error wraps state.ErrBroken as soon as it is unknown what the disk has.
 func (m *Manager) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -143,21 +146,22 @@ func (m *Manager) Run(ctx context.Context) error {
 	return errors.Join(err, m.registry.Close(), m.store.Close())
 }
 
-// Check returns why plugins cannot register or nothing can be changed any more, or nil. It blocks if the manager hangs.
+// Check returns why plugins cannot register or nothing can be changed any more, or nil. It does not return if the
+// manager hangs.
 func (m *Manager) Check() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return cmp.Or(m.registry.Check(), m.open())
 }
 
-// PluginSockets returns, for each socket of the plugin watcher by its path, whether the plugin there is registered.
+// PluginSockets returns whether the plugin at each socket of the plugin watcher is registered, by the socket's path.
 func (m *Manager) PluginSockets() map[string]bool { return m.registry.Sockets() }
 
 // open returns why nothing can be changed any more, or nil.
 func (m *Manager) open() error { return context.Cause(m.running) }
 
-// unwritten returns the error for a change that could not be written. If it is unknown what is on the disk, the manager
-// ends: its next start reads what is there.
+// unwritten returns the answer to a request whose change could not be written. The manager ends if it is unknown what
+// the disk has: another start shows it.
 func (m *Manager) unwritten(err error) error {
 	if errors.Is(err, state.ErrBroken) {
 		m.stop(err)
@@ -165,7 +169,7 @@ func (m *Manager) unwritten(err error) error {
 	return fmt.Errorf("%w: %w", ErrRetry, err)
 }
 
-// pool returns the pool of a resource and creates it if needed. m.mu is held.
+// pool returns the pool of a resource, which may be new. m.mu is held.
 func (m *Manager) pool(resource string) *pool {
 	p, ok := m.pools[resource]
 	if !ok {

@@ -62,7 +62,7 @@ Under systemd it reports readiness and the watchdog (Type=notify).`,
 	return cmd
 }
 
-// placementsFile returns the path of the device manager's placements.
+// placementsFile is the file with the placements of the device manager.
 func (a *app) placementsFile() string { return filepath.Join(a.StateDir, "placements.json") }
 
 func (a *app) serve(ctx context.Context) error {
@@ -97,14 +97,14 @@ func (a *app) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer l.Close() // no effect after Run has ended
+	defer l.Close() // which has no effect after its end
 	podResources, err := a.listenPodResources(ctx, group)
 	if err != nil {
 		return err
 	}
 	observed := metrics.New()
 	options.Observer = observed
-	m, err := manager.New(options) //nolint:contextcheck // Run takes ctx, and closes what New has opened
+	m, err := manager.New(options) //nolint:contextcheck // Run takes ctx, and ends what New has begun
 	if err != nil {
 		return errors.Join(err, podResources.Close())
 	}
@@ -125,25 +125,11 @@ func (a *app) serve(ctx context.Context) error {
 	return actors.Wait()
 }
 
-// earlierPlacements is the default path of the placements of earlier versions, whose verb was gpu-cdi-plugin manager.
+// earlierPlacements is where gpu-cdi-plugin manager kept the placements by default.
 const earlierPlacements = "/var/lib/gpu-cdi-plugin/manager.db"
 
-// checkEarlier returns an error if there are placements of an earlier version but none of this one. Without them,
-// devices of running pods would be given to other pods.
-func checkEarlier(earlier, placements string) error {
-	if _, err := os.Lstat(placements); err == nil {
-		return nil
-	}
-	if _, err := os.Lstat(earlier); err != nil {
-		return nil //nolint:nilerr // an earlier version was never used
-	}
-	return cli.With(cli.Failure, "export them with that version (gpu-cdi-plugin manager checkpoint export FILE), import "+
-		"them with device-manager checkpoint import FILE, and remove "+earlier,
-		fmt.Errorf("%s has the placements of an earlier version", earlier))
-}
-
-// warnReserved logs the resources that are reserved completely. A kubelet refuses to start if more is reserved than
-// exists, but here devices can be given to pods nevertheless.
+// warnReserved logs what pods get nothing of. A kubelet refuses to start if more is reserved than there is, but here
+// devices can be given to pods all the same.
 func (a *app) warnReserved(s nodestatus.Status) {
 	for _, name := range slices.Sorted(maps.Keys(s.Capacity)) {
 		if s.Allocatable[name] == "0" && s.Capacity[name] != "0" {
@@ -153,11 +139,11 @@ func (a *app) warnReserved(s nodestatus.Status) {
 	}
 }
 
-// listenPodResources creates the socket of the PodResources service. It returns nil if the service is disabled.
+// listenPodResources makes the socket of the PodResources service, or returns nil if there is to be none.
 func (a *app) listenPodResources(ctx context.Context, group int) (*unixsocket.HTTPListener, error) {
 	path := a.PodResourcesSocket
 	if path == "" {
-		return nil, nil //nolint:nilnil // the service is optional
+		return nil, nil //nolint:nilnil // it is an option
 	}
 	if err := a.CheckDir("the directory of pod-resources-socket", filepath.Dir(path)); err != nil {
 		return nil, err
@@ -173,7 +159,7 @@ func (a *app) listenPodResources(ctx context.Context, group int) (*unixsocket.HT
 	return l, err
 }
 
-// managerOptions returns the device manager's options from the configuration.
+// managerOptions are the options of the device manager by the configuration.
 func (a *app) managerOptions(machine nodestatus.Machine) (o manager.Options, err error) {
 	o = manager.Options{
 		Dir: a.SocketDir, StateFile: a.placementsFile(), Log: a.Log,
@@ -198,7 +184,7 @@ func (a *app) managerOptions(machine nodestatus.Machine) (o manager.Options, err
 	return o, nil
 }
 
-// lookupGroup returns the GID of a group with that name or number.
+// lookupGroup returns the GID of a group by its name or number.
 func lookupGroup(name string) (int, error) {
 	if name == "" {
 		return unixsocket.OwnerOnly, nil
@@ -214,8 +200,8 @@ func lookupGroup(name string) (int, error) {
 	return int(gid), nil
 }
 
-// notify reports to systemd that the manager is ready, notifies the watchdog while check returns no error, and reports
-// when the manager stops.
+// notify reports to systemd that the manager is ready, feeds the watchdog while check returns no error, and reports its
+// end.
 func (a *app) notify(ctx context.Context, check func() error) error {
 	systemd := sdnotify.New(a.Env)
 	a.reported(systemd.Ready("device plugins can register in " + a.SocketDir))
@@ -225,7 +211,7 @@ func (a *app) notify(ctx context.Context, check func() error) error {
 	return nil
 }
 
-// reported logs the error of a notification to systemd.
+// reported logs the error of a report to systemd.
 func (a *app) reported(err error) {
 	if err != nil {
 		a.Log.Warn("the state cannot be reported to systemd: " + err.Error())

@@ -201,7 +201,8 @@ func wantsJSON(cmd *cobra.Command, args []string) bool {
 }
 
 // withOptions adds options of cmd's command line, common ones and HintFlags, to the commands in the hint of err:
-// without them the commands could act on another host. The environment and the file apply anyway, and help needs no options.
+// without them the commands could act on another host. The environment and the file apply anyway, and help needs no
+// options.
 func (p *Program) withOptions(cmd *cobra.Command, err error) error {
 	hint := HintOf(err)
 	if strings.Contains(hint, "--help") || strings.Contains(hint, "config default") {

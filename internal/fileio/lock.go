@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -27,8 +28,12 @@ func AcquireLock(path string) (*Lock, error) {
 	return &Lock{path: path, file: f}, nil
 }
 
+// inheritedFor is how long a child process may have a lock's file before it executes its program, which closes the file.
+// A lock that was just released may seem to be held for that time.
+const inheritedFor = 100 * time.Millisecond
+
 func acquire(path string) (*os.File, error) {
-	for {
+	for end := time.Now().Add(inheritedFor); ; {
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
 		if err != nil {
 			return nil, fmt.Errorf("lock %s: %w", path, err)
@@ -39,6 +44,10 @@ func acquire(path string) (*os.File, error) {
 		}
 		_ = f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
+			if time.Now().Before(end) {
+				time.Sleep(inheritedFor / 10) // the kernel has no event for the end of a lock
+				continue
+			}
 			err = ErrHeld
 		}
 		if err != nil {

@@ -62,8 +62,8 @@ func (r *Root) TreatTmpfsAsOwn(onHost func(dev uint64) bool) {
 // hostDev is the path of the host's /dev, which is never treated as the container's own.
 //
 // Symbolic links in the path are followed only if no user except root and the caller could have made them. Through
-// another link, the owner of a directory above the root could lead the hook to another container, or to any mount of the
-// host.
+// another link, the owner of a directory above the root could lead the hook to another container, or to any mount of
+// the host.
 func Open(name, hostDev string) (*Root, error) {
 	var dir *os.File
 	var err error

@@ -21,17 +21,17 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// OldName is the name of the file of earlier versions, which is not read.
+// OldName is the name of the file of earlier versions. It is not read.
 const OldName = "manager.db"
 
 const (
 	version  = 1
 	fileMode = 0o600
-	// maxSize limits the file, in bytes. A placement usually takes a kilobyte, and more if its plugin sends much.
+	// maxSize is in bytes. A placement usually has one kilobyte, and more if its plugin sends much.
 	maxSize = 256 << 20
 )
 
-// content is the content of a file.
+// content is what a file has.
 type content struct {
 	placements []record // in the order of admission
 	resources  []string
@@ -73,7 +73,7 @@ func (c *content) remove(uid string) {
 	}
 }
 
-// format encodes the content: a checksum and the state that it covers. Each placement is one line.
+// format returns the text of a file: a checksum, and the state that it is made of. Each placement has a line.
 func (c *content) format() ([]byte, error) {
 	resources, err := json.Marshal(c.resources)
 	if err != nil {
@@ -102,7 +102,7 @@ func checksum(state []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// parse decodes a file. The error wraps ErrNewer for a file of a newer version whose checksum is right.
+// parse reads the text of a file. The error wraps ErrNewer for a file that verifies, but of a newer version.
 func parse(data []byte) (content, Loaded, error) {
 	var f struct {
 		Checksum string
@@ -149,8 +149,8 @@ func parse(data []byte) (content, Loaded, error) {
 	return c, loaded, nil
 }
 
-// load reads the file. It creates a missing file. It sets a damaged one aside and creates a new one.
-func load(path string, log *slog.Logger) (content, Loaded, error) {
+// load reads the file. One that is missing is made, and one that does not verify is set aside and made anew.
+func load(path string, log *slog.Logger, earlier []string) (content, Loaded, error) {
 	data, err := read(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return begin(path, findOld(append(earlier, filepath.Join(filepath.Dir(path), OldName)), log))
@@ -169,7 +169,7 @@ func load(path string, log *slog.Logger) (content, Loaded, error) {
 	return begin(path, loss)
 }
 
-// read reads a file. It returns an error if other users can change the file.
+// read returns the bytes of a file that no other user can change.
 func read(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -183,7 +183,7 @@ func read(path string) ([]byte, error) {
 	return data, trust.File(path)
 }
 
-// begin creates a file without placements.
+// begin makes a file without placements.
 func begin(path string, loss *Loss) (content, Loaded, error) {
 	c := content{loss: loss}
 	data, err := c.format()
@@ -198,8 +198,7 @@ func begin(path string, loss *Loss) (content, Loaded, error) {
 
 const previousSuffix = ".previous"
 
-// keepPrevious keeps the file that is about to be replaced under another name, for administrators. Errors are ignored,
-// since the program never reads it.
+// keepPrevious keeps the file that is about to be replaced. It is for a person, so nothing depends on it.
 func keepPrevious(path string) {
 	_ = os.Remove(path + previousSuffix)
 	_ = os.Link(path, path+previousSuffix)
@@ -208,27 +207,29 @@ func keepPrevious(path string) {
 const lost = "the placements are lost: pods may run that are not known any more, so all devices are withheld until " +
 	"an administrator says that they are free"
 
-// setAside gives the damaged file a second, new name. The previous file is renamed along with it.
+// setAside gives the file another name too, which no earlier one has. The file before it stays beside it.
 func setAside(path string, damage error, log *slog.Logger) (*Loss, error) {
 	now := time.Now().UTC().Round(0)
 	aside := path + ".damaged-" + now.Format("20060102T150405.000000000Z")
 	if err := os.Link(path, aside); err != nil {
 		return nil, fmt.Errorf("set the damaged file aside: %w", err)
 	}
-	_ = os.Rename(path+previousSuffix, aside+previousSuffix) // for administrators; it may be missing
+	_ = os.Rename(path+previousSuffix, aside+previousSuffix) // for a person, if there is one
 	log.Error(lost, "damaged file", path, "set aside as", aside, "error", damage)
 	return &Loss{Time: now, Reason: damage.Error(), File: aside}, nil
 }
 
-// findOld returns a loss if there is a file of an earlier version, else nil.
-func findOld(path string, log *slog.Logger) *Loss {
-	old := filepath.Join(filepath.Dir(path), OldName)
-	if _, err := os.Lstat(old); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	log.Error(lost, "file of an earlier version", old)
-	return &Loss{
-		Time: time.Now().UTC().Round(0), Reason: "this version does not read the file of an earlier one", File: old,
+// findOld returns the loss of the placements of an earlier version, whose file is one of paths, or nil if there is
+// none.
+func findOld(paths []string, log *slog.Logger) *Loss {
+	for _, old := range paths {
+		if _, err := os.Lstat(old); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		log.Error(lost, "file of an earlier version", old)
+		return &Loss{
+			Time: time.Now().UTC().Round(0), Reason: "this version does not read the file of an earlier one", File: old,
+		}
 	}
 	return nil
 }

@@ -1,9 +1,9 @@
-// Package state stores the placements of the device manager in a JSON file with a checksum, so that the manager knows
-// after a restart which devices are held. A change is durable when its method returns. The previous version of the file
-// is kept beside it for administrators; the program never loads it.
+// Package state keeps the placements of the device manager in a JSON file with a checksum, so that a restart knows
+// which devices are held. A change is durable when its method returns. Beside the file is the one before it, for a
+// person: it is never loaded.
 //
-// A damaged file is set aside as a whole. The new file has no placements, and a Loss until an administrator clears it
-// (SetLoss, Import).
+// A file that does not verify is set aside whole. The new file has no placements. It has a Loss until an administrator
+// clears that (SetLoss, Import).
 package state
 
 import (
@@ -22,73 +22,72 @@ import (
 var (
 	// ErrLocked means that another process has the file open.
 	ErrLocked = errors.New("another device manager has it open")
-	// ErrNewer means that a newer version of this program has written the file, which stays unchanged.
+	// ErrNewer means that a newer version of this program has written the file. It is left as it is.
 	ErrNewer = errors.New("a newer version has written it")
 	// ErrClosed means that the store was closed before the change was written.
 	ErrClosed = errors.New("the state is closed")
-	// ErrBroken means that it is unknown whether an earlier change is on the disk. No more changes are written; opening
-	// the file again shows what is there.
+	// ErrBroken means that it is unknown whether an earlier change is on the disk. No change is written any more;
+	// opening the file again shows which ones are there.
 	ErrBroken = errors.New("the state cannot be written until the device manager is restarted")
 )
 
-// Loaded is the content of a file when it was opened.
+// Loaded is what a file had when it was opened.
 type Loaded struct {
 	// Placements are in the order of their first Put.
 	Placements []model.Placement
-	// Resources are the names stored with SetResources.
+	// Resources are the names of SetResources.
 	Resources []string
 	// Loss is nil if all placements are known.
 	Loss *Loss
 }
 
-// Loss means that a file with placements could not be read. Any device may belong to a lost pod, so devices must not be
-// allocated unless they are in Cleared.
+// Loss means that placements were lost with a file. A device may belong to a lost pod: unless it is in Cleared, it must
+// not be given to another.
 type Loss struct {
 	// Time is when the loss was found.
 	Time time.Time `json:"time"`
 	// Reason says why the placements could not be read.
 	Reason string `json:"reason"`
-	// File is the path of the file with the lost placements.
+	// File is the path of the file that has them.
 	File string `json:"file"`
-	// Cleared has, by resource, the IDs of devices that no container uses according to an administrator.
+	// Cleared are the IDs of devices by resource of which an administrator has said that no container uses them.
 	Cleared map[string][]string `json:"cleared,omitempty"`
 }
 
-// lockWait is how long to wait for an earlier process that holds the lock.
+// lockWait is how long an earlier process may take to end.
 const lockWait = 5 * time.Second
 
 // Store is an open file. Its methods are safe for concurrent use.
 //
-// Each change is made completely or not at all. After an error it was not made, and the next change can succeed, for
-// example when the disk has space again. Only after an error that wraps ErrBroken it is unknown whether the change was
-// made.
+// Each change is made completely or not at all. On an error it was not made, and the next one can succeed, for example
+// when the disk has space again; only after an error that wraps ErrBroken it is unknown whether it was made.
 type Store struct {
 	lock    *fileio.Lock
 	replace func(data []byte) error // replaces the file
 
 	mu   sync.Mutex
-	next *batch // the changes that wait for the running write to end, or nil
+	next *batch // the changes that wait for the write that runs, or nil
 
 	writing sync.Mutex // is held during a write; guards the fields below
-	content content    // what the file has
-	stopped error      // why no more changes are written
+	content content    // of the file
+	stopped error      // why nothing is written any more
 }
 
 // batch are changes that are written together.
 type batch struct {
 	changes []func(*content)
 	written chan struct{}
-	err     error // set before written is closed
+	err     error // once written is closed
 }
 
-// Open opens the file at path, and creates it if it is missing. Its directory must exist; the lock file is beside it. A
-// damaged file is set aside and reported to log, and so is the case that only OldName, the file of earlier versions,
-// exists.
+// Open opens the file at path, and creates it if it is missing. Its directory must exist; the lock is a file beside it.
+// A file that does not verify is set aside, and log gets an error. Log gets one too if there is only a file of an
+// earlier version: OldName beside the path, or one of earlier.
 //
-// The error wraps ErrLocked if another process has the file open for more than some seconds, ErrNewer if a newer
-// version has written it, and trust.ErrUnsafe if other users can change it.
-func Open(path string, log *slog.Logger) (*Store, Loaded, error) {
-	s, loaded, err := open(path, log)
+// If another process has it open for some seconds more, the error wraps ErrLocked. It wraps ErrNewer for a file of a
+// newer version, and trust.ErrUnsafe for one that other users can change.
+func Open(path string, log *slog.Logger, earlier ...string) (*Store, Loaded, error) {
+	s, loaded, err := open(path, log, earlier)
 	if err != nil {
 		return nil, Loaded{}, fmt.Errorf("open the state %s: %w", path, err)
 	}
@@ -127,7 +126,7 @@ func acquire(path string) (*fileio.Lock, error) {
 	}
 }
 
-// Put adds a placement. It replaces a placement of the same pod UID in its position.
+// Put adds a placement, or replaces that of the same pod UID and keeps its place in the order.
 func (s *Store) Put(p model.Placement) error {
 	r, err := newRecord(p)
 	if err == nil {
@@ -139,7 +138,7 @@ func (s *Store) Put(p model.Placement) error {
 	return nil
 }
 
-// Import adds placements, replaces the names of the resources and ends a Loss, all or nothing.
+// Import adds placements, replaces the names of the resources and ends a Loss, all of it or nothing.
 func (s *Store) Import(placements []model.Placement, resources []string) error {
 	var records []record
 	for _, p := range placements {
@@ -161,7 +160,7 @@ func (s *Store) Import(placements []model.Placement, resources []string) error {
 	return nil
 }
 
-// Delete removes the placement of a pod. A missing placement is not an error.
+// Delete removes the placement of a pod. It is no error if there is none.
 func (s *Store) Delete(uid string) error {
 	if err := s.change(func(c *content) { c.remove(uid) }); err != nil {
 		return fmt.Errorf("remove the record of the pod %s: %w", uid, err)
@@ -177,7 +176,7 @@ func (s *Store) SetResources(names []string) error {
 	return nil
 }
 
-// SetLoss replaces the loss; nil ends it.
+// SetLoss replaces what is said of lost placements; nil means that none are lost any more.
 func (s *Store) SetLoss(l *Loss) error {
 	if err := s.change(func(c *content) { c.loss = l }); err != nil {
 		return fmt.Errorf("record that placements are lost: %w", err)
@@ -185,7 +184,7 @@ func (s *Store) SetLoss(l *Loss) error {
 	return nil
 }
 
-// Close waits until pending changes are written, and releases the file. Later changes return ErrClosed.
+// Close waits for the changes that are being written, and gives the file up. Later changes return ErrClosed.
 func (s *Store) Close() error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -199,8 +198,8 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// change makes a change and returns when it is on the disk. The first change of a batch waits until the running write
-// has ended, and writes the batch; the others wait for that write.
+// change makes a change and returns when it is on the disk. The first change of a batch waits until the write that runs
+// has ended, then writes its own batch; the others only wait for it.
 func (s *Store) change(f func(*content)) error {
 	s.mu.Lock()
 	b := s.next
@@ -218,7 +217,7 @@ func (s *Store) change(f func(*content)) error {
 	return b.err
 }
 
-// write writes a batch, which collects changes until the write before it has ended.
+// write writes the next batch, which gathers changes until the write before it has ended.
 func (s *Store) write(b *batch) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
