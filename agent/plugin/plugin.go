@@ -38,7 +38,7 @@ type Options struct {
 	RegistryDir string
 	// Allocate configures how containers are given devices.
 	Allocate AllocateOptions
-	Log *slog.Logger
+	Log      *slog.Logger
 	// Observer is notified of events; optional.
 	Observer Observer
 

@@ -28,7 +28,6 @@ type ResetResult struct {
 // Outcome is how a reset ended.
 type Outcome int
 
-// The outcomes of a reset.
 const (
 	ResetFailed       Outcome = iota
 	ResetDone                 // the GPU was reset
@@ -200,7 +199,7 @@ func (p *preparation) try(ctx context.Context, due []*target) (busy []*target) {
 		switch {
 		case results != nil:
 			x.wasTried(ctx, results[i], err)
-		case x.result == nil || !errors.Is(err, context.Cause(ctx)): // the earlier result says more than a timeout
+		case x.result == nil || !errors.Is(err, context.Cause(ctx)): // the earlier result says more than the end of the deadline
 			x.result = err
 		}
 		if err == nil && results[i].Outcome == ResetBusy {

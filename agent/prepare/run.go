@@ -36,7 +36,6 @@ const (
 	abandonAfter = 200 * time.Millisecond
 )
 
-// New returns a Runner.
 func New(opts Options) *Runner {
 	opts.AwaitUnused = cmp.Or(opts.AwaitUnused, defaultAwaitUnused)
 	return &Runner{
