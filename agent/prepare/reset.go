@@ -199,7 +199,7 @@ func (p *preparation) try(ctx context.Context, due []*target) (busy []*target) {
 		switch {
 		case results != nil:
 			x.wasTried(ctx, results[i], err)
-		case x.result == nil || !errors.Is(err, context.Cause(ctx)): // the earlier result says more than the end of the deadline
+		case x.result == nil || !errors.Is(err, context.Cause(ctx)): // the earlier result says more than a timeout
 			x.result = err
 		}
 		if err == nil && results[i].Outcome == ResetBusy {
