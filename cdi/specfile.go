@@ -21,7 +21,6 @@ import (
 // Format is the encoding of a spec.
 type Format string
 
-// The formats.
 const (
 	JSON Format = "json"
 	YAML Format = "yaml"
