@@ -91,7 +91,7 @@ func toJSON(v any) (any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode: %w", err)
 	}
-	dec := json.NewDecoder(bytes.NewReader(data)) // there are no repeated keys, and reading tokens takes three times as long
+	dec := json.NewDecoder(bytes.NewReader(data)) // no key repeats, and reading tokens is 3 times slower
 	dec.UseNumber()
 	var value any
 	if err := dec.Decode(&value); err != nil {

@@ -45,6 +45,7 @@ type SpecFile struct {
 // State is how engines treat a device that a file defines.
 type State string
 
+// The states of a device in a file.
 const (
 	Available State = "available"
 	// Shadowed means that a file of a higher priority also defines the device: engines offer that one.

@@ -21,6 +21,7 @@ import (
 // Format is the encoding of a spec.
 type Format string
 
+// The formats.
 const (
 	JSON Format = "json"
 	YAML Format = "yaml"

@@ -10,6 +10,7 @@ import (
 // those of NVIDIA_DRIVER_CAPABILITIES. It is a flag value, see Set.
 type Capabilities uint8
 
+// The capabilities, by the purposes that they serve.
 const (
 	Compute  Capabilities = 1 << iota // CUDA and OpenCL
 	Utility                           // nvidia-smi and NVML

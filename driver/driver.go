@@ -20,7 +20,7 @@ var (
 )
 
 // Driver is a driver that is installed on a host: its files and device nodes. Lists are sorted by path. Host paths are
-// absolute, with all links resolved below the driver's root; container paths are relative to that root.
+// absolute, with all links resolved below the driver's root; container paths are the same without that root.
 type Driver struct {
 	// Version is the driver's version, such as "580.126.09".
 	Version   string
@@ -103,6 +103,7 @@ type DeviceNode struct {
 // Kind is the subject of a finding.
 type Kind string
 
+// The kinds of findings.
 const (
 	KindLibrary  Kind = "library"
 	KindBinary   Kind = "binary"

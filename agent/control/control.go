@@ -22,6 +22,7 @@ import (
 // Act is the kind of a request.
 type Act string
 
+// The kinds of requests.
 const (
 	// Cordon takes a device out of service for a reason until Uncordon.
 	Cordon   Act = "cordon"

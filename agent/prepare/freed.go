@@ -42,6 +42,7 @@ type FreedDevice struct {
 	Rules  Rules
 }
 
+// NewFreedChecker returns a FreedChecker; call Run.
 func NewFreedChecker(opts FreedOptions) *FreedChecker {
 	return &FreedChecker{opts: opts, toCheck: map[string]string{}}
 }

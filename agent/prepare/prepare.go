@@ -20,6 +20,7 @@ import (
 // Policy selects what is done with a device before a container gets it.
 type Policy string
 
+// The policies, from the least to the most thorough.
 const (
 	None  Policy = "none"
 	Check Policy = "check" // the device must be healthy and unused

@@ -38,6 +38,7 @@ type Step struct {
 // Result is how a step ended.
 type Result string
 
+// The results of a step.
 const (
 	OK      Result = "ok"
 	Failed  Result = "failed"

@@ -28,6 +28,7 @@ type ResetResult struct {
 // Outcome is how a reset ended.
 type Outcome int
 
+// The outcomes of a reset.
 const (
 	ResetFailed       Outcome = iota
 	ResetDone                 // the GPU was reset

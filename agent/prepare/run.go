@@ -36,6 +36,7 @@ const (
 	abandonAfter = 200 * time.Millisecond
 )
 
+// New returns a Runner.
 func New(opts Options) *Runner {
 	opts.AwaitUnused = cmp.Or(opts.AwaitUnused, defaultAwaitUnused)
 	return &Runner{

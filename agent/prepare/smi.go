@@ -54,6 +54,7 @@ func errStillResetting(gpus string) error {
 	return fmt.Errorf("nvidia-smi still resets %s: if it does not end, the node may need a reboot", gpus)
 }
 
+// Reset implements Resetter.
 func (r *DriverReset) Reset(ctx context.Context, gpus []Device) []ResetResult {
 	results := make([]ResetResult, len(gpus))
 	if err := r.begin(ctx, gpus); err != nil {
