@@ -14,7 +14,7 @@ import (
 	"gpu-cdi-plugin/internal/rootfs"
 )
 
-// compatDir is where CUDA images have the user-mode driver of their own CUDA version.
+// compatDir is where CUDA images have the user-mode driver of their CUDA version.
 const compatDir = "/usr/local/cuda/compat"
 
 // maxCompatFiles bounds the listing of compatDir; real ones have about 10.
@@ -66,8 +66,9 @@ func findCompat(root *rootfs.Root, args *hookargs.CreateContainer) ([]hookargs.L
 	return compatLibraries(root, names, own, args), nil
 }
 
-// isCompatible reports whether a libcuda works with the host's driver. Since CUDA 12.9 it has a note with the branches
-// of the kernel driver that it supports. For one without, the rule is that of NVIDIA's toolkit: a newer branch.
+// isCompatible reports whether a libcuda works with the host's driver. Since CUDA 12.9 libcuda has a note with the
+// branches of the kernel driver that it supports. Without the note, the rule is that of NVIDIA's toolkit: a newer
+// branch.
 func isCompatible(root *rootfs.Root, libcuda string, own, driver []int) (bool, error) {
 	const section, owner = ".note.cuda.fwd_compatibility", "NVIDIA Corporation"
 	f, err := root.OpenFile(libcuda)
@@ -100,8 +101,8 @@ func isCompatible(root *rootfs.Root, libcuda string, own, driver []int) (bool, e
 	return note.Format == 1 && slices.Contains(note.Driver, driver[0]), nil
 }
 
-// compatLibraries are the libraries of compatDir under their own names, and under the names of the driver's libraries
-// that they replace, since the image may lack those links.
+// compatLibraries returns the libraries of compatDir under their own names, and under the names of the driver's
+// libraries that they replace, since the image may lack those links.
 func compatLibraries(
 	root *rootfs.Root, names []string, version string, args *hookargs.CreateContainer,
 ) []hookargs.Library {
@@ -122,8 +123,8 @@ func compatLibraries(
 	return libs
 }
 
-// parseVersion splits a driver's version, such as "580.126.09", into its numbers: two or three, which may have leading
-// zeros. The first is the driver's branch. The result is nil if s is no such version.
+// parseVersion splits a driver's version, such as "580.126.09", into its two or three numbers, which may have leading
+// zeros. The first is the driver's branch. The result is nil if s is not such a version.
 func parseVersion(s string) []int {
 	v, err := host.ParseVersion(s)
 	if err != nil || len(v) < 2 {

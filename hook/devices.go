@@ -17,16 +17,16 @@ import (
 
 const (
 	driDir = "/dev/dri"
-	// profilePath is read by the driver's EGL. NVIDIA's toolkit uses the same name.
+	// profilePath is a file that the driver's EGL reads. NVIDIA's toolkit uses the same name.
 	profilePath = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
-	// paramsPath has the driver's parameters, on the host and in every container's /proc.
+	// paramsPath has the driver's parameters, on the host and in each container's /proc.
 	paramsPath = "/proc/driver/nvidia/params"
 
 	maxNodes  = 10000   // in a container's /dev
 	maxParams = 1 << 20 // bytes; real ones have about 1,000
 )
 
-// findNodes reports for each of the GPUs' nodes in /dev/dri whether the container has it.
+// findNodes reports, for each of the GPUs' nodes in /dev/dri, whether the container has it.
 func findNodes(root *rootfs.Root, gpus []hookargs.DRI) map[string]bool {
 	nodes := map[string]bool{}
 	for _, gpu := range gpus {
@@ -38,7 +38,7 @@ func findNodes(root *rootfs.Root, gpus []hookargs.DRI) map[string]bool {
 	return nodes
 }
 
-// driLinks are links in /dev/dri/by-path to the container's nodes, as udev makes them on a host.
+// driLinks returns links in /dev/dri/by-path to the container's nodes, like those that udev makes on a host.
 func driLinks(gpus []hookargs.DRI, nodes map[string]bool) []hookargs.Link {
 	var links []hookargs.Link
 	for _, gpu := range gpus {
@@ -85,8 +85,8 @@ func findMinors(root *rootfs.Root) ([]uint32, error) {
 	return minors, nil
 }
 
-// eglProfile is the application profile that limits EGL to GPUs with these minor numbers, nil if there are none. The
-// driver takes a mask of 64 bits.
+// eglProfile returns the application profile that limits EGL to GPUs with these minor numbers, or nil if there are
+// none. The driver reads a mask of 64 bits.
 func eglProfile(minors []uint32) []byte {
 	var mask uint64
 	for _, m := range minors {
@@ -101,10 +101,10 @@ func eglProfile(minors []uint32) []byte {
 		`"rules":[{"pattern":[],"profile":"_container_"}]}`, mask)
 }
 
-// readParams reads the host's driver parameters, nil if the container or the host has no such file.
+// readParams reads the host's driver parameters. It returns nil if the container or the host has no such file.
 func readParams(root *rootfs.Root, h host.Host) ([]byte, error) {
 	if info, err := root.Stat(paramsPath); err != nil || !info.Mode().IsRegular() {
-		return nil, nil //nolint:nilerr // without the file there is nothing to mask
+		return nil, nil //nolint:nilerr // nothing to mask without the file
 	}
 	data, err := rootfs.ReadHostFile(h.Proc("driver", "nvidia", "params"), maxParams)
 	if isMissing(err) {
@@ -113,8 +113,8 @@ func readParams(root *rootfs.Root, h host.Host) ([]byte, error) {
 	return data, err
 }
 
-// maskParams turns ModifyDeviceFiles off. With it the driver's libraries would create device nodes for GPUs that the
-// container was not given. The result is nil if it is off already.
+// maskParams turns ModifyDeviceFiles off. Otherwise the driver's libraries would create device nodes for GPUs that the
+// container was not given. The result is nil if it is already off.
 func maskParams(data []byte) []byte {
 	const on, off = "ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0"
 	lines := bytes.Split(data, []byte("\n"))

@@ -1,5 +1,6 @@
-// Package hook prepares a container's root for the GPUs that the container was given. It is the OCI hook that CDI specs
-// contain for the createContainer stage, where the process is in the container's mount namespace but sees the host.
+// Package hook prepares a container's root for the GPUs that the container gets. It is the OCI hook that CDI specs
+// contain for the createContainer stage, where the process is in the container's mount namespace but still sees the
+// host.
 //
 // [CreateContainer] works in four steps:
 //
@@ -10,11 +11,11 @@
 //
 // A second run finds the result of the first and changes nothing.
 //
-// The root belongs to the image, which is hostile. Paths in it are opened only through internal/rootfs. Nothing in it
-// is executed or mounted, and every parser is bounded and fuzzed. The hook writes only what comes from its arguments or
-// from files on the root's own mount, and of these only what parses: valid entries of a loader cache, directories of a
-// search path. So a link of the image to a Secret, a volume or a file of /sys does not make that readable. The CDI spec
-// alone decides which devices a container gets, never the image.
+// The root belongs to the image, which is hostile. Paths in it are opened only through internal/rootfs. The hook
+// executes and mounts no file of the root, and every parser is bounded and fuzzed. The hook writes only data from its
+// arguments or from files on the root's own mount, and of these only what parses: valid entries of a loader cache,
+// directories of a search path. So a link in the image to a Secret, a volume or a file of /sys does not expose that
+// file's content. Only the CDI spec decides which devices a container gets, never the image.
 //
 // Programs must find the driver's libraries:
 //
@@ -26,8 +27,8 @@
 //     that exists, for the next ldconfig in the container. An image without a cache and without glibc gets none.
 //   - musl: the directories of the libraries are appended to musl's path file.
 //
-// If neither writing nor mounting is possible, the container starts with a warning, unless its programs would not find
-// the driver's libraries: that is an error.
+// If neither writing nor mounting is possible, the container starts with a warning; it is an error only if the
+// container's programs would not find the driver's libraries.
 package hook
 
 import (
@@ -44,11 +45,11 @@ import (
 	"gpu-cdi-plugin/internal/rootfs"
 )
 
-// CreateContainer prepares the root of the container with that OCI state. The process must be in the container's mount
+// CreateContainer prepares the root of the container with an OCI state. The process must be in the container's mount
 // namespace, before it pivots to the root; h has the host's paths.
 //
-// Warnings are for problems that the container can start with: a damaged cache that was replaced, a link that could not
-// be made. The error is for a container that would not work, or whose root was not found.
+// Warnings are problems with which the container can start: a damaged cache that was replaced, a link that could not
+// be made. An error means that the container would not work, or that its root was not found.
 func CreateContainer(args *hookargs.CreateContainer, state *State, h host.Host) (warnings []error, err error) {
 	root, err := openRoot(state, h)
 	if err != nil {
@@ -58,7 +59,7 @@ func CreateContainer(args *hookargs.CreateContainer, state *State, h host.Host) 
 	return Prepare(args, root, h)
 }
 
-// Prepare is CreateContainer for a root that is open, with the same results. It must be that of a container.
+// Prepare is CreateContainer for an open root, which must be that of a container. The results are the same.
 func Prepare(args *hookargs.CreateContainer, root *rootfs.Root, h host.Host) (warnings []error, err error) {
 	arch, err := archFor(goarch)
 	if err != nil {
@@ -71,9 +72,9 @@ func Prepare(args *hookargs.CreateContainer, root *rootfs.Root, h host.Host) (wa
 	return slices.DeleteFunc(warnings, func(warning error) bool { return warning == nil }), err
 }
 
-// observation is everything that the plan depends on besides the arguments.
+// observation has everything that the plan depends on besides the arguments.
 type observation struct {
-	// libraries are those of the driver that are files in the root. compat are the image's own, which replace them.
+	// libraries are the driver's libraries that exist in the root. compat are the image's own, which replace them.
 	libraries, compat []hookargs.Library
 	// glibc and musl report which dynamic loaders the image has.
 	glibc, musl bool
@@ -86,7 +87,7 @@ type observation struct {
 	// nodes are the names below /dev/dri of the container's GPUs, minors the minor numbers of /dev/nvidiaN.
 	nodes  map[string]bool
 	minors []uint32
-	// params are the driver's parameters, if the container has the file and it is to be masked.
+	// params are the driver's parameters if the container has the file and it must be masked.
 	params []byte
 }
 
@@ -94,12 +95,12 @@ type observation struct {
 type content struct {
 	data []byte
 	err  error
-	// cover is the content of a file mounted over this one, maybe by an earlier run of the hook. It may be a Secret, so
-	// it is only compared with what the hook would write.
+	// cover is the content of a file mounted over this one, perhaps by an earlier run of the hook. It may be a Secret,
+	// so it is only compared with what the hook would write.
 	cover []byte
 }
 
-// observe reads what the arguments need. A problem costs only the part of the work that it concerns. Some of the
+// observe reads what the arguments need. A problem affects only the part of the work that it concerns. Some of the
 // warnings may be nil.
 func observe(args *hookargs.CreateContainer, root *rootfs.Root, h host.Host, a arch) (*observation, []error) {
 	var compatErr, minorsErr, paramsErr error
@@ -129,7 +130,7 @@ func observe(args *hookargs.CreateContainer, root *rootfs.Root, h host.Host, a a
 	return seen, []error{compatErr, minorsErr, paramsErr}
 }
 
-// read reads a file of the image. A dangling link, or one that leads out of the root, is a missing file.
+// read reads a file of the image. A link that dangles or leads out of the root counts as a missing file.
 func read(root *rootfs.Root, name string, limit int64) content {
 	data, err := root.ReadFile(name, limit)
 	c := content{data: data, err: err}
@@ -139,12 +140,12 @@ func read(root *rootfs.Root, name string, limit int64) content {
 	return c
 }
 
-// plan is everything that will be changed in the root.
+// plan has all changes of the root.
 type plan struct {
 	links []hookargs.Link
-	// loaderFiles make the dynamic loaders find the libraries. A container without them may be of no use.
+	// loaderFiles make the dynamic loaders find the libraries. Without them a container may be useless.
 	loaderFiles []loaderFile
-	// files are less important.
+	// files are less important than loaderFiles.
 	files []file
 	// masks are mounted over files of the container.
 	masks    []file
@@ -157,7 +158,7 @@ type file struct {
 	mode fs.FileMode
 }
 
-// makePlan decides what to write. It is a pure function; the order of its results follows from that of the arguments.
+// makePlan decides what to write. It is a pure function; its results are in the order of the arguments.
 func makePlan(args *hookargs.CreateContainer, seen *observation, a arch) *plan {
 	p := &plan{links: slices.Concat(args.Links, driLinks(args.DRI, seen.nodes))}
 	p.addCache(args.Links, seen, a)
@@ -171,8 +172,8 @@ func makePlan(args *hookargs.CreateContainer, seen *observation, a arch) *plan {
 	return p
 }
 
-// apply makes the plan's changes. A change that fails is a warning, and the others are still made. Some of the warnings
-// may be nil. The error is for libraries that no program in the container would find.
+// apply makes the plan's changes. A change that fails is a warning, and does not stop the others. Some of the warnings
+// may be nil. An error means that no program in the container would find some libraries.
 func (p *plan) apply(root *rootfs.Root) (warnings []error, err error) {
 	warnings = append(warnings, makeLinks(p.links, root))
 	var lost []error
@@ -199,7 +200,7 @@ func (p *plan) apply(root *rootfs.Root) (warnings []error, err error) {
 	return warnings, errors.Join(lost...)
 }
 
-// makeLinks makes all links that it can. In a read-only root it can make none, so only the first error is returned.
+// makeLinks makes as many links as possible. In a read-only root all fail, so only the first error is returned.
 func makeLinks(links []hookargs.Link, root *rootfs.Root) error {
 	var first error
 	failed := 0

@@ -16,9 +16,9 @@ import (
 
 const (
 	cachePath = "/etc/ld.so.cache"
-	// generator names the hook in a cache that the image did not have; ldconfig -p prints it.
+	// generator names the hook in a cache that the image did not have; ldconfig -p prints the name.
 	generator = "prestart-hook of gpu-cdi-plugin"
-	// configDir has ldconfig's configuration. The first file by name has the first directories.
+	// configDir has ldconfig's configuration. The directories of the first file by name come first.
 	configDir, configName = "/etc/ld.so.conf.d", "00-gpu-cdi-plugin.conf"
 )
 
@@ -60,7 +60,7 @@ type loaderFile struct {
 	libraries []hookargs.Library
 	// defaultDirs are the directories that the loader searches without the file.
 	defaultDirs []string
-	// config is written too, so that the file has the libraries again after ldconfig in the container. Its path is
+	// config is also written, so that ldconfig in the container adds the libraries to the file again. Its path is
 	// empty if it is not needed.
 	config file
 }
@@ -94,8 +94,8 @@ func isSubdirectory(dir string, libs []hookargs.Library) bool {
 	})
 }
 
-// glibcDirs are the directories of libraries that glibc searches by default: where libc itself is, with or without /usr
-// in front. Which others it searches depends on the distribution.
+// glibcDirs returns the directories of libraries that glibc searches by default: libc's own directory, with or without
+// a leading /usr. Which others it searches depends on the distribution.
 func glibcDirs(libs []hookargs.Library, isFile func(string) bool) []string {
 	var dirs []string
 	for _, dir := range dirsOf(libs) {
@@ -112,7 +112,7 @@ func glibcDirs(libs []hookargs.Library, isFile func(string) bool) []string {
 	return dirs
 }
 
-// dirsOf are the directories of libraries, each once, in the order of the libraries.
+// dirsOf returns the directories of libraries, each once, in the order of the libraries.
 func dirsOf(libs []hookargs.Library) []string {
 	var dirs []string
 	for _, lib := range libs {
@@ -123,8 +123,8 @@ func dirsOf(libs []hookargs.Library) []string {
 	return dirs
 }
 
-// addCache plans glibc's cache: the driver's libraries before the image's. Without a cache, or with one that the loader
-// cannot use either, the driver's entries are enough, since glibc searches its default directories for the rest.
+// addCache plans glibc's cache: the driver's libraries before the image's. Without a cache that the loader can use,
+// the driver's entries are enough, since glibc searches its default directories for the rest.
 func (p *plan) addCache(links []hookargs.Link, seen *observation, a arch) {
 	exists := !isMissing(seen.cache.err)
 	if len(seen.libraries) == 0 || !seen.glibc && !exists {
@@ -159,8 +159,8 @@ func (p *plan) addCache(links []hookargs.Link, seen *observation, a arch) {
 	p.loaderFiles = append(p.loaderFiles, f)
 }
 
-// configOf is the configuration with which ldconfig finds the libraries: a line for each directory that glibc does not
-// search by default.
+// configOf returns the configuration with which ldconfig finds the libraries: a line for each directory that glibc
+// does not search by default.
 func configOf(libs []hookargs.Library, seen *observation) string {
 	var lines strings.Builder
 	for _, dir := range dirsOf(libs) {
@@ -171,11 +171,11 @@ func configOf(libs []hookargs.Library, seen *observation) string {
 	return lines.String()
 }
 
-// replaced is the warning that a file could not be used.
+// replaced returns the warning that an unusable file was replaced.
 func replaced(err error) error { return fmt.Errorf("%w; a new file replaces it", err) }
 
-// linkNames are additional names of libraries, from the links beside them. ldconfig writes them to the cache too, since
-// some programs load "libcuda.so". If several libraries have one SONAME, the name stands for the first of them.
+// linkNames returns additional names of libraries, from the links to them. ldconfig writes them to the cache too,
+// since some programs load "libcuda.so". If several libraries have one SONAME, the name stands for the first of them.
 func linkNames(links []hookargs.Link, libs []hookargs.Library) []hookargs.Library {
 	first := map[string]string{}   // SONAME to file
 	sonames := map[string]string{} // path of a library or of its SONAME's link, to SONAME
@@ -197,7 +197,7 @@ func linkNames(links []hookargs.Link, libs []hookargs.Library) []hookargs.Librar
 }
 
 // mergeCache adds entries to the valid part of a cache, and counts the invalid entries that it dropped. It parses its
-// own result, which the next run of the hook must be able to read.
+// own result, since the next run of the hook must be able to read it.
 func mergeCache(now content, entries []ldcache.Entry) (data []byte, dropped int, err error) {
 	if now.err != nil {
 		return nil, 0, now.err

@@ -15,20 +15,20 @@ import (
 )
 
 const (
-	maxState  = 4 << 20  // bytes; it has the annotations, of which Kubernetes allows 256 KiB
+	maxState  = 4 << 20  // bytes; includes the annotations, for which Kubernetes allows 256 KiB
 	maxConfig = 64 << 20 // bytes
 )
 
-// State is the part of the OCI state that the hook uses.
+// State is the part of the OCI state that the hook needs.
 type State struct {
 	ID string `json:"id"`
-	// PID is the ID of the container's process as the hook sees it, 0 if the state has none.
+	// PID is the ID of the container's process in the hook's PID namespace, or 0 if the state has none.
 	PID int `json:"pid"`
 	// Bundle is the directory of config.json.
 	Bundle string `json:"bundle"`
-	// Root is the container's root as in config.json. crun and some others add it to the state, runc does not.
+	// Root is the container's root from config.json. crun and some others add it to the state, runc does not.
 	Root string `json:"root"`
-	// Annotations are those of config.json as the runtime read them.
+	// Annotations are the annotations of config.json as the runtime read them.
 	Annotations map[string]string `json:"annotations"`
 }
 
@@ -69,9 +69,9 @@ func openRoot(s *State, h host.Host) (*rootfs.Root, error) {
 	return root, nil
 }
 
-// findRoot returns the path of the container's root on the host. If the state has none, it is the working directory,
-// ".": runc sets that to the root, and it stays the root even if the path is replaced meanwhile. If the working
-// directory is the bundle or not a mount point, the root is that of the bundle's config.json.
+// findRoot returns the path of the container's root on the host. If the state has none, the root is the working
+// directory, ".": runc sets it to the root, and it stays the root even if the path is replaced meanwhile. If the
+// working directory is the bundle or not a mount point, the root comes from the bundle's config.json.
 func (s *State) findRoot() (string, error) {
 	path := s.Root
 	if path == "" {

@@ -20,16 +20,16 @@ import (
 	"gpu-cdi-plugin/nvml"
 )
 
-// startService begins a verb that reads its configuration again at SIGHUP.
+// startService begins a verb that reloads its configuration at SIGHUP.
 func (a *app) startService(cmd *cobra.Command, _ []string) error {
-	// Until now a SIGHUP ends the process; from now on it has the configuration read again.
+	// Until now a SIGHUP ends the process; from now on it reloads the configuration.
 	a.hangups = make(chan os.Signal, 1)
 	signal.Notify(a.hangups, unix.SIGHUP)
 	return a.Start(cmd)
 }
 
-// runService runs serve or cdi watch until a signal. Where the driver or the configuration was replaced it starts the
-// program again.
+// runService runs serve or cdi watch until a signal. If the driver or the configuration was replaced, it restarts the
+// program.
 func (a *app) runService(cmd *cobra.Command, run func(context.Context, *agent.Options) error) error {
 	defer signal.Stop(a.hangups)
 	h, err := a.host()
@@ -43,7 +43,7 @@ func (a *app) runService(cmd *cobra.Command, run func(context.Context, *agent.Op
 	err = a.Classify(run(cmd.Context(), o))
 	switch {
 	case errors.Is(err, agent.ErrRestart), errors.Is(err, node.ErrDriverChanged):
-		// A signal before the release means: end. After it, signals kill the process.
+		// Before the release a signal asks the program to end. After it, signals kill the process.
 		if a.ReleaseSignals() || cmd.Context().Err() != nil {
 			return nil
 		}
@@ -55,7 +55,7 @@ func (a *app) runService(cmd *cobra.Command, run func(context.Context, *agent.Op
 	return err
 }
 
-// serviceOptions are what package agent works with.
+// serviceOptions returns the options of package agent.
 func (a *app) serviceOptions(h host.Host) (*agent.Options, error) {
 	hook, err := a.hook()
 	if err != nil {
@@ -77,10 +77,10 @@ func (a *app) serviceOptions(h host.Host) (*agent.Options, error) {
 	}, nil
 }
 
-// reread returns the options with the configuration as it is now: from the same flags and environment, and from the
-// file, which is read again.
+// reread returns the options with the current configuration: from the same flags and environment, and from the file,
+// which is read again.
 func (a *app) reread() (*agent.Options, error) {
-	fresh := newApp() // a command would stay in cobra's list of completions for ever
+	fresh := newApp() // a command would stay in cobra's list of completions
 	if err := fresh.Reread(a.Program); err != nil {
 		return nil, err
 	}
@@ -96,7 +96,8 @@ func (a *app) CheckProgram(path string) error { return a.CheckPath(trust.RootFil
 // restart re-executes the program with the same process ID, so that a supervisor sees no exit. It returns only with an
 // error.
 func restart(env []string) error {
-	// SIGHUP is ignored until the new program handles it. None is missed, since it reads the configuration at its start.
+	// SIGHUP is ignored until the new program handles it. A missed one does no harm, since the program reads the
+	// configuration at its start.
 	signal.Ignore(unix.SIGHUP)
 	err := unix.Exec("/proc/self/exe", os.Args, env)
 	return fmt.Errorf("start again: %w", err)

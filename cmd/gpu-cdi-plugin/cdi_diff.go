@@ -19,7 +19,7 @@ import (
 // diffOptions are the options of the verb cdi diff.
 type diffOptions struct {
 	cli.Output
-	// Capabilities are those that the spec was written with.
+	// Capabilities are the capabilities with which the spec was written.
 	Capabilities *driver.Capabilities
 }
 
@@ -56,7 +56,7 @@ type comparison struct {
 	Differences []cdi.Difference `json:"differences"`
 }
 
-// The differences of a file that is not compared.
+// Reasons why a file is not compared.
 const (
 	notThere = "the file does not exist"
 	notOurs  = "not written by this program"
@@ -80,7 +80,7 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 	}
 	c := comparison{Path: files[0].path, Differences: []cdi.Difference{}}
 	var paths []string // of the files that differ
-	hint := ""         // there is none for the spec of another program
+	hint := ""         // none for another program's spec
 	dirs := cdi.Load(a.specDirs(h)...)
 	for _, f := range files {
 		list, err := a.differences(f, dirs)
@@ -110,7 +110,8 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 	return g.checkComplete()
 }
 
-// expectedFor is what a file should be: the spec of its kind, or else that of the GPUs, which is the first.
+// expectedFor returns the expected spec for a file: the spec of its kind, or else that of the GPUs, which is the
+// first.
 func expectedFor(files []specFile, path string) specFile {
 	f := files[0]
 	if spec, err := cdi.ReadFile(path); err == nil {
@@ -122,7 +123,7 @@ func expectedFor(files []specFile, path string) specFile {
 	return f
 }
 
-// differences compares a file with what it should be. Only root may be able to change its hooks.
+// differences compares a file with its expected content. Only root may be able to change the spec's hooks.
 func (a *app) differences(f specFile, dirs *cdi.SpecDirs) ([]cdi.Difference, error) {
 	written, err := cdi.ReadFile(f.path)
 	missing := errors.Is(err, fs.ErrNotExist)

@@ -24,10 +24,10 @@ import (
 type generateOptions struct {
 	cli.Output
 	given func(flag string) bool
-	// Write writes the spec into --cdi-dir, File into a file; otherwise it is printed.
+	// Write writes the spec into --cdi-dir, File into a file; otherwise the spec is printed.
 	Write bool
 	File  string
-	// Explain prints what was searched for in place of the spec.
+	// Explain prints what was searched for instead of the spec.
 	Explain      bool
 	Capabilities *driver.Capabilities
 }
@@ -80,7 +80,7 @@ configured and that the host has is a spec of its own kind: a document of its ow
 	return cmd
 }
 
-// outputIsNoFile adds a hint where --output names a file, as it does for nvidia-ctk cdi generate.
+// outputIsNoFile adds a hint if --output names a file, as with nvidia-ctk cdi generate.
 func outputIsNoFile(cmd *cobra.Command, err error) error {
 	improved := cli.FlagError(cmd, err)
 	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok && e.GetFlag().Name == "output" {
@@ -123,7 +123,7 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 	}
 	var printed error
 	switch {
-	case opts.Explain && g != nil: // it has the reasons of an error
+	case opts.Explain && g != nil: // the findings explain an error
 		printed = opts.Print(a.Stdout, explainView(g.findings))
 	case err == nil && path != "":
 		printed = a.printPaths(g.files(path, a.CDIKind))
@@ -136,7 +136,7 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 	return g.checkComplete()
 }
 
-// missingLibrary has a finding for each path that was searched for the driver's library.
+// missingLibrary returns a finding for each path that was searched for the driver's library.
 func missingLibrary(h host.Host) []driver.Finding {
 	var findings []driver.Finding
 	for _, path := range nvml.LibraryPaths(h) {
@@ -173,9 +173,9 @@ func (a *app) destination(opts generateOptions) (path string, err error) {
 
 const hintSpecDir = "name a directory that can be made or written to, with --cdi-dir or --file"
 
-// write makes the files what they should be. If one of them cannot be written, it writes none.
+// write writes the expected files. If one of them cannot be written, it writes none.
 func (a *app) write(h host.Host, files []specFile) error {
-	// Only the directory itself is made: /var/run is emptied at boot, but a missing parent is more likely a mistake.
+	// Only the directory itself is created: /var/run is emptied at boot, but a missing parent is probably a mistake.
 	if err := fileio.MakeDir(filepath.Dir(files[0].path)); err != nil {
 		return cli.With(cli.Failure, hintSpecDir, fmt.Errorf("make the spec directory: %w", err))
 	}
@@ -200,7 +200,7 @@ func (a *app) write(h host.Host, files []specFile) error {
 	return nil
 }
 
-// writeFile writes a spec, or removes the file of one without devices.
+// writeFile writes a spec, or removes its file if the spec has no devices.
 func (a *app) writeFile(f specFile) error {
 	if f.spec != nil {
 		a.Log.Debug("write the spec "+f.path, "devices", len(f.spec.Devices))

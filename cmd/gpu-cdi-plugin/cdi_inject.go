@@ -42,7 +42,7 @@ func someNames(_ *cobra.Command, args []string) error {
 }
 
 func (a *app) cdiInject(bundle string, names []string) error {
-	if bundle == "" { // a variable of a script that is not set; it does not mean the current directory
+	if bundle == "" { // an unset variable in a script; it does not mean the current directory
 		return cli.With(cli.Usage, "see gpu-cdi-plugin cdi inject --help", errors.New("--bundle is empty"))
 	}
 	h, err := a.host()
@@ -76,7 +76,7 @@ func (a *app) qualified(names []string) []string {
 	return names
 }
 
-// completeDevices completes the names of devices, except those that are on the command line already.
+// completeDevices completes the names of devices that are not yet on the command line.
 func (a *app) completeDevices(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	// Completion does not run the verb, which reads the environment and the configuration file.
 	if err := a.Resolve(); err != nil {

@@ -42,7 +42,7 @@ func (a *app) cdiList(out cli.Output) error {
 	return specDirsError(dirs)
 }
 
-// specDirsError returns an error if engines do not offer all that is in the spec directories.
+// specDirsError returns an error if engines do not offer every device in the spec directories.
 func specDirsError(dirs *cdi.SpecDirs) error {
 	unread, lost := 0, map[string]bool{}
 	for _, f := range dirs.Files {

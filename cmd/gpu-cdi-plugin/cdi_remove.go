@@ -51,8 +51,8 @@ func (a *app) cdiRemove(out cli.Output) error {
 	return errors.Join(out.Print(a.Stdout, v), failed)
 }
 
-// otherKind is the kind of the spec in a file if it is another than expected, or empty. A file that cannot be read has
-// the expected name and is of no use, so it may be replaced.
+// otherKind returns the kind of the spec in a file if it is not the expected one, or "". An unreadable file has the
+// expected name and is useless, so it may be replaced.
 func otherKind(path, kind string) string {
 	spec, err := cdi.ReadFile(path)
 	if err != nil || spec.Kind == kind {

@@ -142,7 +142,7 @@ func (a *app) reopenCommand() *cobra.Command {
 	}
 }
 
-// deviceStatuses are the exit statuses of the verbs that ask serve.
+// deviceStatuses returns the exit statuses of the verbs that send requests to serve.
 func deviceStatuses(more ...cli.Code) map[string]string {
 	return cli.Statuses(slices.Concat([]cli.Code{cli.OK, cli.Failure, cli.Usage}, more, []cli.Code{cli.Interrupted})...)
 }
@@ -154,7 +154,7 @@ func oneDevice(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// setCordon has serve set or lift a cordon, or does it in the record where no serve runs.
+// setCordon makes serve set or lift a cordon, or changes the record if serve does not run.
 func (a *app) setCordon(ctx context.Context, r control.Request) error {
 	err := a.ask(ctx, r)
 	if !errors.Is(err, control.ErrNoServer) {
@@ -202,8 +202,8 @@ func (a *app) ask(ctx context.Context, r control.Request) error {
 	return err
 }
 
-// recordedDevice finds a device by its UUID in a record or else, by its UUID or index, in what the driver has. The
-// identity is for a new record.
+// recordedDevice finds a device by its UUID in a record or else, by its UUID or index, among the driver's devices. A
+// new record gets the identity.
 func (a *app) recordedDevice(ctx context.Context, data []byte, name string) (health.Device, health.Identity, error) {
 	if len(data) > 0 {
 		recorded, err := health.Recorded(data, health.Identity{})
@@ -230,7 +230,7 @@ func (a *app) recordedDevice(ctx context.Context, data []byte, name string) (hea
 func (a *app) completeDevice(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	var list []string
 	if len(args) == 0 {
-		_ = a.Start(cmd) // for the path of the record; a required flag may still follow
+		_ = a.Start(cmd) // finds the path of the record; a required flag may still follow
 		data, err := fileio.ReadFile(agent.HealthRecord(a.config), node.MaxHealthRecord)
 		if err == nil {
 			recorded, _ := health.Recorded(data, health.Identity{})

@@ -68,8 +68,8 @@ func (a *app) devices(ctx context.Context, out cli.Output) error {
 	return unreadableGPUs(s)
 }
 
-// recorded returns what serve has recorded of the devices in a file of at most limit bytes, by UUID. Where serve never
-// ran, there is nothing.
+// recorded returns what serve has recorded about the devices in a file of at most limit bytes, by UUID. If serve never
+// ran, the result is empty.
 func recorded[T any](
 	a *app, path, what string, limit int64, parse func([]byte) (map[string]T, error),
 ) (all map[string]T) {
@@ -94,13 +94,13 @@ type deviceList struct {
 	DriverVersion string       `json:"driverVersion"`
 	CUDAVersion   string       `json:"cudaVersion"`
 	Devices       []deviceJSON `json:"devices"`
-	// Health is what serve has recorded, by UUID.
+	// Health is the health that serve has recorded, by UUID.
 	Health map[string]health.Status `json:"health,omitempty"`
 	// PreStart has the last preparations for containers that serve has recorded, by UUID.
 	PreStart map[string]prepare.Record `json:"preStart,omitempty"`
 }
 
-// deviceJSON is a device with all keys, also those of empty values.
+// deviceJSON is a device with all keys, including those of empty values.
 type deviceJSON struct {
 	gpu.Device
 	Error string `json:"error"`
@@ -174,7 +174,7 @@ func devicesView(
 	return v
 }
 
-// gibibytes is the cell of a size in bytes; 0 means unknown.
+// gibibytes formats a size in bytes for a table; 0 means unknown.
 func gibibytes(bytes uint64) string {
 	if bytes == 0 {
 		return "-"
@@ -182,7 +182,7 @@ func gibibytes(bytes uint64) string {
 	return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
 }
 
-// number is the cell of a number; -1 means unknown.
+// number formats a number for a table; -1 means unknown.
 func number(n int) string {
 	if n < 0 {
 		return "-"

@@ -18,12 +18,12 @@ import (
 	"gpu-cdi-plugin/nvml"
 )
 
-// errNoGPU is that the driver works and has no GPU.
+// errNoGPU means that the driver works and has no GPU.
 var errNoGPU = errors.New("the NVIDIA driver has no GPU")
 
-// host returns the paths of the host's files. What is not configured is detected: with --nvml-library and no
-// --driver-root the driver is installed where that library is, its other libraries are searched for beside NVML's, and
-// the device nodes are in the driver's root if only that has them, as in a driver container.
+// host returns the paths of the host's files. Paths that are not configured are detected: with --nvml-library and
+// without --driver-root, the driver is installed where that library is, and its other libraries are searched for
+// beside NVML's. The device nodes are in the driver's root if only that has them, as in a driver container.
 func (a *app) host() (host.Host, error) {
 	h, err := host.New(a.Root, a.DriverRoot, a.DevRoot)
 	if err != nil {
@@ -76,16 +76,16 @@ func (a *app) readDriver(ctx context.Context, h host.Host,
 	return s, err
 }
 
-// addTimeout adds the option for how long to wait for the driver.
+// addTimeout adds the option for the time limit of driver calls.
 func (a *app) addTimeout(cmd *cobra.Command) {
 	cmd.Flags().Var((*configfile.Duration)(&a.timeout), "timeout",
 		"`duration` that the driver may take to start, and then each GPU to answer")
 }
 
-// quiet is how long the driver may take before a message names the calls that are waited for.
+// quiet is how long the driver may take before the outstanding calls are logged.
 const quiet = 2 * time.Second
 
-// logSlowCalls logs which calls into the driver are waited for, if they take long.
+// logSlowCalls logs the outstanding calls into the driver if they take long.
 func (a *app) logSlowCalls() *time.Timer {
 	return time.AfterFunc(quiet, func() {
 		if calls := nvml.InFlight(); len(calls) > 0 {
@@ -94,7 +94,7 @@ func (a *app) logSlowCalls() *time.Timer {
 	})
 }
 
-// unreadableGPUs is the error of a snapshot with unreadable GPUs. It names them.
+// unreadableGPUs returns an error that names the unreadable GPUs of a snapshot.
 func unreadableGPUs(s *gpu.Snapshot) error {
 	if err := s.Unreadable(); err != nil {
 		return cli.With(cli.Partial, "see the kernel log (dmesg) for messages of NVRM", err)

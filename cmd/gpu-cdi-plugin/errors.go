@@ -20,9 +20,9 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// errorTable gives the errors of the libraries, which know no exit status and no flag, their exit status and a hint
-// what to do. The rows are in the order of the exit statuses. The first row that matches counts, also for an error that
-// wraps or joins several. An error without a row ends with status 1 and no hint.
+// errorTable gives the errors of the libraries, which know no exit statuses or flags, their exit status and a hint.
+// The rows are in the order of the exit statuses. The first matching row counts, also for an error that wraps or joins
+// several. An error without a row ends with status 1 and no hint.
 var errorTable = []cli.ErrorRow{
 	// 1: an error
 	cli.Sentinel(trust.ErrUnsafe, cli.Failure, cli.HintUnsafe),
@@ -88,7 +88,7 @@ var errorTable = []cli.ErrorRow{
 			"or share them under several names", e.Rules, e.Resource, e.Replicas)
 	}),
 
-	// 10: no driver that can be used. All of these wrap gpu.ErrNoDriver, whose row is the last.
+	// 10: no usable driver. All of these wrap gpu.ErrNoDriver, whose row is the last.
 	cli.Sentinel(driver.ErrOtherVersion, cli.NoDriver,
 		"reboot, or reload the kernel module, or install the libraries of its version"),
 	cli.Sentinel(driver.ErrDamaged, cli.NoDriver, "install the NVIDIA driver again"),
@@ -124,12 +124,12 @@ var errorTable = []cli.ErrorRow{
 			"--plugins-registry-dir"),
 }
 
-// hintConflict is what to do about another spec file that defines a name of ours.
+// hintConflict returns a hint for another spec file that defines a name of ours.
 func hintConflict(c cdi.Conflict) string {
 	return "remove " + c.File + ", or choose another kind with --cdi-kind VENDOR/CLASS"
 }
 
-// statuses are the exit statuses in the words of the help.
+// statuses are the exit statuses as described in the help.
 var statuses = map[cli.Code]string{
 	cli.OK:          "done",
 	cli.Failure:     "an error",
@@ -143,7 +143,7 @@ var statuses = map[cli.Code]string{
 	cli.Interrupted: "interrupted",
 }
 
-// partly is the error of a verb that did a part of its work.
+// partly returns the error of a verb that did only a part of its work.
 func partly(hint, format string, args ...any) error {
 	return cli.With(cli.Partial, hint, fmt.Errorf(format, args...))
 }

@@ -58,7 +58,7 @@ func (a *app) planInstall(engines []string) (*install.Plan, error) {
 	return files.Install(engines, hook)
 }
 
-// locked plans and makes changes while no other process changes the same files. A dry run needs no lock.
+// locked plans and makes changes while no other process changes the same files. A dry run takes no lock.
 func (a *app) locked(dryRun bool, change func() error) error {
 	if dryRun {
 		return change()
@@ -108,7 +108,7 @@ func (a *app) applyHook(p *install.Plan, out cli.Output, dryRun bool) error {
 	return out.Print(a.Stdout, planView(p, dryRun))
 }
 
-// planView is what was changed, or would be.
+// planView lists the changes that were or would be made.
 func planView(p *install.Plan, dryRun bool) cli.View {
 	type file struct {
 		Path   string `json:"path"`
@@ -144,7 +144,7 @@ func planView(p *install.Plan, dryRun bool) cli.View {
 	return cli.View{Data: data, Table: t}
 }
 
-// unified is the change of a file as a unified diff.
+// unified formats the change of a file as a unified diff.
 func unified(c install.Change) string {
 	before, after := "/dev/null", "/dev/null"
 	if c.Before != nil {
@@ -156,7 +156,7 @@ func unified(c install.Change) string {
 	return string(diff.Diff(before, content(c.Before), after, content(c.After)))
 }
 
-// content is the text of a file; of a link, where it leads to.
+// content returns the text of a file, or the target of a link.
 func content(f *install.File) []byte {
 	switch {
 	case f == nil:

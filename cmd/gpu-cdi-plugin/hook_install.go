@@ -52,7 +52,8 @@ in /etc/gpu-cdi-plugin/hook.yaml: every container that can be annotated may take
 	return cmd
 }
 
-// printEngines prints which engines the hook can be installed for, and for which it is on this host.
+// printEngines prints the engines that the hook can be installed for, and those for which it is installed on this
+// host.
 func (a *app) printEngines(out cli.Output) error {
 	h, err := a.host()
 	if err != nil {

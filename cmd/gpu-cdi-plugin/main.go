@@ -1,7 +1,7 @@
 // Command gpu-cdi-plugin gives containers the GPUs of a node through CDI.
 //
-// Each verb has a file: it reads its options, calls the libraries and prints the result. main does nothing, and only
-// main ends the process.
+// Each verb has a file: it reads its options, calls the libraries and prints the result. main only calls run and ends
+// the process.
 package main
 
 import (

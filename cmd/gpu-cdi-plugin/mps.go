@@ -68,8 +68,7 @@ func (a *app) mpsOptions() (mps.Options, error) {
 	}, nil
 }
 
-// findMPS finds the MPS control program of the driver. It does not ask the driver: a program that has the driver open
-// would block resets.
+// findMPS finds the MPS control program of the driver. It does not open the driver, since that would block resets.
 func findMPS(h host.Host) (mps.Program, error) {
 	d, file, err := agent.FindProgram(h, mps.ControlProgram)
 	if err != nil {

@@ -13,17 +13,17 @@ import (
 	"gpu-cdi-plugin/nvml"
 )
 
-// app is what all verbs share: their options, their input and their output.
+// app has what all verbs share: their options, their input and their output.
 type app struct {
 	*cli.Program
 	*config.Common
 	plugin  *config.Plugin
-	config  *config.Config // all of it
-	timeout time.Duration  // of calls of the driver
-	hangups chan os.Signal // of serve, which reads its configuration again at each SIGHUP
+	config  *config.Config // the whole configuration
+	timeout time.Duration  // of driver calls
+	hangups chan os.Signal // of serve, which reloads its configuration at each SIGHUP
 }
 
-// newApp returns an app with the defaults of everything that can be configured.
+// newApp returns an app with the default configuration.
 func newApp() *app {
 	c, defaults := config.Default(), config.Default()
 	return &app{
@@ -37,7 +37,7 @@ func newApp() *app {
 	}
 }
 
-// run is the whole program: main without the process. It returns the exit status.
+// run is the whole program except the process itself. It returns the exit status.
 func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := newApp()
 	a.Env, a.Stdin, a.Stdout, a.Stderr = env, stdin, stdout, stderr

@@ -25,13 +25,14 @@ import (
 
 const hookName = "prestart-hook"
 
-// specDirs are the directories of CDI specs, from the lowest priority to the highest.
+// specDirs returns the directories of CDI specs, from the lowest priority to the highest.
 func (a *app) specDirs(h host.Host) []string { return cdi.Dirs(h.Root(), a.CDIDir) }
 
-// ownSpec is the path of the spec that generate --write writes.
+// ownSpec returns the path of the spec that generate --write writes.
 func (a *app) ownSpec() string { return filepath.Join(a.CDIDir, cdi.FileName(a.CDIKind)) }
 
-// renewHint names the command that writes a new spec to path. If that would refuse the hook, the hook is first.
+// renewHint returns the command that writes a new spec to path. If that would refuse the hook, the hint is about the
+// hook.
 func (a *app) renewHint(path string) string {
 	if err := a.checkHook(); errors.Is(err, trust.ErrUnsafe) {
 		return cli.HintOf(err)
@@ -50,20 +51,20 @@ func addCapabilitiesFlag(f *pflag.FlagSet) *driver.Capabilities {
 	return &c
 }
 
-// generated is the spec that this host should have now, and what it was made of.
+// generated is the spec that this host should have, with its inputs.
 type generated struct {
 	snapshot *gpu.Snapshot
 	spec     *specs.Spec
-	extras   []specFile // those that are configured
+	extras   []specFile // of the configured extras
 	findings []driver.Finding
 }
 
-// files are the spec files, that of the GPUs at path.
+// files returns the spec files, with that of the GPUs at path.
 func (g *generated) files(path, kind string) []specFile {
 	return append([]specFile{{path, kind, g.spec}}, g.extras...)
 }
 
-// generate makes the spec that this host should have.
+// generate generates the spec that this host should have.
 func (a *app) generate(ctx context.Context, h host.Host, c driver.Capabilities) (*generated, error) {
 	hook, err := a.hook()
 	if err != nil {
@@ -112,7 +113,7 @@ func (g *generated) checkDevices(h host.Host) error {
 		cmp.Or(strings.Join(reasons, "; "), "the driver has none")))
 }
 
-// hintDevRoot is what to do if the driver's device nodes are not found.
+// hintDevRoot returns a hint for missing device nodes of the driver.
 func hintDevRoot(h host.Host) string {
 	return "the driver's device nodes are not in " + h.Dev() +
 		"; name the directory whose dev/ has them with --dev-root"
@@ -136,8 +137,8 @@ func (g *generated) checkComplete() error {
 	return errors.Join(err, missing)
 }
 
-// hook is the path on the host of the hook in specs. With --hook-path it need not exist: a spec that is printed may
-// be for another host.
+// hook returns the path on the host of the hook in specs. With --hook-path it need not exist: a printed spec may be
+// for another host.
 func (a *app) hook() (string, error) {
 	if a.HookPath != "" {
 		if filepath.Clean(a.HookPath) != a.HookPath || !filepath.IsAbs(a.HookPath) {
@@ -166,7 +167,7 @@ func noHook(err error) error {
 // specFile is a spec and the path of its file.
 type specFile struct {
 	path, kind string
-	spec       *specs.Spec // nil if it would have no device
+	spec       *specs.Spec // nil if the spec would have no devices
 }
 
 // addExtras adds the device plugin's flag for extras to a verb, so that it handles the same spec files as serve.
@@ -174,12 +175,12 @@ func (a *app) addExtras(cmd *cobra.Command) {
 	cmd.Flags().AddFlag(a.ServiceFlags.Lookup("extras"))
 }
 
-// extraPath is the path of the spec of an extra.
+// extraPath returns the path of the spec of an extra.
 func (a *app) extraPath(e driver.Extra) string {
 	return filepath.Join(a.CDIDir, cdi.FileName(e.Kind(a.CDIKind)))
 }
 
-// extraFiles are the spec files of the configured extras that exist.
+// extraFiles returns the existing spec files of the configured extras.
 func (a *app) extraFiles() []string {
 	var files []string
 	for _, e := range agent.Extras(a.config) {
@@ -190,7 +191,7 @@ func (a *app) extraFiles() []string {
 	return files
 }
 
-// writtenExtras are the spec files of extras that this program wrote, even if they are not configured.
+// writtenExtras returns the spec files of extras that this program wrote, configured or not.
 func (a *app) writtenExtras() []string {
 	var files []string
 	for _, e := range driver.Extras() {
@@ -202,7 +203,7 @@ func (a *app) writtenExtras() []string {
 	return files
 }
 
-// generateExtras makes the specs of the configured extras, and what was searched for.
+// generateExtras generates the specs of the configured extras, with the findings of the search.
 func (a *app) generateExtras(h host.Host) (list []specFile, findings []driver.Finding, _ error) {
 	for _, e := range agent.Extras(a.config) {
 		spec, extraFindings, err := e.Generate(h, a.CDIKind)

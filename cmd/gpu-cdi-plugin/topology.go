@@ -52,7 +52,7 @@ func (a *app) topology(ctx context.Context, out cli.Output, socket string) error
 		return err
 	}
 	n := topology.Node{Snapshot: s}
-	if out.Format != "table" { // a table has no holders
+	if out.Format != "table" { // tables show no holders
 		n.Holders, n.HoldersUnknown = a.holders(ctx, socket)
 	}
 	if err := out.Print(a.Stdout, topologyView(n)); err != nil {
@@ -61,8 +61,8 @@ func (a *app) topology(ctx context.Context, out cli.Output, socket string) error
 	return unreadableGPUs(s)
 }
 
-// holders returns the containers that hold devices, from the kubelet, or the reason why they are unknown. A node need
-// not have a kubelet; one that does not answer is a warning.
+// holders returns the containers that hold devices, from the kubelet, or why they are unknown. A node need not have a
+// kubelet; a kubelet that does not answer causes a warning.
 func (a *app) holders(ctx context.Context, socket string) (list []topology.Holder, unknown string) {
 	list, err := podresources.List(ctx, socket)
 	switch {

@@ -15,7 +15,7 @@ import (
 	"gpu-cdi-plugin/internal/cli"
 )
 
-// explainOptions is a request for GPUs, as the command line has it.
+// explainOptions is a request for GPUs from the command line.
 type explainOptions struct {
 	size            int
 	available, must []string
@@ -188,7 +188,7 @@ func findGPU(s *gpu.Snapshot, name string) *gpu.Device {
 	return nil
 }
 
-// requestError is the error of a request that cannot be fulfilled, with indices in place of UUIDs.
+// requestError returns the error of a request that cannot be fulfilled, with indices instead of UUIDs.
 func requestError(s *gpu.Snapshot, err error) error {
 	var r *allocator.RequestError
 	if !errors.As(err, &r) {

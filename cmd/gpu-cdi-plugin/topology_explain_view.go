@@ -30,12 +30,12 @@ type indexedGPU struct {
 	UUID  string `json:"uuid"`
 }
 
-// chosenSet is a set of GPUs with its score, and the GPUs that are left.
+// chosenSet is a set of GPUs with its score, and the remaining GPUs.
 type chosenSet struct {
 	Devices   []indexedGPU `json:"devices"`
 	NUMANodes []int        `json:"numaNodes"`
 	Score     int          `json:"score"`
-	// Exact: all sets were compared, and no other is better by the policy.
+	// Exact says that all sets were compared, and none is better by the policy.
 	Exact bool         `json:"exact"`
 	Pairs []scoredLink `json:"pairs"`
 	Left  []indexedGPU `json:"left"`
@@ -59,7 +59,7 @@ var objectives = map[allocator.Policy]string{
 const topologyObjective = "the highest score, then the best pairs and sets of 4 and 8 among those left " +
 	"(up to 16 GPUs), then their score"
 
-// describeSet scores the pairs of a set, and the GPUs that it leaves of those available.
+// describeSet scores the pairs of a set, and of the available GPUs that remain.
 func describeSet(s *gpu.Snapshot, w allocator.Weights, available []string, c allocator.Choice, exact bool) chosenSet {
 	left := slices.DeleteFunc(slices.Clone(available), func(id string) bool { return slices.Contains(c.IDs, id) })
 	set := chosenSet{
@@ -115,7 +115,7 @@ func (e *explanation) exactText() string {
 		allocator.MaxExact)
 }
 
-// sumText is a table of the pairs of the chosen set, by kind of link, whose scores add up to its own.
+// sumText formats a table of the pairs of the chosen set, by kind of link, whose scores add up to the set's.
 func (e *explanation) sumText() string {
 	if len(e.Chosen.Pairs) == 0 {
 		return "A single GPU has no pairs and scores 0.\n"
@@ -146,7 +146,7 @@ func (e *explanation) sumText() string {
 	return b.String()
 }
 
-// linkText describes a link, as in "NV18 by NVSwitch, SYS".
+// linkText describes a link, such as "NV18 by NVSwitch, SYS".
 func linkText(l gpu.Link) string {
 	switch {
 	case l.NVLinks == 0:
@@ -158,7 +158,7 @@ func linkText(l gpu.Link) string {
 	}
 }
 
-// scoreText is the sum that gives the score of a link, as in "2 x 100 + 50 = 250".
+// scoreText formats the sum that gives the score of a link, such as "2 x 100 + 50 = 250".
 func (e *explanation) scoreText(l gpu.Link) string {
 	score := e.weights.Score(l)
 	if l.NVLinks == 0 {
@@ -170,7 +170,7 @@ func (e *explanation) scoreText(l gpu.Link) string {
 	return fmt.Sprintf("%d x %d + %d = %d", l.NVLinks, (score-onPath)/l.NVLinks, onPath, score)
 }
 
-// indexRanges is the cell of a list of GPUs, as in "0-3,5".
+// indexRanges formats a list of GPUs, such as "0-3,5".
 func indexRanges(list []indexedGPU) string {
 	var parts []string
 	for i := 0; i < len(list); {

@@ -28,7 +28,7 @@ func init() {
 // isLive reports whether a hook's arguments, without the program's name, are those of the live position.
 func isLive(args []string) bool { return len(args) > 0 && args[0] == "create-runtime" }
 
-// undoTime is the part of the deadline that is for taking back what was given.
+// undoTime is the part of the deadline that is kept for reverting changes.
 const undoTime = 2 * time.Second
 
 // createRuntime gives the created container of the state on stdin the devices that its annotations name.
@@ -55,19 +55,19 @@ func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) erro
 	if err != nil {
 		return oneLine(err)
 	}
-	if edited.After == nil { // no annotation asks for a device, or config.json has it
+	if edited.After == nil { // no annotation requests a device, or config.json has it
 		return nil
 	}
 	h, err := host.New("/", "/", "/")
 	if err := errors.Join(parentErr, err); err != nil {
 		return err
 	}
-	// A call that does not return, such as on a dead file system, cannot be taken back: main ends the process then.
+	// A hanging call, for example on a dead file system, cannot be reverted: main then ends the process.
 	hangs := time.AfterFunc(time.Until(begin.Add(deadline-logTime)), func() {
 		problems.report(inject.Error, fmt.Errorf("%s: not given after %v, abandoned", edited.Devices, deadline))
 	})
 	defer hangs.Stop()
-	// Until here a signal ends the process, and nothing has changed.
+	// Until here a signal ends the process without any changes.
 	signals := []os.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGHUP}
 	arrived := make(chan os.Signal, 1)
 	signal.Notify(arrived, signals...)
@@ -76,7 +76,7 @@ func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) erro
 	warnings, err := live.Give(ctx, live.Request{
 		State: state, Runtime: parent, Before: edited.Before, After: edited.After,
 		Interrupted: func() error {
-			signal.Stop(arrived) // which waits for a signal that the process has received, and ctx does not show yet
+			signal.Stop(arrived) // waits for a signal that the process has received but ctx does not show yet
 			select {
 			case s := <-arrived:
 				return fmt.Errorf("%s signal received", s)

@@ -1,4 +1,4 @@
-// Command prestart-hook is an OCI hook that prepares a container's root for the GPUs that the container was given. For
+// Command prestart-hook is an OCI hook that prepares a container's root for the GPUs that the container gets. For
 // runtimes without CDI it also gives containers the devices that their annotations name: as a precreate hook, as a
 // createRuntime hook, and, under the name gpu-cdi-runtime, in front of a runtime.
 package main
@@ -101,11 +101,11 @@ const (
 // system of the container may never respond, and runtimes wait for a hook without a limit.
 const deadline = 10 * time.Second
 
-// heapLimit is in bytes. Below it no garbage is collected, since the process lives for milliseconds.
+// heapLimit is in bytes. Below it no garbage is collected, since the process runs only for milliseconds.
 const heapLimit = 64 << 20
 
 func main() {
-	// If even the message about the deadline blocks. The live position writes it sooner.
+	// In case even the message about the deadline blocks. The live position writes it earlier.
 	last := deadline + time.Second
 	if len(os.Args) > 1 && isLive(os.Args[1:]) {
 		last = deadline
@@ -113,7 +113,7 @@ func main() {
 	time.AfterFunc(last, func() { os.Exit(statusFailure) })
 	in := inject.Injector{
 		PolicyFile:   "/etc/gpu-cdi-plugin/hook.yaml",
-		CDIDirs:      []string{"/etc/cdi", "/var/run/cdi"}, // as engines read them
+		CDIDirs:      []string{"/etc/cdi", "/var/run/cdi"}, // like engines
 		RuntimeDir:   "/run/gpu-cdi-plugin",
 		PodLogs:      "/var/log/pods",
 		SyslogSocket: "/dev/log",
@@ -121,7 +121,7 @@ func main() {
 	os.Exit(run(in, os.Args, os.Stdin, os.Stdout, os.Stderr))
 }
 
-// run picks the position. The first argument is the program's name.
+// run selects the position. The first argument is the program's name.
 func run(in inject.Injector, args []string, stdin *os.File, stdout, stderr io.Writer) int {
 	if isRuntime(args) {
 		return runRuntime(in, args[1:], stderr)
@@ -130,7 +130,7 @@ func run(in inject.Injector, args []string, stdin *os.File, stdout, stderr io.Wr
 }
 
 func runHook(in inject.Injector, args []string, stdin *os.File, stdout, stderr io.Writer) int {
-	// The environment may be the image's: runc passes the container's to hooks that have none of their own.
+	// The environment may be the image's: runc passes the container's environment to hooks without their own.
 	os.Clearenv()
 	unix.Umask(0o022)
 	// A runtime that does not read warnings must not make the hook fail.
@@ -208,10 +208,10 @@ func createContainer(c *hookargs.CreateContainer, stdin io.Reader, problems *pro
 	return err
 }
 
-// maxConfig is the size in bytes of the largest config.json that precreate reads. runc has no limit.
+// maxConfig bounds the config.json that precreate reads, in bytes. runc has no limit.
 const maxConfig = 64 << 20
 
-// precreate copies a config.json, with the devices that its annotations name. On an error it writes nothing.
+// precreate copies a config.json and adds the devices that its annotations name. On an error it writes nothing.
 func precreate(in inject.Injector, stdin io.Reader, stdout io.Writer) error {
 	end := time.After(deadline)
 	config, err := within(end, "read it", func() ([]byte, error) {

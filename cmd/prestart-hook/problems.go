@@ -11,19 +11,19 @@ import (
 	"gpu-cdi-plugin/internal/wording"
 )
 
-// problems reports what goes wrong in a run of the hook: on standard error, which engines show or not, and in the log
+// problems reports the problems of a run of the hook: on standard error, which engines may not show, and in the log
 // that the policy names.
 type problems struct {
 	in     inject.Injector
 	stderr io.Writer
-	// position is that of the hook, and container the ID, if it is known.
+	// position is the position of the hook, and container the ID, if known.
 	position, container string
 }
 
 // logTime is how long writing to the log may take. A file system or a daemon may not respond.
 const logTime = 500 * time.Millisecond
 
-// report writes a line for each problem in err. A log that cannot be written stops no container.
+// report writes a line for each problem in err. An unwritable log stops no container.
 func (p *problems) report(level inject.Level, err error) {
 	for line := range strings.SplitSeq(strings.TrimSpace(err.Error()), "\n") {
 		fmt.Fprintf(p.stderr, "%s: %s\n", hookName, line)
@@ -33,8 +33,8 @@ func (p *problems) report(level inject.Level, err error) {
 	}
 }
 
-// log writes a line to the log that the policy names. It reads the policy file again, to find the log. A run without
-// problems does not read the policy for this.
+// log writes a line to the log that the policy names. It reads the policy file again to find the log, so that a run
+// without problems does not read it for this.
 func (p *problems) log(level inject.Level, problem error) error {
 	done := make(chan error, 1)
 	go func() { done <- p.in.Log(level, p.position, p.container, oneLine(problem)) }()
@@ -46,10 +46,10 @@ func (p *problems) log(level inject.Level, problem error) error {
 	}
 }
 
-// maxLine is the length in bytes of the longest message in one line. Engines show one.
+// maxLine bounds a message in one line, in bytes. Engines show one line.
 const maxLine = 2000
 
-// oneLine is the text of an error in one line.
+// oneLine formats an error in one line.
 func oneLine(err error) error {
 	return errors.New(wording.Shorten(strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; "), maxLine))
 }

@@ -16,7 +16,8 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// exec must run on the main thread: only that has the parent-death signal (PR_SET_PDEATHSIG) that the caller set.
+// exec must run on the main thread: only the main thread has the parent-death signal (PR_SET_PDEATHSIG) that the
+// caller set.
 func init() {
 	if isRuntime(os.Args) {
 		runtime.LockOSThread()
@@ -25,9 +26,9 @@ func init() {
 
 func isRuntime(args []string) bool { return len(args) > 0 && filepath.Base(args[0]) == runtimeName }
 
-// runRuntime becomes the runtime, after it has put devices into the bundle of a command that makes a container. It
-// returns only with an error. Until then it changes nothing that the runtime inherits, such as the environment and the
-// umask. Of ignored signals SIGHUP and SIGINT stay so; others get their default action, as in every program of Go.
+// runRuntime adds devices to the bundle of a command that creates a container, and then becomes the runtime. It
+// returns only with an error. It changes nothing that the runtime inherits, such as the environment and the umask,
+// except that ignored signals other than SIGHUP and SIGINT get their default action, as in every Go program.
 func runRuntime(in inject.Injector, args []string, stderr io.Writer) int {
 	c, err := inject.ParseCommand(args)
 	if err == nil {
@@ -59,10 +60,10 @@ func becomeRuntime(in inject.Injector, c inject.Command, args []string) error {
 	return fmt.Errorf("run the runtime %s: %w", path, err)
 }
 
-// writeLog appends an error to the runtime's log file: containerd and podman show the last line of it. What goes wrong
-// here is not reported: the policy's log has the error too.
+// writeLog appends an error to the runtime's log file: containerd and podman show its last line. Errors here are not
+// reported, since the policy's log has the error too.
 func writeLog(c inject.Command, problem error) {
-	path := strings.TrimPrefix(c.Log, "file:") // crun takes that, and journald: and syslog:
+	path := strings.TrimPrefix(c.Log, "file:") // crun accepts this prefix, and journald: and syslog:
 	if path == "" || strings.HasPrefix(path, "journald:") || strings.HasPrefix(path, "syslog:") {
 		return
 	}
@@ -72,7 +73,7 @@ func writeLog(c inject.Command, problem error) {
 		data, _ := json.Marshal(map[string]string{"level": "error", "msg": problem.Error(), "time": now})
 		line = string(data) + "\n"
 	}
-	// The directory may be a user's bundle, and a link in it could lead to any file.
+	// The directory may be a user's bundle, in which a link could lead to any file.
 	dir, err := trust.OpenDir(filepath.Dir(path))
 	if err != nil {
 		return
@@ -85,7 +86,7 @@ func writeLog(c inject.Command, problem error) {
 	}
 	f := os.NewFile(uintptr(fd), path)
 	defer f.Close()
-	var st unix.Stat_t // a hard link could be to any file too
+	var st unix.Stat_t // a hard link could also be to any file
 	if err := unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1 {
 		_, _ = f.WriteString(line)
 	}

@@ -20,11 +20,11 @@ import (
 	"gpu-cdi-plugin/cdi"
 )
 
-// pod is a container of a pod, as the engine has named it in annotations.
+// pod names a container of a pod, from the engine's annotations.
 type pod struct{ namespace, name, uid, container string }
 
-// podOf finds the pod of a container by its annotations. They are believed if the cgroup in linux.cgroupsPath has the
-// pod's UID, and the kubelet has a directory for the logs of the pod with this namespace, name and UID. Engines take
+// podOf finds the pod of a container by its annotations. It trusts them if the cgroup in linux.cgroupsPath has the
+// pod's UID, and the kubelet has a directory for the logs of the pod with this namespace, name and UID. Engines get
 // linux.cgroupsPath from the kubelet, and never from a container, an image or a checkpoint.
 func (i Injector) podOf(c *container) (*pod, error) {
 	if c.owner != nil && *c.owner != 0 {
@@ -33,7 +33,7 @@ func (i Injector) podOf(c *container) (*pod, error) {
 	p := &pod{}
 	for _, field := range []struct {
 		to               *string
-		containerd, crio string // the annotations
+		containerd, crio string // the keys of the annotations
 	}{
 		{&p.namespace, "io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"},
 		{&p.name, "io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"},
@@ -46,7 +46,7 @@ func (i Injector) podOf(c *container) (*pod, error) {
 		case !isContainerd && !isCRIO:
 			return nil, fmt.Errorf("it is of no pod: it has neither the annotation %s nor %s",
 				field.containerd, field.crio)
-		case isContainerd && isCRIO && a != b: // only one is the engine's
+		case isContainerd && isCRIO && a != b: // only one engine set its annotations
 			return nil, fmt.Errorf("its annotations %s and %s differ", field.containerd, field.crio)
 		case isContainerd:
 			*field.to = a
@@ -69,7 +69,7 @@ func (i Injector) podOf(c *container) (*pod, error) {
 	return p, nil
 }
 
-// isPlainName reports whether a text can be a name of Kubernetes: letters, digits, hyphens, and dots within.
+// isPlainName reports whether a text can be a name in Kubernetes: letters, digits, hyphens, and dots within.
 func isPlainName(text string) bool {
 	notPlain := func(c rune) bool {
 		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '.'
@@ -77,7 +77,7 @@ func isPlainName(text string) bool {
 	return text != "" && len(text) <= 253 && !strings.HasPrefix(text, ".") && !strings.ContainsFunc(text, notPlain)
 }
 
-// inPod reports whether a cgroup of a container is below that of a pod: .../podUID/CONTAINER, or with systemd
+// inPod reports whether a container's cgroup is below its pod's: .../podUID/CONTAINER, or with systemd
 // ...-podUID.slice:PREFIX:CONTAINER, where the UID has underscores for its hyphens.
 func inPod(cgroup, uid string) bool {
 	if slice, _, isSystemd := strings.Cut(cgroup, ":"); isSystemd {
@@ -86,7 +86,7 @@ func inPod(cgroup, uid string) bool {
 	return slices.Contains(strings.Split(path.Dir(path.Clean(cgroup)), "/"), "pod"+uid)
 }
 
-// checkAllocated returns an error unless the kubelet has given all of the named devices to a container.
+// checkAllocated returns an error unless the kubelet has allocated all of the named devices to a container.
 func (i Injector) checkAllocated(c *container, names []string, dirs *cdi.SpecDirs) error {
 	p, err := i.podOf(c)
 	if err != nil {
@@ -106,13 +106,12 @@ func (i Injector) checkAllocated(c *container, names []string, dirs *cdi.SpecDir
 	return nil
 }
 
-// sameDevice reports whether two names, such as an index and a UUID, are of one device: they have the same edits in one
-// file. Devices of different files are never the same: a container also gets the edits that a file has for all of its
-// devices.
+// sameDevice reports whether two names, such as an index and a UUID, name one device: they have the same edits in one
+// file. Devices of different files are never the same, since a container also gets the common edits of each file.
 func sameDevice(dirs *cdi.SpecDirs, name, other string) bool {
 	file := fileOf(dirs, name)
 	if name == other || file == nil || file != fileOf(dirs, other) {
-		return name == other // cdi reports one that does not exist
+		return name == other // cdi reports a device that does not exist
 	}
 	a, b := editsOf(file.Spec, name), editsOf(file.Spec, other)
 	return a != nil && reflect.DeepEqual(a, b)
@@ -129,13 +128,13 @@ func editsOf(spec *specs.Spec, name string) *specs.ContainerEdits {
 }
 
 const (
-	// allocatedTime is how long "gpu-cdi-plugin serve" may take for its answer.
+	// allocatedTime is how long "gpu-cdi-plugin serve" may take to answer.
 	allocatedTime = 2 * time.Second
-	// maxAnswer is the size in bytes of the longest answer.
+	// maxAnswer bounds the answer, in bytes.
 	maxAnswer = 128 << 10
 )
 
-// allocated asks "gpu-cdi-plugin serve" for the CDI devices that the kubelet gave a container, by qualified names.
+// allocated asks "gpu-cdi-plugin serve" which CDI devices the kubelet gave a container. It returns qualified names.
 func (i Injector) allocated(p *pod) ([]string, error) {
 	socket := filepath.Join(i.RuntimeDir, "control.sock")
 	request, err := json.Marshal(map[string]string{
@@ -166,8 +165,8 @@ func (i Injector) allocated(p *pod) ([]string, error) {
 	return strings.Split(message.Result, ","), nil
 }
 
-// post sends a request to the control socket, as package control does, and returns the body of the answer. With
-// net/http this program would have twice its size. In HTTP 1.0 an answer ends with its connection.
+// post sends a request to the control socket, like package control does, and returns the body of the answer. net/http
+// would double the size of this program. In HTTP 1.0 the end of the connection ends the answer.
 func post(socket string, request []byte) ([]byte, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

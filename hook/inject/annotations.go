@@ -13,20 +13,20 @@ import (
 )
 
 const (
-	// maxDevices is how many devices a container may ask for. A node has at most 16 GPUs with 7 MIG devices each.
+	// maxDevices is how many devices a container may request. A node has at most 16 GPUs with 7 MIG devices each.
 	maxDevices = 1024
-	// maxName is the length in bytes of the longest name of a device. That of a MIG device by UUID has 55.
+	// maxName bounds the name of a device, in bytes. A MIG device's name by UUID has 55.
 	maxName = 255
 )
 
-// requested returns the names of the devices that the annotations of a config.json ask for, each once, in the order of
-// the annotations' keys. A value is a list of qualified names, separated by commas, as engines with CDI read it.
+// requested returns the names of the devices that the annotations of a config.json request, each once, in the order of
+// the annotations' keys. A value is a list of qualified names, separated by commas, as engines with CDI parse it.
 func requested(config []byte) ([]string, error) {
 	var c struct {
 		Annotations map[string]json.RawMessage `json:"annotations"`
 	}
 	if err := json.Unmarshal(config, &c); err != nil {
-		if _, ok := errors.AsType[*json.UnmarshalTypeError](err); ok { // its text has names of Go types
+		if _, ok := errors.AsType[*json.UnmarshalTypeError](err); ok { // the error's text has names of Go types
 			err = errors.New("the configuration or its annotations are no object")
 		}
 		return nil, fmt.Errorf("read the annotations: %w", err)

@@ -1,17 +1,18 @@
-// Package inject gives containers of runtimes without CDI the devices that their annotations name, by putting them into
-// config.json before the container is created. It is the same work as that of an engine with CDI, and cdi does it.
+// Package inject gives containers of runtimes without CDI the devices that their annotations name, by adding the
+// devices to config.json before the container is created. An engine with CDI does the same work, and package cdi
+// implements it.
 //
 //	annotations cdi.k8s.io/* --requested--> names --policy--> allowed names --cdi--> config.json
 //
-// Whoever may write a container's annotations may ask for devices, and the policy of the node (policy.go) decides which
-// ones are given, and to which containers (rules.go). It can demand that they are those that the kubelet gave the
+// Whoever may write a container's annotations may request devices. The node's policy (policy.go) decides which devices
+// are granted, and to which containers (rules.go). It can require that the kubelet allocated the devices to the
 // container (allocated.go). [Injector.Allowed] is the only place that decides, for all positions, which annotated
-// devices a container may have. The environment of the container, which is the image's, is not read. Everything is
-// given or nothing: an error leaves config.json as it was. Log writes problems to the log that the policy names
-// (log.go).
+// devices a container may have. The environment of the container, which is the image's, is not read. Either all
+// devices are added or none: an error leaves config.json unchanged. Log writes problems to the log that the policy
+// names (log.go).
 //
 // [Injector.Config] is for engines with precreate hooks, [Injector.Bundle] for a program in front of a runtime, whose
-// command line ParseCommand reads, and [Injector.Preview] for a container that exists already.
+// command line ParseCommand parses, and [Injector.Preview] for a container that already exists.
 package inject
 
 import (
@@ -24,29 +25,30 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// maxEdited is the size in bytes of the largest config.json that gets devices: editing takes 60 times its memory. Real
-// ones have less than 100 KB.
+// maxEdited bounds a config.json that gets devices, in bytes: editing takes 60 times as much memory. Real files have
+// less than 100 KB.
 const maxEdited = 4 << 20
 
 // Injector has the paths of the node's files.
 type Injector struct {
-	// PolicyFile is the policy. It need not exist.
+	// PolicyFile is the path of the policy, which need not exist.
 	PolicyFile string
 	// CDIDirs are the directories of CDI specs, from the lowest priority to the highest.
 	CDIDirs []string
-	// RuntimeDir is the directory of the control socket of "gpu-cdi-plugin serve", and PodLogs that in which the
-	// kubelet has a directory for each pod. They are used only where the policy asks for what the kubelet gave.
+	// RuntimeDir is the directory of the control socket of "gpu-cdi-plugin serve". PodLogs is the directory in which
+	// the kubelet has a directory for each pod. They are used only if the policy requires devices that the kubelet
+	// allocated.
 	RuntimeDir, PodLogs string
-	// SyslogSocket is where the syslog daemon receives datagrams. It is used only where the policy has it for a log.
+	// SyslogSocket is the syslog daemon's datagram socket. It is used only if the policy's log is syslog.
 	SyslogSocket string
 }
 
-// Config returns a config.json with the devices that its annotations name, or nil if it has them already or names none.
-// There is no bundle, so its owner is unknown to the policy.
+// Config returns a config.json with the devices that its annotations name, or nil if it already has them or its
+// annotations name none. Without a bundle, the policy does not know its owner.
 func (i Injector) Config(config []byte) ([]byte, error) { return i.edit(config, nil, false) }
 
-// Bundle puts the devices that the annotations of a bundle's config.json name into it. The bundle may belong to another
-// user.
+// Bundle adds the devices that the annotations of a bundle's config.json name to that file. The bundle may belong to
+// another user.
 func (i Injector) Bundle(dir string) error {
 	_, err := cdi.EditBundle(dir, func(config []byte, owner uint32) ([]byte, error) {
 		return i.edit(config, &owner, false)
@@ -56,15 +58,15 @@ func (i Injector) Bundle(dir string) error {
 
 // Edited is a config.json before and after the devices that its annotations name were put into it.
 type Edited struct {
-	// Devices names the devices for messages, as "device nvidia.com/gpu=0 and 1 more".
+	// Devices names the devices for messages, such as "device nvidia.com/gpu=0 and 1 more".
 	Devices string
 	// Before is the bundle's config.json, and After is the same with the devices. Both are nil if nothing changes.
 	Before, After []byte
 }
 
-// Preview returns what Bundle would write to config.json, and writes nothing. The annotations are those that the
-// runtime read: if config.json asks for devices, all of its annotations must be among them. In a user namespace it
-// differs: the device nodes are the caller's to make.
+// Preview returns what Bundle would write to config.json, without writing. The annotations are those that the runtime
+// read: if config.json requests devices, all of its annotations must be among them. Unlike with Bundle, the caller
+// must make the device nodes of a container with a user namespace.
 func (i Injector) Preview(dir string, annotations map[string]string) (Edited, error) {
 	e := Edited{}
 	err := cdi.CheckBundle(dir, func(config []byte, owner uint32) (_ []byte, err error) {
@@ -81,8 +83,8 @@ func (i Injector) Preview(dir string, annotations map[string]string) (Edited, er
 	return e, nil
 }
 
-// compareAnnotations returns an error if a config.json has an annotation that the runtime does not have: it was
-// exchanged after the runtime had read it.
+// compareAnnotations returns an error if a config.json has an annotation that the runtime does not have: the file was
+// replaced after the runtime had read it.
 func compareAnnotations(config []byte, runtime map[string]string) error {
 	c, err := readContainer(config, nil)
 	if err != nil {
@@ -103,16 +105,16 @@ func (i Injector) edit(config []byte, owner *uint32, makesNodes bool) ([]byte, e
 		return nil, err
 	}
 	after, err := dirs.EditConfig(config, names, makesNodes)
-	if errors.Is(err, cdi.ErrStale) { // it names a file, and not the device
+	if errors.Is(err, cdi.ErrStale) { // the error names a file, not the device
 		return nil, fmt.Errorf("%s cannot be given: %w", describe(names), err)
 	}
 	return after, err
 }
 
-// Allowed returns the names of the devices that the annotations of a config.json ask for, and the specs that define
-// them. If the policy does not allow all of them, or others can change one of the specs, it is an error. Owner is the
-// user ID of the bundle's owner, or nil if it is unknown. Without such an annotation there are no names, and nothing of
-// the node is read.
+// Allowed returns the names of the devices that the annotations of a config.json request, and the specs that define
+// them. It returns an error if the policy does not allow all of them, or if others can change one of the specs. Owner
+// is the user ID of the bundle's owner, or nil if it is unknown. Without such annotations Allowed returns no names and
+// reads no file of the node.
 func (i Injector) Allowed(config []byte, owner *uint32) ([]string, *cdi.SpecDirs, error) {
 	names, err := requested(config)
 	if err != nil || len(names) == 0 {
@@ -143,7 +145,7 @@ func (i Injector) applyPolicy(config []byte, owner *uint32, names []string, dirs
 			return fmt.Errorf("device %s is not given: %w", names[0], err)
 		}
 	}
-	var mustBeAllocated []string // those that the kubelet must have given
+	var mustBeAllocated []string // devices that the kubelet must have allocated
 	for _, name := range names {
 		must, err := p.check(c, name, fileOf(dirs, name))
 		if err != nil {
@@ -159,7 +161,7 @@ func (i Injector) applyPolicy(config []byte, owner *uint32, names []string, dirs
 	return nil
 }
 
-// describe names the first device, and counts the others.
+// describe names the first device and counts the others.
 func describe(names []string) string {
 	if len(names) == 1 {
 		return "device " + names[0]
@@ -167,7 +169,7 @@ func describe(names []string) string {
 	return fmt.Sprintf("device %s and %d more", names[0], len(names)-1)
 }
 
-// fileOf is the spec file of a device, or nil if no file defines it.
+// fileOf returns the spec file of a device, or nil if no file defines the device.
 func fileOf(dirs *cdi.SpecDirs, name string) *cdi.SpecFile {
 	if files := dirs.FilesOf([]string{name}); len(files) > 0 {
 		return files[0]
@@ -175,7 +177,8 @@ func fileOf(dirs *cdi.SpecDirs, name string) *cdi.SpecFile {
 	return nil
 }
 
-// checkTrust returns an error if others can change a spec file or a hook of it: the runtime runs these hooks as root.
+// checkTrust returns an error if others can change a spec file or one of its hooks: the runtime runs these hooks as
+// root.
 func checkTrust(files []*cdi.SpecFile) error {
 	for _, f := range files {
 		if err := trust.File(f.Path); errors.Is(err, trust.ErrUnsafe) {

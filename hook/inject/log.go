@@ -11,10 +11,10 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// syslog is the value of the policy's log key for the system's log.
+// syslog is the value of the policy's log key for the system log.
 const syslog = "syslog"
 
-// Level is how bad a problem is.
+// Level is the severity of a problem.
 type Level string
 
 // The levels.
@@ -23,12 +23,13 @@ const (
 	Error   Level = "error"
 )
 
-// Log writes a problem in one line to the log that the policy names. Position is that of the hook; container is an ID,
-// or empty if it is unknown. Without a log in the policy it does nothing. The error says why the line was not written.
+// Log writes a problem in one line to the log that the policy names. Position is the position of the hook; container
+// is an ID, or empty if unknown. Without a log in the policy Log does nothing. An error means that the line was not
+// written.
 //
-// A file must be root's own, in a directory that only root can change: others could make it a link to any file.
+// A log file must belong to root, in a directory that only root can change: others could make it a link to any file.
 func (i Injector) Log(level Level, position, container string, problem error) error {
-	// The error is ignored: a mistake in the rest of the policy may be the problem that is to be logged.
+	// The error is ignored: the problem to log may be a mistake in the rest of the policy.
 	p, _ := readAll(i.PolicyFile)
 	if p == nil || p.Log == "" {
 		return nil
@@ -80,10 +81,10 @@ func toFile(path, line string) error {
 	return err
 }
 
-// Priorities of syslog: the facility of daemons, and the severity.
+// Priorities of syslog: the facility for daemons, and the severity.
 var priorities = map[Level]int{Warning: 3<<3 | 4, Error: 3<<3 | 3}
 
-// toSyslog sends a line to the daemon at a socket, without waiting for it.
+// toSyslog sends a line to the daemon at a socket, without waiting for the daemon.
 func toSyslog(socket string, level Level, line string) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

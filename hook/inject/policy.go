@@ -18,34 +18,35 @@ import (
 	"gpu-cdi-plugin/internal/yamlfile"
 )
 
-// maxPolicy is the size in bytes of the largest policy that is read.
+// maxPolicy bounds the policy, in bytes.
 const maxPolicy = 1 << 20
 
-// policy decides which devices containers get by annotations. The zero value allows all devices of the specs that this
+// policy decides which devices containers get by annotations. The zero value allows all devices in specs that this
 // project wrote, and no others.
 type policy struct {
-	// limits are those for every container.
+	// limits apply to every container.
 	limits `yaml:",inline"`
-	// Rules say which containers may ask: a device needs one that allows it. Nil lets all containers ask.
+	// Rules say which containers may request devices: each device needs a rule that allows it. Nil lets all containers
+	// request.
 	Rules []rule `yaml:"rules"`
-	// Runtime is the absolute path of the runtime behind gpu-cdi-runtime; empty is the first that is found.
+	// Runtime is the absolute path of the runtime behind gpu-cdi-runtime; empty means the first that is found.
 	Runtime string `yaml:"runtime"`
-	// Log is the absolute path of a file for errors and warnings, or "syslog"; empty is none.
+	// Log is the absolute path of a file for errors and warnings, or "syslog"; empty means none.
 	Log string `yaml:"log"`
 }
 
-// limits say which devices may be asked for.
+// limits say which devices may be requested.
 type limits struct {
-	// Kinds are CDI kinds, whoever wrote their specs; nil is those that this project wrote.
+	// Kinds are CDI kinds, whoever wrote their specs; nil means the kinds in specs that this project wrote.
 	Kinds []string `yaml:"kinds"`
-	// Devices are qualified names; nil is all of the kinds.
+	// Devices are qualified names; nil means all devices of the kinds.
 	Devices []string `yaml:"devices"`
-	// Allocated is whether the kubelet must have given the devices to the container.
+	// Allocated says whether the kubelet must have allocated the devices to the container.
 	Allocated bool `yaml:"allocated"`
 }
 
-// parsePolicy reads a policy. Unknown keys and malformed names are errors. The policy is nil only if the data is no
-// YAML; with other errors it has what could be read.
+// parsePolicy parses a policy. Unknown keys and malformed names are errors. The policy is nil only if the data is not
+// YAML; with other errors it has what could be parsed.
 func parsePolicy(data []byte) (*policy, error) {
 	p := &policy{}
 	document, err := yamlfile.Decode(data, p, nil)
@@ -75,12 +76,12 @@ func (p *policy) validate() error {
 	return errors.Join(problems...)
 }
 
-// validate checks the limits whose keys stand behind a path. Outer are the kinds of the whole policy.
+// validate checks the limits; path begins the keys in errors. Outer are the kinds of the whole policy.
 func (l *limits) validate(path string, outer []string) error {
 	var problems []error
 	problem := func(format string, args ...any) { problems = append(problems, fmt.Errorf(path+format, args...)) }
 	for _, kind := range l.Kinds {
-		// A kind is what stands before the name of a device.
+		// A kind is the part before the name of a device.
 		if _, _, _, err := parser.ParseQualifiedName(kind + "=all"); err != nil || strings.Contains(kind, "=") {
 			problem("kinds: %.100q: want VENDOR/CLASS, such as %s", kind, cdi.DefaultKind)
 		} else if outer != nil && !slices.Contains(outer, kind) {
@@ -103,8 +104,8 @@ func (l *limits) validate(path string, outer []string) error {
 }
 
 // check returns an error unless the policy allows a container to have a device, which the spec in a file defines.
-// Without a file the device does not exist. The result mustBeAllocated is whether the container may have the device
-// only if the kubelet gave it the device: [Injector.Allowed] checks that.
+// Without a file the device does not exist. The result mustBeAllocated says that the container may have the device
+// only if the kubelet allocated it, which [Injector.Allowed] checks.
 func (p *policy) check(c *container, name string, file *cdi.SpecFile) (mustBeAllocated bool, err error) {
 	if err := p.limits.check(name); err != nil {
 		return false, err
@@ -163,10 +164,10 @@ func (l *limits) check(name string) error {
 	return nil
 }
 
-// dependsOnContainer reports whether the policy needs to know more of a container than its devices.
+// dependsOnContainer reports whether the policy depends on more of a container than its devices.
 func (p *policy) dependsOnContainer() bool { return p.Rules != nil || p.Allocated }
 
-// readPolicy reads the policy at path, which must be root's. Without a file it is the zero value.
+// readPolicy reads the policy at path, which must belong to root. Without a file it returns the zero value.
 func readPolicy(path string) (*policy, error) {
 	p, err := readAll(path)
 	if err != nil {
@@ -175,8 +176,7 @@ func readPolicy(path string) (*policy, error) {
 	return p, nil
 }
 
-// readAll is parsePolicy for a file: with an error, the policy has what could be read of it. It is nil if nothing
-// could.
+// readAll is parsePolicy for a file. With an error, the policy has what could be parsed, or is nil if nothing could.
 func readAll(path string) (*policy, error) {
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return &policy{}, nil

@@ -11,26 +11,27 @@ import (
 
 // rule allows devices to the containers that meet all of its conditions.
 type rule struct {
-	// Annotations are keys with patterns of their values, in which "*" is any text. Nil is no condition.
+	// Annotations are keys with patterns of their values, in which "*" is any text. Nil means no condition.
 	Annotations map[string]string `yaml:"annotations"`
-	// UserNamespace is whether the container must have a user namespace or must have none; nil is no condition.
+	// UserNamespace says whether the container must or must not have a user namespace; nil means no condition.
 	UserNamespace *bool `yaml:"user-namespace"`
-	// BundleOwner are the user IDs that the bundle may belong to; nil is no condition. Without a bundle none fits.
+	// BundleOwner are the user IDs that may own the bundle; nil means no condition. Without a bundle the condition is
+	// not met.
 	BundleOwner []int `yaml:"bundle-owner"`
 	limits      `yaml:",inline"`
 }
 
-// container is what rules have conditions about. All but the owner is from config.json.
+// container has what conditions of rules refer to. All but the owner is from config.json.
 type container struct {
 	annotations map[string]string
 	cgroup      string
-	// The container has a user namespace. The host's root may be a user or a group there.
+	// userNamespace: the container has a user namespace. hostRoot: the host's root may be a user or a group there.
 	userNamespace, hostRoot bool
-	// owner is the user that the bundle belongs to; nil without a bundle.
+	// owner is the user who owns the bundle; nil without a bundle.
 	owner *uint32
 }
 
-// readContainer reads what rules need of config.json. Its errors do not name Go types.
+// readContainer parses the parts of config.json that rules need. Its errors do not name Go types.
 func readContainer(config []byte, owner *uint32) (*container, error) {
 	var c struct {
 		Annotations map[string]string `json:"annotations"`
@@ -54,7 +55,7 @@ func readContainer(config []byte, owner *uint32) (*container, error) {
 	for _, n := range c.Linux.Namespaces {
 		if n.Type == "user" {
 			read.userNamespace = true
-			// Runtimes ignore the mappings in config.json for a namespace that exists.
+			// For an existing namespace, runtimes ignore the mappings in config.json.
 			read.hostRoot = read.hostRoot || n.Path != ""
 		}
 	}

@@ -13,22 +13,22 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// Command is what the command line of an OCI runtime says.
+// Command is a parsed command line of an OCI runtime.
 type Command struct {
 	// Verb is empty if there is none, as in "runc --version".
 	Verb string
 	// Bundle is the directory of a container's config.json. It may be relative.
 	Bundle string
-	// ID is the container's.
+	// ID is the ID of the container.
 	ID string
-	// Log is the file for messages, empty if there is none. LogFormat is "json", "text" or empty.
+	// Log is the file for messages, or empty. LogFormat is "json", "text" or empty.
 	Log, LogFormat string
 }
 
-// Creates reports whether the command makes a container of a bundle.
+// Creates reports whether the command creates a container from a bundle.
 func (c Command) Creates() bool { return c.Verb == "create" || c.Verb == "run" }
 
-// takesValue are the options of runc and crun whose value can be the next argument, without hyphens.
+// takesValue are the options of runc and crun, without hyphens, whose value can be the next argument.
 var takesValue = []string{
 	"log", "log-format", "log-level", "root", "criu", "rootless", "cgroup-manager", // before the verb
 	"bundle", "b", "config", "f", "console-socket", "pid-file", "pidfd-socket", "preserve-fds", // of create and run
@@ -40,9 +40,9 @@ var flags = []string{
 	"detach", "d", "keep", "no-pivot", "no-new-keyring", "no-subreaper", // of create and run
 }
 
-// ParseCommand reads the arguments of a runtime, without its name. It knows the options that runc and crun have before
-// the verb and those of create and run; behind any other verb it reads nothing. It returns an error where it
-// cannot tell what the verb or the bundle is: the container would start without its devices.
+// ParseCommand parses the arguments of a runtime, without its name. It knows the options of runc and crun before the
+// verb and those of create and run; after any other verb it parses nothing. It returns an error if it cannot determine
+// the verb or the bundle, since the container would start without its devices.
 func ParseCommand(args []string) (Command, error) {
 	c := Command{Bundle: "."}
 	for i := 0; i < len(args); i++ {
@@ -64,7 +64,7 @@ func ParseCommand(args []string) (Command, error) {
 		switch known := slices.Contains(flags, name); {
 		case slices.Contains(takesValue, name) && !hasValue:
 			if i++; i == len(args) {
-				return c, nil // the runtime says what is wrong
+				return c, nil // the runtime reports the mistake
 			}
 			value = args[i]
 		case !known && c.Verb == "" && !hasValue:
@@ -80,8 +80,8 @@ func ParseCommand(args []string) (Command, error) {
 	return c, nil
 }
 
-// splitOption splits an argument into the option's long name and its value. Runc takes one hyphen for two; crun takes
-// long names that are cut off, and a value behind a short name, as in -bDIR.
+// splitOption splits an argument into the option's long name and its value. Runc accepts one hyphen for two; crun
+// accepts abbreviated long names, and a value directly after a short name, as in -bDIR.
 func splitOption(arg string) (name, value string, hasValue bool) {
 	name, value, hasValue = strings.Cut(strings.TrimLeft(arg, "-"), "=")
 	isLong := slices.Contains(takesValue, name) || slices.Contains(flags, name)
@@ -114,15 +114,15 @@ func (c *Command) set(name, value string) error {
 	return nil
 }
 
-// The runtimes that are searched for, and their directories, in this order.
+// The names of runtimes to search for, and the directories, in this order.
 var (
 	runtimeNames = []string{"runc", "crun"}
 	runtimeDirs  = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 )
 
-// Runtime is the path of the runtime that the policy names, or else of the first that is found. Only root can change
-// it, and it is not the program that is running. If the policy has a mistake, commands that create a container fail.
-// Other commands use its valid keys, so that containers can still be stopped.
+// Runtime returns the path of the runtime that the policy names, or else of the first that is found. Only root may be
+// able to change it, and it must not be the running program. If the policy has a mistake, commands that create a
+// container fail. Other commands use the valid keys, so that containers can still be stopped.
 func (i Injector) Runtime(c Command) (string, error) {
 	p, err := readAll(i.PolicyFile)
 	if p == nil || err != nil && c.Creates() {
@@ -139,13 +139,13 @@ func (i Injector) Runtime(c Command) (string, error) {
 	return path, err
 }
 
-// findRuntime returns the first runtime in the directories that is not this program, with an error if others can change
-// it. Without one the path is empty.
+// findRuntime returns the first runtime in the directories that is not this program, with an error if others can
+// change it. If there is none, the path is empty.
 func findRuntime(dirs []string) (string, error) {
 	for _, name := range runtimeNames {
 		for _, dir := range dirs {
 			path := filepath.Join(dir, name)
-			// The check would first refuse a directory that others can write to, such as Debian's /usr/local/sbin.
+			// Otherwise the check would refuse a directory that others can write to, such as Debian's /usr/local/sbin.
 			if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 				continue
 			}

@@ -12,15 +12,15 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// The configuration of containerd. A drop-in would be the better place for our runtime, but only containerd 2 merges
-// tables of plugins: containerd 1 replaces the whole table of the CRI plugin by that of a drop-in.
+// The configuration of containerd. Our runtime belongs in a drop-in, but only containerd 2 merges tables of plugins:
+// in containerd 1 the table of a drop-in replaces the whole table of the CRI plugin.
 const (
 	containerdFile    = "/etc/containerd/config.toml"
 	containerdDropIns = "/etc/containerd/conf.d/*.toml"
 	containerdDropIn  = "/etc/containerd/conf.d/50-gpu-cdi-plugin.toml"
 )
 
-// The lines around our part of config.toml. The line break before the first belongs to it.
+// The lines around our part of config.toml. The line break before the first line is part of it.
 const (
 	beginBlock = "\n# BEGIN gpu-cdi-plugin hook install\n"
 	endBlock   = "# END gpu-cdi-plugin hook install\n"
@@ -29,7 +29,7 @@ const (
 // layout is the layout of one version of config.toml.
 type layout struct {
 	version int64
-	cri     string // the table of the CRI plugin's runtimes
+	cri     string // the table of runtimes in the CRI plugin's configuration
 }
 
 func layoutOf(config map[string]any) (layout, bool) {
@@ -50,7 +50,7 @@ func addContainerd(e *edit) error {
 	}
 	if original == nil {
 		e.record.Made = append(e.record.Made, containerdFile)
-		original = []byte("version = 2\n") // containerd 1 and 2 read it
+		original = []byte("version = 2\n") // for containerd 1 and 2
 	}
 	text := withoutContainerd(original)
 	config, err := parseTOML(containerdFile, text)
@@ -84,7 +84,7 @@ func addContainerd(e *edit) error {
 		return err
 	}
 	if equal, err := sameTOML(original, changed); err != nil || equal {
-		changed = original // our part stays where it is, even if others have added lines behind it
+		changed = original // our part keeps its place, even if others have added lines after it
 		if err != nil {
 			return fmt.Errorf("%s: %w", containerdFile, err)
 		}
@@ -94,8 +94,8 @@ func addContainerd(e *edit) error {
 	return nil
 }
 
-// addContainerdDropIn writes the drop-in, and removes our part from config.toml, which a config.toml of an older
-// version needed.
+// addContainerdDropIn writes the drop-in, and removes our part from config.toml, which an older version of the file
+// needed.
 func (e *edit) addContainerdDropIn(l layout, original, text []byte, layers []map[string]any) error {
 	content := fmt.Sprintf("version = %d\n\n%s", l.version, l.tables(e.wrapper(), layers))
 	if !bytes.Equal(original, text) {
@@ -118,7 +118,7 @@ func removeContainerd(e *edit) error {
 	return nil
 }
 
-// isImported reports whether config.toml has containerd read our drop-in.
+// isImported reports whether config.toml imports our drop-in.
 func isImported(config map[string]any) bool {
 	imports, _ := config["imports"].([]any)
 	return slices.ContainsFunc(imports, func(pattern any) bool {
@@ -131,15 +131,15 @@ func isImported(config map[string]any) bool {
 	})
 }
 
-// shim is the runtime of containerd that runs runc, or a program like it.
+// shim is the containerd runtime that runs runc or a compatible program.
 const shim = "io.containerd.runc.v2"
 
 // runtimes are the keys of the table of all runtimes.
 func (l layout) runtimes() []string { return []string{"plugins", l.cri, "containerd", "runtimes"} }
 
-// tables returns the TOML tables of our runtime. SystemdCgroup is as for runc, as the kubelet expects. Annotations of
-// containers are passed on (device plugins set them), those of pods are not: otherwise whoever creates a pod could take
-// any GPU.
+// tables returns the TOML tables of our runtime. SystemdCgroup equals runc's, as the kubelet expects. Annotations of
+// containers are passed on, since device plugins set them. Annotations of pods are not: whoever creates a pod could
+// take any GPU.
 func (l layout) tables(wrapper string, layers []map[string]any) string {
 	table := fmt.Sprintf("plugins.%q.containerd.runtimes.%s", l.cri, runtimeName)
 	text := fmt.Sprintf("[%s]\n  runtime_type = %q\n"+
@@ -156,12 +156,12 @@ func (l layout) tables(wrapper string, layers []map[string]any) string {
 	return text
 }
 
-// edit returns the text of config.toml with our tables at its end. It does not set enable_cdi: with that, containerd
-// itself reads the annotations of all its containers, past the policy.
+// edit returns the text of config.toml with our tables at its end. It does not set enable_cdi, with which containerd
+// itself would read the annotations of all its containers and bypass the policy.
 func (l layout) edit(text []byte, config map[string]any, tables string) ([]byte, error) {
 	want := deepCopy(config)
 	if l.version == 2 && get(config, l.runtimes()...) == nil {
-		// Any table of a runtime replaces the default ones of containerd 1.
+		// In containerd 1, any table of a runtime replaces the default ones.
 		tables = fmt.Sprintf("[plugins.%q.containerd.runtimes.runc]\n  runtime_type = %q\n\n", l.cri, shim) + tables
 	}
 	ours, err := parseTOML("the tables of the runtime", []byte(tables))
@@ -182,14 +182,14 @@ func (l layout) edit(text []byte, config map[string]any, tables string) ([]byte,
 	return changed, nil
 }
 
-// withoutContainerd is config.toml without what edit adds to it.
+// withoutContainerd returns config.toml without what edit adds.
 func withoutContainerd(text []byte) []byte {
 	begin := bytes.Index(text, []byte(beginBlock))
 	if begin >= 0 {
 		if end := bytes.Index(text[begin:], []byte(endBlock)); end >= 0 {
 			rest := text[begin+end+len(endBlock):]
 			if len(rest) > 0 && !bytes.HasSuffix(text[:begin], []byte("\n")) {
-				begin++ // others have added lines: the first must not join the last one before
+				begin++ // others have added lines: keep the first one separate from the line before our part
 			}
 			text = slices.Concat(text[:begin], rest)
 		}
@@ -215,7 +215,7 @@ func sameTOML(a, b []byte) (bool, error) {
 	return reflect.DeepEqual(x, y), err
 }
 
-// get is the value at a path of keys, nil if there is none.
+// get returns the value at a path of keys, or nil if there is none.
 func get(table map[string]any, keys ...string) any {
 	for ; len(keys) > 1; keys = keys[1:] {
 		table, _ = table[keys[0]].(map[string]any)
@@ -223,7 +223,7 @@ func get(table map[string]any, keys ...string) any {
 	return table[keys[0]]
 }
 
-// set sets the value at a path of keys. A value on the way that is no table is replaced.
+// set sets the value at a path of keys. It replaces values on the way that are not tables.
 func set(table map[string]any, value any, keys ...string) {
 	for ; len(keys) > 1; keys = keys[1:] {
 		next, ok := table[keys[0]].(map[string]any)

@@ -9,14 +9,14 @@ import (
 	"gpu-cdi-plugin/specs"
 )
 
-// Engine is what can be installed: the configuration of an engine, or a piece that several use.
+// Engine is an installation target: the configuration of an engine, or a component that several engines use.
 type Engine struct {
 	Name string
-	// Program is the engine's program, empty for a piece.
+	// Program is the engine's program, or empty for a component.
 	Program string
 	// Without says how containers of the engine get devices without the hook, and Gives what the hook adds.
 	Without, Gives string
-	// Restart is the service that reads the files only when it starts; empty without one.
+	// Restart is the service that reads the files only when it starts, or empty.
 	Restart string
 
 	reads       []string // the files and patterns that decide what is written
@@ -40,7 +40,7 @@ const (
 	daemonFile  = "/etc/docker/daemon.json"
 )
 
-// The files in which podman and CRI-O look for their settings. Later ones win.
+// The files in which podman and CRI-O search for their settings. Later ones take precedence.
 var (
 	podmanConfigs = []string{
 		"/usr/share/containers/containers.conf", "/usr/share/containers/containers.conf.d/*.conf",
@@ -49,7 +49,7 @@ var (
 	crioConfigs = []string{"/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*"}
 )
 
-// Engines returns all engines and pieces.
+// Engines returns all engines and components.
 func Engines() []Engine {
 	return []Engine{
 		{
@@ -85,7 +85,7 @@ func Engines() []Engine {
 	}
 }
 
-// find returns the engines with these names, in the order of the table; unknown names are an error.
+// find returns the engines with these names, in the order of the table; an unknown name is an error.
 func find(names []string) ([]Engine, error) {
 	var found []Engine
 	for _, engine := range Engines() {
@@ -101,8 +101,8 @@ func find(names []string) ([]Engine, error) {
 	return found, nil
 }
 
-// addPodman has podman read hooks from a directory of our own too. CRI-O may read the usual ones, and does not start
-// with a hook of the stage precreate. Every user can read /etc/containers; podman starts no container, also not for an
+// addPodman makes podman read hooks from our own directory too. CRI-O may read the usual ones, and does not start with
+// a hook for the precreate stage. Every user can read /etc/containers; podman starts no container, even for an
 // ordinary user, if it cannot read a directory of hooks.
 func addPodman(e *edit) error {
 	if err := e.addWrapper(); err != nil {
@@ -168,8 +168,8 @@ func removeLive(e *edit) error {
 	return nil
 }
 
-// hookDirs returns the directories that the last of an engine's files sets as hooks_dir in a table, and that file.
-// Without such a file, or with no directories, it returns nil. Our own file does not count.
+// hookDirs returns the directories that the last of an engine's files sets as hooks_dir in a table, and that file. It
+// returns nil without such a file or directories. It ignores our own file.
 func (e *edit) hookDirs(patterns []string, own string, table ...string) (dirs []string, file string, err error) {
 	for _, pattern := range patterns {
 		for _, path := range e.matching(pattern) {
@@ -195,9 +195,9 @@ func (e *edit) hookDirs(patterns []string, own string, table ...string) (dirs []
 	return dirs, file, nil
 }
 
-// document is a hook's document with the path of this host's hook.
+// document returns a hook document with the path of this host's hook.
 func (e *edit) document(text string) string {
-	quoted, _ := json.Marshal(e.hook) // a string
+	quoted, _ := json.Marshal(e.hook) // a string cannot fail
 	return strings.Replace(text, `"`+specs.HookPath+`"`, string(quoted), 1)
 }
 
@@ -278,7 +278,7 @@ func removeDocker(e *edit) error {
 	text := original
 	for _, key := range slices.Backward(keys) {
 		if key == "features.cdi" && !settings.Features["cdi"] {
-			continue // someone has switched it off since
+			continue // it has been switched off since
 		}
 		isObject := !strings.Contains(key, ".")
 		if text, err = removeKey(text, strings.Split(key, "."), isObject); err != nil {

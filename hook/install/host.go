@@ -17,10 +17,10 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// maxFile is the size in bytes of the largest file that is read.
+// maxFile bounds a file that is read, in bytes.
 const maxFile = 4 << 20
 
-// Host is what a host has of the files that engines read, by their paths on the host.
+// Host has the contents of the files that engines read, by their paths on the host.
 type Host struct {
 	root  string
 	files map[string]*File
@@ -28,9 +28,9 @@ type Host struct {
 	isDir func(path string) bool
 }
 
-// Read reads the files of engines below a root directory, which links do not lead out of, and the link beside the hook
-// if there is one. The path of the hook is not below root. A file that is neither a regular one nor a link to such a
-// file is an error.
+// Read reads the files of engines below a root directory, out of which links cannot lead, and the link beside the hook
+// if it exists. The path of the hook is not below root. A file that is neither regular nor a link to a regular file is
+// an error.
 func Read(root string, engines []string, hook string) (*Host, error) {
 	h := &Host{root: root, files: map[string]*File{}, ids: map[string]fileio.ID{}}
 	h.isDir = func(name string) bool {
@@ -80,8 +80,8 @@ func Read(root string, engines []string, hook string) (*Host, error) {
 	return h, nil
 }
 
-// real is the path in this process: of a link, not of where it leads. That of the wrapper is beside the hook, whose
-// path is not below root.
+// real returns the path in this process; for a link, that of the link itself. The wrapper's path is beside the hook,
+// which is not below root.
 func (h *Host) real(name string) (string, error) {
 	if path.Base(name) == wrapperName {
 		return name, nil
@@ -90,8 +90,8 @@ func (h *Host) real(name string) (string, error) {
 	return filepath.Join(dir, path.Base(name)), err
 }
 
-// resolve returns the path in this process of a file below a root directory, whose links do not lead out of it. Only
-// root can make links in the directories that are written to.
+// resolve returns the path in this process of a file below a root directory, out of which links cannot lead. Only root
+// can make links in the directories that are written to.
 func resolve(root, name string) (string, error) {
 	if root == "/" {
 		return name, nil
@@ -127,14 +127,14 @@ func (h *Host) read(name string) error {
 	return nil
 }
 
-// lockFile is locked while files are read and changed. Its directory is one that every host has.
+// lockFile is locked while files are read and changed. Its directory exists on every host.
 const lockFile = "/run/gpu-cdi-plugin-hook-install.lock"
 
-// lockWait is how long Lock waits. Others hold the lock for milliseconds.
+// lockWait is how long Lock waits. Other processes hold the lock for milliseconds.
 const lockWait = 10 * time.Second
 
-// Lock keeps other processes from changing the files below a root directory by a Plan. It is acquired before Read and
-// released after Apply. If another process holds it for longer than 10 s, the error wraps fileio.ErrHeld.
+// Lock prevents other processes from changing the files below a root directory with a Plan. Acquire it before Read and
+// release it after Apply. If another process holds it for longer than 10 s, the error wraps fileio.ErrHeld.
 func Lock(root string) (release func() error, err error) {
 	dir, err := resolve(root, path.Dir(lockFile))
 	if err != nil {
@@ -154,9 +154,9 @@ func Lock(root string) (release func() error, err error) {
 	}
 }
 
-// Apply makes the changes of a plan, all or none: if one fails, those before it are taken back. Missing directories are
-// made. A file that has changed since it was read is an error, and is not taken back if it has changed since it was
-// written. The caller has the Lock.
+// Apply makes all changes of a plan or none: if one fails, earlier ones are reverted. It creates missing directories.
+// A file that has changed since it was read is an error; a file that has changed since it was written is not reverted.
+// The caller must hold the Lock.
 func (p *Plan) Apply() error {
 	for i, c := range p.Changes {
 		if err := p.host.apply(c); err != nil {
@@ -169,7 +169,7 @@ func (p *Plan) Apply() error {
 	return p.host.rmdirs(p.rmdirs)
 }
 
-// rmdirs removes those of the directories that are empty, the longest paths first.
+// rmdirs removes the empty ones of the directories, the longest paths first.
 func (h *Host) rmdirs(dirs []string) error {
 	var failed error
 	for _, dir := range slices.Backward(slices.Sorted(slices.Values(dirs))) {
@@ -230,7 +230,7 @@ func (h *Host) applyFile(at string, c Change) error {
 	return fileio.ReplaceLike(dir, filepath.Base(at), c.After.Data, info)
 }
 
-// applyLink makes the link of the wrapper, or removes it if it still leads where it did.
+// applyLink makes the link of the wrapper, or removes it if its target is unchanged.
 func (h *Host) applyLink(at string, c Change) error {
 	if c.After == nil {
 		if link, err := os.Readlink(at); err != nil || link != c.Before.Link {

@@ -1,9 +1,9 @@
-// Package install makes engines use prestart-hook and gpu-cdi-runtime: it plans the files of an engine's configuration
-// and writes them.
+// Package install makes engines use prestart-hook and gpu-cdi-runtime: it plans and writes the files of an engine's
+// configuration.
 //
-// A plan is a pure function of the files that [Read] found. [Plan.Apply] writes all files or none. Files of our own are
-// drop-ins; where an engine has none, its file gets our entries and keeps everything else byte for byte. A record says
-// what was there before, so that [Host.Uninstall] leaves the host as it was. Nothing is restarted.
+// A plan is a pure function of the files that [Read] found. [Plan.Apply] writes all files or none. Our own files are
+// drop-ins; if an engine has no drop-ins, its file gets our entries and keeps the rest byte for byte. A record
+// contains the earlier state, so that [Host.Uninstall] can restore it. No service is restarted.
 package install
 
 import (
@@ -21,28 +21,26 @@ import (
 // header is the first line of our own files.
 const header = "# Written by gpu-cdi-plugin hook install; gpu-cdi-plugin hook uninstall removes it.\n"
 
-// wrapperName is the name of the link to prestart-hook. Run by that name, the hook acts as gpu-cdi-runtime.
+// wrapperName is the name of the link to prestart-hook. When run under that name, the hook acts as gpu-cdi-runtime.
 const wrapperName = "gpu-cdi-runtime"
 
-// recordFile has the record of what Install did.
+// recordFile records what Install did.
 const recordFile = "/var/lib/gpu-cdi-plugin/hook-install.json"
 
-// ErrUnknown is wrapped by the error for a name that is not among Engines.
+// ErrUnknown means that a name is not among Engines.
 var ErrUnknown = errors.New("unknown engine")
 
-// ForeignError reports a file with the name of one of ours that Install has not written.
+// ForeignError means that a file with the name of one of ours was not written by Install.
 type ForeignError struct{ Path string }
 
-// Error names the file.
 func (e *ForeignError) Error() string { return e.Path + " is not of this program, and is not replaced" }
 
-// SettingError reports a setting in an engine's file that contradicts what would be installed.
+// SettingError means that a setting in an engine's file contradicts the installation.
 type SettingError struct{ Path, Problem string }
 
-// Error names the file and the setting.
 func (e *SettingError) Error() string { return e.Path + " " + e.Problem }
 
-// File is a regular file, or a symbolic link if Link is not empty. Data of a link is that of the file it leads to.
+// File is a regular file, or a symbolic link if Link is not empty. A link's Data is that of its target.
 type File struct {
 	Data []byte
 	Link string
@@ -55,29 +53,29 @@ func (f *File) equal(other *File) bool {
 	return f.Link == other.Link && (f.Link != "" || bytes.Equal(f.Data, other.Data))
 }
 
-// Change is a file before and after; nil is no file.
+// Change is a file before and after; nil means no file.
 type Change struct {
 	Path          string
 	Before, After *File
 }
 
-// Plan is what has to be written.
+// Plan has the files to write.
 type Plan struct {
-	// Wanted are the files of the engines, also those that are right already, in the order of their paths.
+	// Wanted are the files of the engines, including unchanged ones, in the order of their paths.
 	Wanted []Change
-	// Changes are the files that differ, with the record of them, in the order in which Apply writes them.
+	// Changes are the files that differ, and their record, in the order in which Apply writes them.
 	Changes []Change
-	// Restart has the names of the engines that have to be restarted.
+	// Restart has the names of the engines that must be restarted.
 	Restart []string
-	// Kept are the paths of our files that others have changed since. They stay as they are.
+	// Kept are the paths of our files that others have changed since. They are not changed.
 	Kept []string
 
 	host   *Host
-	mkdirs []string // made with the changes
+	mkdirs []string // created with the changes
 	rmdirs []string // removed after the changes if they are empty
 }
 
-// Dirs are the directories that Apply writes to.
+// Dirs returns the directories that Apply writes to.
 func (p *Plan) Dirs() ([]string, error) {
 	var dirs []string
 	for _, c := range p.Changes {
@@ -91,15 +89,16 @@ func (p *Plan) Dirs() ([]string, error) {
 	return slices.Compact(dirs), nil
 }
 
-// record says what Install has done.
+// record records what Install did.
 type record struct {
 	// Installed are the names of engines.
 	Installed []string `json:"installed"`
-	// Made are the files, links and directories that did not exist.
+	// Made are the files, links and directories that did not exist before.
 	Made []string `json:"made,omitempty"`
 	// Daemon are the keys that were added to daemon.json.
 	Daemon []string `json:"daemonJSON,omitempty"`
-	// Digests are of our own files as they were written, by path. A file with another digest has been changed since.
+	// Digests are the digests of our own files when written, by path. A file with another digest has been changed
+	// since.
 	Digests map[string]string `json:"digests,omitempty"`
 }
 
@@ -148,7 +147,7 @@ func (h *Host) Install(engines []string, hook string) (*Plan, error) {
 	return e.plan(), nil
 }
 
-// Uninstall plans the removal of what Install has done for engines. The wrapper is removed with the last engine.
+// Uninstall plans the removal of what Install did for engines. The wrapper is removed with the last engine.
 func (h *Host) Uninstall(engines []string) (*Plan, error) {
 	found, err := find(engines)
 	if err != nil {
@@ -182,7 +181,7 @@ func (h *Host) Uninstall(engines []string) (*Plan, error) {
 	return p, nil
 }
 
-// edit is the work on a plan: the files as they will be.
+// edit is a plan in progress: the files as they will be.
 type edit struct {
 	host   *Host
 	hook   string
@@ -191,7 +190,7 @@ type edit struct {
 	// considered has the files of the named engines, changed or not, each with the service that must be restarted if
 	// the file changes, or "".
 	considered map[string]string
-	restart    string // the service of the engine at work
+	restart    string // the service of the current engine
 	kept       []string
 }
 
@@ -223,7 +222,7 @@ func (e *edit) set(path string, f *File, restart string) {
 	e.files[path] = f
 }
 
-// put writes a file; nil removes it.
+// put sets the content of a file; nil removes the file.
 func (e *edit) put(path string, data []byte) {
 	if data == nil {
 		e.set(path, nil, e.restart)
@@ -232,7 +231,7 @@ func (e *edit) put(path string, data []byte) {
 	e.set(path, &File{Data: data}, e.restart)
 }
 
-// shared is the content of a file that others write too, nil without one.
+// shared returns a file that is not ours alone, or nil if it does not exist.
 func (e *edit) shared(path string) ([]byte, error) {
 	f := e.files[path]
 	switch {
@@ -244,14 +243,14 @@ func (e *edit) shared(path string) ([]byte, error) {
 	return f.Data, nil
 }
 
-// own writes a file of ours. One that others have changed since stays; one of another program is an error.
+// own writes one of our files. It keeps a file that others have changed since; another program's file is an error.
 func (e *edit) own(path, content string) error {
 	f, after, digest := e.files[path], &File{Data: []byte(content)}, e.record.Digests[path]
 	switch {
 	case f == nil || digest == f.digest() || digest != "" && f.equal(after):
 		e.record.Digests[path] = after.digest()
 		e.set(path, after, e.restart)
-	case f.equal(after): // it was there before
+	case f.equal(after): // the file existed before
 		e.considered[path] = e.restart
 	case digest == "":
 		return &ForeignError{path}
@@ -262,7 +261,7 @@ func (e *edit) own(path, content string) error {
 	return nil
 }
 
-// remove removes a file of ours, unless others have changed it since.
+// remove removes one of our files, unless others have changed it since.
 func (e *edit) remove(path string) {
 	f, digest := e.files[path], e.record.Digests[path]
 	delete(e.record.Digests, path)
@@ -275,7 +274,7 @@ func (e *edit) remove(path string) {
 	}
 }
 
-// digest identifies the content of a file, or where a link leads to.
+// digest identifies the content of a file or the target of a link.
 func (f *File) digest() string {
 	if f.Link != "" {
 		return "link to " + f.Link
@@ -283,7 +282,7 @@ func (f *File) digest() string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256(f.Data))
 }
 
-// wrapper is the path of gpu-cdi-runtime.
+// wrapper returns the path of gpu-cdi-runtime.
 func (e *edit) wrapper() string { return path.Join(path.Dir(e.hook), wrapperName) }
 
 func (e *edit) addWrapper() error {
@@ -301,7 +300,7 @@ func (e *edit) addWrapper() error {
 	return nil
 }
 
-// plan compares the files as they will be with those of the host.
+// plan compares the edited files with those of the host.
 func (e *edit) plan() *Plan {
 	p := &Plan{host: e.host, Kept: e.kept}
 	for _, name := range slices.Sorted(maps.Keys(e.considered)) {
@@ -319,8 +318,8 @@ func (e *edit) plan() *Plan {
 	return p
 }
 
-// planRecord adds the change of the record to a plan. The record is written before files are added, so that they can be
-// removed even after a power cut, and removed after the last of them.
+// planRecord adds the change of the record to a plan. The record is written before files are added, so that they can
+// be removed even after a power cut, and is removed after the last of them.
 func (e *edit) planRecord(p *Plan) {
 	isGone := func(name string) bool { f, known := e.files[name]; return known && f == nil }
 	e.record.Made = slices.DeleteFunc(e.record.Made, isGone)
@@ -333,20 +332,20 @@ func (e *edit) planRecord(p *Plan) {
 	}
 	p.mkdirs = e.missingDirs(recordFile)
 	for _, c := range p.Changes {
-		if c.After != nil && c.After.Link == "" { // the link's directory is the hook's
+		if c.After != nil && c.After.Link == "" { // the link is in the directory of the hook
 			p.mkdirs = append(p.mkdirs, e.missingDirs(c.Path)...)
 		}
 	}
 	e.record.Made = append(e.record.Made, p.mkdirs...)
 	slices.Sort(e.record.Made)
 	e.record.Made = slices.Compact(e.record.Made)
-	data, _ := json.MarshalIndent(e.record, "", "  ") // a struct of strings
+	data, _ := json.MarshalIndent(e.record, "", "  ") // a struct of strings cannot fail
 	if after := (&File{Data: append(data, '\n')}); !before.equal(after) {
 		p.Changes = slices.Insert(p.Changes, 0, Change{recordFile, before, after})
 	}
 }
 
-// missingDirs are the directories above a file that do not exist yet.
+// missingDirs returns the directories above a file that do not exist yet.
 func (e *edit) missingDirs(name string) []string {
 	var dirs []string
 	for dir := path.Dir(name); dir != "/" && !e.host.isDir(dir); dir = path.Dir(dir) {

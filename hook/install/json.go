@@ -16,14 +16,14 @@ type member struct {
 	start, value, end int
 }
 
-// object is a JSON object in a document. open is the offset behind its opening brace.
+// object is a JSON object in a document. open is the offset after its opening brace.
 type object struct {
 	document []byte
 	open     int
 	members  []member
 }
 
-// parseObject reads the object of a whole document.
+// parseObject parses a document that is one object.
 func parseObject(document []byte) (*object, error) {
 	d := json.NewDecoder(bytes.NewReader(document))
 	if token, err := d.Token(); err != nil || token != json.Delim('{') {
@@ -66,7 +66,7 @@ func (o *object) find(name string) *member {
 	return &o.members[i]
 }
 
-// insert returns the document with a new member, the first. remove is its inverse, byte for byte.
+// insert returns the document with a new first member. remove is its inverse, byte for byte.
 func (o *object) insert(name string, value []byte) []byte {
 	text := fmt.Sprintf("%q: %s", name, value)
 	space := o.document[o.open:]
@@ -89,7 +89,7 @@ func (o *object) remove(name string) []byte {
 	if i > 0 {
 		from = o.members[i-1].end
 	}
-	if i+1 < len(o.members) { // its own comma goes, and the one before stays
+	if i+1 < len(o.members) { // remove its own comma and keep the one before
 		from += strings.IndexByte(string(o.document[from:])+",", ',') + 1
 		if i == 0 {
 			from = o.open
@@ -99,8 +99,8 @@ func (o *object) remove(name string) []byte {
 	return slices.Delete(slices.Clone(o.document), from, to)
 }
 
-// setKey returns a document with a value at a path of names, and the paths of what was added: objects on the way that
-// were missing, then the value.
+// setKey returns a document with a value at a path of names, and the paths of what was added: missing objects on the
+// way, then the value.
 func setKey(document []byte, path []string, value string) ([]byte, []string, error) {
 	o, err := parseObject(document)
 	if err != nil {
@@ -131,8 +131,8 @@ func below(name string, paths []string) []string {
 	return all
 }
 
-// removeKey returns a document without the value at a path of names. A missing one is no error. With ifEmpty, only an
-// object without members is removed.
+// removeKey returns a document without the value at a path of names. A missing value is not an error. With ifEmpty,
+// only an empty object is removed.
 func removeKey(document []byte, path []string, ifEmpty bool) ([]byte, error) {
 	o, err := parseObject(document)
 	if err != nil {

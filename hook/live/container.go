@@ -14,7 +14,7 @@ import (
 	"gpu-cdi-plugin/internal/rootfs"
 )
 
-// mapOwners finds the host's IDs of the nodes' owners.
+// mapOwners maps the owners of the nodes to the host's IDs.
 func (c *container) mapOwners() error {
 	for _, n := range c.plan.nodes {
 		uid, err := c.uid.host(n.uid)
@@ -45,7 +45,7 @@ func fileSystems(mountinfo []byte) (func(dev uint64) bool, error) {
 
 const maxMountinfo = 64 << 20 // bytes; a namespace has at most 100,000 mounts by default
 
-// check opens the container's root, and returns an error if something of the plan cannot be done there. It changes
+// check opens the container's root, and returns an error if a part of the plan cannot be carried out there. It changes
 // nothing. Mountinfo is that of the host.
 func (c *container) check(mountinfo []byte) (err error) {
 	onHost, err := fileSystems(mountinfo)
@@ -61,7 +61,7 @@ func (c *container) check(mountinfo []byte) (err error) {
 	if err := c.root.CheckContainer(); err != nil {
 		return fmt.Errorf("%s is not a container's root, nothing was changed: %w", c.path, err)
 	}
-	// The owner of the bundle can exchange config.json, and name any mount of the host.
+	// The owner of the bundle can replace config.json, and name any mount of the host.
 	if err := c.root.CheckMountedSince(mountinfo); err != nil {
 		return fmt.Errorf("%s is not the root of process %d, nothing was changed: %w", c.path, c.pid, err)
 	}
@@ -92,8 +92,8 @@ func (c *container) check(mountinfo []byte) (err error) {
 	return nil
 }
 
-// belowSource reports whether a mount is in the directory of an earlier one. That must have its mount point: nothing is
-// made in the host's directories.
+// belowSource reports whether a mount is in the directory of an earlier one. The earlier one must have its mount
+// point, since nothing is created in the host's directories.
 func belowSource(earlier []source, s source) (bool, error) {
 	for _, over := range slices.Backward(earlier) {
 		name, isBelow := strings.CutPrefix(s.target, over.target+"/")
@@ -113,7 +113,8 @@ func belowSource(earlier []source, s source) (bool, error) {
 	return false, nil
 }
 
-// checkNotPivoted returns an error unless the root of the mount namespace is the host's, as until the runtime pivots.
+// checkNotPivoted returns an error unless the root of the mount namespace is the host's, as it is until the runtime
+// pivots.
 func (c *container) checkNotPivoted() error {
 	inside, err := os.Stat("/")
 	if err != nil {
@@ -126,7 +127,7 @@ func (c *container) checkNotPivoted() error {
 	return nil
 }
 
-// apply makes the nodes and mounts, and does the createContainer work. It returns an error too if the hook was
+// apply makes the nodes and mounts, and does the createContainer work. It also returns an error if the hook was
 // interrupted or the process has ended meanwhile.
 func (c *container) apply(ctx context.Context, warnings *[]error) error {
 	for i, n := range c.plan.nodes {
@@ -164,15 +165,15 @@ func (c *container) apply(ctx context.Context, warnings *[]error) error {
 	if err := c.checkAlive(); err != nil {
 		return err
 	}
-	// A call that did not return has kept the signal from the process until now.
+	// A hanging call may have delayed the signal to the process until now.
 	if c.interrupted != nil {
 		return c.interrupted()
 	}
 	return nil
 }
 
-// makeNode makes a node, or mounts one: in a user namespace the kernel opens no device on the container's own file
-// systems.
+// makeNode makes a node, or bind-mounts the host's: in a user namespace the kernel opens no device on the container's
+// own file systems.
 func (c *container) makeNode(name string, n rootfs.Node) error {
 	if c.root.HasNode(name, n) {
 		return nil
@@ -193,8 +194,8 @@ func (c *container) mount(s source) error {
 	return c.root.Mount(s.tree, s.isDir, s.target)
 }
 
-// asContainer runs act as root of the container's user namespace, by setfsuid and setfsgid: on a tmpfs of that
-// namespace no unmapped user can make files. Without a user namespace it only runs act.
+// asContainer runs act as root of the container's user namespace, with setfsuid and setfsgid: on a tmpfs of that
+// namespace unmapped users cannot create files. Without a user namespace it only runs act.
 func (c *container) asContainer(act func() error) error {
 	if c.users == nil {
 		return act()

@@ -1,8 +1,8 @@
-// Package live gives devices to a container that a runtime has created and not started: the hook's position in the
+// Package live gives devices to a container that a runtime has created but not started: the hook's position in the
 // createRuntime stage, and the deprecated prestart stage.
 //
-// [Give] gets the bundle's config.json, and the same with the devices that hook/inject put into it. The difference is
-// what the container gets, so all positions give the same. It works in this order:
+// [Give] gets the bundle's config.json, and the same file with the devices that hook/inject added. It gives the
+// container the difference, so all positions give the same. The steps are:
 //
 //  1. makePlan turns the difference into device rules, device nodes, mounts and our createContainer work. It is a pure
 //     function. What cannot be given to a container that exists is an error.
@@ -14,14 +14,14 @@
 //  5. The device cgroup gets its rules. They are first, since they leave nothing in the container's root.
 //  6. In the container's mount namespace, nodes and mounts are made, and then the createContainer work is done.
 //
-// An error after step 5 takes back what was done, the last first. Only what the createContainer work wrote into the
-// root stays: it is written again at the next start.
+// An error after step 5 reverts the changes in reverse order. Only what the createContainer work wrote into the root
+// stays: the next start writes it again.
 //
-// The process has one thread that works: the main thread, which enters the container's mount namespace by setns and
-// comes back. It is that whose namespaces /proc/self shows, which hook and internal/rootfs rely on. Another process
-// would need all handles and a protocol, and another thread would have a /proc/self of its own. The mount namespace
-// is all that is entered: the process keeps the host's credentials, so nothing in the container can trace it, and its
-// own program, which is static, is all that it executes.
+// The process does the work in one thread: the main thread, which enters the container's mount namespace with setns
+// and returns. /proc/self shows the namespaces of the main thread, on which hook and internal/rootfs rely. Another
+// process would need all handles and a protocol, and another thread would have another /proc/self. Only the mount
+// namespace is entered: the process keeps the host's credentials, so nothing in the container can trace it, and it
+// executes only its own program, which is static.
 package live
 
 import (
@@ -39,23 +39,23 @@ import (
 	"gpu-cdi-plugin/internal/rootfs"
 )
 
-// Request is a container and what it gets.
+// Request has a container and the devices to give.
 type Request struct {
 	State *hook.State
-	// Runtime must have made the container's process.
+	// Runtime must have created the container's process.
 	Runtime *Runtime
 	// Before is the bundle's config.json, and After the same with the devices.
 	Before, After []byte
-	// Interrupted returns an error if the process was told to end, although ctx may not be done yet. It is called once,
-	// when all is given and can still be taken back. Nil means never.
+	// Interrupted returns an error if the process was told to end, although ctx may not be done yet. It is called
+	// once, when everything is given and can still be reverted. Nil means never.
 	Interrupted func() error
 }
 
-// Give gives a container what After has in addition to Before. The calling goroutine must be locked to the main thread,
-// and the process in the host's mount namespace. No step begins after ctx is done.
+// Give gives a container what After has in addition to Before. The calling goroutine must be locked to the main
+// thread, and the process must be in the host's mount namespace. No step begins after ctx is done.
 //
-// Warnings are for what the container can start without. On an error nothing was changed, or it was taken back; an
-// error of taking it back is joined.
+// Warnings are problems with which the container can start. On an error nothing was changed, or the changes were
+// reverted; an error of reverting is joined.
 func Give(ctx context.Context, r Request, h host.Host) (warnings []error, err error) {
 	warnings, err = give(ctx, r, h)
 	if errors.Is(err, unix.ENOSYS) {
@@ -78,7 +78,7 @@ func give(ctx context.Context, r Request, h host.Host) (warnings []error, err er
 		return nil, err
 	}
 	defer process.close()
-	if p.users != (process.users != nil) { // the policy may have decided by it
+	if p.users != (process.users != nil) { // the policy's decision may depend on it
 		return nil, fmt.Errorf("config.json is not that of process %d: one of them has a user namespace", process.pid)
 	}
 	if p.users && !p.mapsRoot && (process.uid.hasRoot() || process.gid.hasRoot()) {
@@ -102,7 +102,7 @@ func give(ctx context.Context, r Request, h host.Host) (warnings []error, err er
 	return warnings, nil
 }
 
-// rootPath is the absolute path of a container's root from that in config.json.
+// rootPath returns the absolute path of a container's root from the path in config.json.
 func rootPath(path, bundle string) (string, error) {
 	if !filepath.IsAbs(path) {
 		if !filepath.IsAbs(bundle) || !filepath.IsLocal(path) {
@@ -113,18 +113,18 @@ func rootPath(path, bundle string) (string, error) {
 	return path, nil
 }
 
-// container is a container that gets what a plan has.
+// container is a container to which a plan is applied.
 type container struct {
 	*process
 	plan    *plan
 	sources []source
 	host    host.Host
-	// path is that of the root, as the container's mount namespace has it before it pivots. root is nil before check.
+	// path is the root's path in the container's mount namespace before it pivots. root is nil before check.
 	path string
 	root *rootfs.Root
-	// nodes are those of the plan, with the host's IDs.
+	// nodes are the plan's nodes, with the host's IDs.
 	nodes []rootfs.Node
-	// interrupted is that of the request.
+	// interrupted is Request.Interrupted.
 	interrupted func() error
 }
 
@@ -161,8 +161,8 @@ func (c *container) give(ctx context.Context) (warnings []error, err error) {
 	return warnings, err
 }
 
-// allow adds the device rules. It checks that the process still runs after its cgroups were opened: so its ID was not
-// reused, and the cgroups are the container's.
+// allow adds the device rules. It checks that the process still runs after its cgroups were opened, which proves that
+// its ID was not reused and the cgroups are the container's.
 func (c *container) allow(ctx context.Context) error {
 	if len(c.plan.rules) == 0 {
 		return nil
@@ -184,7 +184,7 @@ func (c *container) allow(ctx context.Context) error {
 	return cgroups.Allow(ctx, c.plan.rules)
 }
 
-// inside runs act in the container's mount namespace, and comes back. The working directory is "/" then.
+// inside runs act in the container's mount namespace, and returns to this one. The working directory is then "/".
 func (c *container) inside(act func() error) error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("unshare: %w", err)

@@ -18,30 +18,30 @@ import (
 	"gpu-cdi-plugin/internal/hookargs"
 )
 
-// errNotLive is wrapped by errors that name a part of a spec which cannot be added to a created container. The
-// positions that edit config.json can add it.
+// errNotLive means that a part of a spec cannot be added to a created container. The positions that edit config.json
+// can add it.
 var errNotLive = errors.New("a container that exists already cannot get it")
 
-// plan is what a container gets, in the order in which it is applied.
+// plan is what a container gets, in the order of application.
 type plan struct {
 	rules  []devcgroup.Rule
 	nodes  []node
 	mounts []mount
-	// work is that of the specs' createContainer hooks.
+	// work has the arguments of the specs' createContainer hooks.
 	work []*hookargs.CreateContainer
-	// variables are the names of those that the container should have, and cannot get.
+	// variables are the names of environment variables that the container should have but cannot get.
 	variables []string
 
-	// root is the path of the container's root as in config.json, and users whether it has a user namespace there. The
-	// mappings of that do not have the host's root if mapsRoot is false.
+	// root is the path of the container's root in config.json, and users says whether the container has a user
+	// namespace. mapsRoot is false if its mappings lack the host's root.
 	root            string
 	users, mapsRoot bool
 }
 
-// node is a device node. The owners are the container's IDs.
+// node is a device node. The owners are IDs in the container.
 type node struct {
 	path     string
-	mode     uint32 // with the type, S_IFCHR or S_IFBLK
+	mode     uint32 // includes the type, S_IFCHR or S_IFBLK
 	device   uint64
 	uid, gid uint32
 }
@@ -50,15 +50,15 @@ type node struct {
 type mount struct {
 	source, target string
 	recursive      bool
-	// attributes are MOUNT_ATTR_* that the mount gets.
+	// attributes are the mount's MOUNT_ATTR_* flags.
 	attributes uint64
-	// propagation is MS_PRIVATE or MS_SLAVE; deep includes the mounts below.
+	// propagation is MS_PRIVATE or MS_SLAVE; deep also applies it to the mounts below.
 	propagation uint64
 	deep        bool
 }
 
-// makePlan plans what turns a container with the config.json before into one with after. It is a pure function. An
-// error is for a difference that cannot be made to a container that exists.
+// makePlan plans the changes from a container with the config.json before to one with after. It is a pure function. An
+// error means that an existing container cannot get the difference.
 func makePlan(before, after []byte) (*plan, error) {
 	var old, config oci.Spec
 	if err := errors.Join(json.Unmarshal(before, &old), json.Unmarshal(after, &config)); err != nil {
@@ -77,7 +77,7 @@ func makePlan(before, after []byte) (*plan, error) {
 	for _, d := range added(old.Linux.Devices, config.Linux.Devices) {
 		errs = append(errs, p.addNode(d))
 	}
-	// The last rule that matches counts, so the new ones are behind the old ones.
+	// The last matching rule counts, so the new ones come after the old ones.
 	rules, known := config.Linux.Resources.Devices, old.Linux.Resources.Devices
 	n := min(len(known), len(rules))
 	if !slices.EqualFunc(known, rules[:n], func(a, b oci.LinuxDeviceCgroup) bool { return reflect.DeepEqual(a, b) }) {
@@ -103,7 +103,7 @@ func makePlan(before, after []byte) (*plan, error) {
 
 func isUser(n oci.LinuxNamespace) bool { return n.Type == oci.UserNamespace }
 
-// fill makes the parts that devices are in.
+// fill allocates the parts of a configuration that have devices.
 func fill(c *oci.Spec) {
 	if c.Process == nil {
 		c.Process = &oci.Process{}
@@ -119,7 +119,7 @@ func fill(c *oci.Spec) {
 	}
 }
 
-// added are the elements of after that before does not have.
+// added returns the elements of after that before does not have.
 func added[T any](before, after []T) []T {
 	return slices.DeleteFunc(slices.Clone(after), func(a T) bool {
 		return slices.ContainsFunc(before, func(b T) bool { return reflect.DeepEqual(a, b) })
@@ -136,7 +136,7 @@ func (p *plan) addNode(d oci.LinuxDevice) error {
 	default:
 		return fmt.Errorf("device node %s of type %q: %w", d.Path, d.Type, errNotLive)
 	}
-	mode := fs.FileMode(0o666) // as runc
+	mode := fs.FileMode(0o666) // like runc
 	if d.FileMode != nil {
 		mode = *d.FileMode
 	}
@@ -170,7 +170,7 @@ func (p *plan) addRule(r oci.LinuxDeviceCgroup) error {
 	return nil
 }
 
-// attributes are the mount options that are attributes of a mount.
+// attributes maps mount options to attributes of a mount.
 var attributes = map[string]uint64{
 	"ro": unix.MOUNT_ATTR_RDONLY, "nosuid": unix.MOUNT_ATTR_NOSUID, "nodev": unix.MOUNT_ATTR_NODEV,
 	"noexec": unix.MOUNT_ATTR_NOEXEC,
@@ -192,7 +192,7 @@ func (p *plan) addMount(o oci.Mount, old []oci.Mount) error {
 			m.propagation, m.deep = unix.MS_SLAVE, option == "rslave"
 		case "idmap", "ridmap":
 			// The CDI library adds it in a user namespace. It would make the container's root the owner of the host's
-			// files, and with CAP_SYS_ADMIN in its namespace that can make a read-only mount writable.
+			// files, who with CAP_SYS_ADMIN in its namespace can make a read-only mount writable.
 		default:
 			attribute, ok := attributes[option]
 			if !ok {
@@ -213,7 +213,7 @@ func (p *plan) addMount(o oci.Mount, old []oci.Mount) error {
 	return errors.Join(checkPath("mount", m.target), checkPath("source of mount "+m.target, filepath.Clean(m.source)))
 }
 
-// hookProgram is the name of the hook that specs of this project have.
+// hookProgram is the name of the hook in specs of this project.
 const hookProgram = "prestart-hook"
 
 func (p *plan) addHooks(old, config *oci.Hooks) error {
@@ -247,7 +247,7 @@ func (p *plan) addHooks(old, config *oci.Hooks) error {
 	return errors.Join(errs...)
 }
 
-// checkRest returns an error if two configurations differ in more than the plan has.
+// checkRest returns an error if two configurations differ in more than the plan covers.
 func checkRest(old, config *oci.Spec) error {
 	if more := added(old.Process.User.AdditionalGids, config.Process.User.AdditionalGids); len(more) > 0 {
 		return fmt.Errorf("additional group %d of the process: %w", more[0], errNotLive)

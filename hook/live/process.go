@@ -21,8 +21,8 @@ type Runtime struct {
 	pidfd *os.File
 }
 
-// OpenRuntime opens the parent of this process. It must be called first: a process whose parent has ended gets another
-// one, such as process 1, which is the parent of many.
+// OpenRuntime opens the parent of this process. Call it first: if the parent ends, another process becomes the parent,
+// such as process 1, which is the parent of many.
 func OpenRuntime() (*Runtime, error) { return openRuntime(os.Getppid()) }
 
 func openRuntime(pid int) (*Runtime, error) {
@@ -39,27 +39,27 @@ func openRuntime(pid int) (*Runtime, error) {
 // Close closes the handle.
 func (r *Runtime) Close() { _ = r.pidfd.Close() }
 
-// process is the first process of a container, which waits for the runtime's hooks. Everything is read by its directory
-// in /proc, which stays that of the process even if its ID is used again.
+// process is the first process of a container, which waits for the runtime's hooks. It is read only through its
+// directory in /proc, which stays that of the process even if its ID is reused.
 type process struct {
 	pid     int
 	runtime *Runtime
 	pidfd   *os.File
 	dir     *os.File
-	// mounts is the process' mount namespace, and own that of this process.
+	// mounts is the mount namespace of the process, and own that of this process.
 	mounts, own *os.File
-	// users is its user namespace, or nil if that is the host's.
+	// users is the user namespace of the process, or nil if that is the host's.
 	users    *os.File
 	uid, gid idMap
 	// hostRoot is the root directory of this process.
 	hostRoot fs.FileInfo
 }
 
-// initialUserNamespace is the inode number of that namespace, USER_NS_INIT_INO of linux/nsfs.h.
+// initialUserNamespace is the inode number of the initial user namespace, USER_NS_INIT_INO of linux/nsfs.h.
 const initialUserNamespace = 0xEFFFFFFD
 
-// openProcess opens the process with that ID. It must be one that the runtime made, and have a mount namespace of its
-// own.
+// openProcess opens the process with an ID. The runtime must have created it, and it must have its own mount
+// namespace.
 func openProcess(pid int, runtime *Runtime, h host.Host) (*process, error) {
 	if pid <= 1 {
 		return nil, fmt.Errorf("the state has the process ID %d, not the container's on the host", pid)
@@ -81,7 +81,7 @@ func (p *process) open(h host.Host) error {
 	if p.dir, err = openProc(p.pid, h); err != nil {
 		return err
 	}
-	// The directory is that of the process behind the pidfd: a process that runs keeps its ID.
+	// A running process keeps its ID, so the directory is that of the process behind the pidfd.
 	if err := p.checkAlive(); err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func (p *process) open(h host.Host) error {
 	return p.openUsers(h)
 }
 
-// openMounts opens the mount namespace. That it is not the host's is checked with the container's root.
+// openMounts opens the mount namespace. The check of the container's root proves that it is not the host's.
 func (p *process) openMounts(h host.Host) (err error) {
 	if p.mounts, err = openFile(p.dir, "ns/mnt"); err != nil {
 		return err
@@ -117,7 +117,7 @@ func (p *process) openMounts(h host.Host) (err error) {
 	return nil
 }
 
-// openUsers opens the user namespace, if it is not the host's, and reads its mappings.
+// openUsers opens the user namespace and reads its mappings, unless it is the host's.
 func (p *process) openUsers(h host.Host) error {
 	own, err := os.Open(h.Proc("thread-self", "ns", "user"))
 	if err != nil {
@@ -271,7 +271,7 @@ func openFile(dir *os.File, name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// maxProcFile is in bytes. A mapping has at most 340 lines.
+// maxProcFile bounds a file of /proc, in bytes. A mapping has at most 340 lines.
 const maxProcFile = 1 << 20
 
 func readFile(dir *os.File, name string) ([]byte, error) {
@@ -283,7 +283,7 @@ func readFile(dir *os.File, name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxProcFile))
 }
 
-// stat is what a process' stat file says (proc_pid_stat(5)).
+// stat has fields of a process' stat file (proc_pid_stat(5)).
 type stat struct {
 	parent int
 	start  uint64 // in clock ticks since the boot
@@ -297,7 +297,7 @@ func readStat(dir *os.File) (stat, error) {
 	return parseStat(string(data))
 }
 
-// parseStat reads fields 4 and 22. Field 2 is the program's name in parentheses, which may have any characters.
+// parseStat parses fields 4 and 22. Field 2 is the program's name in parentheses, which may contain any characters.
 func parseStat(text string) (s stat, err error) {
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 20 {
@@ -344,7 +344,7 @@ func (m idMap) hasRoot() bool {
 	return slices.ContainsFunc(m, func(r idRange) bool { return r.outside == 0 && r.size > 0 })
 }
 
-// host is the host's ID of an ID in the container.
+// host returns the host's ID for an ID in the container.
 func (m idMap) host(id uint32) (int, error) {
 	for _, r := range m {
 		if n := uint64(id); n >= r.inside && n-r.inside < r.size {

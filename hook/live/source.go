@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// source is a mount whose detached copy of the host's tree is open. Until the copy is mounted it changes nothing, and
-// it is gone when it is closed.
+// source is a mount with an open, detached copy of the host's tree. The copy changes nothing until it is mounted, and
+// is gone when it is closed.
 type source struct {
 	mount
 	tree  *os.File
@@ -57,8 +57,8 @@ func openSource(m mount) (source, error) {
 	return s, nil
 }
 
-// setAttributes gives the tree its options. The copy of a shared mount is shared too: what the container mounts below
-// it would appear on the host. So it is at least a slave everywhere, as in a runtime's mount namespace.
+// setAttributes gives the tree its options. The copy of a shared mount is shared too: mounts of the container below it
+// would appear on the host. So the copy is made at least a slave everywhere, like in a runtime's mount namespace.
 func (s source) setAttributes() error {
 	const top = uint(unix.AT_EMPTY_PATH)
 	propagation := top
