@@ -124,7 +124,8 @@ func (e *events) send(ctx context.Context) (time.Duration, error) {
 		err := e.sendOne(ctx, &r)
 		refused := answered(err, http.StatusBadRequest, http.StatusUnprocessableEntity)
 		if refused { // only this Event is invalid; send the others
-			e.log.Warn("an Event is not reported to the API server: "+wording.Shorten(err.Error(), maxMessage), "event", r.message)
+			e.log.Warn("an Event is not reported to the API server: "+wording.Shorten(err.Error(), maxMessage),
+				"event", r.message)
 		}
 		e.mu.Lock()
 		original.created = r.created

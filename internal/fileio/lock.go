@@ -28,8 +28,8 @@ func AcquireLock(path string) (*Lock, error) {
 	return &Lock{path: path, file: f}, nil
 }
 
-// inheritedFor is how long a child process may have a lock's file before it executes its program, which closes the file.
-// A lock that was just released may seem to be held for that time.
+// inheritedFor is how long a child process may have a lock's file before it executes its program, which closes the
+// file. A lock that was just released may seem to be held for that time.
 const inheritedFor = 100 * time.Millisecond
 
 func acquire(path string) (*os.File, error) {
