@@ -1,6 +1,6 @@
-// Package allocation compares allocation policies by simulated days of a node. Requests arrive and depart, and each
-// policy is measured by the scores of the GPUs it gives them: compared with what was possible at that moment, and with
-// the empty machine. The table in docs/allocator.md is made here.
+// Package allocation compares allocation policies on simulated days of a node. Requests arrive and depart, and each
+// policy is measured by the scores of the GPUs that it chooses, relative to the best possible at that moment and to the
+// best on an empty machine. It writes the table in docs/allocator.md.
 package allocation
 
 import (
@@ -11,11 +11,11 @@ import (
 
 // The load. Times have no unit: only the ratio of the stay to the time between arrivals counts.
 const (
-	arrivals = 10_000 // a day
+	arrivals = 10_000 // per day
 	meanStay = 1.0
 )
 
-// sizes are the sizes of requests, in GPUs. All are equally frequent.
+// sizes are the sizes of requests in GPUs. All are equally frequent.
 var sizes = []int{1, 2, 4, 8}
 
 // sizesFor returns the sizes that fit into a machine.
@@ -23,14 +23,14 @@ func sizesFor(gpus int) []int {
 	return slices.DeleteFunc(slices.Clone(sizes), func(s int) bool { return s > gpus })
 }
 
-// request asks for a number of GPUs from one time to another.
+// request is a request for a number of GPUs from one time to another.
 type request struct {
 	size           int
 	arrive, depart float64
 }
 
-// requests returns the requests of a day: Poisson arrivals and exponential stays, such that the GPUs requested at a
-// time are on average the given share of the machine. The same seed gives the same day.
+// requests returns the requests of a day: Poisson arrivals and exponential stays, such that on average the given share
+// of the machine is requested. The same seed gives the same day.
 func requests(seed uint64, gpus int, share float64) []request {
 	random := rand.New(rand.NewPCG(seed, uint64(gpus)))
 	fit, total := sizesFor(gpus), 0
@@ -51,15 +51,15 @@ func requests(seed uint64, gpus int, share float64) []request {
 // tally adds up the requests of one size.
 type tally struct {
 	requests, refused int
-	// ofPossible and ofEmpty add up the scores of the sets given, as shares: of the best score possible at that moment,
-	// and of the best score on the empty machine.
+	// ofPossible and ofEmpty are the sums of the chosen sets' scores, as shares of the best score possible at that
+	// moment, and of the best score on an empty machine.
 	ofPossible, ofEmpty float64
 }
 
 func (t tally) granted() float64 { return float64(t.requests - t.refused) }
 
-// simulateDay returns the tallies of a day by size. A request that fits gets what choose returns until it departs; one
-// that does not fit is refused and does not return. So refusals do not depend on the policy.
+// simulateDay returns the tallies of a day by size. A request that fits gets the GPUs that choose returns until it
+// departs. A request that does not fit is refused and does not return, so that refusals do not depend on the policy.
 func simulateDay(m *machine, day []request, choose chooser) (map[int]*tally, error) {
 	tallies := map[int]*tally{}
 	for _, s := range sizesFor(m.gpus) {

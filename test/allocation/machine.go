@@ -28,12 +28,12 @@ func setOf(indices []int) set {
 	return s
 }
 
-// machine is a machine of at most 16 GPUs with the score of each set of them. The scores are computed here, by trying
-// every set, so that the measure does not depend on the allocator that it measures.
+// machine is a machine of at most 16 GPUs with the score of each set of them. It computes the scores by trying every
+// set, so that the measure does not depend on the allocator that is measured.
 type machine struct {
 	name string
 	gpus int
-	// score has the score of each set. best has, by size, the highest score of that many GPUs of each set.
+	// score has the score of each set. best has, by size, the highest score of a subset of that size, for each set.
 	score []int
 	best  map[int][]int
 }
@@ -73,10 +73,11 @@ func (m *machine) bestOf(size int) []int {
 	return best
 }
 
-// chooser chooses size of the available GPUs.
+// chooser chooses size GPUs from the available ones.
 type chooser func(available set, size int) (set, error)
 
-// chooseGreedily takes the pair with the highest score, and then always the GPU that adds most; among equals the first.
+// chooseGreedily takes the pair with the highest score, and then always the GPU that adds most. If several are equal,
+// it takes the first.
 func (m *machine) chooseGreedily(available set, size int) (set, error) {
 	var chosen set
 	all := available.indices()

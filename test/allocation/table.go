@@ -11,13 +11,13 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
-// days is the number of days of which each figure is the mean.
+// days is the number of days over which each figure is averaged.
 const days = 10
 
 // machines are the simulated machines of the table.
 var machines = []string{"dgx1-v100", "dgx-h100", "pcie-quad", "hgx-16"}
 
-// result is the tallies of a policy on a machine, by day and size.
+// result has the tallies of a policy on a machine, by day and size.
 type result struct {
 	policy string
 	days   []map[int]*tally
@@ -71,7 +71,7 @@ func simulate(name string, share float64) ([]result, error) {
 	return results, nil
 }
 
-// chooseWith returns a chooser that asks the allocator. It remembers the answers, since the same few requests are asked
+// chooseWith returns a chooser that calls the allocator. It caches the results, since the same few requests occur
 // thousands of times a day.
 func chooseWith(n *allocator.GPUs, p allocator.Policy) chooser {
 	type question struct {
@@ -100,11 +100,11 @@ func chooseWith(n *allocator.GPUs, p allocator.Policy) chooser {
 	}
 }
 
-// sizes returns the sizes of the requests. Those of one GPU have no score, since there is no pair.
+// sizes returns the sizes of the requests. Requests for one GPU have no score, since there is no pair.
 func (r *result) sizes() []int  { return slices.Sorted(maps.Keys(r.days[0])) }
 func (r *result) scored() []int { return r.sizes()[1:] }
 
-// sum adds up the tallies of some sizes, of the days from one to before another.
+// sum adds up the tallies of some sizes over the days in [from, to).
 func (r *result) sum(from, to int, sizes []int) (t tally) {
 	for _, day := range r.days[from:to] {
 		for _, s := range sizes {
@@ -117,8 +117,8 @@ func (r *result) sum(from, to int, sizes []int) (t tally) {
 	return t
 }
 
-// lead returns by how much result a is better than b, in hundredths of the best score on an empty machine: the mean
-// over the days, and its standard error.
+// lead returns how much better result a is than b, in hundredths of the best score on an empty machine: the mean over
+// the days, and its standard error.
 func lead(a, b *result, sizes []int) (mean, standardError float64) {
 	var leads []float64
 	for i := range a.days {
@@ -148,8 +148,8 @@ func writeHeader(w io.Writer) {
 	fmt.Fprintln(w, "|---|---|---|---|---|---|---|---|")
 }
 
-// writeMachine writes a row for each size and one for all. In that row requests for one GPU only count as refused or
-// not.
+// writeMachine writes a row for each size and one for all sizes. In the latter, requests for one GPU only count as
+// accepted or refused.
 func writeMachine(w io.Writer, name string, results []result) {
 	scored := results[0].scored()
 	for _, s := range scored {

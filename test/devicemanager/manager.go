@@ -22,19 +22,20 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 )
 
-// newManager is the device manager's constructor with a socket; the exported one has the kubelet's.
+// newManager is the device manager's constructor with a parameter for the socket. The exported constructor uses the
+// kubelet's socket.
 //
 //go:linkname newManager k8s.io/kubernetes/pkg/kubelet/cm/devicemanager.newManagerImpl
 func newManager(klog.Logger, string, []cadvisor.Node, topologymanager.Store) (*devicemanager.ManagerImpl, error)
 
-// Manager is a device manager with the topology manager that calls it to admit a pod.
+// Manager is a device manager, with the topology manager that calls it to admit a pod.
 type Manager struct {
 	*devicemanager.ManagerImpl
 	topology topologymanager.Manager
 }
 
-// Start starts a device manager on a node with two NUMA nodes, with the policy that the devices of a container are on
-// one of them. Its state is in the socket's directory. The function pods returns the kubelet's pods.
+// Start starts a device manager on a node with two NUMA nodes. The policy requires that a container's devices are on
+// one of them. The state is in the socket's directory. The function pods returns the kubelet's pods.
 func Start(socket string, pods func() []*v1.Pod) (*Manager, error) {
 	nodes := []cadvisor.Node{{Id: 0}, {Id: 1}}
 	topology, err := topologymanager.NewManager(
@@ -55,10 +56,10 @@ func Start(socket string, pods func() []*v1.Pod) (*Manager, error) {
 	return m, nil
 }
 
-// Stop stops the device manager, but for its ListAndWatch streams, which end with the process.
+// Stop stops the device manager, except its ListAndWatch streams, which end with the process.
 func (m *Manager) Stop() error { return m.ManagerImpl.Stop(klog.Background()) }
 
-// Admit allocates a pod's devices. The error is why the kubelet would not run the pod.
+// Admit allocates a pod's devices. An error says why the kubelet would not run the pod.
 func (m *Manager) Admit(pod *v1.Pod) error {
 	attributes := &lifecycle.PodAdmitAttributes{Pod: pod, Operation: lifecycle.AddOperation}
 	if res := m.topology.Admit(context.Background(), attributes); !res.Admit {

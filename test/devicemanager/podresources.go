@@ -10,12 +10,12 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
 )
 
-// containerDevices makes what the PodResources service returns of devices.
+// containerDevices converts devices to the type that the PodResources service returns.
 //
 //go:linkname containerDevices k8s.io/kubernetes/pkg/kubelet/cm.containerDevicesFromResourceDeviceInstances
 func containerDevices(devicemanager.ResourceDeviceInstances) []*podresourcesv1.ContainerDevices
 
-// GetPods returns the active pods: no others are known.
+// GetPods returns the active pods, since no others are known.
 func (k *Kubelet) GetPods() []*v1.Pod { return k.active() }
 
 // GetActivePods returns the active pods.
@@ -31,20 +31,20 @@ func (k *Kubelet) GetPodByName(namespace, name string) (*v1.Pod, bool) {
 	return nil, false
 }
 
-// podDevices are the devices as the kubelet gives them to its PodResources service.
+// podDevices provides devices to the PodResources service like the kubelet.
 type podDevices struct{ *devicemanager.ManagerImpl }
 
-// GetDevices returns those of a container.
+// GetDevices returns the devices of a container.
 func (d podDevices) GetDevices(uid, container string) []*podresourcesv1.ContainerDevices {
 	return containerDevices(d.ManagerImpl.GetDevices(uid, container))
 }
 
-// GetAllocatableDevices returns the healthy ones.
+// GetAllocatableDevices returns the healthy devices.
 func (d podDevices) GetAllocatableDevices(logger klog.Logger) []*podresourcesv1.ContainerDevices {
 	return containerDevices(d.ManagerImpl.GetAllocatableDevices(logger))
 }
 
-// noResources has no CPUs, memory and claims to tell of.
+// noResources provides no CPUs, memory or claims to the PodResources service.
 type noResources struct{}
 
 // GetCPUs returns none.

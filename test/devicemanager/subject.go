@@ -40,7 +40,7 @@ import (
 	"gpu-cdi-plugin/test/manager/behaviour"
 )
 
-// Kubelet is the part of a kubelet that is about devices: its device manager, Topology Manager, plugin watcher and
+// Kubelet is the part of a kubelet that handles devices: its device manager, Topology Manager, plugin watcher and
 // PodResources service, on a directory.
 type Kubelet struct {
 	*devicemanager.ManagerImpl
@@ -56,7 +56,7 @@ type Kubelet struct {
 
 var _ behaviour.Manager = (*Kubelet)(nil)
 
-// NewKubelet returns a kubelet that was not booted.
+// NewKubelet returns a kubelet that has not been booted.
 func NewKubelet(_ testing.TB, c behaviour.Config) behaviour.Manager {
 	return &Kubelet{config: c, changes: make(chan string, 10_000)}
 }
@@ -92,7 +92,7 @@ func (k *Kubelet) Boot(b behaviour.Boot) error {
 	return k.serve(m, sources)
 }
 
-// serve starts what is beside the device manager.
+// serve starts the plugin watcher and the services beside the device manager.
 func (k *Kubelet) serve(m *devicemanager.ManagerImpl, sources config.SourcesReady) error {
 	if err := os.MkdirAll(filepath.Dir(k.PodResources()), 0o750); err != nil {
 		return err
@@ -150,7 +150,7 @@ func (k *Kubelet) active() []*v1.Pod {
 	return slices.Clone(k.pods)
 }
 
-// Admit admits a pod, which is active from then on.
+// Admit admits a pod. From then on the pod is active.
 func (k *Kubelet) Admit(ctx context.Context, p model.Pod) error {
 	pod := convert(p)
 	k.mu.Lock()
@@ -215,7 +215,7 @@ func (k *Kubelet) Start(ctx context.Context, p model.Pod, name string) (o model.
 	return o, nil
 }
 
-// Ended does nothing: the device manager does not hear of it.
+// Ended does nothing, since the kubelet does not tell its device manager.
 func (k *Kubelet) Ended(model.Pod, string) error { return nil }
 
 // Release makes a pod inactive.
@@ -226,14 +226,14 @@ func (k *Kubelet) Release(p model.Pod) error {
 	return nil
 }
 
-// Counts are those of GetCapacity, which removes resources too.
+// Counts returns the result of GetCapacity, which also removes resources.
 func (k *Kubelet) Counts(name string) behaviour.Counts {
 	capacity, allocatable, _ := k.GetCapacity(klog.Background())
 	c, a := capacity[v1.ResourceName(name)], allocatable[v1.ResourceName(name)]
 	return behaviour.Counts{Capacity: int(c.Value()), Allocatable: int(a.Value())}
 }
 
-// Devices are those of GetDevices.
+// Devices returns the result of GetDevices.
 func (k *Kubelet) Devices(p model.Pod, container string) map[string][]string {
 	devices := map[string][]string{}
 	for name, instances := range k.GetDevices(p.UID, container) {
@@ -242,7 +242,7 @@ func (k *Kubelet) Devices(p model.Pod, container string) map[string][]string {
 	return devices
 }
 
-// Health is what the kubelet writes into the status of a pod.
+// Health returns the health that the kubelet writes into the status of a pod.
 func (k *Kubelet) Health(p model.Pod) map[string]map[string]string {
 	pod, status := convert(p), v1.PodStatus{}
 	for _, c := range pod.Spec.Containers {
@@ -263,20 +263,20 @@ func (k *Kubelet) Health(p model.Pod) map[string]map[string]string {
 	return health
 }
 
-// HealthChanges are the updates that the kubelet would sync pods for.
+// HealthChanges returns the updates for which the kubelet would sync pods.
 func (k *Kubelet) HealthChanges() <-chan string { return k.changes }
 
-// PodResources is the service's socket.
+// PodResources returns the path of the service's socket.
 func (k *Kubelet) PodResources() string {
 	return filepath.Join(k.config.Dir, "pod-resources", "kubelet.sock")
 }
 
-// StateFile is the checkpoint.
+// StateFile returns the path of the checkpoint.
 func (k *Kubelet) StateFile() string {
 	return filepath.Join(k.config.Dir, "kubelet_internal_checkpoint")
 }
 
-// Expire moves the times at which plugins ended back by the grace period, which is a constant.
+// Expire moves the times at which plugins ended into the past, because the grace period is a constant.
 func (k *Kubelet) Expire() {
 	endpoints := reflect.ValueOf(k.ManagerImpl).Elem().FieldByName("endpoints")
 	for _, name := range endpoints.MapKeys() {
@@ -288,7 +288,7 @@ func (k *Kubelet) Expire() {
 	}
 }
 
-// convert makes a v1.Pod.
+// convert converts a pod to a v1.Pod.
 func convert(p model.Pod) *v1.Pod {
 	return &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, UID: types.UID(p.UID)},

@@ -21,8 +21,8 @@ const (
 	readOnlyPort = 10255
 )
 
-// containerdConfig returns containerd's configuration: its defaults, but for what needs privileges or paths that the
-// machine may lack.
+// containerdConfig returns containerd's configuration: its defaults, except where they need privileges or paths that
+// the machine may lack.
 func containerdConfig(runc string, cniPlugins []string) string {
 	var dirs []string
 	for _, d := range cniPlugins {
@@ -60,8 +60,8 @@ const network = `{
 }
 `
 
-// kubeletConfig returns a KubeletConfiguration as JSON, which is YAML. Without an API server the kubelet runs static
-// pods. The pods are under the cgroup.
+// kubeletConfig returns a KubeletConfiguration as JSON, which is valid YAML. Without an API server the kubelet runs
+// static pods, which are below the cgroup.
 func kubeletConfig(cgroup string) ([]byte, error) {
 	config := map[string]any{
 		"apiVersion":                "kubelet.config.k8s.io/v1beta1",

@@ -17,12 +17,12 @@ type Daemon struct {
 	node *Node
 	name string
 	args []string
-	// log is the path of its log, of all runs.
+	// log is the path of the log of all its runs.
 	log     string
 	process *proc.Process
 }
 
-// NewDaemon returns a program to be started in the node. Programs of the same name share a log.
+// NewDaemon returns a program to start in the node. Programs of the same name share a log.
 func (n *Node) NewDaemon(name string, args ...string) *Daemon {
 	return &Daemon{node: n, name: name, args: args, log: filepath.Join(n.dir, name+".log")}
 }
@@ -40,7 +40,7 @@ func (d *Daemon) Start() error {
 	})
 }
 
-// Kill kills the program, as a crash does.
+// Kill kills the program, like a crash.
 func (d *Daemon) Kill() error { return d.process.Kill() }
 
 // Signal sends the program a signal.

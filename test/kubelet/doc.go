@@ -1,12 +1,12 @@
 // Package kubelet runs a Kubernetes node for the tests: containerd and a kubelet that has no API server and runs static
 // pods. Both are the real programs, from pinned modules (test/peers).
 //
-// A node is in namespaces of its own, for mounts, processes and the network, and all that it writes is in one temporary
-// directory. So several nodes can run side by side; the machine's own kubelet, container runtime, networks and kernel
-// settings are not changed; and a test that is killed leaves no process, since the namespaces end with it.
+// A node has its own namespaces for mounts, processes and the network, and one temporary directory for all that it
+// writes. So several nodes can run side by side; the machine's own kubelet, container runtime, networks and kernel
+// settings do not change; and a killed test leaves no process, since the namespaces end with it.
 //
 // The node has the machine's version of control groups. A machine in hybrid mode (controllers of version 1, and a tree
 // of version 2 without controllers) cannot have a node of version 2: the kubelet refuses that tree ("some missing
 // controllers"), and runc cannot set the CPU weight of a pod. On such a machine test/e2e covers containers under
-// version 2; device rules need no controller there.
+// version 2, since device rules need no controller there.
 package kubelet

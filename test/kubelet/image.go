@@ -11,12 +11,12 @@ import (
 // Image is a container image: a root file system under a name.
 type Image struct {
 	Name string
-	// Root is a directory. Command is what a container without a command runs.
+	// Root is the directory of the root file system. Command is what a container without a command runs.
 	Root    string
 	Command []string
 }
 
-// pauseImage is the image of the container that has a pod's namespaces. It only sleeps.
+// pauseImage is the image of the container that holds a pod's namespaces. It only sleeps.
 const pauseImage = "localhost/pause:test"
 
 // load imports an image into the node's containerd.

@@ -52,8 +52,8 @@ type namespaces struct {
 	files []*os.File // of the namespaces, in the order in which they are entered
 }
 
-// entered are the names in /proc/PID/ns of the namespaces that within enters. The mount namespace is the last: in it
-// paths lead elsewhere.
+// entered are the names in /proc/PID/ns of the namespaces that within enters. The mount namespace comes last, because
+// paths differ in it.
 var entered = []string{"ipc", "uts", "pid", "net", "mnt"}
 
 // newNamespaces makes the namespaces of a node whose files are in dir.
@@ -87,7 +87,7 @@ func newNamespaces(dir string) (_ *namespaces, err error) {
 	return ns, nil
 }
 
-// awaitSetup waits until setup prints that the node is ready. Anything else that it prints is an error.
+// awaitSetup waits until setup prints that the node is ready. Any other output is an error.
 func awaitSetup(output io.Reader) error {
 	var message strings.Builder
 	for lines := bufio.NewScanner(output); lines.Scan(); {

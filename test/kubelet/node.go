@@ -22,7 +22,7 @@ import (
 
 // Programs are the paths of a node's programs.
 type Programs struct {
-	// The runc shim is in containerd's directory.
+	// The runc shim must be in containerd's directory.
 	Kubelet, Containerd, Ctr string
 	Runc                     string
 	// CNI has the directories of the network plugins.
@@ -38,8 +38,8 @@ type Node struct {
 	Containerd, Kubelet *Daemon
 }
 
-// prefix begins the names of the directories and cgroups of nodes. The ID of the test's process follows, then a random
-// number.
+// prefix is the prefix of the names of nodes' directories and cgroups. It is followed by the ID of the test's process
+// and a random number.
 const prefix = "gpu-node-"
 
 // New starts a node with these images and waits until it is ready.
@@ -58,7 +58,7 @@ func New(ctx context.Context, p Programs, images ...Image) (*Node, error) {
 	return n, nil
 }
 
-// cgroup is the parent cgroup of the node's pods.
+// cgroup returns the parent cgroup of the node's pods.
 func (n *Node) cgroup() string { return "/" + filepath.Base(n.dir) }
 
 // Host returns the path on the machine of a file in the node's /run, /var/lib or /var/log.
@@ -108,7 +108,7 @@ func (n *Node) start(ctx context.Context, images []Image) (err error) {
 	return n.StartKubelet(ctx)
 }
 
-// StartContainerd starts containerd and waits until it serves the kubelet's API, the last that it serves.
+// StartContainerd starts containerd and waits until it serves the kubelet's API, which is the last one that it serves.
 func (n *Node) StartContainerd(ctx context.Context) error {
 	if err := n.Containerd.Start(); err != nil {
 		return err
@@ -116,8 +116,8 @@ func (n *Node) StartContainerd(ctx context.Context) error {
 	return n.Containerd.withLog(wait(ctx, startTime, "containerd serves", func() error { return n.callRuntime(ctx) }))
 }
 
-// callRuntime gets the version of containerd's runtime service, the first call of a kubelet. The version is ignored; an
-// empty message is a valid request.
+// callRuntime gets the version of containerd's runtime service, like the first call of a kubelet. The version is
+// ignored; an empty message is a valid request.
 func (n *Node) callRuntime(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -151,7 +151,7 @@ func (n *Node) Run(ctx context.Context, args ...string) (res proc.Result, err er
 	return res, err
 }
 
-// ctr runs containerd's client. It must succeed.
+// ctr runs containerd's client. An exit status other than 0 is an error.
 func (n *Node) ctr(ctx context.Context, args ...string) error {
 	res, err := n.Run(ctx, append([]string{n.programs.Ctr, "--namespace", "k8s.io"}, args...)...)
 	if err == nil && res.Code != 0 {

@@ -15,7 +15,7 @@ import (
 // Devices has the sorted IDs of devices by resource.
 type Devices map[string][]string
 
-// Assigned returns the devices of each pod, by the name in its manifest, from the kubelet's PodResources service.
+// Assigned returns the devices of each pod, by the pod's name in its manifest, from the kubelet's PodResources service.
 func (n *Node) Assigned(ctx context.Context) (map[string]Devices, error) {
 	pods := map[string]Devices{}
 	err := n.podResources(ctx, func(ctx context.Context, c podresources.PodResourcesListerClient) error {
@@ -32,7 +32,7 @@ func (n *Node) Assigned(ctx context.Context) (map[string]Devices, error) {
 	return pods, err
 }
 
-// Allocatable returns the devices that are healthy for the kubelet, allocated or not.
+// Allocatable returns the devices that the kubelet reports as healthy, allocated or not.
 func (n *Node) Allocatable(ctx context.Context) (Devices, error) {
 	all := Devices{}
 	err := n.podResources(ctx, func(ctx context.Context, c podresources.PodResourcesListerClient) error {
@@ -43,7 +43,7 @@ func (n *Node) Allocatable(ctx context.Context) (Devices, error) {
 	return all, err
 }
 
-// add adds devices. The kubelet lists a device on several NUMA nodes once for each.
+// add adds devices. The kubelet lists a device on several NUMA nodes once for each node.
 func (d Devices) add(devices []*podresources.ContainerDevices) {
 	for _, dev := range devices {
 		ids := append(d[dev.GetResourceName()], dev.GetDeviceIds()...)

@@ -45,7 +45,7 @@ func (p Pod) manifest() ([]byte, error) {
 	if command == nil {
 		command = []string{"sh", "-c", idle}
 	}
-	// Each manifest differs: to the kubelet an equal one is the same pod, which has ended.
+	// Each manifest is different, since for the kubelet an equal one would be the same pod, which has ended.
 	limits, annotations := map[string]string{}, map[string]string{"gpu-test/number": fmt.Sprint(numbers.Add(1))}
 	for name, count := range p.Limits {
 		limits[name] = fmt.Sprint(count)
@@ -83,18 +83,18 @@ type PodStatus struct {
 	Name                   string
 	Phase, Reason, Message string
 	IP                     string
-	// Container is the container's ID, Running whether it runs, Ready whether its readiness probe succeeds, and
-	// Restarts how often it was restarted.
+	// Container is the container's ID. Running reports whether it runs, Ready whether its readiness probe succeeds.
+	// Restarts is how often it was restarted.
 	Container      string
 	Running, Ready bool
 	Restarts       int
-	// Waiting is the kubelet's reason why the container waits, and Trouble its message on a container that does not
-	// run. Both may be empty.
+	// Waiting is the kubelet's reason why the container waits, Trouble its message about a container that does not run.
+	// Both may be empty.
 	Waiting, Trouble string
-	// Health has the container's devices with the kubelet's words for their health, such as "GPU-1=Healthy
+	// Health has the container's devices with their health in the kubelet's words, like "GPU-1=Healthy
 	// GPU-2=Unhealthy".
 	Health string
-	// ExitCode is that of a container that has ended, -1 before.
+	// ExitCode is the exit code of a container that has ended, otherwise -1.
 	ExitCode int
 }
 
@@ -110,7 +110,7 @@ func (n *Node) Apply(p Pod) error {
 // applyManifest writes the manifest of the pod with this name.
 func (n *Node) applyManifest(name string, data []byte) error {
 	file := filepath.Join(n.Host(staticPods), name+".yaml")
-	// Renamed, so that the kubelet never reads half of it.
+	// The file is renamed, so that the kubelet never reads part of it.
 	if err := os.WriteFile(n.dir+"/pod", data, 0o644); err != nil {
 		return err
 	}

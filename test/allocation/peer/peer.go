@@ -1,5 +1,5 @@
-// Package peer compares the allocator with the policy of NVIDIA's device plugin on the same machines: the answers, and
-// the time they take.
+// Package peer compares the allocator with the policy of NVIDIA's device plugin on the same machines: the results, and
+// the time that they take.
 package peer
 
 import (
@@ -10,9 +10,9 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// peerDevices returns the GPUs of a snapshot as NVIDIA's allocator gets them from the driver. A pair with NVLinks has
-// two links there, one over PCIe and one for all NVLinks, and the scores of both are added. NVLinks through NVSwitches
-// are missing: NVIDIA's allocator asks which GPU is at the other end of a link, and that is none.
+// peerDevices returns the GPUs of a snapshot as NVIDIA's allocator gets them from the driver. There, a pair with
+// NVLinks has two links, one for PCIe and one for all NVLinks, and their scores are added. NVLinks through NVSwitches
+// are missing, because NVIDIA's allocator looks for a GPU at the other end of a link.
 func peerDevices(s *gpu.Snapshot) gpuallocator.DeviceList {
 	var devices gpuallocator.DeviceList
 	for i := range s.Devices {
@@ -28,7 +28,7 @@ func peerDevices(s *gpu.Snapshot) gpuallocator.DeviceList {
 }
 
 func peerLink(from, to *gpuallocator.Device, l gpu.Link) {
-	// The types of PCIe links have the numbers of gpu.PCIePath. After them come one NVLink, two and so on.
+	// PCIe links have the numbers of gpu.PCIePath. After these come the numbers for one NVLink, two and so on.
 	const noNVLink = 6
 	if l.PCIe != gpu.PathUnknown {
 		from.Links[to.Index] = append(from.Links[to.Index], linkOf(to, int(l.PCIe)))
@@ -51,7 +51,7 @@ func setKind[T ~uint](t *T, kind int) { *t = T(kind) }
 type oracle struct {
 	size  int
 	score []int       // of each set
-	split map[int]int // the highest sum of a set's partitions into sets of size; only sets that can be divided so
+	split map[int]int // the highest sum of a set's partitions into sets of size, for sets that can be divided that way
 }
 
 func newOracle(gpus, size int, pair func(a, b int) int) *oracle {
@@ -66,8 +66,8 @@ func newOracle(gpus, size int, pair func(a, b int) int) *oracle {
 	return o
 }
 
-// total returns the highest sum of all partitions of the available GPUs that have chosen as a set. The other sets have
-// the same size, except one with the rest.
+// total returns the highest sum of all partitions of the available GPUs that contain chosen as a set. The other sets
+// have the same size, except one with the rest.
 func (o *oracle) total(available, chosen int) int {
 	others := available &^ chosen
 	left := bits.OnesCount(uint(others)) % o.size
@@ -81,7 +81,7 @@ func (o *oracle) total(available, chosen int) int {
 	return o.score[chosen] + best
 }
 
-// whole returns the highest sum of the partitions of a set into sets of size, without a rest. One has the first GPU.
+// whole returns the highest sum of a set's partitions into sets of size, for a set that can be divided that way.
 func (o *oracle) whole(set int) int {
 	if sum, ok := o.split[set]; ok {
 		return sum

@@ -1,10 +1,10 @@
-// Command floor opens the driver's library and exits. No program that uses the driver can take less.
+// Command floor opens the driver's library and exits, as a lower bound for the time of programs that use the driver.
 //
 //	floor LIBRARY [wait|events|check UUID]
 //
-// With wait it exits at the end of its standard input. With events it also prints when it receives an XID, in
-// nanoseconds since 1970. With check it reads for each line of its input what a check of a GPU needs, and prints how
-// long that took, in nanoseconds.
+// With wait it exits at the end of its standard input. With events it also prints the time of each XID that it
+// receives, in nanoseconds since 1970. With check it reads, for each line of its input, what a check of a GPU needs,
+// and prints how long that took, in nanoseconds.
 package main
 
 import (
@@ -70,7 +70,8 @@ func run(args []string) error {
 	return driver.Close()
 }
 
-// readForCheck reads the health of a GPU, its processes, and then its memory, which comes with the processes.
+// readForCheck reads a GPU's health, its processes, and then its memory, which must be read together with the
+// processes.
 func readForCheck(driver *nvml.Session, uuid string) error {
 	_, probing := driver.Probes(context.Background(), uuid)
 	_, processes := driver.Use(context.Background(), uuid)

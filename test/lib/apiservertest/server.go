@@ -1,6 +1,6 @@
-// Package apiservertest has an API server in memory, for tests of what reports about a node. It serves TLS with a CA of
-// its own, and takes Events and patches of a Node's conditions as the API server of Kubernetes does. Tests can make it
-// misbehave.
+// Package apiservertest has an API server in memory, for tests of programs that report about a node. It serves TLS with
+// its own CA, and accepts Events and patches of a Node's conditions like the API server of Kubernetes. Tests can make
+// it misbehave.
 package apiservertest
 
 import (
@@ -40,7 +40,7 @@ type Condition struct {
 	LastTransitionTime            time.Time
 }
 
-// Event is an Event of core/v1, as far as the tests need it.
+// Event is an Event of core/v1 with the fields that the tests need.
 type Event struct {
 	APIVersion, Kind string
 	Metadata         struct{ Name, Namespace string }
@@ -90,7 +90,7 @@ func New(t testing.TB) *Server {
 	return s
 }
 
-// Env are the variables of a pod on the node.
+// Env returns the variables of a pod on the node.
 func (s *Server) Env() []string {
 	host, port, err := net.SplitHostPort(s.server.Listener.Addr().String())
 	if err != nil {
@@ -99,7 +99,7 @@ func (s *Server) Env() []string {
 	return []string{"KUBERNETES_SERVICE_HOST=" + host, "KUBERNETES_SERVICE_PORT=" + port, "NODE_NAME=" + Node}
 }
 
-// Rotate replaces the token: the old one is refused from now on.
+// Rotate replaces the token. The old one is refused from now on.
 func (s *Server) Rotate(token string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,7 +107,7 @@ func (s *Server) Rotate(token string) {
 	s.write("token", []byte(token+"\n"))
 }
 
-// NewCA replaces the ca.crt by that of a CA that has not signed the server's certificate.
+// NewCA replaces ca.crt by the certificate of a CA that has not signed the server's certificate.
 func (s *Server) NewCA() {
 	_, ca := certificates(s.t)
 	s.write("ca.crt", ca)
@@ -123,29 +123,29 @@ func (s *Server) write(name string, data []byte) {
 	}
 }
 
-// Instead answers requests from now on, until it is nil.
+// Instead makes f answer all requests from now on; nil restores the server's own answers.
 func (s *Server) Instead(f http.HandlerFunc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.instead = f
 }
 
-// Hang leaves requests without an answer from now on.
+// Hang makes the server never answer from now on.
 func (s *Server) Hang() {
 	s.Instead(func(_ http.ResponseWriter, q *http.Request) {
-		_, _ = io.Copy(io.Discard, q.Body) // after which the context ends with the connection
+		_, _ = io.Copy(io.Discard, q.Body) // after the body is read, the context ends with the connection
 		<-q.Context().Done()
 	})
 }
 
-// Requests is how many there were.
+// Requests returns the number of requests so far.
 func (s *Server) Requests() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.requests
 }
 
-// Condition is the Node's condition of a type, or nil.
+// Condition returns the Node's condition of a type, or nil.
 func (s *Server) Condition(kind string) *Condition {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,14 +157,14 @@ func (s *Server) Condition(kind string) *Condition {
 	return nil
 }
 
-// Events are those of the Node, in the order of their creation.
+// Events returns the Node's Events in the order of their creation.
 func (s *Server) Events() []Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return decode[[]Event](s.t, s.events)
 }
 
-// decode reads JSON into a T, in which each key must have a place.
+// decode decodes JSON into a T. A key without a field fails the test.
 func decode[T any](t testing.TB, from any) T {
 	data, err := json.Marshal(from)
 	var to T
@@ -285,7 +285,7 @@ func (s *Server) patchNode(w http.ResponseWriter, patch map[string]any) {
 	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Node", "images": strings.Repeat("image ", 1<<17)})
 }
 
-// certificates returns a certificate for 127.0.0.1 and that of the CA that has signed it, as PEM.
+// certificates returns a certificate for 127.0.0.1 and the certificate of the CA that has signed it, as PEM.
 func certificates(t testing.TB) (tls.Certificate, []byte) {
 	t.Helper()
 	must := func(err error) {

@@ -1,4 +1,4 @@
-// Package clitest tests command lines: scripts that run them, and golden files of what they print.
+// Package clitest tests command lines with scripts, and compares their output with golden files.
 package clitest
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Run is a whole program without the process. It returns the exit status.
+// Run is a program's main without the process. It returns the exit status.
 type Run func(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int
 
 // Result runs a program in this process.
@@ -28,8 +28,8 @@ func (r Run) Result(args ...string) (code int, stdout, stderr string) {
 	return code, out.String(), errs.String()
 }
 
-// Scripts runs the scripts of a directory, with more commands and with variables of the environment. Programs may use
-// paths that others can change: those of tests are under /tmp.
+// Scripts runs the scripts of a directory, with more commands and environment variables. Programs may use paths that
+// other users can change, since the tests' paths are under /tmp.
 func Scripts(t *testing.T, dir string, update bool, more map[string]Command, env ...string) {
 	t.Helper()
 	cache, err := os.UserCacheDir()
@@ -57,7 +57,7 @@ func Scripts(t *testing.T, dir string, update bool, more map[string]Command, env
 	})
 }
 
-// SafeDir is a new directory in one that only root can write to, which /tmp is not.
+// SafeDir returns a new directory in a directory that only root can write to, unlike /tmp.
 func SafeDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/run", "gpu-cdi-test-") //nolint:usetesting // t.TempDir is under /tmp
@@ -68,8 +68,7 @@ func SafeDir(t *testing.T) string {
 	return dir
 }
 
-// Programs builds programs of the project for a test of one of them. It returns their directory, which every user can
-// read.
+// Programs builds other programs of the project for a test. It returns their directory, which every user can read.
 func Programs(t *testing.T, names ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -90,8 +89,8 @@ func Programs(t *testing.T, names ...string) string {
 	return dir
 }
 
-// Help tests each verb of a program, except hidden ones and completion, which is cobra's: its help is the golden file
-// in testdata/help, lists the exit statuses and fits the width of a terminal, and it has an example.
+// Help tests each verb of a program, except hidden ones and cobra's completion: its help equals the golden file in
+// testdata/help, lists the exit statuses and fits the width of a terminal, and it has an example.
 func Help(t *testing.T, run Run, root *cobra.Command, update bool) {
 	t.Helper()
 	for _, cmd := range verbs(root) {
@@ -117,7 +116,7 @@ func Help(t *testing.T, run Run, root *cobra.Command, update bool) {
 	}
 }
 
-// verbs are a command and those below it.
+// verbs returns a command and all commands below it.
 func verbs(cmd *cobra.Command) []*cobra.Command {
 	list := []*cobra.Command{cmd}
 	for _, c := range cmd.Commands() {

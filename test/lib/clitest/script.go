@@ -17,7 +17,7 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
-// Command is a command of scripts.
+// Command implements a command of scripts.
 type Command = func(ts *testscript.TestScript, neg bool, args []string)
 
 // commands are the commands of scripts besides testscript's own.
@@ -50,8 +50,8 @@ func awaitFile(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// awaits [-count=N] PATTERN PROGRAM ARGS... runs a program again and again until its output has N lines that match, or
-// one.
+// awaits [-count=N] PATTERN PROGRAM ARGS... runs a program repeatedly until its output has N lines that match; N is 1
+// by default.
 func awaitOutput(ts *testscript.TestScript, neg bool, args []string) {
 	want := 1
 	if len(args) > 0 {
@@ -90,8 +90,8 @@ func checkSilent(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// exits CODE PROGRAM ARGS... runs a program, which must end with that status. The commands stdout and stderr check its
-// output.
+// exits CODE PROGRAM ARGS... runs a program that must end with that status. The commands stdout and stderr then check
+// its output.
 func runForStatus(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: exits CODE PROGRAM ARGS...")
@@ -110,7 +110,7 @@ func runForStatus(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// node DIR MACHINE [DRIVER [EXTRA,...]] makes a simulated node. It replaces one that exists, as a new driver would.
+// node DIR MACHINE [DRIVER [EXTRA,...]] creates a simulated node. It replaces an existing one, like a new driver would.
 func createNode(t *testing.T, ts *testscript.TestScript, args []string) {
 	if len(args) < 2 || len(args) > 4 {
 		ts.Fatalf("usage: node DIR MACHINE [DRIVER [EXTRA,...]]")

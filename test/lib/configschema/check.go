@@ -54,7 +54,7 @@ func structPaths(t reflect.Type, path string) []string {
 	return list
 }
 
-// Published compares the schema with the file that is published, or writes the file.
+// Published compares the schema with the published file, or writes the file.
 func (g *Generator) Published(t *testing.T, defaults any, path string, update bool) {
 	t.Helper()
 	got, err := g.Generate(defaults)
@@ -75,7 +75,7 @@ func (g *Generator) Published(t *testing.T, defaults any, path string, update bo
 	}
 }
 
-// Compile compiles the schema. It returns a function that validates a file in YAML.
+// Compile compiles the schema. It returns a function that validates a YAML file.
 func (g *Generator) Compile(t *testing.T, defaults any) (validate func(t *testing.T, file string) error) {
 	t.Helper()
 	data, err := g.Generate(defaults)

@@ -1,4 +1,4 @@
-// Package configschema makes and checks the JSON schema of a configuration file.
+// Package configschema generates and checks the JSON schema of a configuration file.
 package configschema
 
 import (
@@ -32,13 +32,14 @@ type schema struct {
 	Additional *bool `json:"additionalProperties,omitempty"`
 }
 
-// Generator makes the schema of a configuration.
+// Generator generates the schema of a configuration.
 type Generator struct {
 	Title string
 	Keys  *configfile.Keys
-	// Bounds returns the limits of a number, or of each number of a list; a maximum of 0 is none. Nil means no limits.
+	// Bounds returns the limits of a number, or of each number in a list; a maximum of 0 means none. Nil means no
+	// limits.
 	Bounds func(path string) (minimum, maximum int)
-	// Selector is the type of texts that may be whole numbers without quotes; nil means none.
+	// Selector is the type of strings that may be written as whole numbers without quotes; nil means none.
 	Selector reflect.Type
 }
 
@@ -106,7 +107,7 @@ func (g *Generator) bounds(path string) (minimum, maximum int) {
 	return g.Bounds(path)
 }
 
-// allowText also accepts a list of texts or numbers as one text with commas, and a list of one number as that number.
+// allowText also accepts a list of strings or numbers as one text with commas, and a list of one number as that number.
 func (g *Generator) allowText(s *schema, item reflect.Type, known []string, maximum int) {
 	if item.Kind() != reflect.String && item.Kind() != reflect.Int {
 		return
@@ -144,7 +145,7 @@ func (g *Generator) addFields(s *schema, v reflect.Value, path string) {
 			at = path + "." + name
 		}
 		s.Properties[name] = g.schemaOf(value, at)
-		// The keys of rules are required but for these.
+		// All keys of a rule are required except these.
 		optional := []string{"devices", "rename", "count", "within"}
 		if strings.Contains(at, "[]") && !slices.Contains(optional, name) {
 			s.Required = append(s.Required, name)

@@ -22,7 +22,7 @@ const (
 	V2 Cgroup = 2
 )
 
-// String names the version, as in "cgroup v2".
+// String returns the name of the version, like "cgroup v2".
 func (c Cgroup) String() string { return map[Cgroup]string{V1: "cgroup v1", V2: "cgroup v2"}[c] }
 
 // unified is the cgroup v2 tree beside version 1's controllers, in hybrid mode.
@@ -58,8 +58,8 @@ esac
 "$@"
 `
 
-// inNamespace returns the command that runs args with the CDI directory cdi in place of the host's and the files of the
-// directory etc in /etc, unless they are empty, and with version c of control groups.
+// inNamespace returns the command that runs args with the CDI directory cdi in place of the host's, with the files of
+// the directory etc in /etc, and with version c of control groups. cdi and etc may be empty.
 func inNamespace(t testing.TB, cdi, etc string, c Cgroup, args ...string) []string {
 	t.Helper()
 	cgroup := arrangement(t, c)
@@ -73,13 +73,13 @@ func inNamespace(t testing.TB, cdi, etc string, c Cgroup, args ...string) []stri
 	}, args...)
 }
 
-// Namespace returns the command that runs args as inNamespace does, with an empty directory of CDI specs.
+// Namespace returns the command that runs args like inNamespace, with an empty directory of CDI specs.
 func Namespace(t testing.TB, etc string, c Cgroup, args ...string) []string {
 	t.Helper()
 	return inNamespace(t, t.TempDir(), etc, c, args...)
 }
 
-// arrangement is the change of this machine's control groups that gives version c, or empty.
+// arrangement returns the change of this machine's control groups that gives version c, or "".
 func arrangement(t testing.TB, c Cgroup) string {
 	t.Helper()
 	has := hostCgroups(t)
@@ -92,7 +92,7 @@ func arrangement(t testing.TB, c Cgroup) string {
 	return ""
 }
 
-// hostCgroups are the versions that this machine has.
+// hostCgroups returns the versions that this machine has.
 func hostCgroups(t testing.TB) map[Cgroup]bool {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mounts")
@@ -112,11 +112,11 @@ func hostCgroups(t testing.TB) map[Cgroup]bool {
 	return has
 }
 
-// MakeCgroups makes a cgroup in every tree of the machine.
+// MakeCgroups creates a cgroup in every cgroup hierarchy of the machine.
 func MakeCgroups(path string) error {
 	trees, err := cgroupTrees()
 	for _, tree := range trees {
-		// A tree may have two names.
+		// A hierarchy may be mounted under two names.
 		if e := os.Mkdir(tree+path, 0o755); !errors.Is(e, os.ErrExist) {
 			err = errors.Join(err, e)
 		}
@@ -124,7 +124,7 @@ func MakeCgroups(path string) error {
 	return err
 }
 
-// cgroupTrees are the directories that the trees of cgroups are mounted at.
+// cgroupTrees returns the mount points of the cgroup hierarchies.
 func cgroupTrees() ([]string, error) {
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.procs"); err == nil {
 		return []string{"/sys/fs/cgroup"}, nil
@@ -136,8 +136,8 @@ func cgroupTrees() ([]string, error) {
 	return procs, err
 }
 
-// RemoveCgroups removes a cgroup from every tree of the machine, those in it first. It waits a while for the end of
-// processes in it: the kernel may take a moment to release those that were killed.
+// RemoveCgroups removes a cgroup and its descendants from every cgroup hierarchy of the machine. It waits for the end
+// of their processes: the kernel may take a moment to release killed ones.
 func RemoveCgroups(path string) error {
 	const limit = 20 * time.Second
 	for begin := time.Now(); ; time.Sleep(50 * time.Millisecond) {
@@ -158,7 +158,7 @@ func removeCgroups(path string) error {
 	return errors.Join(errs...)
 }
 
-// removeCgroup removes a cgroup and those in it, the innermost first. Files of cgroups cannot be removed.
+// removeCgroup removes a cgroup and its descendants, the innermost first. The files of a cgroup cannot be removed.
 func removeCgroup(dir string) error {
 	entries, err := os.ReadDir(dir)
 	errs := []error{err}

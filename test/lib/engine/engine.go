@@ -26,22 +26,22 @@ import (
 type Container struct {
 	Image image.Kind
 	Args  []string
-	// CDIDir is the directory of the CDI specs, and Devices are the fully-qualified names of the requested devices.
+	// CDIDir is the directory of the CDI specs. Devices are the fully qualified names of the requested devices.
 	CDIDir  string
 	Devices []string
 	// ReadOnly makes the root read-only.
 	ReadOnly bool
 	// Mknod lets the container make device nodes; the device cgroup still decides which it can open.
 	Mknod bool
-	// Annotations are the container's, and Env are variables of its program.
+	// Annotations are the container's. Env has variables for its program.
 	Annotations map[string]string
 	Env         []string
-	// Options are more arguments of podman run.
+	// Options are further arguments of podman run.
 	Options []string
 }
 
-// Engine runs containers. Run waits for the container's end. If the container could not be started, the result is the
-// engine's exit status and message.
+// Engine runs containers. Run waits until the container has ended. If the container could not be started, the result
+// has the engine's exit status and message.
 type Engine interface {
 	String() string
 	Run(t testing.TB, c Container) proc.Result
@@ -52,16 +52,16 @@ var (
 	_ Engine = (*Bare)(nil)
 )
 
-// timeout is the longest time that a container may take, also on a busy machine.
+// timeout is how long a container may take, on a busy machine too.
 const timeout = 2 * time.Minute
 
-// Bare is an OCI runtime by itself, without CDI: devices are injected into the bundle before it starts.
+// Bare is an OCI runtime without an engine and without CDI: devices are injected into the bundle before it starts.
 type Bare struct {
 	Runtime string // "runc" or "crun"
-	// Wrapper is the path of gpu-cdi-runtime, which is called in place of the runtime and runs it; empty without.
+	// Wrapper is the path of gpu-cdi-runtime, which is called in place of the runtime and runs it; empty means none.
 	Wrapper string
-	// Hook is the path of prestart-hook, which the runtime runs in the createRuntime stage; empty without. The
-	// container's devices are then annotations.
+	// Hook is the path of prestart-hook, which the runtime runs in the createRuntime stage; empty means none. With a
+	// hook, the container's devices are given as annotations.
 	Hook   string
 	Cgroup Cgroup
 	Images *Images
@@ -69,7 +69,7 @@ type Bare struct {
 	Inject func(t testing.TB, bundle, cdiDir string, names []string)
 }
 
-// String names the runtime and the control groups, as in "runc on cgroup v2".
+// String returns the name of the runtime and the control groups, like "runc on cgroup v2".
 func (b *Bare) String() string {
 	name := runtimeName(b.Runtime, b.Wrapper)
 	if b.Hook != "" {
@@ -92,7 +92,7 @@ func (b *Bare) Run(t testing.TB, c Container) proc.Result {
 	return execute(t, inNamespace(t, c.CDIDir, policyFor(t, b.Runtime), b.Cgroup, bundle.Command()...))
 }
 
-// runHook runs a container whose devices are annotations, with a hook that gives them.
+// runHook runs a container whose devices are annotations, with a hook that injects them.
 func (b *Bare) runHook(t testing.TB, c Container) proc.Result {
 	t.Helper()
 	// crun discards the standard error of hooks, unless an annotation names a file.
@@ -127,7 +127,7 @@ func runtimeName(runtime, wrapper string) string {
 	return runtime
 }
 
-// policyFor makes a directory for /etc with the policy that has gpu-cdi-runtime run that runtime.
+// policyFor creates a directory for /etc with a policy that makes gpu-cdi-runtime run that runtime.
 func policyFor(t testing.TB, runtime string) string {
 	t.Helper()
 	etc := t.TempDir()

@@ -15,11 +15,12 @@ import (
 // Podman is podman with one runtime.
 type Podman struct {
 	Runtime string // "runc" or "crun"
-	// Wrapper is the path of gpu-cdi-runtime, which podman runs in place of the runtime; empty without.
+	// Wrapper is the path of gpu-cdi-runtime, which podman runs in place of the runtime; empty means none.
 	Wrapper string
-	// Hooks is a directory whose files are added to /etc, with those of hook install podman; empty without.
+	// Hooks is a directory whose files are added to /etc, together with the files of hook install podman; empty means
+	// none.
 	Hooks string
-	// HooksDir is a directory of OCI hooks, which podman reads alone; empty without.
+	// HooksDir is a directory of OCI hooks, the only one that podman then reads; empty means none.
 	HooksDir string
 	// Users gives containers a user namespace.
 	Users  bool
@@ -27,7 +28,7 @@ type Podman struct {
 	Images *Images
 }
 
-// String names the engine, its runtime and the control groups, as in "podman with crun on cgroup v2".
+// String returns the names of the engine, its runtime and the control groups, like "podman with crun on cgroup v2".
 func (p *Podman) String() string {
 	name := runtimeName(p.Runtime, p.Wrapper)
 	if p.Hooks != "" || p.HooksDir != "" {
@@ -77,15 +78,16 @@ func (p *Podman) Run(t testing.TB, c Container) proc.Result {
 	args = append(args, c.Options...)
 	args = append(append(args, imageName(c.Image)), c.Args...)
 	res := execute(t, inNamespace(t, c.CDIDir, etc, p.Cgroup, args...))
-	// podman 4 may lose the output of a container that ends at once. The log has it: conmon writes it itself.
+	// podman 4 may lose the output of a container that ends at once. The log has it, because conmon writes the log
+	// itself.
 	if log, err := os.ReadFile(filepath.Join(dir, "log")); err == nil {
 		res.Stdout = stdoutOf(string(log))
 	}
 	return res
 }
 
-// stdoutOf is what a container has written to its standard output, by a log of the driver k8s-file. Its lines are as
-// "TIME stdout F TEXT"; P in place of F is a part of a line.
+// stdoutOf returns what a container has written to its standard output, from a log of the driver k8s-file. Its lines
+// have the form "TIME stdout F TEXT", with P in place of F for a part of a line.
 func stdoutOf(log string) string {
 	var out strings.Builder
 	for line := range strings.Lines(log) {
@@ -101,18 +103,18 @@ func stdoutOf(log string) string {
 	return out.String()
 }
 
-// podman returns the start of every command line: a store in dir, and no use of systemd.
+// podman returns the first arguments of every command line: a store in dir, and no use of systemd.
 func podman(t testing.TB, dir string) []string {
 	t.Helper()
 	return []string{
 		testenv.Command(t, "podman"), "--root", filepath.Join(dir, "graph"),
-		// In the namespace's own /run: podman rejects long paths here.
+		// These are in the namespace's own /run, because podman rejects long paths.
 		"--runroot=/run/containers", "--tmpdir=/run/libpod", "--network-config-dir=/run/cni",
 		"--storage-driver=overlay", "--cgroup-manager=cgroupfs", "--events-backend=none",
 	}
 }
 
-// cgroupParent is the parent cgroup of this process's podman containers.
+// cgroupParent returns the parent cgroup of this process's podman containers.
 func cgroupParent() string { return fmt.Sprintf("/gpu-test-%d", os.Getpid()) }
 
 // Close removes podman's cgroups, which it leaves behind.
