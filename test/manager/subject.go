@@ -1,5 +1,5 @@
-// Package manager tests the device manager as a whole: its behaviour beside the kubelet's, what it remembers when it is
-// killed, and with the device plugins of others.
+// Package manager tests the device manager as a whole: its behaviour compared with the kubelet's, its state after it is
+// killed, and its work with other projects' device plugins.
 package manager
 
 import (
@@ -34,12 +34,12 @@ type Node struct {
 
 var _ behaviour.Manager = (*Node)(nil)
 
-// New returns a manager that was not booted.
+// New returns a manager that has not been booted.
 func New(_ testing.TB, c behaviour.Config) behaviour.Manager {
 	return &Node{config: c, changes: make(chan string, 10_000)}
 }
 
-// Boot starts the manager. It knows its pods by itself.
+// Boot starts the manager. It ignores the argument, since the manager knows its pods.
 func (n *Node) Boot(behaviour.Boot) error {
 	m, err := manager.New(manager.Options{
 		Dir: n.config.Dir, RegistryDir: n.config.Registry, StateFile: n.StateFile(),
@@ -106,7 +106,7 @@ func (n *Node) Start(ctx context.Context, p model.Pod, container string) (model.
 	return n.Manager.Start(ctx, p.UID, container)
 }
 
-// Ended says that a container has ended.
+// Ended records that a container has ended.
 func (n *Node) Ended(p model.Pod, container string) error {
 	return n.Manager.Ended(context.Background(), p.UID, container)
 }
@@ -114,13 +114,13 @@ func (n *Node) Ended(p model.Pod, container string) error {
 // Release releases a pod.
 func (n *Node) Release(p model.Pod) error { return n.Manager.Release(context.Background(), p.UID) }
 
-// Counts are the counts of a resource.
+// Counts returns the counts of a resource.
 func (n *Node) Counts(resource string) behaviour.Counts {
 	c := n.Manager.Counts()[resource]
 	return behaviour.Counts{Capacity: c.Capacity, Allocatable: c.Allocatable}
 }
 
-// Devices are those of a container's allocations.
+// Devices returns the devices of a container's allocations.
 func (n *Node) Devices(p model.Pod, container string) map[string][]string {
 	devices := map[string][]string{}
 	placement, _ := n.Pod(p.UID)
@@ -132,7 +132,7 @@ func (n *Node) Devices(p model.Pod, container string) map[string][]string {
 	return devices
 }
 
-// Health is the health of a pod's devices.
+// Health returns the health of a pod's devices.
 func (n *Node) Health(p model.Pod) map[string]map[string]string {
 	health := map[string]map[string]string{}
 	for _, r := range n.Resources() {
@@ -149,15 +149,15 @@ func (n *Node) Health(p model.Pod) map[string]map[string]string {
 	return health
 }
 
-// HealthChanges are the pods of the events about health.
+// HealthChanges returns the pods of the events about health.
 func (n *Node) HealthChanges() <-chan string { return n.changes }
 
-// PodResources is the service's socket.
+// PodResources returns the path of the service's socket.
 func (n *Node) PodResources() string {
 	return filepath.Join(n.config.Dir, "pod-resources", "kubelet.sock")
 }
 
-// StateFile is the file of the placements.
+// StateFile returns the path of the file with the placements.
 func (n *Node) StateFile() string { return filepath.Join(n.config.Dir, "placements.json") }
 
 // Expire does nothing: the cases that need it give the manager a short grace period.

@@ -18,16 +18,16 @@ import (
 	"gpu-cdi-plugin/test/lib/image"
 )
 
-// State is what a host had at a time.
+// State is the state of a host at one time.
 type State struct {
 	dirs []string
-	// files, mounts and devices are lines by what they are about. cgroups has the device rules and BPF programs.
+	// files, mounts and devices have a line for each object. cgroups has the device rules and BPF programs.
 	files, mounts, devices, cgroups map[string]string
 }
 
-// Take describes the host of the calling thread: the files of some directories, with content, permissions, owners,
-// times and inode numbers; the mount table; /dev; and which devices the cgroups admit that are among the directories,
-// and those above all. The thread must be in a mount namespace without other tests.
+// Take records the state of the calling thread's host: the files of some directories with content, permissions, owners,
+// times and inode numbers; the mount table; /dev; and the device rules of the cgroups among the directories and above
+// them. The thread must be in a mount namespace without other tests.
 func Take(t testing.TB, dirs ...string) *State {
 	t.Helper()
 	s := &State{
@@ -54,8 +54,8 @@ func Take(t testing.TB, dirs ...string) *State {
 	return s
 }
 
-// Check fails the test if the host is another now. Other programs of the machine share /dev, so its changes are only
-// logged outside CI.
+// Check fails the test if the host has changed. Changes of /dev are only logged outside CI, since other programs of the
+// machine share it.
 func (s *State) Check(t testing.TB) {
 	t.Helper()
 	now := Take(t, s.dirs...)
@@ -82,8 +82,8 @@ func (s *State) Check(t testing.TB) {
 	}
 }
 
-// isRemoved reports whether the mount point of a mount is gone. It belonged to another test then: a mount ends in every
-// namespace when its mount point is removed in one.
+// isRemoved reports whether the mount point of a mount is gone. Then it belonged to another test: removing a mount
+// point in one namespace unmounts it in all.
 func isRemoved(mount string) bool {
 	fields := strings.Fields(mount)
 	if len(fields) < 4 {
@@ -93,8 +93,8 @@ func isRemoved(mount string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// sizes are the options of a tmpfs that tests of other packages change meanwhile: all mounts of a file system have
-// them.
+// sizes matches options of a tmpfs that tests of other packages change meanwhile: they apply to all mounts of a file
+// system.
 var sizes = regexp.MustCompile(`,(size|nr_inodes)=\w+`)
 
 func mounts(t testing.TB) map[string]string {
@@ -111,7 +111,7 @@ func mounts(t testing.TB) map[string]string {
 	return lines
 }
 
-// devices are the files of /dev, without those that programs make all the time.
+// devices returns the files of /dev, except those that programs create all the time.
 func devices() map[string]string {
 	found := map[string]string{}
 	_ = filepath.WalkDir("/dev", func(name string, d fs.DirEntry, err error) error {
@@ -121,7 +121,7 @@ func devices() map[string]string {
 		switch name {
 		case "/dev/pts", "/dev/shm", "/dev/mqueue":
 			return fs.SkipDir
-		case os.DevNull: // crun gives it to the users of containers, and back
+		case os.DevNull: // crun changes its owner to the container's user, and back
 			return nil
 		}
 		if info, err := d.Info(); err == nil {
@@ -133,8 +133,8 @@ func devices() map[string]string {
 	return found
 }
 
-// rulesOf are the device rules of a cgroup v1, or the IDs of the device programs of a cgroup v2. It is empty for a
-// directory that is none.
+// rulesOf returns the device rules of a cgroup v1, or the IDs of the device programs of a cgroup v2. It returns "" for
+// a directory that is not a cgroup.
 func rulesOf(dir string) string {
 	if list, err := os.ReadFile(filepath.Join(dir, "devices.list")); err == nil {
 		return "rules " + string(list)

@@ -11,8 +11,8 @@ import (
 	"runtime"
 )
 
-// WriteArchive writes a root file system as an image under a name, in the form of `docker save`, to a new file. env and
-// command are those of its containers.
+// WriteArchive writes a root file system as an image with that name to a new file, in the format of `docker save`. env
+// and command are the defaults of its containers.
 func WriteArchive(path, name, root string, env, command []string) (err error) {
 	defer func() {
 		if err != nil {

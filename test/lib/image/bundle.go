@@ -14,24 +14,24 @@ import (
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
-// BundleOptions are what a bundle's container is.
+// BundleOptions describe a bundle's container.
 type BundleOptions struct {
-	// Root is the root file system, a directory.
+	// Root is the directory of the root file system.
 	Root     string
 	ReadOnly bool
 	Args     []string
 	// Mknod lets the container make device nodes; the device cgroup still decides which it can open.
 	Mknod bool
-	// Annotations are the container's, and Env are variables of its program besides the sample's.
+	// Annotations are the container's. Env has variables for its program besides those of the sample configuration.
 	Annotations map[string]string
 	Env         []string
 }
 
-// Bundle is a container on disk for one runtime. It can be run again and again.
+// Bundle is a container on disk for one runtime. It can be run repeatedly.
 type Bundle struct {
 	// Dir holds config.json.
 	Dir string
-	// Runtime is the path of the OCI runtime; its state is in Dir too.
+	// Runtime is the path of the OCI runtime. Its state is also in Dir.
 	Runtime string
 }
 
@@ -61,7 +61,7 @@ func (o *BundleOptions) configure(s *specs.Spec) error {
 			*set = append(*set, "CAP_MKNOD")
 		}
 	}
-	// The sample has a cgroup namespace only on machines with cgroup v2 alone; no test needs one.
+	// The sample has a cgroup namespace only on machines that have nothing but cgroup v2. No test needs one.
 	s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
 		return n.Type == specs.CgroupNamespace
 	})
@@ -88,10 +88,10 @@ func (b *Bundle) Edit(edit func(*specs.Spec) error) error {
 	return os.WriteFile(path, data, 0o644)
 }
 
-// containers makes the names of containers unique on the machine, as those of their cgroups must be.
+// containers numbers containers, so that their names and cgroups are unique on the machine.
 var containers atomic.Int64
 
-// Command is the command line that runs the bundle, with a new container name each time.
+// Command returns a command line that runs the bundle, each time with a new container name.
 func (b *Bundle) Command() []string {
 	id := fmt.Sprintf("gpu-test-%d-%d", os.Getpid(), containers.Add(1))
 	return []string{b.Runtime, "--root", filepath.Join(b.Dir, "state"), "run", "--bundle", b.Dir, id}

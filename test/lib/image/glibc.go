@@ -16,7 +16,7 @@ import (
 // programs are the dynamic programs in a root file system with a C library.
 var programs = []string{"sh", "cat", "ls", "mknod", "sleep", "true", "ldconfig"}
 
-// glibc makes a root file system with the C library, Extra, and so many more libraries.
+// glibc creates a root file system with the C library, Extra, and more further libraries.
 func glibc(ctx context.Context, dir string, more int, cache bool) error {
 	if err := errors.Join(makeSkeleton(dir), AddGlibc(dir)); err != nil {
 		return err
@@ -25,7 +25,7 @@ func glibc(ctx context.Context, dir string, more int, cache bool) error {
 		return err
 	}
 	for i := range more {
-		// ldconfig makes a link for each by its SONAME, and puts it into the cache.
+		// ldconfig creates a link with the SONAME of each, and adds it to the cache.
 		l := sim.Library{SONAME: fmt.Sprintf("libmany-%d.so.1", i)}
 		file := fmt.Sprintf("usr/lib/%s-linux-gnu/libmany-%d.so.1.%d.0", machine(), i, i%7)
 		if err := l.WriteELF(filepath.Join(dir, file)); err != nil {
@@ -39,7 +39,7 @@ func glibc(ctx context.Context, dir string, more int, cache bool) error {
 }
 
 // AddGlibc adds the C library, its loader and some programs to a directory, which may be a simulated node, so that
-// programs can run with it as their root. Existing configuration files of the loader are retained.
+// programs can run with it as their root. It keeps existing configuration files of the loader.
 func AddGlibc(dir string) error {
 	for _, top := range []string{"bin", "sbin", "lib", "lib64"} {
 		if err := os.MkdirAll(filepath.Join(dir, "usr", top), 0o755); err != nil {
@@ -80,7 +80,7 @@ func AddGlibc(dir string) error {
 	return nil
 }
 
-// AddProgram adds a program of this machine, and the libraries that it needs, to a root file system.
+// AddProgram adds a program of this machine and the libraries that it needs to a root file system.
 func AddProgram(dir, file, as string) error {
 	if err := copyFile(file, filepath.Join(dir, as)); err != nil {
 		return err
@@ -88,7 +88,7 @@ func AddProgram(dir, file, as string) error {
 	return addNeeded(dir, file)
 }
 
-// addNeeded adds the libraries that a program needs, and those that they need, at the paths that they have here.
+// addNeeded adds the libraries that a program needs, directly or through others, at their paths on this machine.
 func addNeeded(dir, file string) error {
 	needed, err := neededBy(file)
 	if err != nil {
@@ -139,7 +139,7 @@ func neededBy(file string) (needed []string, err error) {
 	return needed, nil
 }
 
-// findLibrary finds a library on this machine by its name. A path is returned as it is.
+// findLibrary finds a library on this machine by its name. It returns a path unchanged.
 func findLibrary(name string) (string, error) {
 	if path.IsAbs(name) {
 		return name, nil

@@ -1,6 +1,5 @@
-// Package image builds what containers of tests run from, out of the files of the machine that runs the tests: root
-// file systems, OCI bundles, and image archives. Nothing is downloaded, so the tests run wherever a C compiler and
-// busybox are.
+// Package image builds root file systems, OCI bundles and image archives for the tests' containers from files of the
+// machine that runs the tests. It downloads nothing, so the tests run wherever a C compiler and busybox are installed.
 package image
 
 import (
@@ -23,14 +22,14 @@ const (
 	NoCache Kind = "no-cache" // Glibc without /etc/ld.so.cache
 	Many    Kind = "many"     // Glibc and manyLibraries more libraries, all in the cache
 	Static  Kind = "static"   // busybox and nothing else
-	Musl    Kind = "musl"     // busybox, and the loader by which an image with musl is known
+	Musl    Kind = "musl"     // busybox, and the loader that identifies an image with musl
 )
 
-// manyLibraries is how many libraries Many has beyond those of Glibc: as many as a large CUDA or desktop image.
+// manyLibraries is how many libraries Many has in addition to those of Glibc: as many as a large CUDA or desktop image.
 const manyLibraries = 1000
 
 // Extra is a program in Glibc and Many that needs the loader cache: its library is in a directory that the loader does
-// not search. It prints ExtraOutput, unless the image's own entries have been lost from the cache.
+// not search. It prints ExtraOutput unless the cache has lost the image's own entries.
 const (
 	Extra       = "/usr/bin/uses-extra"
 	ExtraOutput = "extra 42\n"
@@ -99,8 +98,8 @@ func static(dir string) error {
 	return nil
 }
 
-// musl makes an image that has the loader of Alpine's images. Its programs do not use musl, since no test needs that:
-// the driver's libraries are for glibc.
+// musl creates an image with the loader of Alpine's images. Its programs do not use musl, and no test needs that: the
+// driver's libraries are for glibc.
 func musl(dir string) error {
 	if err := static(dir); err != nil {
 		return err
@@ -130,7 +129,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// machine is the processor's name in multiarch directories.
+// machine returns the processor's name in multiarch directories.
 func machine() string {
 	switch runtime.GOARCH {
 	case "amd64":

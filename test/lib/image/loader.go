@@ -13,8 +13,8 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// loaderSource is the program /bin/loader. It loads each library named on its command line with dlopen, and prints a
-// line with the file that it came from or with the loader's error.
+// loaderSource is the source of the program /bin/loader. It loads each library named on its command line with dlopen,
+// and prints a line with the library's file or the loader's error.
 const loaderSource = `
 #define _GNU_SOURCE
 #include <dlfcn.h>

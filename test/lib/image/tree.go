@@ -73,15 +73,15 @@ func CopyFile(t testing.TB, from, to string) {
 	}
 }
 
-// Digest describes every entry of a tree, by its path: type, permissions, owner, and content, target or device number.
-// Trees with equal digests are the same byte for byte; times and inode numbers may differ.
+// Digest describes every entry of a tree, by path: type, permissions, owner, and content, target or device number. Two
+// trees with equal digests are identical except for times and inode numbers.
 func Digest(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	return digest(t, dir, func(fs.FileInfo, *syscall.Stat_t) string { return "" })
 }
 
-// Fingerprint is a digest of a tree with modification times and inode numbers: writing the same content again changes
-// it, and so does replacing a file by a copy.
+// Fingerprint returns a digest of a tree that includes modification times and inode numbers: it changes even if the
+// same content is written again or a file is replaced by a copy.
 func Fingerprint(t testing.TB, dir string) string {
 	t.Helper()
 	tree := digest(t, dir,
@@ -117,7 +117,7 @@ func digest(t testing.TB, dir string, more func(fs.FileInfo, *syscall.Stat_t) st
 			return err
 		case info.Mode().IsRegular():
 			tree[rel] += fmt.Sprintf(" %d bytes", info.Size())
-			if info.Size() >= 1<<26 { // a sparse file of a hostile image
+			if info.Size() >= 1<<26 { // a sparse file of a malicious image
 				return nil
 			}
 			data, err := os.ReadFile(path)

@@ -1,5 +1,5 @@
 // Package kubelettest has a kubelet in memory, for tests of device plugins. It accepts registrations on a real socket
-// and watches devices as the device manager of Kubernetes 1.36 does. Tests can make it misbehave.
+// and watches devices like the device manager of Kubernetes 1.36. Tests can make it misbehave.
 package kubelettest
 
 import (
@@ -62,7 +62,7 @@ type Endpoint struct {
 	ended   error
 }
 
-// New returns a kubelet with a directory of its own. Start starts it; it is stopped when the test ends.
+// New returns a kubelet with its own directory. Start starts it. It is stopped when the test ends.
 func New(t testing.TB) *Kubelet {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kubelet") //nolint:usetesting // t.TempDir may be too long for the path of a socket
@@ -77,7 +77,7 @@ func New(t testing.TB) *Kubelet {
 	return k
 }
 
-// Start does what a kubelet does when it starts: it removes all sockets in its directory, then makes its own.
+// Start starts the kubelet like the real one: it removes all sockets in its directory, then creates its own.
 func (k *Kubelet) Start() {
 	k.t.Helper()
 	if err := k.removeSockets(); err != nil {
@@ -139,7 +139,7 @@ func (k *Kubelet) Restart() {
 	k.Start()
 }
 
-// Refuse makes registrations fail with err; nil accepts them again.
+// Refuse makes registrations fail with err; nil makes them succeed again.
 func (k *Kubelet) Refuse(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -153,7 +153,7 @@ func (k *Kubelet) Unwatch(unwatched bool) {
 	k.unwatched = unwatched
 }
 
-// Drop closes the connection to the plugin of a resource. The kubelet runs on.
+// Drop closes the connection to the plugin of a resource. The kubelet continues to run.
 func (k *Kubelet) Drop(resource string) {
 	k.t.Helper()
 	k.mu.Lock()
@@ -167,7 +167,7 @@ func (k *Kubelet) Drop(resource string) {
 	k.notify()
 }
 
-// Register is what plugins call. It connects to the plugin before it returns, as the kubelet does.
+// Register implements the API. It connects to the plugin before it returns, like the kubelet.
 func (k *Kubelet) Register(ctx context.Context, r *v1beta1.RegisterRequest) (*v1beta1.Empty, error) {
 	begin := time.Now()
 	k.mu.Lock()
@@ -194,8 +194,7 @@ func (k *Kubelet) Register(ctx context.Context, r *v1beta1.RegisterRequest) (*v1
 	return &v1beta1.Empty{}, nil
 }
 
-// Connect watches the devices of the plugin at a socket, as the kubelet does when it discovered one in
-// plugins_registry.
+// Connect watches the devices of the plugin at a socket, like a kubelet that has found the plugin in plugins_registry.
 func (k *Kubelet) Connect(resource, socket string) error {
 	e, err := connect(k.t.Context(), socket)
 	if err != nil {
@@ -218,7 +217,7 @@ func connect(ctx context.Context, socket string) (*Endpoint, error) {
 	return e, nil
 }
 
-// adopt makes e the resource's endpoint and closes an earlier one. It reports whether the kubelet runs.
+// adopt makes e the resource's endpoint and closes the earlier one. It reports whether the kubelet runs.
 func (k *Kubelet) adopt(resource string, e *Endpoint) bool {
 	k.mu.Lock()
 	if k.server == nil {
@@ -243,7 +242,7 @@ func (k *Kubelet) adopt(resource string, e *Endpoint) bool {
 	return true
 }
 
-// watch receives lists of devices until the stream ends. Like the kubelet it does not call again then.
+// watch receives lists of devices until the stream ends. Like the kubelet, it does not open the stream again.
 func (k *Kubelet) watch(ctx context.Context, e *Endpoint) {
 	defer close(e.done)
 	stream, err := e.Client.ListAndWatch(ctx, &v1beta1.Empty{})
@@ -277,14 +276,14 @@ func (k *Kubelet) notify() {
 	k.changed = make(chan struct{})
 }
 
-// Registrations is the number of Register calls.
+// Registrations returns the number of Register calls.
 func (k *Kubelet) Registrations() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.total
 }
 
-// LastRegistration is the time of the last Register call.
+// LastRegistration returns the time of the last Register call.
 func (k *Kubelet) LastRegistration() time.Time {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -312,7 +311,7 @@ func (k *Kubelet) devices(resource string) []*v1beta1.Device {
 	return nil
 }
 
-// Lists is the number of lists that the plugin of a resource has sent since it registered.
+// Lists returns how many lists the plugin of a resource has sent since it registered.
 func (k *Kubelet) Lists(resource string) int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -343,7 +342,7 @@ func (k *Kubelet) WaitRegistered(resource string) *Endpoint {
 	return k.WaitFor(resource, func([]*v1beta1.Device) bool { return true })
 }
 
-// WaitRegistrations waits until there were n Register calls.
+// WaitRegistrations waits for the n-th Register call.
 func (k *Kubelet) WaitRegistrations(n int) {
 	k.t.Helper()
 	k.wait(fmt.Sprintf("%d Register calls", n), func() bool { return k.total >= n })
@@ -358,7 +357,7 @@ func (k *Kubelet) WaitGone(resource string) {
 	})
 }
 
-// wait waits until done, which is called with the mutex held, returns true.
+// wait waits until done returns true. done is called with the mutex held.
 func (k *Kubelet) wait(what string, done func() bool) {
 	k.t.Helper()
 	limit := time.After(timeout)

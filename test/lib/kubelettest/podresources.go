@@ -16,9 +16,9 @@ import (
 type PodResources struct {
 	podresources.UnimplementedPodResourcesListerServer
 
-	Pods []*podresources.PodResources // while it serves, Set changes them
+	Pods []*podresources.PodResources // while it serves, use Set
 	Err  error
-	Busy int // how many lists are rejected first, as by the kubelet's rate limit
+	Busy int // how many calls of List to reject first, like the kubelet's rate limit
 
 	mu    sync.Mutex
 	lists int
@@ -31,7 +31,7 @@ func (p *PodResources) Set(pods ...*podresources.PodResources) {
 	p.Pods = pods
 }
 
-// Lists is how often the pods were listed.
+// Lists returns how often the pods were listed.
 func (p *PodResources) Lists() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

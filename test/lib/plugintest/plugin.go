@@ -1,12 +1,12 @@
 // Package plugintest has a device plugin in memory, for tests and measurements of device managers. It serves API
-// v1beta1 and pluginregistration/v1 on a real socket, and it can be made to misbehave.
+// v1beta1 and pluginregistration/v1 on a real socket, and can be made to misbehave.
 //
 //	p := plugintest.New("example.com/gpu", plugintest.Devices(8)...)
 //	err := p.Serve(filepath.Join(dir, "gpu.sock"))
 //	err = p.Register(ctx, filepath.Join(dir, "kubelet.sock"))
 //	defer p.Stop()
 //
-// In the directory of the plugin watcher, Serve is enough: the manager calls GetInfo.
+// In the plugin watcher's directory, Serve is enough: the manager calls GetInfo.
 package plugintest
 
 import (
@@ -22,35 +22,36 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// Behaviour is how a plugin answers. A function that is nil answers at once and without an error. Hang never answers.
+// Behaviour says how a plugin responds. If a function is nil, the response is immediate and without an error. Hang
+// never responds.
 type Behaviour struct {
-	// Options are the answer of GetDevicePluginOptions; nil are none.
+	// Options is the response to GetDevicePluginOptions; nil means no options.
 	Options *v1beta1.DevicePluginOptions
 	// GetOptions runs before GetDevicePluginOptions answers.
 	GetOptions func(context.Context) error
 	// Watch runs when a ListAndWatch stream begins, before the first list. An error ends the stream.
 	Watch func(context.Context) error
-	// Allocate answers for one container; nil leaves it out of the response. Without the function the response sets
-	// DEVICES to the number of IDs.
+	// Allocate returns the response for one container; nil omits it. If the function is nil, the response sets DEVICES
+	// to the number of IDs.
 	Allocate func(ctx context.Context, ids []string) (*v1beta1.ContainerAllocateResponse, error)
-	// Preferred answers for one container. Without it the first devices of those available are preferred.
+	// Preferred returns the response for one container. If it is nil, the first available devices are preferred.
 	Preferred func(context.Context, *v1beta1.ContainerPreferredAllocationRequest) ([]string, error)
 	// PreStart runs before PreStartContainer answers.
 	PreStart func(ctx context.Context, ids []string) error
-	// Info answers GetInfo. Without it a device plugin of the resource is at the same socket.
+	// Info returns the response to GetInfo. If it is nil, the response is that of a device plugin at the same socket.
 	Info func(context.Context) (*registration.PluginInfo, error)
 	// Notify runs before NotifyRegistrationStatus answers.
 	Notify func(context.Context, *registration.RegistrationStatus) error
 }
 
-// Hang waits until the caller gives up.
+// Hang waits until the caller cancels the call or its deadline ends.
 func Hang(ctx context.Context) error {
 	<-ctx.Done()
 	return ctx.Err()
 }
 
-// Calls are the numbers of calls that a plugin got, also of those that it has not answered. Ended are the streams of
-// ListAndWatch that have ended.
+// Calls are the numbers of calls that a plugin has received, answered or not. Ended counts the ListAndWatch streams
+// that have ended.
 type Calls struct {
 	Options, Watch, Ended, Allocate, Preferred, PreStart, Info, Notify int
 }
@@ -82,7 +83,7 @@ func New(resource string, devices ...*v1beta1.Device) *Plugin {
 	return p
 }
 
-// Devices returns n healthy devices, gpu-0000 and so on.
+// Devices returns n healthy devices named gpu-0000 and so on.
 func Devices(n int) []*v1beta1.Device {
 	devices := make([]*v1beta1.Device, n)
 	for i := range devices {
@@ -106,7 +107,7 @@ func Device(id string, healthy bool, numa ...int64) *v1beta1.Device {
 	return d
 }
 
-// change changes the plugin and wakes all that wait.
+// change changes the plugin and wakes everything that waits for a change.
 func (p *Plugin) change(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -115,10 +116,10 @@ func (p *Plugin) change(f func()) {
 	p.changed = make(chan struct{})
 }
 
-// Behave replaces the behaviour, for calls that begin later.
+// Behave replaces the behaviour for calls that begin later.
 func (p *Plugin) Behave(b Behaviour) { p.change(func() { p.b = b }) }
 
-// SetDevices replaces the list of devices. Open streams send the newest list: one that is slow may skip others.
+// SetDevices replaces the list of devices. Open streams send the newest list; a slow stream may skip lists.
 func (p *Plugin) SetDevices(devices ...*v1beta1.Device) {
 	p.change(func() {
 		p.list = &v1beta1.ListAndWatchResponse{Devices: devices}
@@ -126,18 +127,18 @@ func (p *Plugin) SetDevices(devices ...*v1beta1.Device) {
 	})
 }
 
-// EndStreams ends the open ListAndWatch streams with an error, and later ones at once. The socket serves on. With nil
-// later ones do not end.
+// EndStreams ends the open ListAndWatch streams, and later ones at once, with an error. The plugin continues to serve.
+// Nil stops ending streams.
 func (p *Plugin) EndStreams(err error) { p.change(func() { p.fail = err }) }
 
-// Calls are the calls so far.
+// Calls returns the numbers of calls so far.
 func (p *Plugin) Calls() Calls {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.calls
 }
 
-// WaitCalls waits until the calls fit.
+// WaitCalls waits until fit accepts the numbers of calls.
 func (p *Plugin) WaitCalls(ctx context.Context, fit func(Calls) bool) error {
 	for {
 		p.mu.Lock()
@@ -180,7 +181,7 @@ func (p *Plugin) Stop() {
 	}
 }
 
-// Register registers with the manager at a socket, under the name of the plugin's own socket's file.
+// Register registers with the manager at a socket, with the file name of the plugin's own socket.
 func (p *Plugin) Register(ctx context.Context, manager string) error {
 	p.mu.Lock()
 	request := &v1beta1.RegisterRequest{
@@ -190,7 +191,7 @@ func (p *Plugin) Register(ctx context.Context, manager string) error {
 	return Register(ctx, manager, request)
 }
 
-// Register sends any registration to the manager at a socket. The error is that of gRPC.
+// Register sends any registration to the manager at a socket. Errors are those of gRPC.
 func Register(ctx context.Context, manager string, request *v1beta1.RegisterRequest) error {
 	conn, err := grpc.NewClient("unix:"+manager, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

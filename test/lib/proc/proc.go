@@ -20,7 +20,7 @@ const grace = 10 * time.Second
 
 // Cmd is a program to run. Its standard input is empty unless Stdin is set.
 type Cmd struct {
-	// Args is the program, by path or by name, and its arguments.
+	// Args are the program, by path or name, and its arguments.
 	Args []string
 	// Dir is the working directory; empty means the caller's, or "/" with Chroot.
 	Dir string
@@ -38,11 +38,11 @@ type Result struct {
 	Code           int // exit status; 128 + N for a program that signal N ended
 	Stdout, Stderr string
 	Wall           time.Duration
-	// CPU is the processor time of the program and of those of its descendants that were waited for.
+	// CPU is the processor time of the program and of its descendants that were waited for.
 	CPU time.Duration
 }
 
-// String is the result for a test's log.
+// String returns the result as a text for a test's log.
 func (r Result) String() string {
 	return fmt.Sprintf("exit status %d\nstdout:\n%s\nstderr:\n%s", r.Code, r.Stdout, r.Stderr)
 }
@@ -104,7 +104,7 @@ func Must(t testing.TB, want int, c Cmd) Result {
 	return res
 }
 
-// Look finds a program in PATH and in the directories of administrators' programs, which Debian's PATH for users lacks.
+// Look finds a program in PATH or in the directories of administrators' programs, which Debian's PATH for users omits.
 func Look(name string) (string, error) {
 	if path, err := exec.LookPath(name); err == nil {
 		return path, nil

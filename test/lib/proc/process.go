@@ -19,7 +19,7 @@ type Process struct {
 	done chan struct{}
 }
 
-// Start starts c, with its output to a file, and does not wait for its end. The caller must end it, for example with
+// Start starts c with its output to a file, and does not wait for its end. The caller must end it, for example with
 // Kill.
 func Start(c Cmd, output *os.File) (*Process, error) {
 	cmd := exec.Command(c.Args[0], c.Args[1:]...)
@@ -37,13 +37,13 @@ func Start(c Cmd, output *os.File) (*Process, error) {
 	return p, nil
 }
 
-// Pid is the process ID in the caller's namespace.
+// Pid returns the process ID in the caller's namespace.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
-// Done is closed when the process has ended.
+// Done returns a channel that is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Code is the exit status of a process that has ended, as in Result.
+// Code returns the exit status of a process that has ended, like Result.Code.
 func (p *Process) Code() int {
 	<-p.done
 	return status(p.cmd.ProcessState)
@@ -71,15 +71,15 @@ func (p *Process) Kill() error {
 	return err
 }
 
-// OnThread runs f on a thread of its own, which ends with it. So f may give the thread its own namespaces: processes
-// that it starts and sockets that it opens are in them, but goroutines that it starts are not.
+// OnThread runs f on its own thread, which ends with it. So f may give the thread its own namespaces: they apply to the
+// processes that f starts and the sockets that it opens, but not to goroutines.
 func OnThread(f func() error) error {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// The main thread cannot end, and its namespaces are those that /proc shows for the process. While it is
-			// locked here, OnThread gets another thread.
+			// The main thread cannot end, and /proc shows its namespaces for the process. While this goroutine locks
+			// it, OnThread gets another thread.
 			defer runtime.UnlockOSThread()
 			done <- OnThread(f)
 			return

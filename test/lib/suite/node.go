@@ -14,16 +14,16 @@ import (
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
-// Node is a simulated node, with the spec that the built gpu-cdi-plugin wrote for it.
+// Node is a simulated node with the CDI spec that the built gpu-cdi-plugin wrote for it.
 type Node struct {
 	*sim.Node
-	// CDIDir has the spec and nothing else.
+	// CDIDir contains only the spec.
 	CDIDir string
 
 	suite *Suite
 }
 
-// Node makes a node of a machine and its spec.
+// Node creates a node of a machine and its spec.
 func (s *Suite) Node(t testing.TB, machine string, options ...simtest.Option) *Node {
 	t.Helper()
 	n := &Node{Node: simtest.Node(t, machine, options...), CDIDir: t.TempDir(), suite: s}
@@ -31,18 +31,18 @@ func (s *Suite) Node(t testing.TB, machine string, options ...simtest.Option) *N
 	return n
 }
 
-// Spec is the path of the node's spec.
+// Spec returns the path of the node's spec.
 func (n *Node) Spec() string { return filepath.Join(n.CDIDir, "nvidia.json") }
 
-// Plugin runs gpu-cdi-plugin on the node, and ends the test unless it exits with the status want.
+// Plugin runs gpu-cdi-plugin on the node, and ends the test unless the exit status is want.
 func (n *Node) Plugin(t testing.TB, want int, args ...string) proc.Result {
 	t.Helper()
 	global := []string{n.suite.Program(t, "gpu-cdi-plugin"), "--root", n.Root(), "--cdi-dir", n.CDIDir}
 	return proc.Must(t, want, proc.Cmd{Args: append(global, args...)})
 }
 
-// Engines are all engines, each with the versions of control groups that it can run on here: crun 1.8 needs more locked
-// memory to load a filter for cgroup v2 than a machine without CAP_SYS_RESOURCE allows.
+// Engines returns all engines, each with the versions of control groups that it can use here: to load a filter for
+// cgroup v2, crun 1.8 needs more locked memory than a machine without CAP_SYS_RESOURCE allows.
 func (s *Suite) Engines() []engine.Engine {
 	var all []engine.Engine
 	for _, e := range s.Runtimes() {
@@ -51,7 +51,7 @@ func (s *Suite) Engines() []engine.Engine {
 	return all
 }
 
-// Runtimes are the engines that are OCI runtimes without podman.
+// Runtimes returns the OCI runtimes that run without podman.
 func (s *Suite) Runtimes() []*engine.Bare {
 	return []*engine.Bare{
 		{Runtime: "runc", Cgroup: engine.V1, Images: s.Images, Inject: s.inject},
@@ -69,8 +69,8 @@ func (s *Suite) inject(t testing.TB, bundle, cdiDir string, names []string) {
 	proc.Must(t, 0, proc.Cmd{Args: append(args, names...)})
 }
 
-// Install installs programs in a simulated node's directory, and returns a function that runs one of them by name with
-// the directory as its root and an environment of its own.
+// Install installs programs in a simulated node's directory. It returns a function that runs one of them by name, with
+// the directory as its root and with its own environment.
 func Install(t testing.TB, root string, programs ...string) func(name string, args ...string) proc.Result {
 	t.Helper()
 	err := errors.Join(image.AddGlibc(root), os.MkdirAll(filepath.Join(root, "tmp"), 0o777))

@@ -1,5 +1,5 @@
-// Package suite gives the tests under test/ what they share in one run: the programs under test, built from this tree,
-// the programs to compare with, the images of containers, and simulated nodes. Each is made once, when it is first
+// Package suite has what the tests under test/ share in one run: the programs under test, built from this tree, the
+// programs to compare with, the images of containers, and simulated nodes. Each is created once, when it is first
 // needed.
 package suite
 
@@ -74,7 +74,7 @@ func newSuite(dir string) *Suite {
 	return s
 }
 
-// Program is the path of a program of this project, built as it is shipped: gpu-cdi-plugin, device-manager,
+// Program returns the path of a program of this project, built as it is shipped: gpu-cdi-plugin, device-manager,
 // prestart-hook or gpu-sim.
 func (s *Suite) Program(t testing.TB, name string) string {
 	t.Helper()
@@ -84,24 +84,24 @@ func (s *Suite) Program(t testing.TB, name string) string {
 	return filepath.Join(s.bin, name)
 }
 
-// Peer is the path of a program of another project: nvidia-ctk, nvidia-cdi-hook, nvidia-container-runtime or a static
-// runc.
+// Peer returns the path of a program of another project: nvidia-ctk, nvidia-cdi-hook, nvidia-container-runtime or a
+// static runc.
 func (s *Suite) Peer(t testing.TB, name string) string {
 	t.Helper()
 	failUnbuilt(t, name, s.buildPeers())
 	return filepath.Join(s.peers, name)
 }
 
-// nodeDir has the programs of a Kubernetes node, relative to this module's directory. They are not rebuilt for each
-// run of tests: linking them alone takes half a minute.
+// nodeDir has the programs of a Kubernetes node, relative to this module's directory. They are not rebuilt for each run
+// of tests, since linking takes half a minute.
 const nodeDir = "bin/peers"
 
-// nodePrograms has the group of scripts/peers that builds a program of a Kubernetes node.
+// nodePrograms has, for each program of a Kubernetes node, the group of scripts/peers that builds it.
 var nodePrograms = map[string]string{
 	"containerd": "containerd", "ctr": "containerd", "kubelet": "kubelet", "nvidia-device-plugin": "deviceplugin",
 }
 
-// NodePeer is the path of a program of a Kubernetes node: kubelet, containerd, ctr or nvidia-device-plugin.
+// NodePeer returns the path of a program of a Kubernetes node: kubelet, containerd, ctr or nvidia-device-plugin.
 func (s *Suite) NodePeer(t testing.TB, name string) string {
 	t.Helper()
 	failUnbuilt(t, name, s.buildNode[nodePrograms[name]]())
@@ -114,7 +114,7 @@ func (s *Suite) NodePeer(t testing.TB, name string) string {
 
 var errOffline = errors.New("needs modules that cannot be fetched; with a network, scripts/peers gets them")
 
-// failUnbuilt ends a test whose peer could not be built. Without a network the test is skipped.
+// failUnbuilt fails a test whose peer could not be built. Without a network it skips the test.
 func failUnbuilt(t testing.TB, name string, err error) {
 	t.Helper()
 	if errors.Is(err, errOffline) {
@@ -125,10 +125,11 @@ func failUnbuilt(t testing.TB, name string, err error) {
 	}
 }
 
-// statusOffline is the exit status of scripts/peers where modules are missing: EX_UNAVAILABLE of sysexits.h.
+// statusOffline is the exit status of scripts/peers if modules are missing: EX_UNAVAILABLE of sysexits.h.
 const statusOffline = 69
 
-// runInRoot runs a program in the module's directory. It has no test's context, since several tests share the result.
+// runInRoot runs a program in the module's directory. It does not use a test's context, since several tests share the
+// result.
 func runInRoot(args ...string) error {
 	root, err := Root()
 	if err != nil {
@@ -150,7 +151,7 @@ func runInRoot(args ...string) error {
 	return nil
 }
 
-// Root is the directory of this module.
+// Root returns the directory of this module.
 func Root() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {

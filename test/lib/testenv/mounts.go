@@ -8,7 +8,7 @@ import (
 )
 
 // The main goroutine locks the main thread, so that no test runs on it: that thread does not end with a goroutine, and
-// its namespaces are those that /proc shows for the process.
+// /proc shows its namespaces for the process.
 func init() { runtime.LockOSThread() }
 
 // MountNamespace gives the test's thread a mount namespace of its own, until the test ends.

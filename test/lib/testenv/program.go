@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// WriteProgram writes a program or a script for a test to run. A process that another goroutine starts meanwhile has
-// the open file too until it runs its own program, and the kernel runs no program that a process can write to ("text
-// file busy"). So no process is started while the file is open.
+// WriteProgram writes a program or script for a test to run. No process is started while the file is open: until it
+// runs its own program, it would have the file open too, and the kernel runs no program that is open for writing ("text
+// file busy").
 func WriteProgram(t testing.TB, path string, data []byte) {
 	t.Helper()
 	syscall.ForkLock.RLock()

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Systemd listens like systemd does for notifications. until waits for one that contains a text.
+// Systemd listens for notifications like systemd. until waits for one that contains a text.
 func Systemd(t *testing.T) (socket string, until func(string) string) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), "notify")

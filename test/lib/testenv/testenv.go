@@ -1,7 +1,7 @@
-// Package testenv checks what tests need of the machine: root, programs, namespaces. It also has what tests wait with.
+// Package testenv checks what tests need of the machine: root, programs, namespaces. It also has helpers for waiting.
 //
 // A test that cannot run is skipped with a reason. With CI=true in the environment it fails instead, since everything
-// is installed there.
+// is installed in CI.
 package testenv
 
 import (
@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Skip ends the test: skipped with the reason, or failed with CI=true.
+// Skip skips the test with the reason, or fails it if CI=true.
 func Skip(t testing.TB, reason string) {
 	t.Helper()
 	if os.Getenv("CI") == "true" {

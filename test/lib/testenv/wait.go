@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// patience is how long a test waits for what must happen. It ends a test that fails, on a busy machine too.
+// patience is how long a test waits before it fails, on a busy machine too.
 const patience = time.Minute
 
 // Eventually waits until a condition holds, and ends the test if it never does.
@@ -20,7 +20,7 @@ func Eventually(t testing.TB, what string, holds func() bool) {
 	}
 }
 
-// Log is a log that can be read while it is written. The zero value is empty.
+// Log is a log that can be read while it is written. The zero value is an empty log.
 type Log struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -33,7 +33,7 @@ func (l *Log) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-// String is what was written.
+// String returns what was written.
 func (l *Log) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

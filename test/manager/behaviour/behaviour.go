@@ -1,9 +1,9 @@
-// Package behaviour is what a device manager does, as the plugins and the pods of a node see it: cases that drive any
-// implementation through its sockets. They run with this project's device manager and with the kubelet's own. Where the
+// Package behaviour describes what a device manager does, as the plugins and pods of a node see it, in cases that drive
+// any implementation through its sockets. They run with this project's device manager and with the kubelet's. Where the
 // two differ, the case says how.
 //
 // The cases mirror the tests of the kubelet's device manager, of its plugin watcher and of its PodResources service,
-// and those end-to-end tests of a node that are about devices. Each case names what it mirrors.
+// and the end-to-end tests of a node that concern devices. Each case names what it mirrors.
 package behaviour
 
 import (
@@ -17,44 +17,44 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// Manager is a device manager as a case drives it. It has a directory with kubelet.sock and the sockets of the plugins.
+// Manager is a device manager that a case drives. Its directory has kubelet.sock and the sockets of the plugins.
 type Manager interface {
-	// Boot starts the manager in its directory, with what it stored there.
+	// Boot starts the manager in its directory, with the state that it stored there.
 	Boot(Boot) error
-	// Stop ends the manager. Its state stays.
+	// Stop stops the manager. Its state stays.
 	Stop() error
 
 	// Admit admits a pod. The text of an error has the reason and the message of the pod's status.
 	Admit(context.Context, model.Pod) error
 	// Start returns the run options of a container that is about to start.
 	Start(ctx context.Context, pod model.Pod, container string) (model.RunOptions, error)
-	// Ended says that a container has ended for good.
+	// Ended records that a container has ended for good.
 	Ended(pod model.Pod, container string) error
-	// Release says that a pod is no longer active.
+	// Release records that a pod is no longer active.
 	Release(pod model.Pod) error
 
-	// Counts returns what a Node's status says of a resource. It is zero for a resource that the manager does not know.
+	// Counts returns the numbers of a resource in the Node's status, or zero for an unknown resource.
 	Counts(resource string) Counts
 	// Devices returns the IDs of the devices that a container has, by resource, sorted.
 	Devices(pod model.Pod, container string) map[string][]string
 	// Health returns the health of the devices of a pod's containers, by resource and ID.
 	Health(pod model.Pod) map[string]map[string]string
-	// HealthChanges returns the UIDs of pods, each when a device of the pod has changed its health.
+	// HealthChanges returns a channel of UIDs of pods. A pod is sent whenever the health of one of its devices changes.
 	HealthChanges() <-chan string
-	// PodResources is the path of the socket of the PodResources service.
+	// PodResources returns the path of the socket of the PodResources service.
 	PodResources() string
-	// Expire makes the grace period of all plugins that are gone end, if it is not that of Config.
+	// Expire ends the grace period of all plugins that are gone, unless Config sets the period.
 	Expire()
-	// StateFile is the path of the file with what was placed.
+	// StateFile returns the path of the file with the placements.
 	StateFile() string
 }
 
 // Counts are the numbers of a resource's devices in a Node's status.
 type Counts struct{ Capacity, Allocatable int }
 
-// Boot is in which state of the node a manager starts.
+// Boot is the state of the node in which a manager starts.
 type Boot struct {
-	// NotReady is whether the kubelet has not yet heard of all its pods. Managers without a kubelet know theirs.
+	// NotReady means that the kubelet has not yet been told all its pods. Managers without a kubelet know their pods.
 	NotReady bool
 	// Running are the containers that run.
 	Running []Container
@@ -63,7 +63,7 @@ type Boot struct {
 // Container is a container of a pod.
 type Container struct{ UID, Name string }
 
-// Config is the node of a manager.
+// Config describes the node of a manager.
 type Config struct {
 	// Dir has the sockets of the plugins, Registry those of the plugin watcher.
 	Dir, Registry string
@@ -71,16 +71,16 @@ type Config struct {
 	NUMANodes []int
 	// Grace is how long a resource without a plugin keeps its devices. The default is the kubelet's, five minutes.
 	Grace time.Duration
-	// Policy and Scope are those of the Topology Manager. The defaults are none and container.
+	// Policy and Scope configure the Topology Manager. The defaults are none and container.
 	Policy, Scope string
 }
 
 // Subject is an implementation of a device manager.
 type Subject struct {
 	Name string
-	// New returns a manager that was not booted.
+	// New returns a manager that has not been booted.
 	New func(testing.TB, Config) Manager
-	// Kubelet is whether it is the kubelet's.
+	// Kubelet means that the manager is the kubelet's.
 	Kubelet bool
 }
 
@@ -90,16 +90,16 @@ type Case struct {
 	Name string
 	// Mirrors is the test of Kubernetes or the fault that the case is about.
 	Mirrors string
-	// Kubelet and Here say what the kubelet and this project's manager do, where that differs.
+	// Kubelet and Here say what the kubelet and this project's manager do, if that differs.
 	Kubelet, Here string
-	// OursOnly is whether the case does not run with a kubelet, which would crash or wait for ever.
+	// OursOnly means that the case does not run with a kubelet, which would crash or wait for ever.
 	OursOnly bool
-	// Config is the node, without its directories.
+	// Config describes the node, without its directories.
 	Config Config
 	Run    func(*Node)
 }
 
-// Cases are all cases.
+// Cases returns all cases.
 func Cases() []Case {
 	var all []Case
 	for _, group := range [][]Case{
@@ -154,8 +154,8 @@ func test(t *testing.T, s Subject, c Case) {
 	}
 }
 
-// makeDirectory makes a directory with a short name, as the paths of sockets have at most 107 bytes. The kubelet's
-// device manager writes into its directory shortly after it was stopped, and makes it again for that.
+// makeDirectory creates a directory with a short name, since paths of sockets have at most 107 bytes. The kubelet's
+// device manager recreates its directory and writes into it shortly after it was stopped.
 func makeDirectory(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "dm") //nolint:usetesting // its names are long, and it minds late files

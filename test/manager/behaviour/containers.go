@@ -134,7 +134,7 @@ var containers = []Case{
 			n.plug(gpu, numbered(2)...)
 			n.admit(single("a", 1))
 			n.release(single("a", 1))
-			n.admit(single("b", 1)) // the kubelet collects then
+			n.admit(single("b", 1)) // the kubelet frees devices of ended pods then
 			o, err := n.Start(n.Context(), single("a", 1), "main")
 			if n.faulty() {
 				if err != nil {
@@ -184,7 +184,7 @@ var health = []Case{
 				n.announced("uid-a")
 				n.equal("health", map[string]map[string]string{gpu: {"a": d.Health}}, n.Health(single("a", 1)))
 			}
-			n.start(single("a", 1), "main") // a pod runs on with an unhealthy device, and after it
+			n.start(single("a", 1), "main") // a pod continues to run with an unhealthy device and after it
 		},
 	},
 	{
@@ -242,7 +242,7 @@ var health = []Case{
 	},
 }
 
-// drain takes the announcements that are there.
+// drain receives the pending health changes.
 func (n *Node) drain() {
 	for {
 		select {
@@ -253,7 +253,7 @@ func (n *Node) drain() {
 	}
 }
 
-// announced waits for the announcement of a change of health of a pod's device.
+// announced waits for a change of health of a pod's device.
 func (n *Node) announced(uid string) {
 	n.Helper()
 	ctx, cancel := context.WithTimeout(n.Context(), patience)

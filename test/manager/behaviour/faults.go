@@ -12,7 +12,7 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// faults are the known faults of the kubelet's device manager that no other case is about.
+// faults are known faults of the kubelet's device manager that no other case covers.
 var faults = []Case{
 	{
 		Name:    "the end of a plugin that another instance has replaced",
@@ -220,8 +220,8 @@ var faults = []Case{
 	},
 }
 
-// manyAtOnce has 32 clients that admit and release pods with 1 or 2 of 128 devices. Each client keeps a pod until its
-// next one is admitted, so that a device which is given twice is seen with both.
+// manyAtOnce runs 32 clients that admit and release pods with 1 or 2 of 128 devices. Each client keeps a pod until its
+// next one is admitted, so that a device that two pods get at once is noticed.
 func manyAtOnce(n *Node) {
 	n.plug(gpu, numbered(128)...)
 	var holders sync.Map // pods by the ID of the device
@@ -251,7 +251,7 @@ func manyAtOnce(n *Node) {
 	n.admit(single("all", 128))
 }
 
-// hold notes which devices a pod has. No other pod may have them.
+// hold records a pod's devices. It fails if another pod has one of them.
 func (n *Node) hold(holders *sync.Map, p model.Pod) {
 	ids := n.has(p, "main")
 	if len(ids) != p.Containers[0].Limits[gpu] {
@@ -274,7 +274,7 @@ func (n *Node) drop(holders *sync.Map, p model.Pod) {
 	}
 }
 
-// hostile are plugins that do not mean well.
+// hostile are cases about malicious plugins.
 var hostile = []Case{
 	{
 		Name:    "a plugin whose endpoint is outside the directory",

@@ -15,7 +15,7 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// patience is how long a case waits for what must happen.
+// patience is how long a case waits before it fails.
 const patience = time.Minute
 
 // gpu is the resource of most cases.
@@ -32,7 +32,7 @@ type Node struct {
 	plugins int
 }
 
-// faulty is whether the manager is to do what the case says of the kubelet.
+// faulty reports whether the manager must do what the case says about the kubelet.
 func (n *Node) faulty() bool {
 	n.Helper()
 	if !n.differs {
@@ -58,7 +58,7 @@ func (n *Node) restart(b Boot) {
 	n.boot(b)
 }
 
-// prepare returns a plugin that neither serves nor is registered. It is stopped when the case ends.
+// prepare returns a plugin that neither serves nor is registered. The plugin is stopped when the case ends.
 func (n *Node) prepare(resource string, list ...*v1beta1.Device) *Plugin {
 	n.plugins++
 	p := NewPlugin(resource, filepath.Join(n.config.Dir, fmt.Sprintf("plugin%d.sock", n.plugins)), list...)
@@ -102,7 +102,8 @@ func (n *Node) plug(resource string, list ...*v1beta1.Device) *Plugin {
 	return p
 }
 
-// again registers a plugin after the manager was restarted, which removes its socket, and waits for its devices.
+// again registers a plugin after a restart of the manager, which removes the plugin's socket, and waits for its
+// devices.
 func (n *Node) again(p *Plugin, capacity int) {
 	n.Helper()
 	p.Stop()
@@ -128,7 +129,7 @@ func (n *Node) eventually(ok func() bool) bool {
 	return ok()
 }
 
-// await waits until something is so.
+// await waits until ok returns true.
 func (n *Node) await(what string, ok func() bool) {
 	n.Helper()
 	if !n.eventually(ok) {
@@ -139,12 +140,12 @@ func (n *Node) await(what string, ok func() bool) {
 // limits are numbers of devices by resource.
 type limits = map[string]int
 
-// pod is a pod with containers.
+// pod returns a pod with containers.
 func pod(name string, containers ...model.Container) model.Pod {
 	return model.Pod{UID: "uid-" + name, Namespace: "default", Name: name, Containers: containers}
 }
 
-// single is a pod whose container main has so many GPUs.
+// single returns a pod whose container main requests that many GPUs.
 func single(name string, count int) model.Pod {
 	return pod(name, container("main", limits{gpu: count}))
 }
@@ -155,7 +156,7 @@ func sidecar(name string, l limits) model.Container {
 	return model.Container{Name: name, Limits: l, Sidecar: true}
 }
 
-// withInit puts init containers before those of a pod.
+// withInit puts init containers before the containers of a pod.
 func withInit(p model.Pod, list ...model.Container) model.Pod {
 	p.InitContainers = list
 	return p
@@ -176,7 +177,7 @@ func (n *Node) try(p model.Pod) error {
 	return n.Admit(ctx, p)
 }
 
-// refuse has a pod that must be refused with a text.
+// refuse checks that a pod is refused with a text.
 func (n *Node) refuse(p model.Pod, text string) {
 	n.Helper()
 	if err := n.try(p); err == nil || !strings.Contains(err.Error(), text) {
@@ -201,10 +202,10 @@ func (n *Node) start(p model.Pod, container string) model.RunOptions {
 	return o
 }
 
-// has are the GPUs of a container.
+// has returns the GPUs of a container.
 func (n *Node) has(p model.Pod, container string) []string { return n.Devices(p, container)[gpu] }
 
-// equal compares a value with what it must be.
+// equal fails unless a value is as wanted.
 func (n *Node) equal(what string, want, got any) {
 	n.Helper()
 	if diff := cmp.Diff(want, got); diff != "" {

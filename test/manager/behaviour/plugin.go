@@ -43,7 +43,7 @@ func NewPlugin(resource, socket string, list ...*v1beta1.Device) *Plugin {
 	return p
 }
 
-// Behave replaces the behaviour. Without an Allocate of its own, it is plain.
+// Behave replaces the behaviour. The default of Allocate is plain.
 func (p *Plugin) Behave(b does) {
 	if b.Allocate == nil {
 		b.Allocate = p.plain
@@ -51,7 +51,7 @@ func (p *Plugin) Behave(b does) {
 	p.Plugin.Behave(b)
 }
 
-// plain gives a container an environment variable, and a device node and a CDI device for each device.
+// plain returns an environment variable, and a device node and a CDI device for each device.
 func (p *Plugin) plain(_ context.Context, ids []string) (*response, error) {
 	sorted := slices.Sorted(slices.Values(ids))
 	_, name, _ := strings.Cut(p.Resource, "/")
@@ -64,7 +64,7 @@ func (p *Plugin) plain(_ context.Context, ids []string) (*response, error) {
 	return r, nil
 }
 
-// Serve makes the socket, also where another was left, and serves until Stop.
+// Serve creates the socket, replacing one that was left, and serves until Stop.
 func (p *Plugin) Serve() error {
 	if err := os.Remove(p.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -72,7 +72,7 @@ func (p *Plugin) Serve() error {
 	return p.Plugin.Serve(p.Socket)
 }
 
-// Register asks the kubelet's socket in the directory dir to use the plugin, also one that does not serve.
+// Register registers the plugin at the kubelet's socket in dir, even if the plugin does not serve.
 func (p *Plugin) Register(ctx context.Context, dir string) error {
 	return register(ctx, dir, &v1beta1.RegisterRequest{
 		Version: v1beta1.Version, Endpoint: filepath.Base(p.Socket), ResourceName: p.Resource,
@@ -83,15 +83,15 @@ func register(ctx context.Context, dir string, request *v1beta1.RegisterRequest)
 	return plugintest.Register(ctx, filepath.Join(dir, "kubelet.sock"), request)
 }
 
-// device is a healthy device that is close to NUMA nodes. Without nodes it has no topology.
+// device returns a healthy device that is close to NUMA nodes. Without nodes it has no topology.
 func device(id string, nodes ...int64) *v1beta1.Device { return plugintest.Device(id, true, nodes...) }
 
-// unhealthy is a device that is not healthy.
+// unhealthy returns an unhealthy device.
 func unhealthy(id string, nodes ...int64) *v1beta1.Device {
 	return plugintest.Device(id, false, nodes...)
 }
 
-// numbered are healthy devices d000, d001 and so on.
+// numbered returns healthy devices d000, d001 and so on.
 func numbered(count int) (list []*v1beta1.Device) {
 	for i := range count {
 		list = append(list, device(fmt.Sprintf("d%03d", i)))

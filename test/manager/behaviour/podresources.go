@@ -182,7 +182,7 @@ func (n *Node) podResources() podresourcesv1.PodResourcesListerClient {
 	return podresourcesv1.NewPodResourcesListerClient(conn)
 }
 
-// listPods returns a line for each container of List. Pods are sorted, as the kubelet's are in no order.
+// listPods returns a line for each container of List. It sorts the pods, since the kubelet's order is random.
 func (n *Node) listPods() (lines []string) {
 	n.Helper()
 	res, err := n.podResources().List(n.Context(), &podresourcesv1.ListPodResourcesRequest{})
@@ -218,7 +218,7 @@ func containerLines(p *podresourcesv1.PodResources) (lines []string) {
 	return lines
 }
 
-// deviceNames are the devices as RESOURCE=ID@NODE, sorted, one for each entry and ID.
+// deviceNames returns the devices as RESOURCE=ID@NODE, sorted, one for each entry and ID.
 func deviceNames(list []*podresourcesv1.ContainerDevices) (names []string) {
 	for _, d := range list {
 		for _, id := range d.DeviceIds {

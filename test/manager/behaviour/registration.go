@@ -90,7 +90,7 @@ var registration = []Case{
 			if err == nil || !strings.Contains(err.Error(), "failed to dial device plugin:") {
 				n.Errorf("register: %v", err)
 			}
-			// The limit is what it takes on a busy machine, and much less than for ever.
+			// The limit is long enough for a busy machine, and much shorter than for ever.
 			if took := time.Since(begin).Round(time.Second); took < 9*time.Second || took > 30*time.Second {
 				n.Errorf("it took %v", took)
 			}
@@ -182,7 +182,7 @@ var registration = []Case{
 	},
 }
 
-// refuseRegistrations has requests that are refused, and others beside them that are not.
+// refuseRegistrations sends requests that must be refused, and similar ones that must be accepted.
 func refuseRegistrations(n *Node) {
 	long := strings.Repeat("a", 63)
 	const version = `requested API version "v1beta0" is not supported by kubelet. Supported version is ["v1beta1"]`

@@ -104,7 +104,7 @@ var preferred = []Case{
 
 func undecided(context.Context, *available) ([]string, error) { return nil, errors.New("undecided") }
 
-// preferring adds a plugin that is asked what it prefers.
+// preferring adds a plugin that offers GetPreferredAllocation.
 func (n *Node) preferring(list []*v1beta1.Device, prefer func(*available) []string) *Plugin {
 	n.Helper()
 	p := n.prepare(gpu, list...)

@@ -73,7 +73,8 @@ var watcher = []Case{
 			}
 			n.notified(version, false)
 			n.notified(name, false)
-			// A plugin of another type is none of the device manager's: the kubelet says no if nothing else wants it.
+			// A plugin of another type is not for the device manager: the kubelet refuses it if nothing else handles
+			// the type.
 			n.equal("counts", Counts{}, n.Counts(gpu))
 		},
 	},
