@@ -1,19 +1,19 @@
-// Package specs has the documents that programs of this project install. The CDI specs beside them are golden files of
+// Package specs has the files that programs of this project install. The CDI specs beside them are golden files for
 // tests.
 package specs
 
 import _ "embed"
 
-// HookPath is the path of prestart-hook in the documents.
+// HookPath is the path of prestart-hook in the hook configurations.
 const HookPath = "/usr/local/sbin/prestart-hook"
 
-// Precreate is a document of oci-hooks(5) for podman. CRI-O does not start if it finds this one in a directory of
-// hooks: it has no stage precreate.
+// Precreate is a hook configuration (oci-hooks(5)) for podman. CRI-O does not start if a hooks directory has it, since
+// CRI-O has no stage precreate.
 //
 //go:embed hooks.d/precreate.json
 var Precreate string
 
-// CreateRuntime is a document of oci-hooks(5) for CRI-O and podman.
+// CreateRuntime is a hook configuration (oci-hooks(5)) for CRI-O and podman.
 //
 //go:embed hooks.d/create-runtime.json
 var CreateRuntime string

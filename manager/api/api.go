@@ -60,7 +60,7 @@ type Container struct {
 	Name string `json:"name"`
 	// RestartPolicy is Always for a sidecar, an init container that runs beside the pod's containers.
 	RestartPolicy string `json:"restartPolicy,omitempty"`
-	// Ended is whether the container has ended for good.
+	// Ended reports whether the container has ended for good.
 	Ended   bool               `json:"ended,omitempty"`
 	Devices []ContainerDevices `json:"devices,omitempty"`
 	// AllocatedResourcesStatus is the present health of Devices, as in a v1.ContainerStatus. It is empty for a
