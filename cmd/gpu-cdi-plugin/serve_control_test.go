@@ -136,7 +136,9 @@ func TestServeKeepsACordonOverARestart(t *testing.T) {
 	mustDo(t, s.node.Unplug(3))
 	s.listed(gpuResource, 3, 0)
 	s.does("is not there now ("+s.uuids()[3]+") is cordoned", "cordon", s.uuids()[3], "--reason", "x")
+	mustDo(t, s.end(syscall.SIGTERM))
 	mustDo(t, s.node.Plug(3))
+	s.start()
 	s.onlyUnhealthy(3)
 }
 
