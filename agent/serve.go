@@ -192,11 +192,13 @@ type observer struct {
 
 var _ plugin.Observer = observer{}
 
+// Watched implements plugin.Observer.
 func (o observer) Watched(resource string, watched bool) {
 	o.Metrics.Watched(resource, watched)
 	o.changed.Wake()
 }
 
+// Registered implements plugin.Observer.
 func (o observer) Registered(resource string, err error) {
 	o.Metrics.Registered(resource, err)
 	o.changed.Wake()

@@ -62,10 +62,13 @@ type Observer interface {
 // noObserver ignores all notifications.
 type noObserver struct{}
 
+// Registered implements Observer.
 func (noObserver) Registered(string, error) {}
 
+// Watched implements Observer.
 func (noObserver) Watched(string, bool) {}
 
+// Allocated implements Observer.
 func (noObserver) Allocated(string, codes.Code, int, time.Duration) {}
 
 // Plugin serves the resources of a node. It is an actor: call Run once. The other methods may be called concurrently,
