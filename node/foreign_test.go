@@ -320,7 +320,7 @@ func allocate(t *testing.T, e *kubelettest.Endpoint, id string) ([]string, error
 
 // With any other spec files, a device is healthy exactly when engines take the name that containers are given from our
 // spec. Allocate then returns only names that engines take from our specs.
-func TestWhatIsListedAsHealthyCanBeAllocatedBesideAnySpecs(t *testing.T) {
+func TestSlowWhatIsListedAsHealthyCanBeAllocatedBesideAnySpecs(t *testing.T) {
 	for name, byIndex := range map[string]bool{"by UUID": false, "by index": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
