@@ -14,7 +14,7 @@ import (
 
 func readCheckpoint(t *testing.T, name string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("..", "internal", "checkpoint", "testdata", name))
+	data, err := os.ReadFile(filepath.Join("..", "internal", "kubelet", "testdata", name))
 	if err != nil {
 		t.Fatal(err)
 	}
