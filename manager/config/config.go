@@ -122,8 +122,16 @@ var Keys = &configfile.Keys{
 	Gone: map[string]string{
 		"dialect": "this key is gone: the device manager has none of the kubelet's faults; test a plugin against a " +
 			"kubelet to see them",
+		"cdi-kind":     ofPlugin,
+		"dev-root":     ofPlugin,
+		"driver-root":  ofPlugin,
+		"hook-path":    ofPlugin,
+		"nvml-library": ofPlugin,
 	},
 }
+
+// ofPlugin is the text for options of GPUs, which the device manager had while it was a verb of gpu-cdi-plugin.
+const ofPlugin = "this is an option of gpu-cdi-plugin only: the device manager does not read the driver"
 
 // Validate returns all problems of the configuration that do not depend on the host. Each message begins with the key.
 // The package nodestatus checks quantities of resources.

@@ -3,7 +3,6 @@ package state
 import (
 	"bytes"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -94,59 +93,63 @@ func (c *content) format() ([]byte, error) {
 		b.Write(r.data)
 	}
 	b.WriteString("\n]}")
-	return fmt.Appendf(nil, "{\"checksum\": %q, \"state\": %s}\n", checksum(b.Bytes()), b.Bytes()), nil
+	return sign(b.Bytes()), nil
 }
 
-func checksum(state []byte) string {
-	sum := sha256.Sum256(state)
-	return hex.EncodeToString(sum[:])
+// sign returns the text of a file with a state: the checksum before it, and the state.
+func sign(state []byte) []byte {
+	return fmt.Appendf(nil, "{\"checksum\": \"%x\", \"state\": %s}\n", sha256.Sum256(state), state)
+}
+
+// verify returns the state in the text of a file.
+func verify(text []byte) ([]byte, error) {
+	const end = "}\n"
+	begin := len(sign(nil)) - len(end)
+	if len(text) < begin+len(end) {
+		return nil, errors.New("it is cut short")
+	}
+	state := text[begin : len(text)-len(end)]
+	if !bytes.Equal(text, sign(state)) {
+		return nil, errors.New("its checksum does not match")
+	}
+	return state, nil
 }
 
 // parse reads the text of a file. The error wraps ErrNewer for a file that verifies, but of a newer version.
-func parse(data []byte) (content, Loaded, error) {
-	var f struct {
-		Checksum string
-		State    json.RawMessage
-	}
-	if err := json.Unmarshal(data, &f); err != nil {
+func parse(text []byte) (content, Loaded, error) {
+	state, err := verify(text)
+	if err != nil {
 		return content{}, Loaded{}, err
-	}
-	if checksum(f.State) != f.Checksum {
-		return content{}, Loaded{}, errors.New("its checksum does not match")
-	}
-	var v struct{ Version int }
-	if err := json.Unmarshal(f.State, &v); err != nil {
-		return content{}, Loaded{}, err
-	}
-	if v.Version > version {
-		return content{}, Loaded{}, fmt.Errorf("%w: its format is %d, the newest known one is %d",
-			ErrNewer, v.Version, version)
 	}
 	var s struct {
+		Version    int
 		Resources  []string
 		Loss       *Loss
-		Placements []json.RawMessage
+		Placements []model.Placement
 	}
-	if err := json.Unmarshal(f.State, &s); err != nil {
+	err = json.Unmarshal(state, &s)
+	if s.Version > version { // whatever else it has
+		return content{}, Loaded{}, fmt.Errorf("%w: its format is %d, the newest known one is %d",
+			ErrNewer, s.Version, version)
+	}
+	if err != nil {
 		return content{}, Loaded{}, err
 	}
 	c := content{resources: s.Resources, loss: s.Loss}
-	loaded := Loaded{Resources: s.Resources, Loss: s.Loss}
 	seen := map[string]bool{}
-	for _, raw := range s.Placements {
-		var p model.Placement
-		if err := json.Unmarshal(raw, &p); err != nil {
-			return content{}, Loaded{}, err
-		}
+	for _, p := range s.Placements {
 		uid := p.Pod.UID
 		if uid == "" || seen[uid] {
 			return content{}, Loaded{}, fmt.Errorf("a pod has no UID of its own: %q", uid)
 		}
 		seen[uid] = true
-		c.placements = append(c.placements, record{uid, raw})
-		loaded.Placements = append(loaded.Placements, p)
+		r, err := newRecord(p)
+		if err != nil {
+			return content{}, Loaded{}, err
+		}
+		c.placements = append(c.placements, r)
 	}
-	return c, loaded, nil
+	return c, Loaded{Resources: s.Resources, Loss: s.Loss, Placements: s.Placements}, nil
 }
 
 // load reads the file. One that is missing is made, and one that does not verify is set aside and made anew.

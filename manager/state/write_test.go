@@ -135,9 +135,8 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Add(data)
 	f.Add(data[:len(data)/2])
-	f.Add([]byte(`{"checksum": "` + checksum([]byte(`{"version": 2}`)) + `", "state": {"version": 2}}`))
-	f.Add([]byte(`{"checksum": "` + checksum([]byte(`{"placements": [{"pod": {"uid": "a"}}]}`)) +
-		`", "state": {"placements": [{"pod": {"uid": "a"}}]}}`))
+	f.Add(sign([]byte(`{"version": 2}`)))
+	f.Add(sign([]byte(`{"placements": [{"pod": {"uid": "a"}}]}`)))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, loaded, err := parse(data)
 		if err != nil {
