@@ -8,10 +8,10 @@ import (
 	"strings"
 	"unicode"
 
+	"gpu-cdi-plugin/hook/rootfs"
 	"gpu-cdi-plugin/internal/elffile"
 	"gpu-cdi-plugin/internal/hookargs"
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/rootfs"
 )
 
 // compatDir is where CUDA images have the user-mode driver of their CUDA version.

@@ -10,9 +10,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/hook/rootfs"
 	"gpu-cdi-plugin/internal/hookargs"
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/rootfs"
 )
 
 const (

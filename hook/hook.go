@@ -11,7 +11,7 @@
 //
 // A second run finds the result of the first and changes nothing.
 //
-// The root belongs to the image, which is hostile. Paths in it are opened only through internal/rootfs. The hook
+// The root belongs to the image, which is hostile. Paths in it are opened only through hook/rootfs. The hook
 // executes and mounts no file of the root, and every parser is bounded and fuzzed. The hook writes only data from its
 // arguments or from files on the root's own mount, and of these only what parses: valid entries of a loader cache,
 // directories of a search path. So a link in the image to a Secret, a volume or a file of /sys does not expose that
@@ -39,10 +39,10 @@ import (
 	"os"
 	"slices"
 
+	"gpu-cdi-plugin/hook/rootfs"
 	"gpu-cdi-plugin/internal/hookargs"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/ldcache"
-	"gpu-cdi-plugin/internal/rootfs"
 )
 
 // CreateContainer prepares the root of the container with an OCI state. The process must be in the container's mount

@@ -9,9 +9,9 @@ import (
 	"strings"
 	"unicode"
 
+	"gpu-cdi-plugin/hook/rootfs"
 	"gpu-cdi-plugin/internal/hookargs"
 	"gpu-cdi-plugin/internal/ldcache"
-	"gpu-cdi-plugin/internal/rootfs"
 )
 
 const (

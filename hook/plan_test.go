@@ -12,9 +12,9 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"gpu-cdi-plugin/hook/rootfs"
 	"gpu-cdi-plugin/internal/hookargs"
 	"gpu-cdi-plugin/internal/ldcache"
-	"gpu-cdi-plugin/internal/rootfs"
 )
 
 var (

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/hook/rootfs"
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/rootfs"
 )
 
 const (

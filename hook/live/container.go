@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/hook"
-	"gpu-cdi-plugin/internal/rootfs"
+	"gpu-cdi-plugin/hook/rootfs"
 )
 
 // mapOwners maps the owners of the nodes to the host's IDs.

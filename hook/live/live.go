@@ -18,7 +18,7 @@
 // stays: the next start writes it again.
 //
 // The process does the work in one thread: the main thread, which enters the container's mount namespace with setns
-// and returns. /proc/self shows the namespaces of the main thread, on which hook and internal/rootfs rely. Another
+// and returns. /proc/self shows the namespaces of the main thread, on which hook and hook/rootfs rely. Another
 // process would need all handles and a protocol, and another thread would have another /proc/self. Only the mount
 // namespace is entered: the process keeps the host's credentials, so nothing in the container can trace it, and it
 // executes only its own program, which is static.
@@ -34,9 +34,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/hook"
-	"gpu-cdi-plugin/internal/devcgroup"
+	"gpu-cdi-plugin/hook/live/devcgroup"
+	"gpu-cdi-plugin/hook/rootfs"
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/rootfs"
 )
 
 // Request has a container and the devices to give.

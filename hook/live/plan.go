@@ -14,7 +14,7 @@ import (
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/devcgroup"
+	"gpu-cdi-plugin/hook/live/devcgroup"
 	"gpu-cdi-plugin/internal/hookargs"
 )
 
