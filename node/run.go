@@ -14,8 +14,8 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/dirwatch"
 	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/wake"
 )
 
 const (
@@ -45,7 +45,7 @@ func (r *Reconciler) Alive() error {
 func (r *Reconciler) Run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, r.release()) }()
 	defer r.monitor.saveOrLog()
-	watcher, watchErr := dirwatch.New()
+	watcher, watchErr := wake.NewDirWatcher()
 	if watchErr != nil {
 		r.logUnwatched(watchErr)
 		watcher = &fsnotify.Watcher{}

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 
-	"gpu-cdi-plugin/internal/dirwatch"
+	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -91,7 +91,7 @@ func New(o Options) (*Plugin, error) {
 	o.streamGrace = cmp.Or(o.streamGrace, 3*time.Second)
 	o.drainTimeout = cmp.Or(o.drainTimeout, 5*time.Second)
 	if o.newWatcher == nil {
-		o.newWatcher = dirwatch.New
+		o.newWatcher = wake.NewDirWatcher
 	}
 	if o.Observer == nil {
 		o.Observer = noObserver{}

@@ -1,4 +1,4 @@
-// Package wake wakes a waiting goroutine without blocking the caller.
+// Package wake has what wakes a waiting goroutine and never blocks: another goroutine, or a change in a directory.
 package wake
 
 // Chan wakes the one goroutine that receives from it. Make it with New.

@@ -12,10 +12,10 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"gpu-cdi-plugin/internal/dirwatch"
 	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/internal/unixsocket"
+	"gpu-cdi-plugin/internal/wake"
 )
 
 // Limits of the plugin watcher.
@@ -48,7 +48,7 @@ func newWatcher(r *Registry, dir string) (*watcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	notify, err := dirwatch.New()
+	notify, err := wake.NewDirWatcher()
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("watch %s for plugins: %w", dir, err), held.File().Close())
 	}

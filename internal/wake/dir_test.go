@@ -1,4 +1,4 @@
-package dirwatch
+package wake
 
 import (
 	"os"
@@ -10,7 +10,7 @@ import (
 )
 
 func TestDirectoriesAreAddedAfterOneIsMovedAndRemoved(t *testing.T) {
-	w, err := New()
+	w, err := NewDirWatcher()
 	if err != nil {
 		t.Fatal(err)
 	}
