@@ -1,13 +1,11 @@
 package sim
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"slices"
-	"strconv"
+
+	"gpu-cdi-plugin/internal/proc"
 )
 
 // maxProcesses is how many processes the library reads.
@@ -89,19 +87,19 @@ func withoutProcess(records []record, gpu, pid int) []record {
 	})
 }
 
-// startTime returns the start time of a process, field 22 of its stat file. It distinguishes the process from a later
-// one with the same PID.
+// startTime returns the start time of a process. It distinguishes the process from a later one with the same PID.
 func startTime(pid int) (uint64, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if errors.Is(err, fs.ErrNotExist) {
+	p, err := proc.Open("/proc", pid)
+	if errors.Is(err, proc.ErrEnded) {
 		return 0, invalid("no process %d runs", pid)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("read when process %d was started: %w", pid, err)
 	}
-	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
-	if len(fields) < 20 {
-		return 0, fmt.Errorf("read when process %d was started: %q has too few fields", pid, text)
+	defer p.Close()
+	s, err := p.Stat()
+	if err != nil {
+		return 0, fmt.Errorf("read when process %d was started: %w", pid, err)
 	}
-	return strconv.ParseUint(string(fields[19]), 10, 64)
+	return s.Start, nil
 }

@@ -11,14 +11,16 @@ import (
 
 func (x *target) checkSharing(ctx context.Context) (string, error) {
 	var err error
-	x.shared, err = x.opts.State.Shared(ctx, x.d.UUID)
-	if err == nil && x.shared == "" && x.d.whole() && x.d.Others != nil && x.rules.Policy.includes(Clean) {
-		x.others, err = x.d.Others()
-	}
-	if err != nil {
+	if x.shared, err = x.opts.State.Shared(ctx, x.d.UUID); err != nil {
 		return "", fmt.Errorf("find who else may use it: %w", err)
 	}
-	return cmp.Or(x.shared, x.others), nil
+	if x.shared != "" || !x.d.whole() || x.d.Others == nil || !x.rules.Policy.includes(Clean) {
+		return x.shared, nil
+	}
+	if x.others, err = x.d.Others(); err != nil {
+		return "", fmt.Errorf("find who else may use it: %w", err)
+	}
+	return x.others, nil
 }
 
 // checkHealth passes if the device is healthy, or if a due reset may heal it; the device is probed again after the
@@ -37,7 +39,7 @@ func (x *target) whyNotSeen() string {
 	if x.shared != "" {
 		return "the device is shared: " + x.shared
 	}
-	if err := proc.SeesAll(x.opts.Host); err != nil {
+	if err := proc.SeesAll(x.opts.Host.Proc()); err != nil {
 		return "other processes cannot be seen: " + err.Error()
 	}
 	return ""
@@ -68,7 +70,7 @@ func (x *target) leftovers(ctx context.Context) (left []*proc.Process, others []
 		return nil, nil, err
 	}
 	for _, one := range use.Processes {
-		p, err := proc.Open(x.opts.Host, one.PID)
+		p, err := proc.Open(x.opts.Host.Proc(), one.PID)
 		switch {
 		case err != nil: // the driver has not noticed the process's end yet, or reports a wrong PID
 			others = append(others, fmt.Sprintf("process %d (not in %s)", one.PID, x.opts.Host.Proc()))

@@ -19,10 +19,10 @@ import (
 func fakeProc(t testing.TB) host.Host {
 	t.Helper()
 	root := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(root, "proc/self/ns"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(root, "proc/thread-self/ns"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink("pid:[4026532245]", filepath.Join(root, "proc/self/ns/pid")); err != nil {
+	if err := os.Symlink("pid:[4026532245]", filepath.Join(root, "proc/thread-self/ns/pid")); err != nil {
 		t.Fatal(err)
 	}
 	h, err := host.New(root, "", "")

@@ -177,7 +177,7 @@ func realHost(t testing.TB) host.Host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := proc.SeesAll(h); err != nil {
+	if err := proc.SeesAll(h.Proc()); err != nil {
 		testenv.Skip(t, err.Error())
 	}
 	return h

@@ -39,7 +39,7 @@ func (r *Runner) Users(ctx context.Context, uuid string, programs []string) (con
 		}
 		return err
 	})
-	blind := proc.SeesAll(r.opts.Host) != nil // the driver's PIDs are those of another namespace
+	blind := proc.SeesAll(r.opts.Host.Proc()) != nil // the driver's PIDs are those of another namespace
 	for _, p := range left {
 		groups, err := p.Cgroups()
 		if blind || err != nil || len(groups) == 0 || groups.InContainer() {

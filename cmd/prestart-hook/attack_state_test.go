@@ -30,13 +30,13 @@ func TestAttackByTheState(t *testing.T) {
 		"no process":        {func(a *attack) string { return a.stateOf(0) }, "not the container's on the host"},
 		"a process group":   {func(a *attack) string { return a.stateOf(-a.pid()) }, "not the container's on the host"},
 		"the runtime":       {func(a *attack) string { return a.stateOf(os.Getpid()) }, "it is a child of process"},
-		"an unused process": {func(a *attack) string { return a.stateOf(1 << 30) }, "pidfd_open"},
+		"an unused process": {func(a *attack) string { return a.stateOf(1 << 30) }, "the process has ended"},
 		"a process that has ended": {func(a *attack) string {
 			testenv.Must(a.t, a.process.Process.Kill())
 			var info unix.Siginfo // it is not waited for: its ID is not used again
 			testenv.Must(a.t, unix.Waitid(unix.P_PID, a.pid(), &info, unix.WEXITED|unix.WNOWAIT, nil))
 			return a.state()
-		}, "it has ended"},
+		}, "the process has ended"},
 		"another runtime's container": {func(a *attack) string {
 			// The shell makes it, and is the runtime of no hook.
 			out, err := exec.Command("/bin/sh", "-c", "unshare --mount sleep 600 >&- 2>&- & echo $!").Output()

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -33,7 +32,11 @@ const undoTime = 2 * time.Second
 
 // createRuntime gives the created container of the state on stdin the devices that its annotations name.
 func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) error {
-	parent, parentErr := live.OpenRuntime()
+	h, err := host.New("/", "/", "/")
+	if err != nil {
+		return err
+	}
+	parent, parentErr := live.OpenRuntime(h)
 	if parentErr == nil {
 		defer parent.Close()
 	}
@@ -58,9 +61,8 @@ func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) erro
 	if edited.After == nil { // no annotation requests a device, or config.json has it
 		return nil
 	}
-	h, err := host.New("/", "/", "/")
-	if err := errors.Join(parentErr, err); err != nil {
-		return err
+	if parentErr != nil {
+		return parentErr
 	}
 	// A hanging call, for example on a dead file system, cannot be reverted: main then ends the process.
 	hangs := time.AfterFunc(time.Until(begin.Add(deadline-logTime)), func() {

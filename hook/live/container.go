@@ -12,16 +12,17 @@ import (
 
 	"gpu-cdi-plugin/hook"
 	"gpu-cdi-plugin/hook/rootfs"
+	"gpu-cdi-plugin/internal/proc"
 )
 
 // mapOwners maps the owners of the nodes to the host's IDs.
 func (c *container) mapOwners() error {
 	for _, n := range c.plan.nodes {
-		uid, err := c.uid.host(n.uid)
+		uid, err := c.uid.Host(n.uid)
 		if err != nil {
 			return fmt.Errorf("device node %s: user %w", n.path, err)
 		}
-		gid, err := c.gid.host(n.gid)
+		gid, err := c.gid.Host(n.gid)
 		if err != nil {
 			return fmt.Errorf("device node %s: group %w", n.path, err)
 		}
@@ -30,48 +31,33 @@ func (c *container) mapOwners() error {
 	return nil
 }
 
-// fileSystems returns a function that reports whether a file system is in a mountinfo file.
-func fileSystems(mountinfo []byte) (func(dev uint64) bool, error) {
-	mounted := map[uint64]bool{}
-	for line := range strings.Lines(string(mountinfo)) {
-		var id, parent, major, minor uint32
-		if _, err := fmt.Sscanf(line, "%d %d %d:%d", &id, &parent, &major, &minor); err != nil {
-			return nil, fmt.Errorf("read the mounts of the host: line %q", line)
-		}
-		mounted[unix.Mkdev(major, minor)] = true
-	}
-	return func(dev uint64) bool { return mounted[dev] }, nil
-}
-
-const maxMountinfo = 64 << 20 // bytes; a namespace has at most 100,000 mounts by default
-
 // check opens the container's root, and returns an error if a part of the plan cannot be carried out there. It changes
-// nothing. Mountinfo is that of the host.
-func (c *container) check(mountinfo []byte) (err error) {
-	onHost, err := fileSystems(mountinfo)
-	if err != nil {
-		return err
-	}
+// nothing. Mounts are those of the host.
+func (c *container) check(mounts []proc.Mount) (err error) {
 	if err := c.checkNotPivoted(); err != nil {
 		return err
 	}
 	if c.root, err = rootfs.Open(c.path, c.host.Dev()); err != nil {
-		return fmt.Errorf("open the container's root in the mount namespace of process %d: %w", c.pid, err)
+		return fmt.Errorf("open the container's root in the mount namespace of process %d: %w", c.PID, err)
 	}
 	if err := c.root.CheckContainer(); err != nil {
 		return fmt.Errorf("%s is not a container's root, nothing was changed: %w", c.path, err)
 	}
 	// The owner of the bundle can replace config.json, and name any mount of the host.
-	if err := c.root.CheckMountedSince(mountinfo); err != nil {
-		return fmt.Errorf("%s is not the root of process %d, nothing was changed: %w", c.path, c.pid, err)
+	if err := c.root.CheckMountedSince(mounts); err != nil {
+		return fmt.Errorf("%s is not the root of process %d, nothing was changed: %w", c.path, c.PID, err)
 	}
-	c.root.TreatTmpfsAsOwn(onHost)
+	onHost := map[uint64]bool{}
+	for _, m := range mounts {
+		onHost[m.Device] = true
+	}
+	c.root.TreatTmpfsAsOwn(func(dev uint64) bool { return onHost[dev] })
 	for i, n := range c.plan.nodes {
 		if c.root.HasNode(n.path, c.nodes[i]) {
 			continue
 		}
 		check := c.root.CheckNode
-		if c.users != nil {
+		if c.hasUsers {
 			check = func(name string) error { return c.root.CheckMountPoint(name, false) }
 		}
 		if err := check(n.path); err != nil {
@@ -122,7 +108,7 @@ func (c *container) checkNotPivoted() error {
 	}
 	if !os.SameFile(inside, c.hostRoot) {
 		return fmt.Errorf("process %d has another root than the host: "+
-			"the runtime runs this hook after the container has pivoted to its own", c.pid)
+			"the runtime runs this hook after the container has pivoted to its own", c.PID)
 	}
 	return nil
 }
@@ -178,7 +164,7 @@ func (c *container) makeNode(name string, n rootfs.Node) error {
 	if c.root.HasNode(name, n) {
 		return nil
 	}
-	if c.users == nil {
+	if !c.hasUsers {
 		return c.root.MakeNode(name, n)
 	}
 	if err := c.asContainer(func() error { return c.root.MakeMountPoint(name, false) }); err != nil {
@@ -197,14 +183,14 @@ func (c *container) mount(s source) error {
 // asContainer runs act as root of the container's user namespace, with setfsuid and setfsgid: on a tmpfs of that
 // namespace unmapped users cannot create files. Without a user namespace it only runs act.
 func (c *container) asContainer(act func() error) error {
-	if c.users == nil {
+	if !c.hasUsers {
 		return act()
 	}
-	uid, err := c.uid.host(0)
+	uid, err := c.uid.Host(0)
 	if err != nil {
 		return fmt.Errorf("user %w", err)
 	}
-	gid, err := c.gid.host(0)
+	gid, err := c.gid.Host(0)
 	if err != nil {
 		return fmt.Errorf("group %w", err)
 	}

@@ -37,13 +37,14 @@ import (
 	"gpu-cdi-plugin/hook/live/devcgroup"
 	"gpu-cdi-plugin/hook/rootfs"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/proc"
 )
 
 // Request has a container and the devices to give.
 type Request struct {
 	State *hook.State
 	// Runtime must have created the container's process.
-	Runtime *Runtime
+	Runtime *proc.Process
 	// Before is the bundle's config.json, and After the same with the devices.
 	Before, After []byte
 	// Interrupted returns an error if the process was told to end, although ctx may not be done yet. It is called
@@ -78,12 +79,12 @@ func give(ctx context.Context, r Request, h host.Host) (warnings []error, err er
 		return nil, err
 	}
 	defer process.close()
-	if p.users != (process.users != nil) { // the policy's decision may depend on it
-		return nil, fmt.Errorf("config.json is not that of process %d: one of them has a user namespace", process.pid)
+	if p.users != (process.hasUsers) { // the policy's decision may depend on it
+		return nil, fmt.Errorf("config.json is not that of process %d: one of them has a user namespace", process.PID)
 	}
-	if p.users && !p.mapsRoot && (process.uid.hasRoot() || process.gid.hasRoot()) {
+	if p.users && !p.mapsRoot && (process.uid.HasRoot() || process.gid.HasRoot()) {
 		return nil, fmt.Errorf("config.json is not that of process %d: the host's root is a user or group of its user "+
-			"namespace, and not in uidMappings and gidMappings", process.pid)
+			"namespace, and not in uidMappings and gidMappings", process.PID)
 	}
 	sources, err := openSources(p.mounts)
 	if err != nil {
@@ -138,11 +139,16 @@ func (c *container) give(ctx context.Context) (warnings []error, err error) {
 	if err := c.mapOwners(); err != nil {
 		return nil, err
 	}
-	mountinfo, err := rootfs.ReadHostFile(c.host.Proc("thread-self", "mountinfo"), maxMountinfo)
+	self, err := proc.Self(c.host.Proc())
 	if err != nil {
 		return nil, err
 	}
-	if err := c.inside(func() error { return c.check(mountinfo) }); err != nil {
+	defer self.Close()
+	mounts, err := self.Mounts()
+	if err != nil {
+		return nil, fmt.Errorf("read the mounts of the host: %w", err)
+	}
+	if err := c.inside(func() error { return c.check(mounts) }); err != nil {
 		return nil, err
 	}
 	if err := c.allow(ctx); err != nil {
@@ -162,7 +168,7 @@ func (c *container) give(ctx context.Context) (warnings []error, err error) {
 }
 
 // allow adds the device rules. It checks that the process still runs after its cgroups were opened, which proves that
-// its ID was not reused and the cgroups are the container's.
+// they are the container's.
 func (c *container) allow(ctx context.Context) error {
 	if len(c.plan.rules) == 0 {
 		return nil
@@ -173,7 +179,7 @@ func (c *container) allow(ctx context.Context) error {
 	paths := devcgroup.Host{
 		Proc: c.host.Proc(), Cgroups: c.host.Sys("fs", "cgroup"), Systemd: "/run/systemd/private",
 	}
-	cgroups, err := devcgroup.Find(paths, c.pid)
+	cgroups, err := devcgroup.Find(paths, c.Process)
 	if err != nil {
 		return err
 	}
@@ -190,7 +196,7 @@ func (c *container) inside(act func() error) error {
 		return fmt.Errorf("unshare: %w", err)
 	}
 	if err := unix.Setns(int(c.mounts.Fd()), unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("enter the mount namespace of process %d: %w", c.pid, err)
+		return fmt.Errorf("enter the mount namespace of process %d: %w", c.PID, err)
 	}
 	err := act()
 	if e := unix.Setns(int(c.own.Fd()), unix.CLONE_NEWNS); e != nil {

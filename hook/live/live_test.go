@@ -80,7 +80,7 @@ func (c *created) giveOf(ctx context.Context, before, after []byte) ([]error, er
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	maker, err := openRuntime(os.Getpid())
+	maker, err := openRuntime(h, os.Getpid())
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -275,7 +275,7 @@ func TestGiveToAProcessThatEnds(t *testing.T) {
 	}}, func(s *oci.Spec) {
 		s.Mounts = append(s.Mounts, oci.Mount{Source: "/etc", Destination: "/opt/new", Options: []string{"bind"}})
 	})
-	if times < 2 || err == nil || !strings.Contains(err.Error(), "it has ended") {
+	if times < 2 || err == nil || !strings.Contains(err.Error(), "the process has ended") {
 		t.Errorf("asked %d times, got %v", times, err)
 	}
 	if !maps.Equal(image.Digest(t, bundle), before) {

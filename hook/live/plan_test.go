@@ -258,16 +258,3 @@ func FuzzPlan(f *testing.F) {
 		}
 	})
 }
-
-func FuzzIDMap(f *testing.F) {
-	f.Add("0 100000 65536\n65536 0 1\n", uint32(7))
-	f.Fuzz(func(t *testing.T, text string, id uint32) {
-		m, err := parseMap(text)
-		if err != nil {
-			return
-		}
-		if got, err := m.host(id); err == nil && len(m) == 0 {
-			t.Errorf("%d is mapped to %d by nothing", id, got)
-		}
-	})
-}

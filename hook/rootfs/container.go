@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/proc"
 )
 
 // CheckContainer returns an error unless the root is a mount point in a mount namespace other than that of process 1.
@@ -36,35 +38,42 @@ func (r *Root) CheckContainer() error {
 }
 
 // CheckMountedSince returns an error unless the root's mount point has more mounts in this process's mount namespace
-// than in the mountinfo of the process whose namespace was copied: runtimes mount a root over itself. If it does not,
-// the other namespace has the same mount, which may be another container's root.
-func (r *Root) CheckMountedSince(other []byte) error {
-	own, err := ReadHostFile("/proc/thread-self/mountinfo", maxMountinfo)
+// than in the namespace that was copied, whose mounts are given: runtimes mount a root over itself. If it does not, the
+// other namespace has the same mount, which may be another container's root.
+func (r *Root) CheckMountedSince(others []proc.Mount) error {
+	own, err := ownMounts()
 	if err != nil {
 		return err
 	}
-	point := mountPoint(findMount(own, r.mount))
-	if point == "" || mountsAt(own, point) <= mountsAt(other, point) {
+	i := slices.IndexFunc(own, r.isMount)
+	if i < 0 || mountsAt(own, own[i].Point) <= mountsAt(others, own[i].Point) {
 		return errors.New("the host has that mount too, so no runtime made it for this container")
 	}
 	return nil
 }
 
-func mountsAt(mountinfo []byte, point string) (n int) {
-	for line := range strings.Lines(string(mountinfo)) {
-		if mountPoint(line) == point {
+func (r *Root) isMount(m proc.Mount) bool { return m.ID == r.mount }
+
+func mountsAt(mounts []proc.Mount, point string) (n int) {
+	for _, m := range mounts {
+		if m.Point == point {
 			n++
 		}
 	}
 	return n
 }
 
-// mountPoint returns the fifth field of a line of mountinfo, still escaped, or "".
-func mountPoint(line string) string {
-	if fields := strings.SplitN(line, " ", 6); len(fields) == 6 {
-		return fields[4]
+// procfs is the path of /proc, in the host's mount namespace and in a copy of it.
+const procfs = "/proc"
+
+// ownMounts returns the mounts of the calling thread's mount namespace.
+func ownMounts() ([]proc.Mount, error) {
+	self, err := proc.Self(procfs)
+	if err != nil {
+		return nil, err
 	}
-	return ""
+	defer self.Close()
+	return self.Mounts()
 }
 
 // isInHostNamespace reports whether the root's mount is in the mount namespace of process 1. It tries three ways:
@@ -75,69 +84,41 @@ func mountPoint(line string) string {
 //  3. Check the owner of the mount namespace: if it is a user namespace other than the initial one, the mount namespace
 //     is not the host's.
 func (r *Root) isInHostNamespace() (bool, error) {
-	own, err := inode("/proc/thread-self/ns/mnt")
+	self, err := proc.Self(procfs)
 	if err != nil {
 		return false, err
 	}
-	if host, err := inode("/proc/1/ns/mnt"); err == nil {
+	defer self.Close()
+	first, err := proc.Open(procfs, 1)
+	if err != nil {
+		return isOwnedByHost(self, err)
+	}
+	defer first.Close()
+	own, err := self.Namespace("mnt")
+	if err != nil {
+		return false, err
+	}
+	if host, err := first.Namespace("mnt"); err == nil {
 		return own == host, nil
 	}
-	mounts, err := ReadHostFile("/proc/1/mountinfo", maxMountinfo)
-	if err == nil {
-		return findMount(mounts, r.mount) != "", nil
+	mounts, err := first.Mounts()
+	if err != nil {
+		return isOwnedByHost(self, err)
 	}
-	if owner, ownerErr := mountNamespaceOwner(); ownerErr != nil {
-		return false, errors.Join(err, ownerErr)
-	} else if owner == initialUserNamespace {
-		return false, err
+	return slices.ContainsFunc(mounts, r.isMount), nil
+}
+
+// isOwnedByHost reports whether the initial user namespace owns the mount namespace. If so, it returns the error that
+// has kept the caller from comparing the mount namespace with the host's.
+func isOwnedByHost(self *proc.Process, cause error) (bool, error) {
+	owner, err := self.OwnerOfMounts()
+	switch {
+	case err != nil:
+		return false, errors.Join(cause, err)
+	case owner == proc.InitialUser:
+		return false, cause
 	}
 	return false, nil
-}
-
-// initialUserNamespace is the inode number of the initial user namespace, USER_NS_INIT_INO of linux/nsfs.h.
-const initialUserNamespace = 0xEFFFFFFD
-
-// mountNamespaceOwner returns the inode number of the user namespace that owns the mount namespace. The kernel refuses
-// to tell it to a process in a descendant of that user namespace.
-func mountNamespaceOwner() (uint64, error) {
-	ns, err := os.Open("/proc/thread-self/ns/mnt")
-	if err != nil {
-		return 0, err
-	}
-	defer closeQuietly(ns)
-	owner, err := unix.IoctlRetInt(int(ns.Fd()), unix.NS_GET_USERNS)
-	if err != nil {
-		return 0, fmt.Errorf("get the owner of the mount namespace: %w", err)
-	}
-	f := os.NewFile(uintptr(owner), "user namespace")
-	defer closeQuietly(f)
-	var st unix.Stat_t
-	if err := unix.Fstat(owner, &st); err != nil {
-		return 0, fmt.Errorf("stat the owner of the mount namespace: %w", err)
-	}
-	return st.Ino, nil
-}
-
-func inode(name string) (uint64, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(name, &st); err != nil {
-		return 0, &os.PathError{Op: "stat", Path: name, Err: err}
-	}
-	return st.Ino, nil
-}
-
-const maxMountinfo = 64 << 20 // bytes; a namespace has at most 100,000 mounts by default
-
-// findMount returns the line of the mount with an ID in a mountinfo file, or "". The ID is the first field
-// (proc_pid_mountinfo(5)).
-func findMount(mountinfo []byte, id uint64) string {
-	prefix := strconv.FormatUint(id, 10) + " "
-	for line := range strings.Lines(string(mountinfo)) {
-		if strings.HasPrefix(line, prefix) {
-			return line
-		}
-	}
-	return ""
 }
 
 // mountID returns the ID of the mount that f is on.
@@ -154,14 +135,17 @@ func mountID(f *os.File) (uint64, error) {
 
 // mountIDFromProc does what mountID does, for kernels before Linux 5.8.
 func mountIDFromProc(f *os.File) (uint64, error) {
-	info, err := ReadHostFile("/proc/thread-self/fdinfo/"+strconv.Itoa(int(f.Fd())), 1<<20)
+	self, err := proc.Self(procfs)
 	if err != nil {
 		return 0, err
 	}
-	for line := range strings.Lines(string(info)) {
-		if id, ok := strings.CutPrefix(line, "mnt_id:"); ok {
-			return strconv.ParseUint(strings.TrimSpace(id), 10, 64)
-		}
+	defer self.Close()
+	id, err := self.FDInfo(strconv.Itoa(int(f.Fd())), "mnt_id")
+	if err != nil {
+		return 0, err
 	}
-	return 0, fmt.Errorf("%s: the kernel does not report its mount", f.Name())
+	if id == "" {
+		return 0, fmt.Errorf("%s: the kernel does not report its mount", f.Name())
+	}
+	return strconv.ParseUint(id, 10, 64)
 }

@@ -198,17 +198,13 @@ func (r *Root) refuseShared(f *os.File) error {
 
 // readMounts reads which mounts of the mount namespace have propagation, by mount ID.
 func (r *Root) readMounts() error {
-	table, err := ReadHostFile("/proc/thread-self/mountinfo", maxMountinfo)
+	mounts, err := ownMounts()
 	if err != nil {
 		return err
 	}
 	r.shared = map[uint64]bool{}
-	for line := range strings.Lines(string(table)) {
-		number, rest, _ := strings.Cut(line, " ")
-		optional, _, _ := strings.Cut(rest, " - ")
-		if id, err := strconv.ParseUint(number, 10, 64); err == nil {
-			r.shared[id] = strings.Contains(optional, " shared:")
-		}
+	for _, m := range mounts {
+		r.shared[m.ID] = m.Shared
 	}
 	return nil
 }

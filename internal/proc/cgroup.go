@@ -1,33 +1,49 @@
 package proc
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 )
 
 // Cgroups are a process's cgroups, one for each hierarchy, in the order of /proc/PID/cgroup.
-type Cgroups []cgroup
+type Cgroups []Cgroup
 
-// cgroup is a process's cgroup in one hierarchy.
-type cgroup struct {
-	// hierarchy is the number and the controllers, such as "4:memory", or "0:" for version 2.
-	hierarchy string
-	// path begins with a slash. It is relative to this process's cgroup namespace, so it may begin with "/..".
-	path string
+// Cgroup is a process's cgroup in one hierarchy.
+type Cgroup struct {
+	// Controllers are those of the hierarchy, with cgroup v1.
+	Controllers []string
+	// Unified means that the hierarchy is that of cgroup v2.
+	Unified bool
+	// Path begins with a slash. It is relative to this process's cgroup namespace, so it may begin with "/..".
+	Path string
 }
 
-// parseCgroups parses /proc/PID/cgroup (cgroups(7)). Malformed lines are ignored.
-func parseCgroups(text string) Cgroups {
+// Cgroups reads the process's cgroups.
+func (p *Process) Cgroups() (Cgroups, error) {
+	text, err := p.read("cgroup", maxFile)
+	if err != nil {
+		return nil, err
+	}
+	return parseCgroups(text)
+}
+
+// parseCgroups parses /proc/PID/cgroup (cgroups(7)).
+func parseCgroups(text string) (Cgroups, error) {
 	var list Cgroups
 	for line := range strings.Lines(text) {
-		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
-		if len(parts) != 3 || !strings.HasPrefix(parts[2], "/") {
-			continue
+		line = strings.TrimSuffix(line, "\n")
+		fields := strings.SplitN(line, ":", 3)
+		if len(fields) != 3 || !strings.HasPrefix(fields[2], "/") {
+			return nil, fmt.Errorf("the cgroups of a process have an unexpected line: %q", line)
 		}
-		path := strings.TrimSuffix(parts[2], " (deleted)") // the cgroup of a zombie process
-		list = append(list, cgroup{parts[0] + ":" + parts[1], path})
+		list = append(list, Cgroup{
+			Controllers: strings.Split(fields[1], ","),
+			Unified:     fields[0] == "0" && fields[1] == "",
+			Path:        strings.TrimSuffix(fields[2], " (deleted)"), // the cgroup of a zombie process
+		})
 	}
-	return list
+	return list, nil
 }
 
 // isContainer reports whether a name is that of a container's cgroup: the 64 hexadecimal digits of a container ID of
@@ -42,10 +58,10 @@ func isContainer(name string) bool {
 
 // InContainer reports whether the path of a cgroup contains a container's or a pod's name. Some runtimes use other
 // names.
-func (c Cgroups) InContainer() bool { return slices.ContainsFunc(c, cgroup.inContainer) }
+func (c Cgroups) InContainer() bool { return slices.ContainsFunc(c, Cgroup.inContainer) }
 
-func (c cgroup) inContainer() bool {
-	return slices.ContainsFunc(strings.Split(c.path, "/"), func(name string) bool {
+func (c Cgroup) inContainer() bool {
+	return slices.ContainsFunc(strings.Split(c.Path, "/"), func(name string) bool {
 		return isContainer(name) || strings.Contains(name, "kubepods") || slices.ContainsFunc(
 			[]string{"docker", "libpod", "lxc", "machine"},
 			func(prefix string) bool { return strings.HasPrefix(name, prefix) })
@@ -54,11 +70,11 @@ func (c cgroup) inContainer() bool {
 
 // String returns the path that identifies the process best: a container's, otherwise the longest.
 func (c Cgroups) String() string {
-	best := cgroup{path: "/"}
+	best := Cgroup{Path: "/"}
 	for _, one := range c {
-		if a, b := one.inContainer(), best.inContainer(); a && !b || a == b && len(one.path) > len(best.path) {
+		if a, b := one.inContainer(), best.inContainer(); a && !b || a == b && len(one.Path) > len(best.Path) {
 			best = one
 		}
 	}
-	return best.path
+	return best.Path
 }

@@ -1,4 +1,7 @@
-// Package proc reads processes in the host's /proc: their users, cgroups and namespaces.
+// Package proc reads processes in /proc: who they are, and their users, cgroups, mounts, namespaces and open devices.
+//
+// A Process is its directory in /proc, held open: what is read through it never belongs to a later process with the
+// same PID. Files are read up to a limit. The functions get the path of /proc, and do not check that it is one.
 package proc
 
 import (
@@ -12,37 +15,50 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"gpu-cdi-plugin/internal/host"
 )
 
-// maxFile limits how many bytes of a file in /proc/PID are read.
-const maxFile = 64 << 10
+const (
+	maxFile   = 1 << 20  // bytes of a file in /proc/PID
+	maxMounts = 64 << 20 // bytes of mountinfo; a namespace has at most 100,000 mounts by default
+)
 
 // Process is a process, identified by its open directory in /proc. Everything that its methods read belongs to that
 // process: once it has ended they fail with [ErrEnded], even if another process has its PID.
 type Process struct {
 	PID int
-	dir *os.Root
+	dir *os.File
 }
 
 // ErrEnded means that the process does not exist or has ended.
 var ErrEnded = errors.New("the process has ended")
 
 // Open opens a process. The error is ErrEnded if no process has the PID.
-func Open(h host.Host, pid int) (*Process, error) {
-	dir, err := os.OpenRoot(h.Proc(strconv.Itoa(pid)))
+func Open(procfs string, pid int) (*Process, error) {
+	dir, err := openDir(procfs, strconv.Itoa(pid))
 	if err != nil {
-		return nil, Error(err)
+		return nil, asEnded(err)
 	}
 	return &Process{PID: pid, dir: dir}, nil
+}
+
+// Self opens the calling thread, whose namespaces may differ from those of other threads of this process.
+func Self(procfs string) (*Process, error) {
+	dir, err := openDir(procfs, "thread-self")
+	if err != nil {
+		return nil, err
+	}
+	return &Process{PID: os.Getpid(), dir: dir}, nil
+}
+
+func openDir(procfs, name string) (*os.File, error) {
+	return os.OpenFile(path.Join(procfs, name), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 }
 
 // Close closes the directory.
 func (p *Process) Close() { _ = p.dir.Close() }
 
-// Error wraps the errors that /proc returns for an ended process with ErrEnded.
-func Error(err error) error {
+// asEnded wraps the errors that /proc returns for an ended process with ErrEnded.
+func asEnded(err error) error {
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("%w: %w", ErrEnded, err)
 	}
@@ -50,8 +66,8 @@ func Error(err error) error {
 }
 
 // PIDs returns the processes that are visible in /proc, in ascending order.
-func PIDs(h host.Host) ([]int, error) {
-	entries, err := os.ReadDir(h.Proc())
+func PIDs(procfs string) ([]int, error) {
+	entries, err := os.ReadDir(procfs)
 	if err != nil {
 		return nil, err
 	}
@@ -65,71 +81,44 @@ func PIDs(h host.Host) ([]int, error) {
 	return pids, nil
 }
 
-func (p *Process) read(name string) (string, error) {
-	f, err := p.dir.Open(name)
+func (p *Process) openat(name string, flags int) (*os.File, error) {
+	fd, err := unix.Openat(int(p.dir.Fd()), name, flags|unix.O_CLOEXEC, 0)
+	path := p.dir.Name() + "/" + name
 	if err != nil {
-		return "", Error(err)
+		return nil, asEnded(&os.PathError{Op: "open", Path: path, Err: err})
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// read returns the content of a file. It follows no link and does not block on a FIFO.
+func (p *Process) read(name string, limit int64) (string, error) {
+	f, err := p.openat(name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK)
+	if err != nil {
+		return "", err
 	}
 	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxFile))
-	return string(text), Error(err)
-}
-
-// Status has values of /proc/PID/status (proc_pid_status(5)).
-type Status struct {
-	// UIDs are the real, effective, saved and file system user IDs.
-	UIDs []string
-	// Capabilities are the effective ones, in the process's user namespace.
-	Capabilities uint64
-}
-
-// Status reads the process's status.
-func (p *Process) Status() (Status, error) {
-	text, err := p.read("status")
+	text, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err != nil {
-		return Status{}, err
+		return "", asEnded(err)
 	}
-	return parseStatus(text)
+	if int64(len(text)) > limit {
+		return "", fmt.Errorf("%s has more than %d bytes", f.Name(), limit)
+	}
+	return string(text), nil
 }
 
-func parseStatus(text string) (Status, error) {
-	var s Status
-	seen := map[string]bool{}
-	for line := range strings.Lines(text) {
-		key, value, _ := strings.Cut(line, ":")
-		fields := strings.Fields(value)
-		if len(fields) == 0 {
-			continue
-		}
-		var err error
-		switch key {
-		case "Uid":
-			s.UIDs = fields
-		case "CapEff":
-			s.Capabilities, err = strconv.ParseUint(fields[0], 16, 64)
-		default:
-			continue
-		}
-		if err != nil {
-			return Status{}, fmt.Errorf("%s of a process: %w", key, err)
-		}
-		seen[key] = true
+func (p *Process) readlink(name string) (string, error) {
+	target := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(int(p.dir.Fd()), name, target)
+	if err != nil {
+		return "", asEnded(&os.PathError{Op: "readlink", Path: p.dir.Name() + "/" + name, Err: err})
 	}
-	if len(seen) != 2 {
-		return Status{}, errors.New("the status of a process is not complete")
-	}
-	return s, nil
-}
-
-// Cgroups reads the process's cgroups.
-func (p *Process) Cgroups() (Cgroups, error) {
-	text, err := p.read("cgroup")
-	return parseCgroups(text), err
+	return string(target[:n]), nil
 }
 
 // Command returns the name of the process, which the process can choose.
 func (p *Process) Command() string {
-	text, err := p.read("comm")
+	text, err := p.read("comm", maxFile)
 	if name := strings.TrimSuffix(text, "\n"); err == nil && name != "" {
 		return name
 	}
@@ -138,38 +127,21 @@ func (p *Process) Command() string {
 
 // Executable returns the name of the process's executable without its directory.
 func (p *Process) Executable() (string, error) {
-	program, err := p.dir.Readlink("exe")
+	program, err := p.readlink("exe")
 	if err != nil {
-		return "", Error(err)
+		return "", err
 	}
 	return path.Base(strings.TrimSuffix(program, " (deleted)")), nil
 }
 
-// The host's namespaces, with which the kernel starts. Their numbers are fixed (linux/nsfs.h, PID_NS_INIT_INO and
-// USER_NS_INIT_INO).
-const (
-	InitialPID  = "pid:[4026531836]"
-	InitialUser = "user:[4026531837]"
-)
-
-// In reports whether the process is in a namespace of the host, [InitialPID] or [InitialUser].
-func (p *Process) In(namespace string) bool {
-	kind, _, _ := strings.Cut(namespace, ":")
-	link, err := p.dir.Readlink("ns/" + kind)
-	return err == nil && link == namespace
-}
-
-// ErrNotHost means that this process cannot see all processes of the host.
-var ErrNotHost = errors.New("this program does not run in the host's PID namespace")
-
-// SeesAll returns an error unless this process sees all processes of the host; ErrNotHost means that it does not.
-func SeesAll(h host.Host) error {
-	own, err := os.Readlink(h.Proc("self", "ns", "pid"))
-	if err != nil {
-		return err
+// SameExecutable reports whether two processes execute the same file.
+func (p *Process) SameExecutable(other *Process) (bool, error) {
+	var a, b unix.Stat_t
+	if err := unix.Fstatat(int(p.dir.Fd()), "exe", &a, 0); err != nil {
+		return false, asEnded(&os.PathError{Op: "stat", Path: p.dir.Name() + "/exe", Err: err})
 	}
-	if own != InitialPID {
-		return ErrNotHost
+	if err := unix.Fstatat(int(other.dir.Fd()), "exe", &b, 0); err != nil {
+		return false, asEnded(&os.PathError{Op: "stat", Path: other.dir.Name() + "/exe", Err: err})
 	}
-	return nil
+	return a.Dev == b.Dev && a.Ino == b.Ino, nil
 }

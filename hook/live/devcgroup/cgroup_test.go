@@ -3,7 +3,6 @@ package devcgroup
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/internal/proc"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -312,24 +312,35 @@ func TestHardened(t *testing.T) {
 		"a kernel without that compiler": {"", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			proc := t.TempDir()
+			procfs := t.TempDir()
 			if c.value != "" {
-				if err := os.MkdirAll(filepath.Join(proc, "sys/net/core"), 0o755); err != nil {
+				if err := os.MkdirAll(filepath.Join(procfs, "sys/net/core"), 0o755); err != nil {
 					t.Fatal(err)
 				}
-				write(t, filepath.Join(proc, "sys/net/core/bpf_jit_harden"), c.value)
+				write(t, filepath.Join(procfs, "sys/net/core/bpf_jit_harden"), c.value)
 			}
-			checkError(t, checkReadable(proc), c.want)
+			checkError(t, checkReadable(procfs), c.want)
 		})
 	}
 }
 
 func TestGoneProcess(t *testing.T) {
-	cmd := exec.Command("true")
-	if err := cmd.Run(); err != nil {
+	cmd := exec.Command("cat")
+	input, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Find(host, cmd.Process.Pid); !errors.Is(err, fs.ErrNotExist) {
+	p, err := proc.Open(host.Proc, cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	_ = input.Close()
+	_ = cmd.Wait()
+	if _, err := Find(host, p); !errors.Is(err, proc.ErrEnded) {
 		t.Error(err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/proc"
 )
 
 // Cgroups are the open cgroups that can restrict a process's devices.
@@ -22,26 +23,26 @@ type Cgroups struct {
 	list []*cgroup // outer ones come first
 }
 
-// Find opens the cgroups of a process. The caller can open a pidfd before and check after Find that the process still
-// runs; otherwise the cgroups may be those of a later process with the same PID.
+// Find opens the cgroups of a process. The caller checks after Find that the process still runs: otherwise other
+// processes may use cgroups of these names by now.
 //
 // The hierarchies must be where all distributions mount them: cgroup v2 at Host.Cgroups or, beside cgroup v1, at
 // unified below it, and the devices controller of cgroup v1 at devices below it.
-func Find(host Host, pid int) (*Cgroups, error) {
-	c := &Cgroups{host: host, pid: pid}
-	if err := c.find(); err != nil {
+func Find(host Host, p *proc.Process) (*Cgroups, error) {
+	c := &Cgroups{host: host, pid: p.PID}
+	if err := c.find(p); err != nil {
 		c.Close()
-		return nil, fmt.Errorf("find the device cgroup of process %d: %w", pid, err)
+		return nil, fmt.Errorf("find the device cgroup of process %d: %w", p.PID, err)
 	}
 	return c, nil
 }
 
-func (c *Cgroups) find() error {
-	list, err := fileio.ReadFile(filepath.Join(c.host.Proc, strconv.Itoa(c.pid), "cgroup"), maxRead)
+func (c *Cgroups) find(p *proc.Process) error {
+	list, err := p.Cgroups()
 	if err != nil {
 		return err
 	}
-	paths, err := parseCgroups(string(list))
+	paths, err := restricting(list)
 	if err != nil {
 		return err
 	}
@@ -126,7 +127,7 @@ func (c *cgroup) String() string {
 
 func (c *cgroup) close() { _ = c.dir.Close() }
 
-const maxRead = 1 << 20 // bytes of a file of /proc/PID or of a cgroup
+const maxRead = 1 << 20 // bytes of a file of a cgroup, or of a setting of the kernel
 
 func (c *cgroup) read(name string) (string, error) {
 	f, err := c.dir.Open(name)
@@ -144,31 +145,26 @@ type cgroupPaths struct {
 	unified string // in cgroup v2
 }
 
-// parseCgroups parses a /proc/PID/cgroup file (cgroups(7)).
-func parseCgroups(list string) (cgroupPaths, error) {
+// restricting returns the paths of the cgroups that can restrict devices.
+func restricting(list proc.Cgroups) (cgroupPaths, error) {
 	var paths cgroupPaths
-	for line := range strings.Lines(list) {
-		line = strings.TrimSuffix(line, "\n")
-		fields := strings.SplitN(line, ":", 3)
-		if len(fields) != 3 {
-			return cgroupPaths{}, fmt.Errorf("/proc/PID/cgroup has an unexpected line: %q", line)
-		}
+	for _, cg := range list {
 		var target *string
 		switch {
-		case fields[0] == "0" && fields[1] == "":
+		case cg.Unified:
 			target = &paths.unified
-		case slices.Contains(strings.Split(fields[1], ","), "devices"):
+		case slices.Contains(cg.Controllers, "devices"):
 			target = &paths.devices
 		default:
 			continue
 		}
 		if *target != "" {
-			return cgroupPaths{}, fmt.Errorf("/proc/PID/cgroup lists a hierarchy twice: %q", line)
+			return cgroupPaths{}, fmt.Errorf("it has two cgroups in one hierarchy: %q and %q", *target, cg.Path)
 		}
-		if err := checkPath(fields[2]); err != nil {
+		if err := checkPath(cg.Path); err != nil {
 			return cgroupPaths{}, err
 		}
-		*target = fields[2]
+		*target = cg.Path
 	}
 	return paths, nil
 }

@@ -2,31 +2,34 @@ package devcgroup
 
 import (
 	"os"
-	"path"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"gpu-cdi-plugin/internal/proc"
 )
 
-func TestParseCgroups(t *testing.T) {
+func TestRestricting(t *testing.T) {
+	v1 := func(path string, controllers ...string) proc.Cgroup {
+		return proc.Cgroup{Controllers: controllers, Path: path}
+	}
+	v2 := func(path string) proc.Cgroup { return proc.Cgroup{Unified: true, Path: path} }
 	for name, c := range map[string]struct {
-		list  string
+		list  proc.Cgroups
 		want  cgroupPaths
 		error string
 	}{
-		"cgroup v2":   {"0::/system.slice/runc-1.scope\n", cgroupPaths{unified: "/system.slice/runc-1.scope"}, ""},
-		"cgroup v1":   {"5:devices:/a\n4:memory:/b\n", cgroupPaths{devices: "/a"}, ""},
-		"a hybrid":    {"7:cpu,devices:/a:b\n1:name=systemd:/c\n0::/\n", cgroupPaths{devices: "/a:b", unified: "/"}, ""},
-		"neither":     {"4:memory:/b\n1:name=devices:/b\n", cgroupPaths{}, ""},
-		"outside":     {"0::/../x\n", cgroupPaths{}, "namespace"},
-		"far outside": {"5:devices:/../../..\n", cgroupPaths{}, "namespace"},
-		"inside out":  {"0::/a/../../b\n", cgroupPaths{}, "namespace"},
-		"no path":     {"0::\n", cgroupPaths{}, "namespace"},
-		"twice":       {"0::/a\n0::/b\n", cgroupPaths{}, "twice"},
-		"no list":     {"devices /a\n", cgroupPaths{}, "unexpected line"},
+		"cgroup v2":   {proc.Cgroups{v2("/system.slice/x.scope")}, cgroupPaths{unified: "/system.slice/x.scope"}, ""},
+		"cgroup v1":   {proc.Cgroups{v1("/a", "devices"), v1("/b", "memory")}, cgroupPaths{devices: "/a"}, ""},
+		"a hybrid":    {proc.Cgroups{v1("/a", "cpu", "devices"), v2("/")}, cgroupPaths{devices: "/a", unified: "/"}, ""},
+		"neither":     {proc.Cgroups{v1("/b", "memory"), v1("/b", "name=devices")}, cgroupPaths{}, ""},
+		"outside":     {proc.Cgroups{v2("/../x")}, cgroupPaths{}, "namespace"},
+		"far outside": {proc.Cgroups{v1("/../../..", "devices")}, cgroupPaths{}, "namespace"},
+		"inside out":  {proc.Cgroups{v2("/a/../../b")}, cgroupPaths{}, "namespace"},
+		"twice":       {proc.Cgroups{v2("/a"), v2("/b")}, cgroupPaths{}, "two cgroups"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := parseCgroups(c.list)
+			got, err := restricting(c.list)
 			checkError(t, err, c.error)
 			if got != c.want {
 				t.Errorf("got %+v, want %+v", got, c.want)
@@ -54,32 +57,21 @@ func TestFindFailures(t *testing.T) {
 		"a scope that is gone":            {"0::/devcgroup-gone.scope/x\n", host.Cgroups, "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			proc := t.TempDir()
-			if err := os.Mkdir(filepath.Join(proc, "7"), 0o755); err != nil {
+			procfs := t.TempDir()
+			if err := os.Mkdir(filepath.Join(procfs, "7"), 0o755); err != nil {
 				t.Fatal(err)
 			}
-			write(t, filepath.Join(proc, "7/cgroup"), c.list)
-			cgroups, err := Find(Host{Proc: proc, Cgroups: c.cgroups}, 7)
+			write(t, filepath.Join(procfs, "7/cgroup"), c.list)
+			p, err := proc.Open(procfs, 7)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close()
+			cgroups, err := Find(Host{Proc: procfs, Cgroups: c.cgroups}, p)
 			checkError(t, err, c.want)
 			if err == nil {
 				cgroups.Close()
 			}
 		})
 	}
-}
-
-func FuzzParseCgroups(f *testing.F) {
-	f.Add("7:cpu,devices:/a:b\n1:name=systemd:/c\n0::/\n")
-	f.Add("0::/../x\n")
-	f.Fuzz(func(t *testing.T, list string) {
-		got, err := parseCgroups(list)
-		if err != nil && got != (cgroupPaths{}) {
-			t.Errorf("both %+v and %v", got, err)
-		}
-		for _, name := range []string{got.devices, got.unified} {
-			if name != "" && (name[0] != '/' || name != path.Clean(name)) {
-				t.Errorf("path %q", name)
-			}
-		}
-	})
 }

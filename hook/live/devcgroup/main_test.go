@@ -11,6 +11,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"gpu-cdi-plugin/internal/proc"
 	"gpu-cdi-plugin/test/lib/engine"
 )
 
@@ -62,7 +63,12 @@ func hook(does string) error {
 }
 
 func allow(ctx context.Context, host Host, pid int, rules ...Rule) error {
-	cgroups, err := Find(host, pid)
+	p, err := proc.Open(host.Proc, pid)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	cgroups, err := Find(host, p)
 	if err != nil {
 		return err
 	}
