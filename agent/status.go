@@ -26,10 +26,11 @@ func (d *daemon) listen(ctx context.Context) (*metrics.Server, error) {
 		},
 	}
 	server, err := d.metrics.Listen(ctx, address, checks, d.opts.Log)
-	if err == nil {
-		d.opts.Log.Info("metrics and health are served on "+server.Address(), "address", server.Address())
+	if err != nil {
+		return nil, err
 	}
-	return server, err
+	d.opts.Log.Info("metrics and health are served on "+server.Address(), "address", server.Address())
+	return server, nil
 }
 
 func (d *daemon) watchdog(ctx context.Context) error {

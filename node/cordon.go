@@ -48,17 +48,22 @@ func (m *Monitor) cordonRecorded(uuid, reason string) (loaded bool, err error) {
 	if m.loaded {
 		return true, nil
 	}
-	data, err := fileio.ReadFile(m.opts.Path, MaxHealthRecord)
-	if err == nil {
-		data, err = health.EditCordon(data, health.Identity{}, time.Now(), health.Device{UUID: uuid}, reason)
-	}
-	if err == nil {
-		err = fileio.Replace(m.opts.Path, data, recordMode)
-	}
-	if err != nil {
+	if err := m.editCordon(uuid, reason); err != nil {
 		return false, fmt.Errorf("edit the recorded health of the devices: %w", err)
 	}
 	return false, nil
+}
+
+func (m *Monitor) editCordon(uuid, reason string) error {
+	data, err := fileio.ReadFile(m.opts.Path, MaxHealthRecord)
+	if err != nil {
+		return err
+	}
+	data, err = health.EditCordon(data, health.Identity{}, time.Now(), health.Device{UUID: uuid}, reason)
+	if err != nil {
+		return err
+	}
+	return fileio.Replace(m.opts.Path, data, recordMode)
 }
 
 // HoldForReset takes a GPU and its MIG devices out of service until EndHold, independently of a cordon. When it
@@ -71,10 +76,11 @@ func (m *Monitor) HoldForReset(gpuUUID string) error {
 		}
 		return machine.HoldForReset(time.Now(), gpuUUID, "held for a reset by an administrator")
 	})
-	if err == nil {
-		m.saveOrLog()
+	if err != nil {
+		return err
 	}
-	return err
+	m.saveOrLog()
+	return nil
 }
 
 // EndHold ends HoldForReset.

@@ -32,10 +32,10 @@ func (r *Reconciler) checkDriver() error {
 		return errors.New("the driver is being replaced: its library was removed")
 	}
 	d, err := driver.Discover(r.opts.Host, "")
-	if err == nil {
-		err = d.Check(r.opts.Spec.Capabilities)
-	}
 	if err != nil {
+		return fmt.Errorf("the driver is being replaced: %w", err)
+	}
+	if err := d.Check(r.opts.Spec.Capabilities); err != nil {
 		return fmt.Errorf("the driver is being replaced: %w", err)
 	}
 	module := host.DriverVersion(r.opts.Host)

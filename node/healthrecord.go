@@ -26,12 +26,8 @@ func (m *Monitor) loadRecord(driverVersion string) (usable bool) {
 		return true
 	}
 	defer m.takeOverHolds()
-	data, err := fileio.ReadFile(m.opts.Path, MaxHealthRecord)
-	if err == nil {
-		err = m.machine.Restore(data, m.identity)
-	}
+	err := m.restoreRecord()
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		m.saved = data
 		return true
 	}
 	aside := m.opts.Path + ".damaged"
@@ -41,6 +37,18 @@ func (m *Monitor) loadRecord(driverVersion string) (usable bool) {
 		m.log.Error("the recorded health of the devices cannot be set aside: " + err.Error())
 	}
 	return false
+}
+
+func (m *Monitor) restoreRecord() error {
+	data, err := fileio.ReadFile(m.opts.Path, MaxHealthRecord)
+	if err != nil {
+		return err
+	}
+	if err := m.machine.Restore(data, m.identity); err != nil {
+		return err
+	}
+	m.saved = data
+	return nil
 }
 
 // oldReset is the reason of the hold on a GPU that an nvidia-smi of an earlier run is still resetting.
@@ -173,17 +181,18 @@ func EditHealthRecord(descriptorDir, path string, edit func(data []byte) ([]byte
 	if err := l.hold(); err != nil {
 		return err
 	}
+	return errors.Join(editRecord(path, edit), l.release())
+}
+
+func editRecord(path string, edit func(data []byte) ([]byte, error)) error {
 	data, err := fileio.ReadFile(path, MaxHealthRecord)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	if err == nil {
-		data, err = edit(data)
+	if data, err = edit(data); err != nil {
+		return err
 	}
-	if err == nil {
-		err = fileio.Replace(path, data, recordMode)
-	}
-	return errors.Join(err, l.release())
+	return fileio.Replace(path, data, recordMode)
 }
 
 // recordMode lets every user read the record, which `devices` prints.

@@ -106,13 +106,9 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 		r.observe(began, written, r.plan.err())
 		return nil
 	}
-	err := r.checkDriver()
+	want, err := r.checkAndScan(ctx)
 	if errors.Is(err, ErrDriverChanged) {
 		return err
-	}
-	var want *desired
-	if err == nil {
-		want, err = r.scan(ctx, nil)
 	}
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // no state is published after the end
@@ -127,6 +123,13 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 	}
 	r.observe(began, written, err)
 	return nil
+}
+
+func (r *Reconciler) checkAndScan(ctx context.Context) (*desired, error) {
+	if err := r.checkDriver(); err != nil {
+		return nil, err
+	}
+	return r.scan(ctx, nil)
 }
 
 // writePlan writes the files of the desired state. It first publishes a state without the devices that are gone; the
@@ -196,10 +199,10 @@ func (r *Reconciler) scan(ctx context.Context, search *driver.Search) (*desired,
 		return nil, &snapshotError{err}
 	}
 	files, err := search.Driver(snapshot.DriverVersion)
-	if err == nil {
-		err = files.Check(r.opts.Spec.Capabilities)
-	}
 	if err != nil {
+		return nil, err
+	}
+	if err := files.Check(r.opts.Spec.Capabilities); err != nil {
 		return nil, err
 	}
 	spec, findings, err := cdi.Generate(snapshot, files, r.opts.Spec)

@@ -56,11 +56,10 @@ func findUnder(root string) (string, error) {
 		if err != nil {
 			continue // a dangling link
 		}
-		err = checkLibrary(path)
-		if err == nil {
+		switch err := checkLibrary(path); {
+		case err == nil:
 			return path, nil
-		}
-		if !errors.Is(err, ErrLibraryNotFound) {
+		case !errors.Is(err, ErrLibraryNotFound):
 			unusable = append(unusable, err)
 		}
 	}

@@ -78,10 +78,13 @@ func (l *library) wholeGPU(c *call, uuid string) (nvml.Device, error) {
 		return nil, err
 	}
 	mig, err := optional(invoke(l, c, "nvmlDeviceIsMigDeviceHandle", dev.IsMigDeviceHandle))
-	if err == nil && mig {
-		err = errNotWhole
+	if err != nil {
+		return nil, err
 	}
-	return dev, err
+	if mig {
+		return nil, errNotWhole
+	}
+	return dev, nil
 }
 
 // settings restores the settings of one GPU.

@@ -61,10 +61,13 @@ func (c *control) limit(ctx context.Context, l resource.MPSLimits) error {
 		}
 	}
 	has, err := c.limited(ctx, l)
-	if err == nil && !has {
-		err = fmt.Errorf("it did not accept the limits %s", describe(l))
+	if err != nil {
+		return err
 	}
-	return err
+	if !has {
+		return fmt.Errorf("it did not accept the limits %s", describe(l))
+	}
+	return nil
 }
 
 // describe formats limits for a log.

@@ -200,7 +200,6 @@ func (w *watcher) run(ctx context.Context) {
 
 // round checks the daemon once, and waits until the next check is due: after an interval, when the daemon ends, or
 // when the desired limits change.
-// when the desired limits change.
 func (w *watcher) round(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -215,19 +214,18 @@ func (w *watcher) round(ctx context.Context) {
 	}
 	conn, err := m.dial(ctx, w.uuid)
 	if err != nil {
-		w.fail(ctx, w.explain(err))
-		sleep(ctx, m.opts.Retry)
+		w.failAndWait(ctx, w.explain(err))
 		return
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	a, err := exchange(conn, request{}, m.opts.Deadline)
-	if err == nil {
-		err = w.use(ctx, a, desired)
-	}
 	if err != nil {
-		w.fail(ctx, err)
-		sleep(ctx, m.opts.Retry)
+		w.failAndWait(ctx, err)
+		return
+	}
+	if err := w.use(ctx, a, desired); err != nil {
+		w.failAndWait(ctx, err)
 		return
 	}
 	_ = conn.SetDeadline(time.Now().Add(m.opts.Interval))
@@ -278,20 +276,20 @@ func (w *watcher) release(ctx context.Context) {
 		<-ctx.Done()
 		return
 	}
-	err := w.askToEnd(ctx)
-	if isAbsent(err) {
-		if err = m.opts.Modes.SetExclusive(ctx, w.uuid, false); err == nil {
-			m.opts.Log.Info(w.uuid + ": the GPU is no longer shared by MPS")
-			w.set(func() { w.reason, w.ready, w.released = unchecked, resource.MPSLimits{}, true })
-			return
-		}
-		err = fmt.Errorf("the GPU cannot be released for use without MPS: %w", err)
+	switch err := w.askToEnd(ctx); {
+	case err == nil:
+		w.failAndWait(ctx, errors.New(occupied))
+		return
+	case !isAbsent(err):
+		w.failAndWait(ctx, err)
+		return
 	}
-	if err == nil {
-		err = errors.New(occupied)
+	if err := m.opts.Modes.SetExclusive(ctx, w.uuid, false); err != nil {
+		w.failAndWait(ctx, fmt.Errorf("the GPU cannot be released for use without MPS: %w", err))
+		return
 	}
-	w.fail(ctx, err)
-	sleep(ctx, m.opts.Retry)
+	m.opts.Log.Info(w.uuid + ": the GPU is no longer shared by MPS")
+	w.set(func() { w.reason, w.ready, w.released = unchecked, resource.MPSLimits{}, true })
 }
 
 // askToEnd makes the daemon's process read the descriptor again, which says that the GPU is no longer shared.
@@ -303,6 +301,12 @@ func (w *watcher) askToEnd(ctx context.Context) error {
 	defer conn.Close()
 	_, err = exchange(conn, request{}, w.monitor.opts.Deadline)
 	return err
+}
+
+// failAndWait publishes a problem and waits until the next attempt.
+func (w *watcher) failAndWait(ctx context.Context, err error) {
+	w.fail(ctx, err)
+	sleep(ctx, w.monitor.opts.Retry)
 }
 
 // fail publishes a problem, and logs it when it is new. Errors after the end of ctx are ignored.

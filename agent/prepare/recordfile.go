@@ -59,24 +59,29 @@ func (f *RecordFile) Run(ctx context.Context) error {
 	return nil
 }
 
+func (f *RecordFile) read() (map[string]Record, error) {
+	data, err := fileio.ReadFile(f.path, MaxRecords)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRecords(data)
+}
+
 // write adds new records to those in the file.
 func (f *RecordFile) write(fresh map[string]Record) error {
 	if len(fresh) == 0 {
 		return nil
 	}
-	all := map[string]Record{}
-	data, err := fileio.ReadFile(f.path, MaxRecords)
-	if err == nil {
-		var recorded map[string]Record
-		recorded, err = ParseRecords(data)
-		maps.Copy(all, recorded)
-	}
+	recorded, err := f.read()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		f.log.Warn("the recorded preparations of devices cannot be used, and a new record begins: " + err.Error())
 	}
+	all := map[string]Record{}
+	maps.Copy(all, recorded)
 	maps.DeleteFunc(all, func(uuid string, _ Record) bool { return !f.offered(uuid) })
 	maps.Copy(all, fresh)
-	if data, err = json.MarshalIndent(all, "", "  "); err != nil {
+	data, err := json.MarshalIndent(all, "", "  ")
+	if err != nil {
 		return err
 	}
 	return fileio.Replace(f.path, append(data, '\n'), 0o644) // every user may read the records

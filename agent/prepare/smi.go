@@ -143,16 +143,7 @@ func (r *DriverReset) reset(gpus []Device) []ResetResult {
 const longestReset = 5 * time.Minute
 
 func (r *DriverReset) bySMI(gpus []Device, smi Program) []ResetResult {
-	var output string
-	var status int
-	locks, err := r.lock(gpus)
-	if err == nil {
-		smi.Timeout = cmp.Or(smi.Timeout, longestReset)
-		smi.Args = append([]string{"--gpu-reset", "-i", addresses(gpus)}, smi.Args...)
-		smi.inherits = locks
-		output, status, err = smi.run(context.Background(), r.Check)
-	}
-	unlock(locks)
+	output, status, err := r.runSMI(gpus, smi)
 	results := make([]ResetResult, len(gpus))
 	for i, d := range gpus {
 		if err != nil {
@@ -162,4 +153,16 @@ func (r *DriverReset) bySMI(gpus []Device, smi Program) []ResetResult {
 		}
 	}
 	return results
+}
+
+func (r *DriverReset) runSMI(gpus []Device, smi Program) (output string, status int, err error) {
+	locks, err := r.lock(gpus)
+	defer unlock(locks)
+	if err != nil {
+		return "", 0, err
+	}
+	smi.Timeout = cmp.Or(smi.Timeout, longestReset)
+	smi.Args = append([]string{"--gpu-reset", "-i", addresses(gpus)}, smi.Args...)
+	smi.inherits = locks
+	return smi.run(context.Background(), r.Check)
 }

@@ -94,16 +94,16 @@ func (a *app) importCheckpoint(path string) error {
 	slices.Sort(names)
 	names = slices.Compact(names)
 	imported, err := manager.Importable(loaded.Placements, manager.PlacementsOf(c), names)
-	if err == nil {
-		caller, now := model.Caller{UID: os.Getuid(), GID: os.Getgid(), PID: os.Getpid()}, time.Now().UTC()
-		for i := range imported {
-			imported[i].Admitted, imported[i].Caller = now, caller
-		}
-		// With the names stored, pods that request these resources are rejected until the plugins register; otherwise
-		// they would start without devices.
-		err = store.Import(imported, names)
+	if err != nil {
+		return fmt.Errorf("import the checkpoint %s: %w", path, errors.Join(err, store.Close()))
 	}
-	if err := errors.Join(err, store.Close()); err != nil {
+	caller, now := model.Caller{UID: os.Getuid(), GID: os.Getgid(), PID: os.Getpid()}, time.Now().UTC()
+	for i := range imported {
+		imported[i].Admitted, imported[i].Caller = now, caller
+	}
+	// With the names stored, pods that request these resources are rejected until the plugins register; otherwise they
+	// would start without devices.
+	if err := errors.Join(store.Import(imported, names), store.Close()); err != nil {
 		return fmt.Errorf("import the checkpoint %s: %w", path, err)
 	}
 	if loaded.Loss != nil {

@@ -68,10 +68,10 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 		return err
 	}
 	g, err := a.generate(ctx, h, *opts.Capabilities)
-	if err == nil {
-		err = g.checkDevices(h)
-	}
 	if err != nil {
+		return err
+	}
+	if err := g.checkDevices(h); err != nil {
 		return err
 	}
 	files := g.files(a.ownSpec(), a.CDIKind)

@@ -112,28 +112,44 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 		}
 	}
 	g, err := a.generate(ctx, h, *opts.Capabilities)
-	switch {
-	case err == nil:
-		err = g.checkDevices(h)
-	case opts.Explain && errors.Is(err, nvml.ErrLibraryNotFound):
-		g = &generated{findings: missingLibrary(h)}
+	if opts.Explain && errors.Is(err, nvml.ErrLibraryNotFound) {
+		return cmp.Or(opts.Print(a.Stdout, explainView(missingLibrary(h))), err)
 	}
-	if err == nil && path != "" {
-		err = a.write(h, g.files(path, a.CDIKind))
-	}
-	var printed error
-	switch {
-	case opts.Explain && g != nil: // the findings explain an error
-		printed = opts.Print(a.Stdout, explainView(g.findings))
-	case err == nil && path != "":
-		printed = a.printPaths(g.files(path, a.CDIKind))
-	case err == nil:
-		printed = a.printSpecs(g.files("", a.CDIKind), cdi.Format(opts.Format))
-	}
-	if err = cmp.Or(printed, err); err != nil {
+	if err != nil {
 		return err
 	}
+	err = a.checkAndWrite(h, g, path)
+	if opts.Explain { // the findings explain an error
+		err = cmp.Or(opts.Print(a.Stdout, explainView(g.findings)), err)
+	}
+	if err != nil {
+		return err
+	}
+	if !opts.Explain {
+		if err := a.printGenerated(g, path, cdi.Format(opts.Format)); err != nil {
+			return err
+		}
+	}
 	return g.checkComplete()
+}
+
+// checkAndWrite writes the spec's file, if it has a path. A spec without devices is an error.
+func (a *app) checkAndWrite(h host.Host, g *generated, path string) error {
+	if err := g.checkDevices(h); err != nil {
+		return err
+	}
+	if path == "" {
+		return nil
+	}
+	return a.write(h, g.files(path, a.CDIKind))
+}
+
+// printGenerated prints the paths of the written files, or, without a path, the specs themselves.
+func (a *app) printGenerated(g *generated, path string, f cdi.Format) error {
+	if path != "" {
+		return a.printPaths(g.files(path, a.CDIKind))
+	}
+	return a.printSpecs(g.files("", a.CDIKind), f)
 }
 
 // missingLibrary returns a finding for each path that was searched for the driver's library.
@@ -151,24 +167,32 @@ func (a *app) destination(opts generateOptions) (path string, err error) {
 	if opts.Write {
 		path = a.ownSpec()
 	}
+	if err := a.checkDestination(opts, path); err != nil {
+		return "", cli.With(cli.Usage, "see gpu-cdi-plugin cdi generate --help", err)
+	}
+	return path, nil
+}
+
+func (a *app) checkDestination(opts generateOptions, path string) error {
 	switch {
 	case opts.given("file") && opts.File == "":
-		err = errors.New("--file is empty")
+		return errors.New("--file is empty")
 	case opts.Write && opts.File != "":
-		err = errors.New("--write and --file exclude each other")
+		return errors.New("--write and --file exclude each other")
 	case opts.File != "" && len(agent.Extras(a.config)) > 0:
-		err = errors.New("--file is for one spec, and each extra has its own; " +
+		return errors.New("--file is for one spec, and each extra has its own; " +
 			"use --write, with --cdi-dir for the directory")
 	case opts.Explain:
 	case opts.Format == "table":
-		err = errors.New("--output table needs --explain")
+		return errors.New("--output table needs --explain")
 	case path != "" && opts.given("output"):
-		err = errors.New("--output is for what is printed; the format of a spec file is that of its extension")
+		return errors.New("--output is for what is printed; the format of a spec file is that of its extension")
 	}
-	if err == nil && path != "" {
-		_, err = cdi.FormatOf(path)
+	if path == "" {
+		return nil
 	}
-	return path, cli.With(cli.Usage, "see gpu-cdi-plugin cdi generate --help", err)
+	_, err := cdi.FormatOf(path)
+	return err
 }
 
 const hintSpecDir = "name a directory that can be made or written to, with --cdi-dir or --file"

@@ -62,15 +62,16 @@ func (a *app) cdiValidate(ctx context.Context, files []string, out cli.Output) e
 			unread = errors.Join(unread, err)
 			continue
 		}
-		spec, err := cdi.ReadFile(file) // a file that cannot be parsed has that problem
-		if err == nil {
+		foreign := false
+		if spec, err := cdi.ReadFile(file); err == nil { // a file that cannot be parsed has that problem already
 			problems = append(problems, a.unsafeParts(file, spec)...)
-		}
-		if err == nil && cdi.NamesGPUs(spec) && devices() != nil {
-			problems = append(problems, cdi.ValidateDevices(spec, devices())...)
+			if cdi.NamesGPUs(spec) && devices() != nil {
+				problems = append(problems, cdi.ValidateDevices(spec, devices())...)
+			}
+			foreign = !cdi.WrittenHere(spec)
 		}
 		if len(problems) > 0 {
-			if invalid++; invalid == 1 && err == nil && !cdi.WrittenHere(spec) {
+			if invalid++; invalid == 1 && foreign {
 				hintInvalid = file + " was " + notOurs
 			} else if invalid == 1 {
 				hintInvalid = a.renewHint(file)
@@ -100,11 +101,7 @@ func (a *app) cdiValidate(ctx context.Context, files []string, out cli.Output) e
 
 // knownDevices reads the devices of the driver. If that is impossible it returns nil and logs a warning.
 func (a *app) knownDevices(ctx context.Context) *gpu.Snapshot {
-	h, err := a.host()
-	var s *gpu.Snapshot
-	if err == nil {
-		s, err = a.readDevices(ctx, h)
-	}
+	s, err := a.readHostDevices(ctx)
 	if errors.Is(err, errNoGPU) {
 		return &gpu.Snapshot{}
 	}
@@ -117,6 +114,14 @@ func (a *app) knownDevices(ctx context.Context) *gpu.Snapshot {
 		return nil
 	}
 	return s
+}
+
+func (a *app) readHostDevices(ctx context.Context) (*gpu.Snapshot, error) {
+	h, err := a.host()
+	if err != nil {
+		return nil, err
+	}
+	return a.readDevices(ctx, h)
 }
 
 func verdictsView(verdicts []verdict) cli.View {

@@ -72,21 +72,25 @@ func (a *app) devices(ctx context.Context, out cli.Output) error {
 // ran, the result is empty.
 func recorded[T any](
 	a *app, path, what string, limit int64, parse func([]byte) (map[string]T, error),
-) (all map[string]T) {
-	data, err := fileio.ReadFile(path, limit)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err == nil {
-		err = a.CheckPath(trust.File, path)
-	}
-	if err == nil {
-		all, err = parse(data)
-	}
-	if err != nil {
+) map[string]T {
+	all, err := readRecorded(a, path, limit, parse)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		a.Log.Warn("what serve has recorded of " + what + " is not shown: " + err.Error())
 	}
 	return all
+}
+
+func readRecorded[T any](
+	a *app, path string, limit int64, parse func([]byte) (map[string]T, error),
+) (map[string]T, error) {
+	data, err := fileio.ReadFile(path, limit)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.CheckPath(trust.File, path); err != nil {
+		return nil, err
+	}
+	return parse(data)
 }
 
 // deviceList is the result of devices as JSON.

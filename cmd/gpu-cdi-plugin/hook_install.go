@@ -99,11 +99,13 @@ func hasProgram(root, name string) bool {
 
 func (a *app) hookInstall(engines []string, out cli.Output, dryRun bool) error {
 	p, err := a.planInstall(engines)
-	if err == nil && !dryRun {
-		err = a.checkHook()
-	}
 	if err != nil {
 		return err
+	}
+	if !dryRun {
+		if err := a.checkHook(); err != nil {
+			return err
+		}
 	}
 	if err := a.warnOfNoPolicy(); err != nil {
 		return err

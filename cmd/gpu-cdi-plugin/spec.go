@@ -76,10 +76,10 @@ func (a *app) generate(ctx context.Context, h host.Host, c driver.Capabilities) 
 		return nil, err
 	}
 	d, err := search.Driver(s.DriverVersion)
-	if err == nil {
-		err = d.Check(c)
-	}
 	if err != nil {
+		return nil, err
+	}
+	if err := d.Check(c); err != nil {
 		return nil, err
 	}
 	spec, findings, err := cdi.Generate(s, d, cdi.Options{Kind: a.CDIKind, HookPath: hook, Capabilities: c})

@@ -45,13 +45,9 @@ type file struct {
 
 // ParseCheckpoint parses a checkpoint. If its checksum is wrong, the error wraps ErrChecksum.
 func ParseCheckpoint(data []byte) (*Checkpoint, error) {
-	// In the kubelet, a missing field is empty and a null field is nil.
-	f := file{Data: Checkpoint{PodDeviceEntries: []Entry{}, RegisteredDevices: map[string][]string{}}}
-	err := json.Unmarshal(data, &f)
+	current, err := parseV2(data)
 	if err == nil {
-		if err = verify(f.Checksum, f.Data.dump()); err == nil {
-			return &f.Data, nil
-		}
+		return current, nil
 	}
 	old, oldErr := parseV1(data)
 	if oldErr == nil {
@@ -61,6 +57,18 @@ func ParseCheckpoint(data []byte) (*Checkpoint, error) {
 		err = oldErr
 	}
 	return nil, fmt.Errorf("parse the kubelet's checkpoint: %w", err)
+}
+
+func parseV2(data []byte) (*Checkpoint, error) {
+	// In the kubelet, a missing field is empty and a null field is nil.
+	f := file{Data: Checkpoint{PodDeviceEntries: []Entry{}, RegisteredDevices: map[string][]string{}}}
+	if err := json.Unmarshal(data, &f); err != nil {
+		return nil, err
+	}
+	if err := verify(f.Checksum, f.Data.dump()); err != nil {
+		return nil, err
+	}
+	return &f.Data, nil
 }
 
 // DeviceIDs returns the IDs of the devices that pods have, from the checkpoint of a kubelet since 1.20. It ignores the

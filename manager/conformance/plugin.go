@@ -121,11 +121,12 @@ func (p *plugin) startWatch(ctx context.Context) *watch {
 	go func() {
 		defer close(w.done)
 		stream, err := p.client.ListAndWatch(ctx, &v1beta1.Empty{}, grpc.WaitForReady(true))
+		if err != nil {
+			w.received(nil, err)
+			return
+		}
 		for range maxLists {
-			var list *v1beta1.ListAndWatchResponse
-			if err == nil {
-				list, err = stream.Recv()
-			}
+			list, err := stream.Recv()
 			w.received(list, err)
 			if err != nil {
 				return

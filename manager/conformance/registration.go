@@ -109,14 +109,13 @@ func (s *session) registersAgain(ctx context.Context, between func() error) verd
 			s.before[p.resource] = p.devices()
 		}
 	}
-	err := s.kubelet.stop()
-	if err == nil {
-		err = between()
+	if err := s.kubelet.stop(); err != nil {
+		return failed("%v", err)
 	}
-	if err == nil {
-		err = s.kubelet.start(ctx)
+	if err := between(); err != nil {
+		return failed("%v", err)
 	}
-	if err != nil {
+	if err := s.kubelet.start(ctx); err != nil {
 		return failed("%v", err)
 	}
 	list, ok := s.kubelet.await(ctx, resources)

@@ -39,11 +39,11 @@ func (s socket) open() (*os.File, error) {
 		return nil, err
 	}
 	info, err := f.Stat()
-	if err == nil && info.Mode().Type() != fs.ModeSocket {
-		err = &fs.PathError{Op: "connect to", Path: s.path(), Err: unix.ENOTSOCK}
-	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
+	}
+	if info.Mode().Type() != fs.ModeSocket {
+		return nil, errors.Join(&fs.PathError{Op: "connect to", Path: s.path(), Err: unix.ENOTSOCK}, f.Close())
 	}
 	return f, nil
 }

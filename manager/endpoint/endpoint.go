@@ -112,20 +112,23 @@ func (e *Endpoint) PreStart(ctx context.Context, ids []string) error {
 func (e *Endpoint) watch(receive func([]model.Device)) error {
 	stream, err := e.client.ListAndWatch(e.ctx, &v1beta1.Empty{},
 		grpc.MaxCallRecvMsgSize(maxList), grpc.ForceCodecV2(newListCodec()))
-	reported := ""
-	for err == nil {
-		var list *v1beta1.ListAndWatchResponse
-		if list, err = stream.Recv(); err == nil {
-			err = checkIDs(list.GetDevices())
-		}
-		if err == nil {
-			devices, problems := normalise(list.GetDevices())
-			if problems != "" && problems != reported {
-				e.log.Warn("the device plugin's list is used, but breaks the rules of the API: " + problems)
-			}
-			reported = problems
-			receive(devices)
-		}
+	if err != nil {
+		return err
 	}
-	return err
+	reported := ""
+	for {
+		list, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if err := checkIDs(list.GetDevices()); err != nil {
+			return err
+		}
+		devices, problems := normalise(list.GetDevices())
+		if problems != "" && problems != reported {
+			e.log.Warn("the device plugin's list is used, but breaks the rules of the API: " + problems)
+		}
+		reported = problems
+		receive(devices)
+	}
 }

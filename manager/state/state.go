@@ -129,10 +129,10 @@ func acquire(path string) (*fileio.Lock, error) {
 // Put adds a placement, or replaces that of the same pod UID and keeps its place in the order.
 func (s *Store) Put(p model.Placement) error {
 	r, err := newRecord(p)
-	if err == nil {
-		err = s.change(func(c *content) { c.put(r) })
-	}
 	if err != nil {
+		return fmt.Errorf("record the devices of the pod %s: %w", p.Pod.UID, err)
+	}
+	if err := s.change(func(c *content) { c.put(r) }); err != nil {
 		return fmt.Errorf("record the devices of the pod %s: %w", p.Pod.UID, err)
 	}
 	return nil
