@@ -49,30 +49,36 @@ func (s *Session) Probes(ctx context.Context, uuids ...string) ([]gpu.Probe, err
 
 // probe reads the health of a GPU, including one that the last snapshot could not read and that may be lost.
 func (s *Session) probe(ctx context.Context, d *gpu.Device, last gpu.Probe) gpu.Probe {
-	l := s.library
 	none := gpu.Probe{UUID: d.UUID, Error: d.Error, MIGEnabled: d.MIGEnabled, RecoveryAction: gpu.NoRecoveryAction}
 	if d.UUID == "" {
 		return none
 	}
-	got, err := ask(ctx, &l.calls, "health of "+d.UUID, s.tolerated(), func(c *call) (gpu.Probe, error) {
-		p := prober{library: l, c: c, last: last, got: none}
-		err := p.read()
-		return p.got, err
-	})
-	if err == nil {
-		got.NVLinks, err = s.probeNVLinks(ctx, d.UUID, last.NVLinks)
-	}
+	got, err := s.readHealth(ctx, none, last)
 	if err != nil {
-		failed := none // a copy, since an abandoned call may still read none
-		failed.Error = err.Error()
-		failed.Lost = hasCode(err, nvml.ERROR_GPU_IS_LOST, nvml.ERROR_NOT_FOUND)
-		failed.NeedsReset = hasCode(err, nvml.ERROR_RESET_REQUIRED)
-		return failed
+		none.Error = err.Error()
+		none.Lost = hasCode(err, nvml.ERROR_GPU_IS_LOST, nvml.ERROR_NOT_FOUND)
+		none.NeedsReset = hasCode(err, nvml.ERROR_RESET_REQUIRED)
+		return none
 	}
 	if !d.Usable() {
 		return none
 	}
 	return got
+}
+
+// readHealth fills a probe, which begins as none, with what the driver reports about the GPU.
+func (s *Session) readHealth(ctx context.Context, none, last gpu.Probe) (gpu.Probe, error) {
+	l := s.library
+	got, err := ask(ctx, &l.calls, "health of "+none.UUID, s.tolerated(), func(c *call) (gpu.Probe, error) {
+		p := prober{library: l, c: c, last: last, got: none}
+		err := p.read()
+		return p.got, err
+	})
+	if err != nil {
+		return got, err
+	}
+	got.NVLinks, err = s.probeNVLinks(ctx, none.UUID, last.NVLinks)
+	return got, err
 }
 
 // probeNVLinks reads which NVLinks of a GPU are up. If that is unknown or the call hangs, it returns the previous

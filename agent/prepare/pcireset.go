@@ -29,17 +29,11 @@ func (r *DriverReset) byPCI(d *Device) (Outcome, error) {
 	case len(users) > 0:
 		return ResetBusy, errors.New("the GPU is in use")
 	}
-	f, err := os.OpenFile(filepath.Join(dir, "reset"), os.O_WRONLY, 0)
-	if errors.Is(err, os.ErrNotExist) {
-		return ResetNotSupported, errors.New("the driver has no nvidia-smi, and the PCI device has no reset")
-	}
-	if err == nil {
-		_, err = f.WriteString("1")
-		err = errors.Join(err, f.Close())
-	}
-	switch {
+	switch err := writeReset(filepath.Join(dir, "reset")); {
 	case err == nil:
 		return ResetDone, nil
+	case errors.Is(err, os.ErrNotExist):
+		return ResetNotSupported, errors.New("the driver has no nvidia-smi, and the PCI device has no reset")
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EAGAIN):
 		return ResetBusy, err
 	case errors.Is(err, unix.ENOTTY), errors.Is(err, unix.EOPNOTSUPP):
@@ -47,4 +41,13 @@ func (r *DriverReset) byPCI(d *Device) (Outcome, error) {
 	default:
 		return ResetFailed, err
 	}
+}
+
+func writeReset(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString("1")
+	return errors.Join(err, f.Close())
 }
