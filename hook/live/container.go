@@ -47,11 +47,10 @@ func (c *container) check(mounts []proc.Mount) (err error) {
 	if err := c.root.CheckMountedSince(mounts); err != nil {
 		return fmt.Errorf("%s is not the root of process %d, nothing was changed: %w", c.path, c.PID, err)
 	}
-	onHost := map[uint64]bool{}
-	for _, m := range mounts {
-		onHost[m.Device] = true
-	}
-	c.root.TreatTmpfsAsOwn(func(dev uint64) bool { return onHost[dev] })
+	c.root.TreatTmpfsAsOwn(func(dev uint64) bool {
+		device := fmt.Sprintf("%d:%d", unix.Major(dev), unix.Minor(dev))
+		return slices.ContainsFunc(mounts, func(m proc.Mount) bool { return m.Device == device })
+	})
 	for i, n := range c.plan.nodes {
 		if c.root.HasNode(n.path, c.nodes[i]) {
 			continue

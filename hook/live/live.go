@@ -79,7 +79,7 @@ func give(ctx context.Context, r Request, h host.Host) (warnings []error, err er
 		return nil, err
 	}
 	defer process.close()
-	if p.users != (process.hasUsers) { // the policy's decision may depend on it
+	if p.users != process.hasUsers { // the policy's decision may depend on it
 		return nil, fmt.Errorf("config.json is not that of process %d: one of them has a user namespace", process.PID)
 	}
 	if p.users && !p.mapsRoot && (process.uid.HasRoot() || process.gid.HasRoot()) {

@@ -2,18 +2,17 @@ package proc
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // Mount is a mount in a process's mount namespace.
 type Mount struct {
 	// ID is unique on the machine while the mount exists.
 	ID uint64
-	// Device is the number of the file system's device, as stat returns it.
-	Device uint64
+	// Device has the major and minor number of the file system's device, such as "0:26".
+	Device string
 	// Point is the mount point relative to the process's root. Spaces and some other bytes are octal, such as \040.
 	Point string
 	// Shared means that mounts on it propagate to other mount namespaces.
@@ -33,44 +32,18 @@ func (p *Process) Mounts() ([]Mount, error) {
 func parseMounts(text string) ([]Mount, error) {
 	var mounts []Mount
 	for line := range strings.Lines(text) {
-		m, err := parseMount(strings.TrimSuffix(line, "\n"))
-		if err != nil {
-			return nil, fmt.Errorf("mountinfo of a process: line %q: %w", line, err)
+		// ID, parent, device, root, mount point, options, any number of optional fields, "-", and more
+		before, _, hasDash := strings.Cut(line, " - ")
+		fields := strings.Split(before, " ")
+		if !hasDash || len(fields) < 6 {
+			return nil, fmt.Errorf("mountinfo of a process has an unexpected line: %q", line)
 		}
-		mounts = append(mounts, m)
+		id, err := strconv.ParseUint(fields[0], 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("mountinfo of a process has no mount ID in line %q: %w", line, err)
+		}
+		shared := slices.ContainsFunc(fields[6:], func(f string) bool { return strings.HasPrefix(f, "shared:") })
+		mounts = append(mounts, Mount{ID: id, Device: fields[2], Point: fields[4], Shared: shared})
 	}
 	return mounts, nil
-}
-
-func parseMount(line string) (m Mount, err error) {
-	// ID, parent, device, root, mount point, options, any number of optional fields, "-", and more
-	before, _, found := strings.Cut(line, " - ")
-	fields := strings.Split(before, " ")
-	if !found || len(fields) < 6 {
-		return Mount{}, fmt.Errorf("want 6 fields before a dash, got %d", len(fields))
-	}
-	if m.ID, err = strconv.ParseUint(fields[0], 10, 64); err != nil {
-		return Mount{}, fmt.Errorf("mount ID: %w", err)
-	}
-	if m.Device, err = parseDevice(fields[2]); err != nil {
-		return Mount{}, err
-	}
-	m.Point = fields[4]
-	for _, optional := range fields[6:] {
-		m.Shared = m.Shared || strings.HasPrefix(optional, "shared:")
-	}
-	return m, nil
-}
-
-func parseDevice(text string) (uint64, error) {
-	majorText, minorText, _ := strings.Cut(text, ":")
-	major, err := strconv.ParseUint(majorText, 10, 32)
-	if err != nil {
-		return 0, fmt.Errorf("major number: %w", err)
-	}
-	minor, err := strconv.ParseUint(minorText, 10, 32)
-	if err != nil {
-		return 0, fmt.Errorf("minor number: %w", err)
-	}
-	return unix.Mkdev(uint32(major), uint32(minor)), nil
 }

@@ -2,9 +2,11 @@ package proc
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -34,11 +36,8 @@ func TestSelf(t *testing.T) {
 	testenv.Must(t, err)
 	var own unix.Stat_t
 	testenv.Must(t, unix.Stat(procfs, &own))
-	found := false
-	for _, m := range mounts {
-		found = found || m.Point == procfs && m.Device == own.Dev
-	}
-	if !found {
+	device := fmt.Sprintf("%d:%d", unix.Major(own.Dev), unix.Minor(own.Dev))
+	if !slices.ContainsFunc(mounts, func(m Mount) bool { return m.Point == procfs && m.Device == device }) {
 		t.Errorf("no mount of %s in %+v", procfs, mounts)
 	}
 }
@@ -94,20 +93,20 @@ func startAs(t *testing.T, pid int) {
 
 func TestUnexpectedFiles(t *testing.T) {
 	for name, makeFile := range map[string]func(path string) error{
-		"a link": func(path string) error { return os.Symlink("/etc/passwd", path) },
+		"a link": func(path string) error { return os.Symlink("/etc/hostname", path) },
 		"a FIFO": func(path string) error { return unix.Mkfifo(path, 0o600) },
 		"a file above the limit": func(path string) error {
-			return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<40))
+			return errors.Join(os.WriteFile(path, []byte("name"), 0o600), os.Truncate(path, 1<<40))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			testenv.Must(t, os.Mkdir(filepath.Join(dir, "7"), 0o700), makeFile(filepath.Join(dir, "7/stat")))
+			testenv.Must(t, os.Mkdir(filepath.Join(dir, "7"), 0o700), makeFile(filepath.Join(dir, "7/comm")))
 			p, err := Open(dir, 7)
 			testenv.Must(t, err)
 			defer p.Close()
-			if s, err := p.Stat(); err == nil {
-				t.Errorf("%+v", s)
+			if text, err := p.read("comm", maxFile); text != "" {
+				t.Errorf("%q, %v", text, err)
 			}
 		})
 	}

@@ -3,8 +3,8 @@ package wake
 import "github.com/fsnotify/fsnotify"
 
 // NewDirWatcher returns an fsnotify watcher to which the receiving goroutine can add directories. A plain fsnotify
-// watcher would deadlock if a watched directory is moved away and removed at once: it sends the error while it holds the
-// lock that Add needs. The channel Errors keeps one error until it is received, and drops further ones.
+// watcher would deadlock if a watched directory is moved away and removed at once: it sends the error while it holds
+// the lock that Add needs. The channel Errors keeps one error until it is received, and drops further ones.
 func NewDirWatcher() (*fsnotify.Watcher, error) {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
