@@ -12,16 +12,17 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // TestPrototypes compiles the library's sources with NVIDIA's header. A function whose result or arguments differ from
 // its declaration there does not compile.
 func TestPrototypes(t *testing.T) {
 	t.Parallel()
+	testenv.Command(t, "cc")
 	include, err := nvmlInclude()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for _, source := range librarySources() {
 		if filepath.Base(source) == "stubs.c" {
 			continue // it omits arguments on purpose
@@ -39,15 +40,12 @@ func TestPrototypes(t *testing.T) {
 // TestLayout compares every structure, field and constant of our header with NVIDIA's.
 func TestLayout(t *testing.T) {
 	t.Parallel()
+	testenv.Command(t, "cc")
 	include, err := nvmlInclude()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	dir := t.TempDir()
 	program := filepath.Join(dir, "layout.c")
-	if err := os.WriteFile(program, layoutProgram(t), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(program, layoutProgram(t), 0o644))
 	ours := output(t, dir+"/ours", "-I../lib", program)
 	theirs := output(t, dir+"/theirs", "-DNVML_NO_UNVERSIONED_FUNC_DEFS", "-I"+include, program)
 	if len(ours) < 400 {
@@ -72,9 +70,7 @@ func layoutProgram(t *testing.T) []byte {
 	b.WriteString("#include <stddef.h>\n#include <stdio.h>\n#include <nvml.h>\nint main(void)\n{\n")
 	for _, header := range []string{"nvml.h", "nvml_mig.h", "nvml_values.h"} {
 		text, err := os.ReadFile(filepath.Join("../lib", header))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		var fields []string
 		for line := range strings.Lines(string(text)) {
 			if m := typeLine.FindStringSubmatch(line); m != nil {
@@ -108,13 +104,9 @@ func writeConstant(b *strings.Builder, name string) {
 // output compiles a program and returns the lines that it prints.
 func output(t *testing.T, program string, args ...string) []string {
 	t.Helper()
-	if err := cc(slices.Concat([]string{"-w", "-o", program}, args)...); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, cc(slices.Concat([]string{"-w", "-o", program}, args)...))
 	out, err := exec.Command(program).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return strings.Split(string(out), "\n")
 }
 
@@ -125,14 +117,11 @@ var declared = regexp.MustCompile(
 // TestExports checks that the library exports every function of NVIDIA's header, two of its own, and nothing else.
 func TestExports(t *testing.T) {
 	t.Parallel()
+	testenv.Command(t, "cc")
 	include, err := nvmlInclude()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	header, err := os.ReadFile(filepath.Join(include, "nvml.h"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	want := []string{"gpuSimGetBusId", "gpuSimReset"}
 	for _, m := range declared.FindAllStringSubmatch(string(header), -1) {
 		want = append(want, m[1])
@@ -149,15 +138,11 @@ func TestExports(t *testing.T) {
 
 func exported(t *testing.T) []string {
 	t.Helper()
-	f, err := elf.Open(filepath.Join(built(t), "libnvidia-ml.so"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f, err := elf.Open(compileLibrary(t))
+	testenv.Must(t, err)
 	defer f.Close()
 	symbols, err := f.DynamicSymbols()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	var names []string
 	for _, s := range symbols {
 		if s.Section != elf.SHN_UNDEF {
@@ -166,22 +151,6 @@ func exported(t *testing.T) []string {
 	}
 	slices.Sort(names)
 	return names
-}
-
-func TestSONAME(t *testing.T) {
-	t.Parallel()
-	f, err := elf.Open(filepath.Join(built(t), "libnvidia-ml.so"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	soname, err := f.DynString(elf.DT_SONAME)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{"libnvidia-ml.so.1"}, soname); diff != "" {
-		t.Errorf("SONAME (-want +got):\n%s", diff)
-	}
 }
 
 // TestGenerated checks that the list of stubs is up to date.

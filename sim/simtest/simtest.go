@@ -36,12 +36,8 @@ func Node(t testing.TB, machine string, options ...Option) *sim.Node {
 	}
 	testenv.Command(t, "cc")
 	m, err := sim.LoadMachine(machine)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	n, err := sim.Create(t.Context(), filepath.Join(t.TempDir(), "node"), m, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return n
 }
