@@ -18,21 +18,6 @@ import (
 	"gpu-cdi-plugin/test/lib/plugintest"
 )
 
-func TestPluginErrorsRejectPodsAndGiveDevicesBack(t *testing.T) {
-	n := newNode(t)
-	n.plugin(gpu, plugintest.Devices(2)...)
-	n.pluginWith(nic, plugintest.Behaviour{
-		Allocate: func(context.Context, []string) (*v1beta1.ContainerAllocateResponse, error) {
-			return nil, status.Error(codes.Internal, "no link")
-		},
-	}, plugintest.Devices(2)...)
-	n.refuses(pod("a", model.Container{Name: "main", Limits: map[string]int{gpu: 1, nic: 1}}),
-		"rpc error: code = Internal desc = no link")
-	if len(n.free(gpu)) != 2 || len(n.free(nic)) != 2 || len(n.m.Pods()) != 0 {
-		t.Error("after the rejection free are", n.free(gpu), n.free(nic), "and placed are", n.m.Pods())
-	}
-}
-
 func TestResponsesAreBounded(t *testing.T) {
 	n := newNode(t)
 	n.pluginWith(gpu, answers(&v1beta1.ContainerAllocateResponse{
@@ -47,59 +32,13 @@ func TestResponsesAreBounded(t *testing.T) {
 	}
 }
 
-// B2: devices stay allocated to no pod.
-func TestFailedAdmissionsLeakNoDevices(t *testing.T) {
-	empty := plugintest.Behaviour{
-		Allocate: func(context.Context, []string) (*v1beta1.ContainerAllocateResponse, error) {
-			return nil, nil //nolint:nilnil // leaves the container out of the response
-		},
-	}
-	preferred := plugintest.Behaviour{
-		Options: &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true},
-		Preferred: func(_ context.Context, r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
-			if len(r.MustIncludeDeviceIDs) > 0 {
-				return nil, status.Error(codes.Internal, "no idea")
-			}
-			return r.AvailableDeviceIDs[:r.AllocationSize], nil
-		},
-	}
-	after := pod("a", wants("main", gpu, 2))
-	after.InitContainers = []model.Container{wants("init", gpu, 1)}
-	for name, test := range map[string]struct {
-		b       plugintest.Behaviour
-		pod     model.Pod
-		message string
-	}{
-		"of a response without containers": {
-			b: empty, pod: pod("a", wants("main", gpu, 2)),
-			message: "no containers return in allocation response ",
-		},
-		"of a preference that fails after some were picked": {
-			b: preferred, pod: after,
-			message: "device plugin GetPreferredAllocation rpc failed with err: " +
-				"rpc error: code = Internal desc = no idea",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := newNode(t)
-			p := n.plugin(gpu, plugintest.Devices(4)...)
-			n.admit(pod("other", wants("main", gpu, 1)))
-			p.Behave(test.b)
-			n.back(p, 4) // its options have changed
-			n.refuses(test.pod, test.message)
-			p.Behave(plugintest.Behaviour{})
-			n.admit(pod("b", wants("main", gpu, 3)))
-		})
-	}
-}
-
 func TestDevicesThatLeaveDuringAllocate(t *testing.T) {
 	n := newNode(t)
 	p := n.plugin(gpu, plugintest.Devices(2)...)
 	p.Behave(plugintest.Behaviour{
 		Allocate: func(context.Context, []string) (*v1beta1.ContainerAllocateResponse, error) {
 			p.SetDevices(plugintest.Device("gpu-0001", true))
-			n.counts(gpu, 1, 1)
+			n.awaitCount(gpu, manager.Count{Capacity: 1, Allocatable: 1})
 			return &v1beta1.ContainerAllocateResponse{}, nil
 		},
 	})
@@ -120,7 +59,7 @@ func TestDevicesThatTurnUnhealthyDuringAllocateAreGiven(t *testing.T) {
 	p.Behave(plugintest.Behaviour{
 		Allocate: func(context.Context, []string) (*v1beta1.ContainerAllocateResponse, error) {
 			p.SetDevices(plugintest.Device("gpu-0000", false))
-			n.counts(gpu, 1, 0)
+			n.awaitCount(gpu, manager.Count{Capacity: 1, Allocatable: 0})
 			return &v1beta1.ContainerAllocateResponse{}, nil
 		},
 	})

@@ -10,14 +10,13 @@ import (
 	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func readCheckpoint(t *testing.T, name string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("..", "internal", "kubelet", "testdata", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return data
 }
 
@@ -70,9 +69,7 @@ func TestPlacementsOfAKubeletsFile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			parsed, err := kubelet.ParseCheckpoint(readCheckpoint(t, c.file))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if diff := cmp.Diff(c.want, manager.PlacementsOf(parsed)); diff != "" {
 				t.Errorf("placements (-want +got):\n%s", diff)
 			}
@@ -122,18 +119,12 @@ func TestPlacementsAreGroupedByPod(t *testing.T) {
 func TestPlacementsSurvive(t *testing.T) {
 	for _, file := range []string{"kubelet-1.36.json", "kubelet-1.19.json"} {
 		parsed, err := kubelet.ParseCheckpoint(readCheckpoint(t, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		want := manager.PlacementsOf(parsed)
 		data, err := manager.NewCheckpoint(want, parsed.RegisteredDevices).Marshal()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		again, err := kubelet.ParseCheckpoint(data)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		if diff := cmp.Diff(want, manager.PlacementsOf(again)); diff != "" {
 			t.Errorf("%s: placements (-want +got):\n%s", file, diff)
 		}

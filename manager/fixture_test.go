@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/plugintest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 const (
@@ -53,9 +53,7 @@ func newNode(t *testing.T, change ...func(*manager.Options)) *node {
 func (n *node) start() {
 	n.Helper()
 	m, err := manager.New(n.o)
-	if err != nil {
-		n.Fatal(err)
-	}
+	testenv.Must(n, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	n.m, n.stop, n.done = m, cancel, make(chan error, 1)
 	go func() { n.done <- m.Run(ctx) }()
@@ -95,18 +93,14 @@ func (n *node) pluginWith(resource string, b plugintest.Behaviour, devices ...*v
 
 func (n *node) serve(p *plugintest.Plugin, socket string) {
 	n.Helper()
-	if err := p.Serve(filepath.Join(n.o.Dir, socket)); err != nil {
-		n.Fatal(err)
-	}
+	testenv.Must(n, p.Serve(filepath.Join(n.o.Dir, socket)))
 	n.Cleanup(p.Stop)
 }
 
 // register registers a plugin that serves, and waits until the resource is connected with a list.
 func (n *node) register(p *plugintest.Plugin) {
 	n.Helper()
-	if err := p.Register(n.Context(), filepath.Join(n.o.Dir, "kubelet.sock")); err != nil {
-		n.Fatal(err)
-	}
+	testenv.Must(n, p.Register(n.Context(), filepath.Join(n.o.Dir, "kubelet.sock")))
 	n.until(p.Resource+" is connected", func() bool {
 		r := n.resource(p.Resource)
 		return r.Connected && r.Capacity > 0
@@ -158,11 +152,10 @@ func (n *node) free(resource string) []string {
 	return ids
 }
 
-func (n *node) counts(resource string, capacity, allocatable int) {
+// awaitCount waits until a resource has that count.
+func (n *node) awaitCount(resource string, want manager.Count) {
 	n.Helper()
-	n.until(fmt.Sprintf("%s has %d/%d", resource, capacity, allocatable), func() bool {
-		return n.m.Counts()[resource] == manager.Count{Capacity: capacity, Allocatable: allocatable}
-	})
+	n.until(fmt.Sprintf("%s has %+v", resource, want), func() bool { return n.m.Counts()[resource] == want })
 }
 
 func (n *node) admit(p model.Pod) model.Placement {
@@ -210,9 +203,7 @@ func (n *node) refuses(p model.Pod, message string, wraps ...error) {
 
 func (n *node) release(uid string) {
 	n.Helper()
-	if err := n.m.Release(n.Context(), uid); err != nil {
-		n.Fatal(err)
-	}
+	testenv.Must(n, n.m.Release(n.Context(), uid))
 }
 
 // pod is a pod with containers.
@@ -233,8 +224,4 @@ func ids(p model.Placement, container, resource string) []string {
 		}
 	}
 	return nil
-}
-
-func subset(a, b []string) bool {
-	return !slices.ContainsFunc(a, func(id string) bool { return !slices.Contains(b, id) })
 }

@@ -19,65 +19,8 @@ import (
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/state"
 	"gpu-cdi-plugin/test/lib/plugintest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
-
-func TestPodsKeepTheirDevices(t *testing.T) {
-	for name, steps := range map[string][]string{
-		"over a restart of the container":                         {"container"},
-		"over a restart of the manager":                           {"manager", "register"},
-		"over restarts of the manager and the container":          {"manager", "register", "container"},
-		"over a restart of the plugin":                            {"plugin"},
-		"over restarts of the manager and the plugin":             {"manager", "plugin"},
-		"over restarts of the plugin and then the manager":        {"plugin", "manager", "register"},
-		"while the manager waits for the plugin after a restart":  {"manager"},
-		"over two restarts of the manager without a registration": {"manager", "manager"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := newNode(t)
-			p := n.plugin(gpu, plugintest.Devices(4)...)
-			n.admit(pod("first", wants("main", gpu, 1)))
-			want := n.admit(pod("a", wants("main", gpu, 2)))
-			n.release("first")
-			started, err := n.m.Start(t.Context(), "a", "main")
-			if err != nil {
-				t.Fatal(err)
-			}
-			connected := true
-			for _, step := range steps {
-				switch step {
-				case "manager":
-					n.restart()
-					connected = false
-				case "plugin", "register":
-					n.back(p, 4)
-					connected = true
-				}
-			}
-			calls := p.Calls().Allocate
-			got := n.admit(pod("a", wants("main", gpu, 2)))
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Error("the pod's placement (-before +after):\n" + diff)
-			}
-			if p.Calls().Allocate != calls {
-				t.Error("the plugin was asked again")
-			}
-			if !connected {
-				return
-			}
-			again, err := n.m.Start(t.Context(), "a", "main")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(started, again); diff != "" {
-				t.Error("run options (-first start +second):\n" + diff)
-			}
-			other := n.admit(pod("b", wants("main", gpu, 2)))
-			if subset(ids(other, "main", gpu), ids(got, "main", gpu)) {
-				t.Error("another pod has the same devices")
-			}
-		})
-	}
-}
 
 func TestPodsStayInTheOrderOfAdmission(t *testing.T) {
 	n := newNode(t)
@@ -98,17 +41,6 @@ func TestPodsStayInTheOrderOfAdmission(t *testing.T) {
 	}
 }
 
-// The pod was deleted while the manager was down.
-func TestOrphanedPodsAreReleased(t *testing.T) {
-	n := newNode(t)
-	p := n.plugin(gpu, plugintest.Devices(1)...)
-	n.admit(pod("a", wants("main", gpu, 1)))
-	n.restart()
-	n.release("a")
-	n.back(p, 1)
-	n.admit(pod("b", wants("main", gpu, 1)))
-}
-
 // A restart does not know the resource any more: no container has a device of it, and its plugin was away for too long.
 func TestPodsWithAResourceThatIsGoneAreReleased(t *testing.T) {
 	n := newNode(t, func(o *manager.Options) { o.Deadlines = endpoint.Deadlines{Grace: 50 * time.Millisecond} })
@@ -117,9 +49,7 @@ func TestPodsWithAResourceThatIsGoneAreReleased(t *testing.T) {
 	a := pod("a", wants("main", nic, 1))
 	a.InitContainers = []model.Container{wants("init", gpu, 1)}
 	n.admit(a)
-	if err := n.m.Ended(t.Context(), "a", "init"); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.m.Ended(t.Context(), "a", "init"))
 	p.Stop()
 	n.until("the resource is gone", func() bool { return n.resource(gpu).Name == "" })
 	n.restart()
@@ -157,9 +87,7 @@ func TestRunningPodsAreAdmittedWithoutThePlugin(t *testing.T) {
 	p := pod("a", wants("main", gpu, 1))
 	p.InitContainers = []model.Container{wants("init", gpu, 1)}
 	n.admit(p)
-	if err := n.m.Ended(t.Context(), "a", "init"); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.m.Ended(t.Context(), "a", "init"))
 	n.restart()
 	n.admit(p)
 }
@@ -171,7 +99,7 @@ func TestPodsWhoseDeviceIsGoneAreAdmittedAgain(t *testing.T) {
 	p := n.plugin(gpu, plugintest.Device("0", true, 0), plugintest.Device("1", true, 1))
 	n.admit(pod("a", wants("main", gpu, 1)))
 	p.SetDevices(plugintest.Device("1", true, 1))
-	n.counts(gpu, 1, 1)
+	n.awaitCount(gpu, manager.Count{Capacity: 1, Allocatable: 1})
 	n.admit(pod("a", wants("main", gpu, 1))) // before a restart
 	n.restart()
 	n.back(p, 1)
@@ -194,7 +122,7 @@ func TestDamagedStateGivesNoDeviceTwice(t *testing.T) {
 	p.Stop()
 	n.serve(p, "gpu.sock")
 	n.register(p)
-	n.counts(gpu, 4, 0)
+	n.awaitCount(gpu, manager.Count{Capacity: 4, Allocatable: 0})
 	b := pod("b", wants("main", gpu, 1))
 	n.refuses(b, "requested number of devices unavailable for example.com/gpu. Requested: 1, Available: 0")
 	for _, ids := range [][]string{{"gpu-0002", "gpu-0004"}, {"typo"}} {
@@ -202,11 +130,9 @@ func TestDamagedStateGivesNoDeviceTwice(t *testing.T) {
 			t.Errorf("a release of %v, which the plugin does not list, got %v", ids, err)
 		}
 	}
-	n.counts(gpu, 4, 0)
-	if err := n.m.Free(t.Context(), gpu, []string{"gpu-0002"}); err != nil {
-		t.Fatal(err)
-	}
-	n.counts(gpu, 4, 1)
+	n.awaitCount(gpu, manager.Count{Capacity: 4, Allocatable: 0})
+	testenv.Must(t, n.m.Free(t.Context(), gpu, []string{"gpu-0002"}))
+	n.awaitCount(gpu, manager.Count{Capacity: 4, Allocatable: 1})
 	if got := ids(n.admit(b), "main", gpu); !slices.Equal(got, []string{"gpu-0002"}) {
 		t.Error("gpu-0002 was free, and the pod has", got)
 	}
@@ -216,10 +142,8 @@ func TestDamagedStateGivesNoDeviceTwice(t *testing.T) {
 	if diff := cmp.Diff(loss, n.m.Withheld()); diff != "" {
 		t.Errorf("after a restart (-before +after):\n%s", diff)
 	}
-	if err := n.m.FreeAll(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	n.counts(gpu, 4, 4)
+	testenv.Must(t, n.m.FreeAll(t.Context()))
+	n.awaitCount(gpu, manager.Count{Capacity: 4, Allocatable: 4})
 	n.restart()
 	if n.m.Withheld() != nil {
 		t.Error("after a restart devices are withheld again")
@@ -232,9 +156,7 @@ func TestDevicesAreFreedWhileThePluginIsAway(t *testing.T) {
 	p := n.plugin(gpu, plugintest.Devices(2)...)
 	n.damage()
 	n.start()
-	if err := n.m.Free(t.Context(), gpu, []string{"gpu-0001"}); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.m.Free(t.Context(), gpu, []string{"gpu-0001"}))
 	for range 2 {
 		n.back(p, 1)
 		if got := ids(n.admit(pod("a", wants("main", gpu, 1))), "main", gpu); !slices.Equal(got, []string{"gpu-0001"}) {
@@ -249,12 +171,8 @@ func TestDevicesAreFreedWhileThePluginIsAway(t *testing.T) {
 func (n *node) damage() {
 	n.Helper()
 	n.stop()
-	if err := n.end(); err != nil {
-		n.Fatal(err)
-	}
-	if err := os.WriteFile(n.o.StateFile, make([]byte, 64<<10), 0o600); err != nil {
-		n.Fatal(err)
-	}
+	testenv.Must(n, n.end())
+	testenv.Must(n, os.WriteFile(n.o.StateFile, make([]byte, 64<<10), 0o600))
 }
 
 // 1,000 pods hold their devices again after a restart.
@@ -275,9 +193,7 @@ func TestManyPodsAfterARestart(t *testing.T) {
 func TestImportedPodsAreCompleted(t *testing.T) {
 	entry := func(resource, env, id string) kubelet.Entry {
 		response, err := proto.Marshal(&v1beta1.ContainerAllocateResponse{Envs: map[string]string{"A": env}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		return kubelet.Entry{
 			PodUID: "a", ContainerName: "main", ResourceName: resource, AllocResp: response,
 			DeviceIDs: map[int64][]string{kubelet.NoNode: {id}},
@@ -291,21 +207,13 @@ func TestImportedPodsAreCompleted(t *testing.T) {
 	}
 	n := newNode(t)
 	n.stop()
-	if err := n.end(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.end())
 	store, _, err := state.Open(n.o.StateFile, slog.Default())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for _, p := range manager.PlacementsOf(&file) {
-		if err := store.Put(p); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, store.Put(p))
 	}
-	if err := store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, store.Close())
 	n.start()
 	request := pod("a", main(1), model.Container{Name: "plain"})
 	request.InitContainers = []model.Container{{Name: "init"}}

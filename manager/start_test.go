@@ -14,6 +14,7 @@ import (
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/plugintest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // answers has a plugin answer each Allocate with a response.
@@ -46,9 +47,7 @@ func TestContainersGetRunOptions(t *testing.T) {
 		pod("a", model.Container{Name: "main", Limits: map[string]int{nic: 1, gpu: 1}}, model.Container{Name: "plain"}),
 	)
 	got, err := n.m.Start(t.Context(), "a", "main")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	want := model.RunOptions{
 		Envs:        map[string]string{"A": "gpu", "B": "1", "C": "nic"},
 		Annotations: map[string]string{"note": "gpu"},
@@ -127,7 +126,7 @@ func TestPluginsPrepareDevices(t *testing.T) {
 	}
 	p.EndStreams(broken)
 	p.Stop()
-	n.counts(gpu, 3, 0)
+	n.awaitCount(gpu, manager.Count{Capacity: 3, Allocatable: 0})
 	if _, err := n.m.Start(t.Context(), "a", "main"); !errors.Is(err, manager.ErrRetry) ||
 		!strings.Contains(err.Error(), "endpoint example.com/gpu has been stopped") {
 		t.Error("a plugin that is away:", err)
@@ -183,7 +182,7 @@ func TestContainersStartWithoutPluginsThatPrepareNothing(t *testing.T) {
 	p := n.plugin(gpu, plugintest.Devices(1)...)
 	n.admit(pod("a", wants("main", gpu, 1)))
 	p.Stop()
-	n.counts(gpu, 1, 0)
+	n.awaitCount(gpu, manager.Count{Capacity: 1, Allocatable: 0})
 	if got, err := n.m.Start(t.Context(), "a", "main"); err != nil || got.Envs["DEVICES"] != "1" {
 		t.Errorf("got %+v and %v", got, err)
 	}

@@ -104,7 +104,7 @@ func TestConcurrentAdmissionsAndReleases(t *testing.T) {
 	}
 	pods.Wait()
 	p.SetDevices(gpus...)
-	n.counts(gpu, 480, 480)
+	n.awaitCount(gpu, manager.Count{Capacity: 480, Allocatable: 480})
 	if len(n.free(gpu)) != 480 || len(n.free(nic)) != 320 || len(n.m.Pods()) != 0 {
 		t.Error("at the end free are", n.free(gpu), n.free(nic), "and placed are", n.m.Pods())
 	}

@@ -11,6 +11,7 @@ import (
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/plugintest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestTopologyPolicies(t *testing.T) {
@@ -77,9 +78,7 @@ func TestTopologyPolicies(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			var got []string
 			for _, c := range test.pod.Containers {
 				got = append(got, ids(placement, c.Name, gpu)...)

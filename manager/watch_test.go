@@ -7,6 +7,7 @@ import (
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/plugintest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestWatchersGetChangesInOrder(t *testing.T) {
@@ -18,12 +19,10 @@ func TestWatchersGetChangesInOrder(t *testing.T) {
 	request.InitContainers = []model.Container{wants("init", gpu, 1)}
 	n.admit(request)
 	n.admit(request) // changes nothing
-	if err := n.m.Ended(t.Context(), "a", "init"); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.m.Ended(t.Context(), "a", "init"))
 	n.release("a")
 	p.Stop()
-	n.counts(gpu, 1, 0)
+	n.awaitCount(gpu, manager.Count{Capacity: 1, Allocatable: 0})
 	cancel()
 	var got []manager.EventType
 	for e := range events {
@@ -51,7 +50,7 @@ func TestSlowWatchersAreClosed(t *testing.T) {
 	p := n.plugin(gpu, plugintest.Devices(1)...)
 	for i := range cap(events) + 1 {
 		p.SetDevices(plugintest.Device("gpu-0000", i%2 == 1))
-		n.counts(gpu, 1, i%2)
+		n.awaitCount(gpu, manager.Count{Capacity: 1, Allocatable: i % 2})
 	}
 	count := 0
 	for range events {
@@ -66,9 +65,7 @@ func TestWatchesEndWithTheManager(t *testing.T) {
 	n := newNode(t)
 	events := n.m.Watch(t.Context())
 	n.stop()
-	if err := n.end(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.end())
 	if _, ok := <-events; ok {
 		t.Error("an event came")
 	}

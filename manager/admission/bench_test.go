@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // benchPool returns n healthy devices, spread over so many NUMA nodes.
@@ -35,9 +36,7 @@ func BenchmarkPlan(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					plan, err := p.Plan(r)
-					if err != nil {
-						b.Fatal(err)
-					}
+					testenv.Must(b, err)
 					p.Hold("pod", "main", plan.Pick(nil))
 					p.Release("pod", "main", plan.chosen)
 				}
@@ -63,9 +62,7 @@ func BenchmarkMerge(b *testing.B) {
 	for _, held := range []int{0, 20, 40} {
 		p.Hold("other", "main", []string{fmt.Sprintf("%05d", held)})
 		hints, err := p.Hints(onMachine(1<<16-1), Request{Count: 20 + held})
-		if err != nil {
-			b.Fatal(err)
-		}
+		testenv.Must(b, err)
 		resources = append(resources, hints)
 	}
 	t := Topology{Policy: PolicyBestEffort, Machine: 1<<16 - 1}

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestARequestIsRefusedInTheKubeletsWords(t *testing.T) {
@@ -76,9 +77,7 @@ func TestNothingIsChosenIfNothingIsRequested(t *testing.T) {
 	p := NewPool(resource)
 	p.Set(listed("a", "b"))
 	plan, err := p.Plan(Request{Prefers: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if ids := plan.Pick([]string{"b"}); plan.Ask != nil || len(ids) > 0 {
 		t.Errorf("asks %v, picks %q", plan.Ask, ids)
 	}
@@ -139,9 +138,7 @@ func TestDevicesFollowTheAffinity(t *testing.T) {
 			for _, random := range []*rand.Rand{nil, rand.New(rand.NewPCG(1, 2))} {
 				request.Random = random
 				plan, err := test.pool.Plan(request)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				got := plan.Pick(test.preferred)
 				if random == nil && strings.Join(got, " ") != test.want {
 					t.Errorf("chosen %q, want %s", got, test.want)
@@ -206,9 +203,7 @@ func TestWhatIsAsked(t *testing.T) {
 			p.Hold("pod", "init", strings.Fields(test.held))
 			test.request.Prefers = true
 			plan, err := p.Plan(test.request)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			got := ""
 			if a := plan.Ask; a != nil {
 				got = fmt.Sprintf("%s|%s|%d", strings.Join(a.Available, " "), strings.Join(a.MustInclude, " "), a.Size)
@@ -233,9 +228,7 @@ func admit(t *testing.T, p *Pool, pod model.Pod) map[string][]string {
 	reuse, given := Reuse{}, map[string][]string{}
 	for i, c := range slices.Concat(pod.InitContainers, pod.Containers) {
 		plan, err := p.Plan(Request{Count: c.Limits[resource], Reusable: reuse.Devices(resource)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		given[c.Name] = plan.Pick(nil)
 		p.Hold(pod.UID, c.Name, given[c.Name])
 		reuse.Took(resource, given[c.Name], i < len(pod.InitContainers) && !c.Sidecar)
@@ -297,9 +290,7 @@ func TestAReusableDeviceThatIsUnhealthyIsNotReused(t *testing.T) {
 	r.Devices[0].Healthy = false
 	p.Set(r)
 	plan, err := p.Plan(Request{Count: 1, Reusable: []string{"a", "gone"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if got := plan.Pick(nil); !slices.Equal(got, []string{"b"}) {
 		t.Errorf("chosen %q, want b", got)
 	}
@@ -309,9 +300,7 @@ func TestTheRandomChoiceFollowsItsSeed(t *testing.T) {
 	p := onNodes(20, 0, 1)
 	choose := func(seed uint64) string {
 		plan, err := p.Plan(Request{Count: 5, Affinity: NodesOf(0), Random: rand.New(rand.NewPCG(seed, 0))})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		return strings.Join(plan.Pick(nil), " ")
 	}
 	seen := map[string]bool{}

@@ -156,9 +156,7 @@ func serve(t *testing.T, m *placements, change func(*Server)) *Client {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "api.sock")
 	l, err := Listen(t.Context(), path, unixsocket.OwnerOnly)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	s := &Server{
 		Manager: m, ParsePod: parse, Log: slog.New(slog.DiscardHandler),
 		NodeStatus: func() NodeStatus {
@@ -190,9 +188,7 @@ func TestAPodFromAdmissionToRelease(t *testing.T) {
 	c := serve(t, m, nil)
 	ctx := t.Context()
 	got, err := c.Admit(ctx, []byte("pod: a"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	want := Pod{
 		Metadata:       Metadata{Name: "a", Namespace: "default", UID: "u1", CreationTimestamp: admitted},
 		InitContainers: []Container{{Name: "side", RestartPolicy: "Always"}},
@@ -264,9 +260,7 @@ func TestFree(t *testing.T) {
 	}
 	for _, body := range []string{`{"all": true}x`, `{"all": true}{}`, `{"all": true, "other": 1}`, `{`, ``} {
 		r, err := c.http.Post("http://manager/v1/devices/free", "application/json", strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		_ = r.Body.Close()
 		if r.StatusCode != http.StatusBadRequest {
 			t.Errorf("%q: status %d", body, r.StatusCode)
@@ -331,14 +325,10 @@ func TestErrors(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	read := func(m *placements, change func(*Server)) (code int, kind, text string) {
 		answer, err := serve(t, m, change).send(t.Context(), http.MethodGet, "/metrics", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		defer answer.Body.Close()
 		body, err := io.ReadAll(answer.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		return answer.StatusCode, answer.Header.Get("Content-Type"), string(body)
 	}
 	code, kind, text := read(&placements{}, nil)
@@ -402,9 +392,7 @@ func TestWrongRequests(t *testing.T) {
 	} {
 		t.Run(r.method+" "+r.path, func(t *testing.T) {
 			answer, err := c.send(t.Context(), r.method, r.path, []byte(r.body))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			defer answer.Body.Close()
 			if answer.StatusCode != r.status || answer.Header.Get("Allow") != r.allow {
 				t.Errorf("%d, Allow: %q; want %d and %q", answer.StatusCode, answer.Header.Get("Allow"), r.status, r.allow)
@@ -428,9 +416,7 @@ func TestRequestsOfOtherClients(t *testing.T) {
 	} {
 		t.Run(request, func(t *testing.T) {
 			conn, err := net.Dial("unix", c.path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			defer conn.Close()
 			if _, err := io.WriteString(conn, request+"\r\nHost: manager\r\n\r\n"); err != nil {
 				t.Fatal(err)
@@ -590,9 +576,7 @@ func TestTheClientReadsAnyAnswer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "s")
 			l, err := net.Listen("unix", path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			defer l.Close()
 			go func() {
 				conn, err := l.Accept()

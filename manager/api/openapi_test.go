@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"go.yaml.in/yaml/v3"
@@ -29,18 +31,12 @@ type document struct {
 func openDocument(t *testing.T) *document {
 	t.Helper()
 	data, err := os.ReadFile("../../specs/manager.openapi.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	var root map[string]any
-	if err := yaml.Unmarshal(data, &root); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, yaml.Unmarshal(data, &root))
 	c := jsonschema.NewCompiler()
 	c.AssertFormat()
-	if err := c.AddResource("api.json", instance(t, root)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, c.AddResource("api.json", instance(t, root)))
 	return &document{t: t, compiler: c, paths: root["paths"].(map[string]any)}
 }
 
@@ -48,13 +44,9 @@ func openDocument(t *testing.T) *document {
 func instance(t *testing.T, v any) any {
 	t.Helper()
 	data, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return doc
 }
 

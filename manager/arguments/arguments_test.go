@@ -12,6 +12,7 @@ import (
 
 	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // everything has each kind of option, and values that engines and shells could take for something else.
@@ -48,9 +49,7 @@ func TestFor(t *testing.T) {
 	} {
 		want := append(append([]string{}, first...), json, "--annotation=empty=", "--annotation=plain=x=y")
 		got, err := For(engine, everything)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s, -want +got:\n%s", engine, diff)
 		}
@@ -145,9 +144,7 @@ func TestInexpressible(t *testing.T) {
 
 func TestEdits(t *testing.T) {
 	got, err := Edits(everything)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	want := &specs.ContainerEdits{
 		Env: []string{"A=--x=1 $(id) 'q' \"d\"\n\\, é", "B=", "C=a=b"},
 		DeviceNodes: []*specs.DeviceNode{
@@ -167,13 +164,9 @@ func TestEdits(t *testing.T) {
 // A shell that reads the arguments as a line passes them on as they are.
 func TestArgumentsInAShell(t *testing.T) {
 	args, err := For("podman", everything)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	out, err := exec.Command("sh", "-c", `printf '%s\0' `+wording.Line(args)).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if diff := cmp.Diff(args, strings.Split(strings.TrimSuffix(string(out), "\x00"), "\x00")); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

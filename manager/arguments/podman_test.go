@@ -25,9 +25,7 @@ func TestPodmanUnderstandsTheArguments(t *testing.T) {
 	dir := t.TempDir()
 	host := filepath.Join(dir, "it's $(id):1")
 	for _, d := range []string{host, filepath.Join(dir, "rootfs", "etc")} {
-		if err := os.MkdirAll(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.MkdirAll(d, 0o755))
 	}
 	options := everything
 	options.CDIDevices = nil // podman would look for them
@@ -39,9 +37,7 @@ func TestPodmanUnderstandsTheArguments(t *testing.T) {
 		{ContainerPath: "/dev/e", HostPath: "/dev/zero", Permissions: "r"},
 	}
 	args, err := For("podman", options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	script := `set -e
 mount -t tmpfs none /run
 mount -t tmpfs none /dev/shm

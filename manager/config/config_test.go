@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/test/lib/configschema"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -70,9 +71,7 @@ func TestTheDefaultIsValidAndItsDocumentIsTheDefault(t *testing.T) {
 		t.Error(err)
 	}
 	document, err := Keys.Document(&want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if _, err := Keys.Parse(document, &got); err != nil {
 		t.Fatal(err)
 	}

@@ -21,16 +21,14 @@ import (
 )
 
 // timeout is that of the checks here: what is waited for in vain takes as long.
-const timeout = 6 * time.Second
+const timeout = 3 * time.Second
 
 // runFake checks a fake plugin in this process, or in one of its own.
 func runFake(t *testing.T, b func(*fake), o Options) *Report {
 	t.Helper()
 	if o.KubeletDir == "" && len(o.Command) == 0 {
 		dir, err := os.MkdirTemp("", "fake") //nolint:usetesting // t.TempDir may be too long for the path of a socket
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		t.Cleanup(func() { _ = os.RemoveAll(dir) })
 		f := newFake(dir)
 		b(f)
@@ -51,9 +49,7 @@ func runFake(t *testing.T, b func(*fake), o Options) *Report {
 	}
 	o.PreStart, o.Output = true, t.Output()
 	report, err := Run(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return report
 }
 
@@ -75,9 +71,7 @@ func (r *Report) result(id string) Result {
 func fakeCommand(t *testing.T, name string, args ...string) []string {
 	t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return append([]string{"/usr/bin/env", fakeVariable + "=" + name, exe}, args...)
 }
 
@@ -97,7 +91,7 @@ func TestEachRuleIsBrokenByItsBreach(t *testing.T) {
 			}
 			switch b.rule {
 			case "list-size": // 110,000 devices, sometimes on a loaded machine
-				o.Timeout = time.Minute
+				o.Timeout = 20 * time.Second
 			case "restart-later":
 				o.Timeout = impatience
 			}
@@ -173,9 +167,7 @@ func TestAPluginMayServeAnewForEachKubelet(t *testing.T) {
 func TestRunRefuses(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, socketName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer l.Close()
 	for name, tt := range map[string]struct {
 		opts Options
@@ -222,9 +214,7 @@ func TestDocsListTheRules(t *testing.T) {
 	const path = "../../docs/conformance.md"
 	const begin, end = "| Rule | | What it says | Why it matters | Source |\n|---|---|---|---|---|\n", "\n\n"
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	var rows strings.Builder
 	for _, r := range rules {
 		fmt.Fprintf(&rows, "| `%s` | %s | %s | %s | %s |\n", r.ID, r.Severity, r.Says, r.Why, r.Source)
@@ -236,9 +226,7 @@ func TestDocsListTheRules(t *testing.T) {
 	}
 	want := before + begin + strings.TrimSuffix(rows.String(), "\n") + end + after
 	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(path, []byte(want), 0o644))
 	} else if diff := cmp.Diff(want, string(data)); diff != "" {
 		t.Errorf("%s (-want +got; -update writes the file):\n%s", path, diff)
 	}
@@ -248,6 +236,7 @@ var update = flag.Bool("update", false, "write docs/conformance.md")
 
 // A health that does change is in cmd/gpu-cdi-plugin's scripts.
 func TestAHealthThatDoesNotChangeIsReported(t *testing.T) {
+	t.Parallel()
 	report := runFake(t, func(*fake) {}, Options{Flip: []string{"true"}})
 	if diff := cmp.Diff([]string{"list-flip"}, report.broken()); diff != "" {
 		t.Errorf("broken rules (-want +got):\n%s", diff)

@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -239,6 +240,11 @@ const fakeVariable = "CONFORMANCE_FAKE"
 func TestMain(m *testing.M) {
 	name, isFake := os.LookupEnv(fakeVariable)
 	if !isFake {
+		// The tests wait most of the time, so more of them run at once than there are processors.
+		flag.Parse()
+		if err := flag.Set("test.parallel", "8"); err != nil {
+			panic(err)
+		}
 		os.Exit(m.Run())
 	}
 	dir := fixedDir

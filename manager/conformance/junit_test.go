@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -37,9 +39,7 @@ type message struct {
 func readJUnit(t *testing.T, r *Report) (s suite) {
 	t.Helper()
 	var written strings.Builder
-	if err := r.WriteJUnit(&written); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, r.WriteJUnit(&written))
 	if err := xml.Unmarshal([]byte(written.String()), &s); err != nil {
 		t.Fatalf("%v\n%s", err, written.String())
 	}

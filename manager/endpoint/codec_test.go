@@ -9,6 +9,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/test/lib/plugintest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // repeat returns a message with n fields, each a message.
@@ -49,9 +50,7 @@ func TestListsWithTooManyElementsAreRefused(t *testing.T) {
 func FuzzCountElements(f *testing.F) {
 	for _, devices := range [][]*v1beta1.Device{nil, plugintest.Devices(3), {plugintest.Device("a", true, 0, 1)}} {
 		data, err := proto.Marshal(&v1beta1.ListAndWatchResponse{Devices: devices})
-		if err != nil {
-			f.Fatal(err)
-		}
+		testenv.Must(f, err)
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -17,15 +17,14 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/test/lib/plugintest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // directory returns an empty directory for sockets.
 func directory(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "manager") //nolint:usetesting // t.TempDir may be too long for the path of a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -34,9 +33,7 @@ func directory(t *testing.T) string {
 func listen(t *testing.T, path string, stale bool) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if stale {
 		l.SetUnlinkOnClose(false)
 		_ = l.Close()
@@ -52,13 +49,9 @@ func TestStartRemovesSocketsOnly(t *testing.T) {
 	}
 	listen(t, filepath.Join(dir, "live.sock"), false)
 	for _, name := range []string{"kubelet_internal_checkpoint", "DEPRECATION"} {
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
-	if err := os.MkdirAll(filepath.Join(dir, "sub.sock"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.MkdirAll(filepath.Join(dir, "sub.sock"), 0o700))
 	b := start(t, endpoint.Options{SocketDir: dir})
 	want := []string{"DEPRECATION", endpoint.SocketName, "kubelet_internal_checkpoint", "sub.sock"}
 	if d := cmp.Diff(want, names(t, dir)); d != "" {
@@ -71,9 +64,7 @@ func TestStartRemovesSocketsOnly(t *testing.T) {
 func names(t *testing.T, dir string) []string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, "[^.]*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for i := range found {
 		found[i] = filepath.Base(found[i])
 	}
@@ -91,9 +82,7 @@ func TestStartMakesItsDirectoryAndSocket(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o750 {
 		t.Errorf("the directory: %v, %v", info, err)
 	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, b.Close())
 	if entries, _ := os.ReadDir(dir); len(entries) != 1 || entries[0].Name() != endpoint.LockName {
 		t.Errorf("left after Close: %v", entries)
 	}
@@ -114,9 +103,7 @@ func TestOneManagerWatchesADirectory(t *testing.T) {
 	sockets := directory(t)
 	stale := filepath.Join(sockets, "stale.sock")
 	listen(t, stale, true)
-	if err := os.WriteFile(filepath.Join(sockets, endpoint.LockName), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(filepath.Join(sockets, endpoint.LockName), nil, 0o600))
 	o := endpoint.Options{SocketDir: sockets, RegistryDir: b.registry}
 	if _, err := endpoint.Start(o); !errors.Is(err, endpoint.ErrRegistryInUse) || errors.Is(err, endpoint.ErrInUse) {
 		t.Errorf("a second manager: %v", err)
@@ -124,9 +111,7 @@ func TestOneManagerWatchesADirectory(t *testing.T) {
 	if _, err := os.Lstat(stale); err != nil {
 		t.Errorf("the second manager has removed sockets: %v", err)
 	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, b.Close())
 	start(t, o)
 	if _, err := os.Lstat(stale); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the stale socket: %v", err)
@@ -148,17 +133,11 @@ func TestAKubeletThatRunsIsNotReplaced(t *testing.T) {
 
 func TestDirectoriesThatCannotBeServed(t *testing.T) {
 	writable := directory(t)
-	if err := os.Chmod(writable, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Chmod(writable, 0o777))
 	occupied := directory(t)
-	if err := os.WriteFile(filepath.Join(occupied, endpoint.SocketName), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(filepath.Join(occupied, endpoint.SocketName), nil, 0o600))
 	same, link := directory(t), filepath.Join(directory(t), "link")
-	if err := os.Symlink(same, link); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Symlink(same, link))
 	tests := map[string]struct {
 		o    endpoint.Options
 		want string
@@ -229,9 +208,7 @@ func TestADirectoryWithAnotherUseIsRefused(t *testing.T) {
 			dir := directory(t)
 			listen(t, filepath.Join(dir, "docker.sock"), true)
 			if test.file != "" {
-				if err := os.WriteFile(filepath.Join(dir, test.file), nil, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, os.WriteFile(filepath.Join(dir, test.file), nil, 0o600))
 			}
 			r, err := endpoint.Start(endpoint.Options{SocketDir: dir})
 			if err == nil {
@@ -254,9 +231,7 @@ func TestADirectoryWithAnotherUseIsRefused(t *testing.T) {
 func TestADirectoryIsServedAgain(t *testing.T) {
 	b := start(t, endpoint.Options{})
 	b.connect("a.sock", 2)
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, b.Close())
 	start(t, endpoint.Options{SocketDir: b.dir})
 	if d := cmp.Diff([]string{endpoint.SocketName}, names(t, b.dir)); d != "" {
 		t.Error(d)
@@ -266,9 +241,7 @@ func TestADirectoryIsServedAgain(t *testing.T) {
 func TestPluginsRegisterAgainAfterARestart(t *testing.T) {
 	b := start(t, endpoint.Options{})
 	p := b.connect("a.sock", 2)
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, b.Close())
 	reports := len(b.reports(gpu))
 	b.waitCalls(p, func(c plugintest.Calls) bool { return c.Ended == 1 })
 	if n := len(b.reports(gpu)); n != reports {
@@ -286,9 +259,7 @@ func TestCheck(t *testing.T) {
 	if err := b.Check(); err != nil {
 		t.Error(err)
 	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, b.Close())
 	if err := b.Check(); err != nil {
 		t.Errorf("after Close: %v", err)
 	}

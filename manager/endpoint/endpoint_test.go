@@ -172,7 +172,7 @@ func TestCallsEndWithThePlugin(t *testing.T) {
 			go func() { ended <- call(t.Context(), e) }()
 			b.waitCalls(p, func(c plugintest.Calls) bool { return c.Allocate+c.Preferred+c.PreStart == 1 })
 			p.EndStreams(errors.New("broken"))
-			b.waitFor(gpu, "0/1")
+			b.waitFor(gpu, "0 of 1 healthy")
 			if err := <-ended; err == nil {
 				t.Error("no error")
 			}
@@ -193,7 +193,7 @@ func TestAStuckPluginCostsItsOwnResourceOnly(t *testing.T) {
 	b.waitCalls(p, func(c plugintest.Calls) bool { return c.Allocate+c.Preferred+c.PreStart == 3 })
 	other := b.serve("b.sock", plugintest.New("example.com/other", plugintest.Devices(1)...))
 	b.register(other)
-	b.waitFor("example.com/other", "1/1")
+	b.waitFor("example.com/other", "1 of 1 healthy")
 	for name, call := range calls {
 		if err := call(t.Context(), b.endpoint("example.com/other")); err != nil {
 			t.Errorf("%s: %v", name, err)

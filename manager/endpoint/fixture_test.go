@@ -18,6 +18,7 @@ import (
 	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/plugintest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 const (
@@ -51,9 +52,7 @@ func start(t testing.TB, o endpoint.Options) *bed {
 	t.Helper()
 	b := &bed{t: t, changed: make(chan struct{})}
 	dir, err := os.MkdirTemp("", "manager") //nolint:usetesting // t.TempDir may be too long for the path of a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	b.dir, b.registry = filepath.Join(dir, "device-plugins"), filepath.Join(dir, "plugins_registry")
 	if o.SocketDir == "" {
@@ -179,7 +178,7 @@ func (b *bed) waitFor(resource, count string) {
 	b.wait(resource, count, func(r report) bool { return r.count() == count })
 }
 
-// count is HEALTHY/ALL, or gone.
+// count says how many devices are healthy, or that the resource is gone.
 func (r report) count() string {
 	if r.Gone {
 		return "gone"
@@ -190,7 +189,7 @@ func (r report) count() string {
 			healthy++
 		}
 	}
-	return fmt.Sprintf("%d/%d", healthy, len(r.Devices))
+	return fmt.Sprintf("%d of %d healthy", healthy, len(r.Devices))
 }
 
 func counts(reports []report) []string {
@@ -204,9 +203,7 @@ func counts(reports []report) []string {
 // serve starts a plugin at a socket beside the registry's. It does not register.
 func (b *bed) serve(socket string, p *plugintest.Plugin) *plugintest.Plugin {
 	b.t.Helper()
-	if err := p.Serve(filepath.Join(b.dir, socket)); err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.Must(b.t, p.Serve(filepath.Join(b.dir, socket)))
 	b.t.Cleanup(p.Stop)
 	return p
 }
@@ -216,18 +213,14 @@ func (b *bed) socket() string { return filepath.Join(b.dir, endpoint.SocketName)
 
 func (b *bed) register(p *plugintest.Plugin) {
 	b.t.Helper()
-	if err := p.Register(b.t.Context(), b.socket()); err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.Must(b.t, p.Register(b.t.Context(), b.socket()))
 }
 
 // endpoint is the endpoint in effect.
 func (b *bed) endpoint(resource string) *endpoint.Endpoint {
 	b.t.Helper()
 	e, err := b.Endpoint(resource)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.Must(b.t, err)
 	return e
 }
 
@@ -244,7 +237,7 @@ func (b *bed) connect(socket string, n int) *plugintest.Plugin {
 	b.t.Helper()
 	p := b.serve(socket, plugintest.New(gpu, plugintest.Devices(n)...))
 	b.register(p)
-	b.waitFor(gpu, fmt.Sprintf("%d/%d", n, n))
+	b.waitFor(gpu, fmt.Sprintf("%d of %d healthy", n, n))
 	return p
 }
 
@@ -253,9 +246,7 @@ func (b *bed) waitCalls(p *plugintest.Plugin, fit func(plugintest.Calls) bool) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
 	defer cancel()
-	if err := p.WaitCalls(ctx, fit); err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.Must(b.t, p.WaitCalls(ctx, fit))
 }
 
 // request is a registration without faults.

@@ -16,6 +16,7 @@ import (
 
 	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/test/lib/plugintest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // flooder is a plugin that sends many lists as fast as it can.
@@ -45,18 +46,14 @@ func TestEndlessListsWaitWithThePlugin(t *testing.T) {
 	b.onChange = func() { <-blocked }
 	f := &flooder{Plugin: plugintest.New(gpu)}
 	l, err := net.Listen("unix", filepath.Join(b.dir, "a.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	server := grpc.NewServer()
 	v1beta1.RegisterDevicePluginServer(server, f)
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = server.Serve(l) })
 	defer serving.Wait()
 	defer server.Stop()
-	if err := plugintest.Register(t.Context(), b.socket(), request(gpu, "a.sock")); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, plugintest.Register(t.Context(), b.socket(), request(gpu, "a.sock")))
 	// Calls on the same connection take long enough for the plugin to send more, if it could.
 	for limit := time.Now().Add(patience); ; {
 		before := f.sent.Load()
@@ -79,7 +76,7 @@ func TestAListOfTooManyDevicesEndsTheStream(t *testing.T) {
 	b := start(t, endpoint.Options{})
 	p := b.connect("a.sock", 2)
 	p.SetDevices(make([]*v1beta1.Device, 600_000)...) // 1.2 MB
-	b.waitFor(gpu, "0/2")
+	b.waitFor(gpu, "0 of 2 healthy")
 	b.waitLog("the list has more than 500000 devices, topologies and NUMA nodes", 1)
 }
 
@@ -88,9 +85,9 @@ func TestAnIDOfMoreThanAKiBEndsTheStream(t *testing.T) {
 	p := b.connect("a.sock", 2)
 	id := strings.Repeat("x", 1024)
 	p.SetDevices(plugintest.Device(id, true))
-	b.waitFor(gpu, "1/1")
+	b.waitFor(gpu, "1 of 1 healthy")
 	p.SetDevices(plugintest.Device("a", true), plugintest.Device(id+"x", true))
-	b.waitFor(gpu, "0/1")
+	b.waitFor(gpu, "0 of 1 healthy")
 	b.waitLog("a device ID has 1025 bytes, and the longest that is accepted 1024", 1)
 }
 
@@ -119,10 +116,10 @@ func TestWhatIsWrongWithListsIsLoggedOnce(t *testing.T) {
 	p := b.connect("a.sock", 1)
 	for n := range 10 {
 		p.SetDevices(plugintest.Device("a", true), plugintest.Device("a", false), plugintest.Device(fmt.Sprint(n), true))
-		b.waitFor(gpu, "1/2")
+		b.waitFor(gpu, "1 of 2 healthy")
 	}
 	p.SetDevices(plugintest.Devices(3)...)
-	b.waitFor(gpu, "3/3")
+	b.waitFor(gpu, "3 of 3 healthy")
 	if n := b.logged("breaks the rules of the API"); n != 1 {
 		t.Errorf("logged %d times", n)
 	}
@@ -157,18 +154,16 @@ func TestThereAreAtMost256Resources(t *testing.T) {
 	if got := b.refused(request(name(256), "a.sock")); !strings.Contains(got, "no more are accepted") {
 		t.Errorf("one more: %s", got)
 	}
-	b.waitFor(name(255), "1/1")
+	b.waitFor(name(255), "1 of 1 healthy")
 	p.Stop()
-	b.waitFor(name(7), "0/1")
+	b.waitFor(name(7), "0 of 1 healthy")
 }
 
 func TestConnectionsWithoutRequestsAreClosed(t *testing.T) {
 	b := start(t, endpoint.Options{})
 	for range 300 {
 		conn, err := net.Dial("unix", b.socket())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		t.Cleanup(func() { _ = conn.Close() })
 	}
 	b.connect("a.sock", 1)
@@ -181,6 +176,6 @@ func TestManySocketsForTheWatcher(t *testing.T) {
 		listen(t, filepath.Join(b.registry, fmt.Sprintf("%03d.sock", i+1)), true)
 	}
 	b.waitLog("there are more than 256 sockets", 1)
-	b.waitFor(gpu, "2/2")
+	b.waitFor(gpu, "2 of 2 healthy")
 	b.connect("a.sock", 3) // the other way to register
 }

@@ -17,6 +17,7 @@ import (
 
 	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/test/lib/plugintest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // refused registers and returns the text of the error, which has the kubelet's code.
@@ -29,87 +30,22 @@ func (b *bed) refused(r *v1beta1.RegisterRequest) string {
 	return status.Convert(err).Message()
 }
 
-func TestVersions(t *testing.T) {
-	b := start(t, endpoint.Options{})
-	for _, version := range []string{"", "v1alpha1", "v1beta2", "V1BETA1"} {
-		r := request(gpu, "a.sock")
-		r.Version = version
-		want := fmt.Sprintf(`requested API version %q is not supported by kubelet. Supported version is ["v1beta1"]`, version)
-		if got := b.refused(r); got != want {
-			t.Errorf("version %q: %s", version, got)
-		}
-	}
-}
-
-func TestResourceNames(t *testing.T) {
-	long := strings.Repeat
-	tests := map[string]struct {
-		name string
-		ok   bool
-	}{
-		"a domain and a name":                   {"example.com/gpu", true},
-		"capitals, dots and lines in the name":  {"example.com/A-b_c.D", true},
-		"a domain of one part":                  {"vendor/gpu", true},
-		"a name of 63 bytes":                    {"example.com/" + long("a", 63), true},
-		"a domain of 244 bytes":                 {long("a.", 121) + "aa/gpu", true},
-		"nothing":                               {"", false},
-		"no slash":                              {"gpu", false},
-		"two slashes":                           {"example.com/gpu/big", false},
-		"no domain":                             {"/gpu", false},
-		"no name":                               {"example.com/", false},
-		"a domain of Kubernetes":                {"kubernetes.io/gpu", false},
-		"a subdomain of Kubernetes":             {"x.kubernetes.io/gpu", false},
-		"a domain that ends as Kubernetes does": {"mykubernetes.io/x", false},
-		"the prefix of quotas":                  {"requests.example.com/gpu", false},
-		"capitals in the domain":                {"Example.com/gpu", false},
-		"a domain that begins with a line":      {"-example.com/gpu", false},
-		"a domain with an empty part":           {"example..com/gpu", false},
-		"a name that ends with a dot":           {"example.com/gpu.", false},
-		"a name of 64 bytes":                    {"example.com/" + long("a", 64), false},
-		"a domain of 245 bytes":                 {long("a.", 122) + "a/gpu", false},
-		"a new line":                            {"example.com/gpu\n", false},
-	}
-	b := start(t, endpoint.Options{})
-	p := b.serve("a.sock", plugintest.New(gpu))
-	for what, test := range tests {
-		t.Run(what, func(t *testing.T) {
-			p.Resource = test.name
-			err := p.Register(t.Context(), b.socket())
-			want := fmt.Sprintf("the ResourceName %q is invalid", test.name)
-			switch {
-			case test.ok && err != nil:
-				t.Error(err)
-			case !test.ok && status.Convert(err).Message() != want:
-				t.Errorf("Register: %v", err)
-			}
-		})
-	}
-}
-
 func TestEndpointsStayInTheDirectory(t *testing.T) {
 	b := start(t, endpoint.Options{})
 	outside := filepath.Join(filepath.Dir(b.dir), "outside")
 	for _, dir := range []string{outside, filepath.Join(b.dir, "sub")} {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.Mkdir(dir, 0o755))
 	}
 	p := plugintest.New(gpu)
-	if err := p.Serve(filepath.Join(outside, "x.sock")); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, p.Serve(filepath.Join(outside, "x.sock")))
 	t.Cleanup(p.Stop)
 	links := map[string]string{
 		"link.sock": filepath.Join(outside, "x.sock"), "relative.sock": "../outside/x.sock", "dir": outside, "loop": "loop",
 	}
 	for name, target := range links {
-		if err := os.Symlink(target, filepath.Join(b.dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.Symlink(target, filepath.Join(b.dir, name)))
 	}
-	if err := os.WriteFile(filepath.Join(b.dir, "file"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(filepath.Join(b.dir, "file"), nil, 0o600))
 	for _, name := range []string{
 		"", ".", "..", "../outside/x.sock", "sub/../../outside/x.sock", filepath.Join(outside, "x.sock"),
 		"link.sock", "relative.sock", "dir/x.sock", "loop", "file", "sub", "a\x00b",
@@ -129,39 +65,13 @@ func TestEndpointsStayInTheDirectory(t *testing.T) {
 	b.waitCalls(inside, func(c plugintest.Calls) bool { return c.Watch == 1 })
 }
 
-func TestAMissingSocketIsAwaited(t *testing.T) {
-	t.Parallel()
-	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Dial: 2 * time.Second}})
-	b.failRegistration()
-	if b.resources() != nil {
-		t.Error("the resource is there")
-	}
-}
-
 func TestAPluginThatRegistersBeforeItServes(t *testing.T) {
 	b := start(t, endpoint.Options{})
 	registered := make(chan error, 1)
 	go func() { registered <- plugintest.Register(t.Context(), b.socket(), request(gpu, "late.sock")) }()
 	b.serve("late.sock", plugintest.New(gpu, plugintest.Devices(2)...))
-	if err := <-registered; err != nil {
-		t.Fatal(err)
-	}
-	b.waitFor(gpu, "2/2")
-}
-
-func TestOptionsAreThoseOfThePlugin(t *testing.T) {
-	b := start(t, endpoint.Options{})
-	p := b.serve("a.sock", plugintest.New(gpu, plugintest.Devices(1)...))
-	p.Behave(plugintest.Behaviour{Options: &v1beta1.DevicePluginOptions{PreStartRequired: true}})
-	r := request(gpu, "a.sock")
-	r.Options = &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true} // is ignored
-	if err := plugintest.Register(t.Context(), b.socket(), r); err != nil {
-		t.Fatal(err)
-	}
-	o := b.endpoint(gpu).Options()
-	if !o.GetPreStartRequired() || o.GetGetPreferredAllocationAvailable() {
-		t.Errorf("options: %v", o)
-	}
+	testenv.Must(t, <-registered)
+	b.waitFor(gpu, "2 of 2 healthy")
 }
 
 func TestAPluginWithoutOptionsIsNotRegistered(t *testing.T) {
@@ -211,7 +121,7 @@ func TestManyPluginsRegisterAtOnce(t *testing.T) {
 	}
 	wg.Wait()
 	for i := range 100 {
-		b.waitFor(fmt.Sprintf("example.com/r%03d", i), "2/2")
+		b.waitFor(fmt.Sprintf("example.com/r%03d", i), "2 of 2 healthy")
 	}
 	if n := len(b.resources()); n != 100 {
 		t.Errorf("%d resources", n)

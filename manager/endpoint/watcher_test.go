@@ -9,13 +9,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	"google.golang.org/protobuf/testing/protocmp"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/test/lib/plugintest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // watch starts a registry with a plugin watcher.
@@ -27,12 +26,8 @@ func (b *bed) discover(socket, resource string, behaviour plugintest.Behaviour) 
 	p := plugintest.New(resource, plugintest.Devices(2)...)
 	p.Behave(behaviour)
 	path := filepath.Join(b.registry, socket)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		b.t.Fatal(err)
-	}
-	if err := p.Serve(path); err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.Must(b.t, os.MkdirAll(filepath.Dir(path), 0o755))
+	testenv.Must(b.t, p.Serve(path))
 	b.t.Cleanup(p.Stop)
 	return p
 }
@@ -44,26 +39,6 @@ func statuses() (plugintest.Behaviour, <-chan *registration.RegistrationStatus) 
 		got <- s
 		return nil
 	}}, got
-}
-
-func TestAPluginIsDiscoveredAndToldSo(t *testing.T) {
-	b := watch(t)
-	behaviour, got := statuses()
-	behaviour.Options = &v1beta1.DevicePluginOptions{PreStartRequired: true}
-	p := b.discover("a.sock", gpu, behaviour)
-	b.waitFor(gpu, "2/2")
-	if d := cmp.Diff(&registration.RegistrationStatus{PluginRegistered: true}, <-got, protocmp.Transform()); d != "" {
-		t.Error(d)
-	}
-	if !b.endpoint(gpu).Options().GetPreStartRequired() {
-		t.Error("the options are not the plugin's")
-	}
-	b.allocate("gpu-0000")
-	p.Stop()
-	b.waitFor(gpu, "0/2")
-	if c := p.Calls(); c.Info != 1 || c.Notify != 1 || c.Watch != 1 {
-		t.Errorf("calls: %+v", c)
-	}
 }
 
 func TestWherePluginsAreDiscovered(t *testing.T) {
@@ -79,64 +54,44 @@ func TestWherePluginsAreDiscovered(t *testing.T) {
 	} {
 		b.discover(socket, resource, plugintest.Behaviour{})
 	}
-	if err := os.WriteFile(filepath.Join(b.registry, "file.sock"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(filepath.Join(b.registry, "file.sock"), nil, 0o600))
 	for _, resource := range []string{"example.com/top", "example.com/new", "example.com/deep", last} {
-		b.waitFor(resource, "2/2")
+		b.waitFor(resource, "2 of 2 healthy")
 	}
 	// A directory that is there already, and one that comes with its sockets.
 	b.discover("new/y.sock", gpu, plugintest.Behaviour{})
-	b.waitFor(gpu, "2/2")
+	b.waitFor(gpu, "2 of 2 healthy")
 	if n := len(b.resources()); n != 5 {
 		t.Errorf("resources: %v", b.resources())
-	}
-}
-
-func TestSocketsFromBeforeTheStartAreDiscovered(t *testing.T) {
-	b := watch(t)
-	p := b.discover("sub/a.sock", gpu, plugintest.Behaviour{})
-	b.waitFor(gpu, "2/2")
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
-	second := start(t, endpoint.Options{SocketDir: b.dir, RegistryDir: b.registry})
-	second.waitFor(gpu, "2/2")
-	if c := p.Calls(); c.Info != 2 {
-		t.Errorf("calls: %+v", c)
 	}
 }
 
 func TestARemovedSocketDeregistersItsPlugin(t *testing.T) {
 	b := watch(t)
 	p := b.discover("a.sock", gpu, plugintest.Behaviour{})
-	b.waitFor(gpu, "2/2")
-	if err := os.Remove(filepath.Join(b.registry, "a.sock")); err != nil {
-		t.Fatal(err)
-	}
-	b.waitFor(gpu, "0/2") // though the plugin serves on
+	b.waitFor(gpu, "2 of 2 healthy")
+	testenv.Must(t, os.Remove(filepath.Join(b.registry, "a.sock")))
+	b.waitFor(gpu, "0 of 2 healthy") // though the plugin serves on
 	b.waitCalls(p, func(c plugintest.Calls) bool { return c.Ended == 1 })
 }
 
 func TestARemovedDirectoryDeregistersItsPlugins(t *testing.T) {
 	b := watch(t)
 	b.discover("sub/dir/a.sock", gpu, plugintest.Behaviour{})
-	b.waitFor(gpu, "2/2")
-	if err := os.Rename(filepath.Join(b.registry, "sub"), filepath.Join(b.registry, ".sub")); err != nil {
-		t.Fatal(err)
-	}
-	b.waitFor(gpu, "0/2")
+	b.waitFor(gpu, "2 of 2 healthy")
+	testenv.Must(t, os.Rename(filepath.Join(b.registry, "sub"), filepath.Join(b.registry, ".sub")))
+	b.waitFor(gpu, "0 of 2 healthy")
 }
 
 func TestASocketThatIsMadeAgainIsRegisteredAgain(t *testing.T) {
 	b := watch(t)
 	p := b.discover("a.sock", gpu, plugintest.Behaviour{})
-	b.waitFor(gpu, "2/2")
+	b.waitFor(gpu, "2 of 2 healthy")
 	for range 20 {
 		p.Stop()
 		p = b.discover("a.sock", gpu, plugintest.Behaviour{})
 		b.waitCalls(p, func(c plugintest.Calls) bool { return c.Notify == 1 })
-		b.waitFor(gpu, "2/2")
+		b.waitFor(gpu, "2 of 2 healthy")
 		b.allocate("gpu-0000")
 	}
 }
@@ -190,29 +145,10 @@ func TestWhatIsNoDevicePluginIsTold(t *testing.T) {
 	}
 }
 
-func TestAPluginMayServeAtAnotherSocket(t *testing.T) {
-	b := watch(t)
-	served := b.serve("served.sock", plugintest.New(gpu, plugintest.Devices(3)...))
-	p := b.discover("a.sock", gpu, plugintest.Behaviour{Info: func(context.Context) (*registration.PluginInfo, error) {
-		return &registration.PluginInfo{
-			Type: registration.DevicePlugin, Name: gpu, Endpoint: filepath.Join(b.dir, "served.sock"),
-			SupportedVersions: []string{v1beta1.Version},
-		}, nil
-	}})
-	b.waitFor(gpu, "3/3")
-	if p.Calls().Watch != 0 || served.Calls().Watch != 1 {
-		t.Error("ListAndWatch was called at the socket of the registration")
-	}
-	p.Stop()
-	b.waitFor(gpu, "0/3")
-}
-
 func TestAnEndpointWhereOthersCanWriteIsRefused(t *testing.T) {
 	b := watch(t)
 	dir := directory(t)
-	if err := os.Chmod(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Chmod(dir, 0o777))
 	behaviour, got := statuses()
 	behaviour.Info = func(context.Context) (*registration.PluginInfo, error) {
 		return &registration.PluginInfo{
@@ -229,26 +165,18 @@ func TestAnEndpointWhereOthersCanWriteIsRefused(t *testing.T) {
 func TestSocketsOfOthersAreNotDiscovered(t *testing.T) {
 	b := watch(t)
 	dir := filepath.Join(b.registry, "theirs")
-	if err := os.Mkdir(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Mkdir(dir, 0o777))
+	testenv.Must(t, os.Chmod(dir, 0o777))
 	b.discover("theirs/a.sock", "example.com/theirs", plugintest.Behaviour{})
 	outside := filepath.Join(directory(t), "x.sock")
 	p := plugintest.New("example.com/linked")
-	if err := p.Serve(outside); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, p.Serve(outside))
 	t.Cleanup(p.Stop)
 	for name, target := range map[string]string{"link.sock": outside, "link": filepath.Dir(outside)} {
-		if err := os.Symlink(target, filepath.Join(b.registry, name)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.Symlink(target, filepath.Join(b.registry, name)))
 	}
 	b.discover("z.sock", gpu, plugintest.Behaviour{})
-	b.waitFor(gpu, "2/2")
+	b.waitFor(gpu, "2 of 2 healthy")
 	b.waitLog("device plugins in a directory are not registered", 1)
 	if n := len(b.resources()); n != 1 {
 		t.Errorf("resources: %v", b.resources())
@@ -276,9 +204,9 @@ func TestAFailedRegistrationIsTriedAgain(t *testing.T) {
 			if d := time.Since(begin); d < 400*time.Millisecond {
 				t.Errorf("the second attempt came after %s", d)
 			}
-			b.waitFor(gpu, "2/2")
+			b.waitFor(gpu, "2 of 2 healthy")
 			p.Stop()
-			b.waitFor(gpu, "0/2")
+			b.waitFor(gpu, "0 of 2 healthy")
 		})
 	}
 }
@@ -289,6 +217,6 @@ func TestAPluginThatDoesNotAnswerTheWatcher(t *testing.T) {
 		Info: func(ctx context.Context) (*registration.PluginInfo, error) { return nil, plugintest.Hang(ctx) },
 	})
 	b.discover("b.sock", gpu, plugintest.Behaviour{})
-	b.waitFor(gpu, "2/2")
+	b.waitFor(gpu, "2 of 2 healthy")
 	b.waitLog("failed to get plugin info using RPC GetInfo", 1)
 }

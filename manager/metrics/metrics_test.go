@@ -57,13 +57,9 @@ func start(t *testing.T, grace time.Duration) *node {
 	}
 	observed.ObserveSockets(n.m.PluginSockets)
 	requests, err := api.Listen(t.Context(), n.path("api"), unixsocket.OwnerOnly)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	calls, err := podresources.Listen(t.Context(), n.path("pods"), unixsocket.OwnerOnly)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	server := &api.Server{Manager: n.m, ParsePod: pod.Parse, Metrics: observed.Text, Log: o.Log}
 	pods := &podresources.Server{Manager: n.m, OnCall: observed.Called}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -87,14 +83,10 @@ func (n *node) plugin(path, resource string, b plugintest.Behaviour, devices int
 	n.Helper()
 	p := plugintest.New(resource, plugintest.Devices(devices)...)
 	p.Behave(b)
-	if err := p.Serve(path); err != nil {
-		n.Fatal(err)
-	}
+	testenv.Must(n, p.Serve(path))
 	n.Cleanup(p.Stop)
 	if filepath.Dir(path) == n.path("plugins") {
-		if err := p.Register(n.Context(), n.path("plugins/kubelet.sock")); err != nil {
-			n.Fatal(err)
-		}
+		testenv.Must(n, p.Register(n.Context(), n.path("plugins/kubelet.sock")))
 	}
 	n.until("the devices of "+resource, func() bool { return n.m.Counts()[resource].Allocatable == devices })
 	return p
@@ -128,9 +120,7 @@ func (n *node) metrics() string {
 	n.Helper()
 	client := unixsocket.NewHTTPClient(n.path("api"), 10*time.Second)
 	answer, err := client.Get("http://manager/metrics")
-	if err != nil {
-		n.Fatal(err)
-	}
+	testenv.Must(n, err)
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
 	if err != nil || answer.StatusCode != http.StatusOK {
@@ -144,14 +134,10 @@ func (n *node) compare(golden string) {
 	n.Helper()
 	path, got := filepath.Join("testdata", golden), n.metrics()
 	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			n.Fatal(err)
-		}
+		testenv.Must(n, os.WriteFile(path, []byte(got), 0o644))
 	}
 	want, err := os.ReadFile(path)
-	if err != nil {
-		n.Fatal(err)
-	}
+	testenv.Must(n, err)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		n.Errorf("the metrics (-want +got):\n%s", diff)
 	}
@@ -175,9 +161,7 @@ func TestMetrics(t *testing.T) {
 	testenv.Eventually(t, "the registration by the plugin watcher", func() bool { return n.m.PluginSockets()[watched] })
 	n.refused()
 	for _, name := range []string{"a", "b"} {
-		if err := n.admit(name, "example.com/gpu", 1); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, n.admit(name, "example.com/gpu", 1))
 	}
 	if err := n.admit("c", "example.com/nic", 1); !strings.Contains(err.Error(), broken.Error()) {
 		t.Fatal(err)
@@ -194,9 +178,7 @@ func (n *node) refused() {
 	n.Helper()
 	failing := plugintest.New("example.com/failing", plugintest.Devices(1)...)
 	failing.Behave(plugintest.Behaviour{GetOptions: func(context.Context) error { return errors.New("no options") }})
-	if err := failing.Serve(n.path("plugins/failing.sock")); err != nil {
-		n.Fatal(err)
-	}
+	testenv.Must(n, failing.Serve(n.path("plugins/failing.sock")))
 	n.Cleanup(failing.Stop)
 	for _, r := range []*v1beta1.RegisterRequest{
 		{Version: "v1beta1", ResourceName: "example.com/failing", Endpoint: "failing.sock"},
@@ -214,9 +196,7 @@ func (n *node) refused() {
 func (n *node) callPodResources() {
 	n.Helper()
 	conn, err := grpc.NewClient("unix:"+n.path("pods"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		n.Fatal(err)
-	}
+	testenv.Must(n, err)
 	defer conn.Close()
 	current, alpha := v1.NewPodResourcesListerClient(conn), v1alpha1.NewPodResourcesListerClient(conn)
 	_, list := current.List(n.Context(), &v1.ListPodResourcesRequest{})
@@ -235,9 +215,7 @@ func TestAResourceThatIsGoneHasNoSeries(t *testing.T) {
 	n := start(t, time.Millisecond)
 	for _, resource := range []string{"example.com/a", "example.com/b"} {
 		p := n.plugin(n.path("plugins/p.sock"), resource, plugintest.Behaviour{}, 1)
-		if err := n.admit(resource, resource, 1); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, n.admit(resource, resource, 1))
 		if text := n.metrics(); !strings.Contains(text, `registration_total{resource_name="`+resource+`"} 1`) ||
 			!strings.Contains(text, `_seconds_count{resource_name="`+resource+`"} 1`) {
 			t.Errorf("while %s is there:\n%s", resource, text)

@@ -13,6 +13,7 @@ import (
 
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -23,9 +24,7 @@ func TestMachines(t *testing.T) {
 		[]string{"cpu=500m", "memory=1Gi", "pid=1000"}, []string{"cpu=100m", "ephemeral-storage=1G"},
 		[]string{"memory.available<100Mi", "nodefs.available<10%", "imagefs.available<15%"},
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	devices := map[string]manager.Count{
 		"nvidia.com/gpu": {
 			Capacity:    8,
@@ -35,32 +34,22 @@ func TestMachines(t *testing.T) {
 	for _, name := range []string{"two-sockets", "memory-nodes", "small"} {
 		t.Run(name, func(t *testing.T) {
 			h, err := host.New(filepath.Join("testdata", name), "", "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			m, err := readMachine(h)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			m.EphemeralStorage = 1_967_317_618_688
 			got, err := json.MarshalIndent(
 				map[string]any{"machine": m, "status": Compute(m, reserved, devices)},
 				"",
 				"  ",
 			)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			golden := filepath.Join("testdata", name+".json")
 			if *update {
-				if err := os.WriteFile(golden, append(got, '\n'), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, os.WriteFile(golden, append(got, '\n'), 0o644))
 			}
 			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if diff := cmp.Diff(string(want), string(got)+"\n"); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
@@ -125,9 +114,7 @@ func TestCompute(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, err := ParseReserved(c.system, c.kube, c.eviction)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			want := Status{Capacity: c.capacity, Allocatable: c.allocatable}
 			if diff := cmp.Diff(want, Compute(c.machine, r, nil)); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
@@ -171,9 +158,7 @@ func TestParseReservedRefuses(t *testing.T) {
 
 func TestReadMachine(t *testing.T) {
 	h, err := host.New("", "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	m, err := ReadMachine(h, t.TempDir())
 	if err != nil || m.CPUs < 1 || m.Memory < 1<<20 || m.EphemeralStorage < 1<<20 || len(m.NUMANodes) == 0 {
 		t.Errorf("%+v (%v)", m, err)
@@ -182,9 +167,7 @@ func TestReadMachine(t *testing.T) {
 		t.Error(err)
 	}
 	empty, err := host.New(t.TempDir(), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if m, err := ReadMachine(empty, "/"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%+v (%v)", m, err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/pod"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 const head = "apiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: n, uid: u}\n"
@@ -79,9 +80,7 @@ func TestParse(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := pod.Parse([]byte(c.manifest))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
@@ -232,9 +231,7 @@ func TestUIDIsThatOfNamespaceAndName(t *testing.T) {
 	for _, metadata := range []string{"name: a", "name: b", "name: a, namespace: x", "name: default"} {
 		manifest := "apiVersion: v1\nkind: Pod\nmetadata: {" + metadata + "}\nspec: {containers: [{name: c}]}"
 		first, err := pod.Parse([]byte(manifest))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		again, err := pod.Parse([]byte(strings.Replace(manifest, "name: c", "name: d", 1)))
 		if err != nil || again.UID != first.UID {
 			t.Errorf("%s: %q, and %q with another container (%v)", metadata, first.UID, again.UID, err)

@@ -27,6 +27,7 @@ import (
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/podresources"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 type fake struct {
@@ -42,9 +43,7 @@ func serve(t *testing.T, s podresources.Server) (socket string, conn *grpc.Clien
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), "pods", "kubelet.sock") // with longer names, paths are too long for a socket
 	l, err := podresources.Listen(t.Context(), socket, unixsocket.OwnerOnly)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx, l) }()
@@ -58,9 +57,7 @@ func serve(t *testing.T, s podresources.Server) (socket string, conn *grpc.Clien
 		}
 	})
 	conn, err = grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return socket, conn
 }
@@ -144,9 +141,7 @@ func TestList(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, conn := serve(t, podresources.Server{Manager: fake{pods: c.pods}})
 			got, err := v1.NewPodResourcesListerClient(conn).List(t.Context(), &v1.ListPodResourcesRequest{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if diff := cmp.Diff(c.want, got.GetPodResources(), protocmp.Transform()); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
@@ -196,9 +191,7 @@ func TestGetAllocatableResources(t *testing.T) {
 			_, conn := serve(t, podresources.Server{Manager: fake{resources: c.resources}})
 			got, err := v1.NewPodResourcesListerClient(conn).
 				GetAllocatableResources(t.Context(), &v1.AllocatableResourcesRequest{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if diff := cmp.Diff(c.want, got.GetDevices(), protocmp.Transform()); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
@@ -209,9 +202,7 @@ func TestGetAllocatableResources(t *testing.T) {
 func TestV1alpha1List(t *testing.T) {
 	_, conn := serve(t, podresources.Server{Manager: node})
 	got, err := v1alpha1.NewPodResourcesListerClient(conn).List(t.Context(), &v1alpha1.ListPodResourcesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	device := func(resource, id string) *v1alpha1.ContainerDevices {
 		return &v1alpha1.ContainerDevices{ResourceName: resource, DeviceIds: []string{id}}
 	}
@@ -271,9 +262,7 @@ func TestCallsAboveTheRateAreRejected(t *testing.T) {
 func TestHoldersReadsTheService(t *testing.T) {
 	socket, _ := serve(t, podresources.Server{Manager: node})
 	got, err := client.List(t.Context(), socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for i := range got {
 		got[i].ByResource = nil
 	}
@@ -308,13 +297,9 @@ func TestListen(t *testing.T) {
 	t.Run("a socket that nobody serves is replaced", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "s")
 		stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		stale.SetUnlinkOnClose(false)
-		if err := stale.Close(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, stale.Close())
 		if _, err := listen(t, path); err != nil {
 			t.Error(err)
 		}
@@ -322,9 +307,7 @@ func TestListen(t *testing.T) {
 	t.Run("the socket of a program without a lock, as the kubelet, is left alone", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "s")
 		kubelet, err := net.Listen("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		defer kubelet.Close()
 		if _, err := listen(t, path); !errors.Is(err, fileio.ErrHeld) || !strings.Contains(err.Error(), path) {
 			t.Error(err)
@@ -338,9 +321,7 @@ func TestListen(t *testing.T) {
 	t.Run("another manager has the lock", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "s")
 		held, err := fileio.AcquireLock(path + ".lock")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		defer func() { _ = held.Release() }()
 		if _, err := listen(t, path); !errors.Is(err, fileio.ErrHeld) {
 			t.Error(err)
@@ -348,9 +329,7 @@ func TestListen(t *testing.T) {
 	})
 	t.Run("a file is left alone", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "s")
-		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(path, []byte("x"), 0o600))
 		if _, err := listen(t, path); err == nil {
 			t.Error("no error")
 		}

@@ -3,6 +3,8 @@ package quantity
 import (
 	"errors"
 	"testing"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // What each text is in Kubernetes, the module test/devicemanager compares with resource.Quantity itself.
@@ -36,9 +38,7 @@ func TestParseRefuses(t *testing.T) {
 
 func TestArithmeticKeepsTheFormat(t *testing.T) {
 	half, err := Parse("0.5")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for name, c := range map[string]struct {
 		got  Quantity
 		want string

@@ -67,14 +67,10 @@ func TestAFileThatDoesNotVerifyIsSetAside(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := makeFile(t)
 			damaged, previous := c.damage(readFile(t, path)), readFile(t, path+".previous")
-			if err := os.WriteFile(path, []byte(damaged), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, os.WriteFile(path, []byte(damaged), 0o600))
 			var log bytes.Buffer
 			s, loaded, err := state.Open(path, slog.New(slog.NewTextHandler(&log, nil)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			defer s.Close()
 			if loaded.Loss == nil || !strings.Contains(loaded.Loss.Reason, c.reason) || len(loaded.Placements) > 0 {
 				t.Fatalf("loaded %+v, want a loss with the reason %q", loaded, c.reason)
@@ -101,9 +97,7 @@ func expectLossStays(t *testing.T, s *state.Store, path string, want state.Loade
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("after the restart (-want +got):\n%s", diff)
 	}
-	if err := s.SetLoss(nil); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, s.SetLoss(nil))
 	closed(t, s)
 	if _, got = open(t, path); got.Loss != nil {
 		t.Errorf("the loss was cleared, and after a restart it is %+v", got.Loss)
@@ -128,9 +122,7 @@ func TestASecondDamagedFileDoesNotReplaceTheFirst(t *testing.T) {
 	path := makeFile(t)
 	files := map[string]bool{}
 	for i := range 3 {
-		if err := os.WriteFile(path, fmt.Append(nil, i), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(path, fmt.Append(nil, i), 0o600))
 		s, loaded := open(t, path)
 		closed(t, s)
 		files[loaded.Loss.File] = true
@@ -145,17 +137,13 @@ func TestASecondDamagedFileDoesNotReplaceTheFirst(t *testing.T) {
 
 func TestTheFileOfAnEarlierVersionIsNotIgnored(t *testing.T) {
 	dir, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "elsewhere.db")
-	if err := os.WriteFile(elsewhere, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(elsewhere, nil, 0o600))
 	_, loaded, err := state.Open(filepath.Join(dir, "other.json"), slog.New(slog.DiscardHandler), "/absent", elsewhere)
 	if err != nil || loaded.Loss == nil || loaded.Loss.File != elsewhere {
 		t.Errorf("loaded %+v, error %v, want the loss of %s", loaded, err, elsewhere)
 	}
 	old := filepath.Join(dir, state.OldName)
-	if err := os.WriteFile(old, []byte("bbolt"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(old, []byte("bbolt"), 0o600))
 	s, loaded := open(t, filepath.Join(dir, "placements.json"))
 	if loaded.Loss == nil || loaded.Loss.File != old {
 		t.Errorf("loaded %+v, want the loss of %s", loaded, old)
@@ -163,9 +151,7 @@ func TestTheFileOfAnEarlierVersionIsNotIgnored(t *testing.T) {
 	if got := readFile(t, old); got != "bbolt" {
 		t.Errorf("the old file has %q", got)
 	}
-	if err := s.SetLoss(nil); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, s.SetLoss(nil))
 	closed(t, s)
 	if _, loaded = open(t, filepath.Join(dir, "placements.json")); loaded.Loss != nil {
 		t.Errorf("the loss was cleared, and after a restart it is %+v", loaded.Loss)
@@ -222,9 +208,7 @@ func TestOpenRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := makeFile(t)
-			if err := c.prepare(t, path); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, c.prepare(t, path))
 			before := snapshot(t, filepath.Dir(path))
 			_, _, err := state.Open(path, slog.New(slog.DiscardHandler))
 			expectError(t, err, c.want, c.text)

@@ -15,6 +15,7 @@ import (
 
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/state"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func placement(i int) model.Placement {
@@ -50,9 +51,7 @@ func loss() *state.Loss {
 func open(t testing.TB, path string) (*state.Store, state.Loaded) {
 	t.Helper()
 	s, loaded, err := state.Open(path, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s, loaded
 }
@@ -60,17 +59,13 @@ func open(t testing.TB, path string) (*state.Store, state.Loaded) {
 func put(t *testing.T, s *state.Store, list ...model.Placement) {
 	t.Helper()
 	for _, p := range list {
-		if err := s.Put(p); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, s.Put(p))
 	}
 }
 
 func closed(t *testing.T, s *state.Store) {
 	t.Helper()
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, s.Close())
 }
 
 func TestARestartFinds(t *testing.T) {
@@ -135,9 +130,7 @@ func TestARestartFinds(t *testing.T) {
 			if name != "nothing" {
 				put(t, s, placements(3)...)
 			}
-			if err := c.change(s); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, c.change(s))
 			closed(t, s)
 			_, loaded = open(t, path)
 			if diff := cmp.Diff(c.want, loaded, cmpopts.EquateEmpty()); diff != "" {
@@ -187,8 +180,6 @@ func TestASecondManagerWaitsForTheFirst(t *testing.T) {
 func readFile(t *testing.T, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return string(data)
 }

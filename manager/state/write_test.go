@@ -13,6 +13,7 @@ import (
 
 	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func testPlacement(i int) model.Placement { return model.Placement{Pod: model.Pod{UID: fmt.Sprint(i)}} }
@@ -20,9 +21,7 @@ func testPlacement(i int) model.Placement { return model.Placement{Pod: model.Po
 func openTest(t *testing.T) *Store {
 	t.Helper()
 	s, _, err := Open(filepath.Join(t.TempDir(), "placements.json"), slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -85,9 +84,7 @@ func TestAChangeThatIsNotWritten(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := openTest(t)
-			if err := s.Put(testPlacement(0)); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, s.Put(testPlacement(0)))
 			s.replace = func([]byte) error { return fmt.Errorf("write: %w", c.err) }
 			if err := s.Put(testPlacement(1)); !errors.Is(err, c.err) || errors.Is(err, ErrBroken) != (c.want != nil) {
 				t.Errorf("the change was answered with %v", err)
@@ -110,9 +107,7 @@ func TestAChangeThatIsNotWritten(t *testing.T) {
 func TestAClosedStoreChangesNothing(t *testing.T) {
 	s := openTest(t)
 	for range 2 {
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, s.Close())
 	}
 	if err := s.Put(testPlacement(0)); !errors.Is(err, ErrClosed) {
 		t.Errorf("the change was answered with %v", err)
@@ -124,15 +119,11 @@ func FuzzParse(f *testing.F) {
 	c := content{resources: []string{"x/a"}, loss: &Loss{Reason: "r"}}
 	for i := range 2 {
 		r, err := newRecord(testPlacement(i))
-		if err != nil {
-			f.Fatal(err)
-		}
+		testenv.Must(f, err)
 		c.put(r)
 	}
 	data, err := c.format()
-	if err != nil {
-		f.Fatal(err)
-	}
+	testenv.Must(f, err)
 	f.Add(data)
 	f.Add(data[:len(data)/2])
 	f.Add(sign([]byte(`{"version": 2}`)))
@@ -146,9 +137,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		again, err := c.format()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		_, second, err := parse(again)
 		if err != nil || len(second.Placements) != len(loaded.Placements) {
 			t.Errorf("of %d placements %d are read again: %v", len(loaded.Placements), len(second.Placements), err)

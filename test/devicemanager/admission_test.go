@@ -27,6 +27,7 @@ import (
 
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // node is the kubelet's device manager and Topology Manager on a machine, with plugins that are called directly. It
@@ -57,21 +58,15 @@ func newNode(tb testing.TB, numa int, policy admission.Policy, scope admission.S
 	}
 	limit := map[string]string{topologymanager.MaxAllowableNUMANodes: "64"}
 	topology, err := topologymanager.NewManager(klog.Background(), nodes, string(policy), string(scope), limit)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testenv.Must(tb, err)
 	n := &node{topology: topology, random: random}
 	n.ManagerImpl, err = newManager(klog.Background(), filepath.Join(tb.TempDir(), "kubelet.sock"), nodes, topology)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testenv.Must(tb, err)
 	topology.AddHintProvider(klog.Background(), n)
 	active := func() []*v1.Pod { return n.pods }
 	sources := config.NewSourcesReady(func(sets.Set[string]) bool { return true })
 	err = n.Start(klog.Background(), active, sources, containermap.NewContainerMap(), sets.New[string]())
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testenv.Must(tb, err)
 	tb.Cleanup(func() {
 		if err := n.Stop(klog.Background()); err != nil {
 			tb.Error(err)
@@ -119,9 +114,7 @@ func (n *node) last() *step { return &n.seen[len(n.seen)-1] }
 func (n *node) connect(tb testing.TB, name string, prefers bool) {
 	tb.Helper()
 	p := &directPlugin{node: n, resource: name, prefers: prefers}
-	if err := n.PluginConnected(tb.Context(), name, p); err != nil {
-		tb.Fatal(err)
-	}
+	testenv.Must(tb, n.PluginConnected(tb.Context(), name, p))
 }
 
 // list is a plugin's ListAndWatch message.
@@ -445,9 +438,7 @@ func (c *comparison) affinity(
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
 		r := admission.Request{Count: limits[name], Reusable: reuse.Devices(name)}
 		hints, err := c.pools[name].Hints(c.topology, r)
-		if err != nil {
-			c.Fatal(err)
-		}
+		testenv.Must(c, err)
 		if diff := cmp.Diff(fromKubelet(s.hints[name]), hints); diff != "" {
 			c.Fatalf("hints of %s %s for %d of %s (-kubelet +ours):\n%s", p.UID, container, limits[name], name, diff)
 		}

@@ -23,6 +23,7 @@ import (
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/plugintest"
+	"gpu-cdi-plugin/test/lib/testenv"
 	managertest "gpu-cdi-plugin/test/manager"
 	"gpu-cdi-plugin/test/manager/behaviour"
 )
@@ -44,14 +45,12 @@ func newContender(b *testing.B, name string) *contender {
 	b.Helper()
 	dir := makeBenchDirectory(b)
 	registry := filepath.Join(dir, "registry")
-	if err := os.Mkdir(registry, 0o750); err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, os.Mkdir(registry, 0o750))
 	c := &contender{b: b}
 	c.Manager = constructors[name](b, behaviour.Config{
 		Dir: dir, Registry: registry, NUMANodes: []int{0, 1}, Policy: "none", Scope: "container",
 	})
-	c.must(c.Boot(behaviour.Boot{}))
+	testenv.Must(c.b, c.Boot(behaviour.Boot{}))
 	c.plugin = behaviour.NewPlugin(gpuName, filepath.Join(dir, "gpu.sock"))
 	c.plugin.Behave(plugintest.Behaviour{Allocate: answerAsAGPU})
 	ctx, cancel := context.WithCancel(b.Context())
@@ -66,7 +65,7 @@ func newContender(b *testing.B, name string) *contender {
 	}()
 	c.close = func() {
 		c.plugin.Stop()
-		c.must(c.Stop())
+		testenv.Must(c.b, c.Stop())
 		cancel()
 	}
 	return c
@@ -75,18 +74,9 @@ func newContender(b *testing.B, name string) *contender {
 func makeBenchDirectory(b *testing.B) string {
 	b.Helper()
 	dir, err := os.MkdirTemp("", "dm") //nolint:usetesting // the kubelet writes into it after it was stopped
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	b.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
-}
-
-func (c *contender) must(err error) {
-	c.b.Helper()
-	if err != nil {
-		c.b.Fatal(err)
-	}
 }
 
 // answerAsAGPU is what a plugin answers for a GPU: 339 bytes in the encoding of protobuf.
@@ -118,9 +108,9 @@ func manyGPUs(count int, health string) (list []*v1beta1.Device) {
 func (c *contender) plug(count int) time.Duration {
 	c.plugin.SetDevices(manyGPUs(count, v1beta1.Healthy)...)
 	c.plugin.Stop()
-	c.must(c.plugin.Serve())
+	testenv.Must(c.b, c.plugin.Serve())
 	begin := time.Now()
-	c.must(c.plugin.Register(c.b.Context(), filepath.Dir(c.plugin.Socket)))
+	testenv.Must(c.b, c.plugin.Register(c.b.Context(), filepath.Dir(c.plugin.Socket)))
 	c.await(count)
 	return time.Since(begin)
 }
@@ -245,7 +235,7 @@ func admitAlone(b *testing.B, sizes []int) (here []samples, floors samples, byte
 	for range admissions {
 		for _, i := range rand.Perm(len(all) + 1) {
 			if i == len(all) {
-				floors = append(floors, timed(func() { all[0].must(floor.run()) }))
+				floors = append(floors, timed(func() { testenv.Must(b, floor.run()) }))
 				continue
 			}
 			all[i].admitOneMore(sizes[i], &here[i], &bytes[i])
@@ -278,9 +268,9 @@ func admitBeside(b *testing.B, placed int) (here, kubelet samples, bytes []int64
 func (c *contender) admitOneMore(placed int, times *samples, bytes *int64) {
 	p := gpuPod(placed)
 	before := written(c.b)
-	*times = append(*times, timed(func() { c.must(c.Admit(c.b.Context(), p)) }))
+	*times = append(*times, timed(func() { testenv.Must(c.b, c.Admit(c.b.Context(), p)) }))
 	*bytes += (written(c.b) - before) / admissions
-	c.must(c.Release(p))
+	testenv.Must(c.b, c.Release(p))
 	if k, ok := c.Manager.(*Kubelet); ok {
 		k.UpdateAllocatedDevices(klog.Background())
 	}
@@ -296,15 +286,11 @@ func timed(do func()) time.Duration {
 func written(b *testing.B) int64 {
 	b.Helper()
 	data, err := os.ReadFile("/proc/self/io")
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	_, rest, _ := strings.Cut(string(data), "\nwrite_bytes: ")
 	line, _, _ := strings.Cut(rest, "\n")
 	n, err := strconv.ParseInt(line, 10, 64)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	return n
 }
 
@@ -318,13 +304,9 @@ type floor struct {
 func newFloor(b *testing.B, socket string) *floor {
 	b.Helper()
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	file, err := os.Create(filepath.Join(makeBenchDirectory(b), "floor"))
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	b.Cleanup(func() { _, _ = conn.Close(), file.Close() })
 	return &floor{client: v1beta1.NewDevicePluginClient(conn), file: file, data: make([]byte, 4096)}
 }
@@ -371,8 +353,8 @@ func restartsWithPods(b *testing.B, name string) (s samples) {
 	c.place(name, placed)
 	for range 11 {
 		c.plugin.Stop()
-		c.must(c.Stop())
-		s = append(s, timed(func() { c.must(c.Boot(behaviour.Boot{})) }))
+		testenv.Must(c.b, c.Stop())
+		s = append(s, timed(func() { testenv.Must(c.b, c.Boot(behaviour.Boot{})) }))
 	}
 	if ids := c.Devices(gpuPod(placed-1), "main")[gpuName]; len(ids) != 1 {
 		b.Fatalf("the last pod has %v", ids)
@@ -406,12 +388,12 @@ func compareHints(b *testing.B) (here, kubelet samples) {
 	c := newContender(b, "kubelet")
 	defer c.close()
 	k := c.Manager.(*Kubelet)
-	c.must(c.Stop())
+	testenv.Must(c.b, c.Stop())
 	k.config.NUMANodes = ids
-	c.must(c.Boot(behaviour.Boot{}))
+	testenv.Must(c.b, c.Boot(behaviour.Boot{}))
 	c.plugin.SetDevices(list...)
-	c.must(c.plugin.Serve())
-	c.must(c.plugin.Register(b.Context(), filepath.Dir(c.plugin.Socket)))
+	testenv.Must(c.b, c.plugin.Serve())
+	testenv.Must(c.b, c.plugin.Register(b.Context(), filepath.Dir(c.plugin.Socket)))
 	c.await(devices)
 	pool := admission.NewPool(gpuName)
 	pool.Set(resource)
@@ -431,7 +413,7 @@ func compareHints(b *testing.B) (here, kubelet samples) {
 		here = append(here, timed(func() {
 			var err error
 			hints, err = pool.Hints(topology, admission.Request{Count: 1})
-			c.must(err)
+			testenv.Must(c.b, err)
 		}))
 		for _, h := range hints {
 			got = append(got, fmt.Sprint(h.Nodes.IDs(), h.Preferred))

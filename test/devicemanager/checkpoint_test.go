@@ -12,6 +12,7 @@ import (
 	upstream "k8s.io/kubernetes/pkg/kubelet/cm/devicemanager/checkpoint"
 
 	naming "gpu-cdi-plugin/internal/kubelet"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // The kubelet's package and ours read what the other one wrote, and write the same bytes.
@@ -30,13 +31,9 @@ func TestTheKubeletsCheckpoint(t *testing.T) {
 			entries = nil
 		}
 		want, err := upstream.New(entries, ours.RegisteredDevices).MarshalCheckpoint()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		got, err := ours.Marshal()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		if diff := cmp.Diff(string(want), string(got)); diff != "" {
 			t.Fatalf("file %d (-kubelet +ours):\n%s", i, diff)
 		}
@@ -59,20 +56,12 @@ func TestTheKubeletLoadsOurCheckpoint(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4)) //nolint:gosec // the same files in each run
 	ours := randomCheckpoint(random)
 	data, err := ours.Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, naming.CheckpointName), data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
+	testenv.Must(t, os.WriteFile(filepath.Join(dir, naming.CheckpointName), data, 0o600))
 	manager, err := checkpointmanager.NewCheckpointManager(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	loaded := upstream.New(nil, nil)
-	if err := manager.GetCheckpoint(naming.CheckpointName, loaded); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, manager.GetCheckpoint(naming.CheckpointName, loaded))
 	entries, registered := loaded.GetData()
 	if diff := cmp.Diff(fmt.Sprint(ours.PodDeviceEntries), fmt.Sprint(entries)); diff != "" {
 		t.Errorf("entries (-ours +kubelet):\n%s", diff)
@@ -81,13 +70,9 @@ func TestTheKubeletLoadsOurCheckpoint(t *testing.T) {
 		t.Errorf("registered devices (-ours +kubelet):\n%s", diff)
 	}
 	// And back: the kubelet writes the file, and we read it.
-	if err := manager.CreateCheckpoint(naming.CheckpointName, loaded); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, manager.CreateCheckpoint(naming.CheckpointName, loaded))
 	written, err := os.ReadFile(filepath.Join(dir, naming.CheckpointName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if diff := cmp.Diff(string(data), string(written)); diff != "" {
 		t.Errorf("the file (-ours +kubelet):\n%s", diff)
 	}

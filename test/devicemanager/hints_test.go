@@ -14,6 +14,7 @@ import (
 
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // largeNode returns 128 devices on so many NUMA nodes of the kubelet's machine, and the pool with them.
@@ -43,9 +44,7 @@ func BenchmarkTopologyHints(b *testing.B) {
 		topology := admission.Topology{Policy: admission.PolicyBestEffort, Machine: 1<<numa - 1}
 		hints := func() []admission.Hint {
 			hints, err := pool.Hints(topology, admission.Request{Count: 20})
-			if err != nil {
-				b.Fatal(err)
-			}
+			testenv.Must(b, err)
 			return hints
 		}
 		kubelets := func() map[string][]topologymanager.TopologyHint {
@@ -130,9 +129,7 @@ func kubeletMerge(
 		}
 		for _, h := range r {
 			mask, err := bitmask.NewBitMask(h.Nodes.IDs()...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			hints[name] = append(
 				hints[name],
 				topologymanager.TopologyHint{NUMANodeAffinity: mask, Preferred: h.Preferred},
@@ -145,9 +142,7 @@ func kubeletMerge(
 	}
 	options := topologymanager.PolicyOptions{}
 	info, err := topologymanager.NewNUMAInfo(nodes, options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	merger := topologymanager.NewNonePolicy()
 	switch policy {
 	case admission.PolicyBestEffort:

@@ -5,19 +5,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 
 	"gpu-cdi-plugin/agent/plugin"
 	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/test/lib/testenv"
+	"gpu-cdi-plugin/test/manager/behaviour"
 )
 
 const gpuName = "nvidia.com/gpu"
@@ -44,7 +43,7 @@ type kubelet struct {
 
 func newKubelet(t *testing.T) *kubelet {
 	t.Helper()
-	k := &kubelet{dir: makeDirectory(t)}
+	k := &kubelet{dir: behaviour.MakeDirectory(t)}
 	k.start(t)
 	t.Cleanup(func() {
 		if err := k.Stop(); err != nil {
@@ -52,27 +51,6 @@ func newKubelet(t *testing.T) *kubelet {
 		}
 	})
 	return k
-}
-
-// makeDirectory makes a temporary directory. Device managers that were stopped write into it shortly after the
-// connection to their plugin ended, and make it again for that.
-func makeDirectory(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "device-plugins-") //nolint:usetesting // a late file would fail the test
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
-			err := os.RemoveAll(dir)
-			time.Sleep(50 * time.Millisecond)
-			if _, stat := os.Stat(dir); err == nil && errors.Is(stat, fs.ErrNotExist) {
-				return
-			}
-		}
-		t.Errorf("%s cannot be removed", dir)
-	})
-	return dir
 }
 
 func (k *kubelet) start(t *testing.T) {
@@ -85,9 +63,7 @@ func (k *kubelet) start(t *testing.T) {
 
 func (k *kubelet) restart(t *testing.T) {
 	t.Helper()
-	if err := k.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, k.Stop())
 	k.start(t)
 }
 
@@ -105,22 +81,15 @@ func (k *kubelet) admit(t *testing.T, name string, count int64) []string {
 func (k *kubelet) cdiNames(t *testing.T, pod *v1.Pod) []string {
 	t.Helper()
 	names, err := k.CDINames(t.Context(), pod)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return names
 }
 
 // awaitCounts waits until the kubelet counts so many devices.
 func (k *kubelet) awaitCounts(t *testing.T, capacity, allocatable int64) {
 	t.Helper()
-	want, deadline := Counts{capacity, allocatable}, time.Now().Add(time.Minute)
-	for k.Counts(gpuName) != want {
-		if time.Now().After(deadline) {
-			t.Fatalf("the kubelet counts %+v, want %+v", k.Counts(gpuName), want)
-		}
-		time.Sleep(time.Millisecond)
-	}
+	want := Counts{capacity, allocatable}
+	testenv.Eventually(t, fmt.Sprintf("the kubelet counts %+v", want), func() bool { return k.Counts(gpuName) == want })
 }
 
 // serve runs the plugin until the test ends or stop is called, without links between GPUs.
@@ -151,9 +120,7 @@ func servePreferring(
 		Allocate: plugin.AllocateOptions{Strategies: []resource.Strategy{resource.CDICRI}, Preference: prefer},
 		Log:      slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
-	if err := errors.Join(err, p.Update(withCDINames(list))); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, errors.Join(err, p.Update(withCDINames(list))))
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -177,31 +144,6 @@ func servePreferring(
 	return p, stop
 }
 
-func TestTheKubeletCountsTheAdvertisedDevices(t *testing.T) {
-	k := newKubelet(t)
-	p, _ := serve(t, k, gpus(8))
-	k.awaitCounts(t, 8, 8)
-	for _, c := range []struct {
-		name                  string
-		list                  []resource.Resource
-		capacity, allocatable int64
-	}{
-		{"one is unhealthy", gpus(8, 3), 8, 7},
-		{"one is gone", gpus(7), 7, 7},
-		{"all are unhealthy", gpus(2, 0, 1), 2, 0},
-		{"the resource is gone", nil, 0, 0},
-		{"all are back", gpus(8), 8, 8},
-		{"a node has very many", gpus(256), 256, 256},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if err := p.Update(withCDINames(c.list)); err != nil {
-				t.Fatal(err)
-			}
-			k.awaitCounts(t, c.capacity, c.allocatable)
-		})
-	}
-}
-
 func TestCapacityStaysWhenThePluginStops(t *testing.T) {
 	k := newKubelet(t)
 	_, stop := serve(t, k, gpus(8))
@@ -214,29 +156,6 @@ func TestCapacityStaysWhenThePluginStops(t *testing.T) {
 	serve(t, k, gpus(8))
 	k.awaitCounts(t, 8, 8)
 	k.admit(t, "on-time", 1)
-}
-
-func TestPodsKeepTheirDevicesThroughKubeletRestarts(t *testing.T) {
-	k := newKubelet(t)
-	serve(t, k, gpus(8))
-	k.awaitCounts(t, 8, 8)
-	before := k.admit(t, "steady", 2)
-	for range 50 {
-		k.restart(t)
-		k.awaitCounts(t, 8, 8)
-		if err := k.Admit(k.pods[0]); err != nil {
-			t.Fatalf("admit a pod from before the restart: %v", err)
-		}
-		if diff := cmp.Diff(before, k.cdiNames(t, k.pods[0])); diff != "" {
-			t.Fatalf("the pod's devices (-before +after a restart):\n%s", diff)
-		}
-	}
-	after := k.admit(t, "fresh", 4)
-	for _, name := range before {
-		if slices.Contains(after, name) {
-			t.Errorf("%s was allocated twice", name)
-		}
-	}
 }
 
 func TestContainersGetDevicesOfOneNUMANode(t *testing.T) {
@@ -255,21 +174,5 @@ func TestContainersGetDevicesOfOneNUMANode(t *testing.T) {
 	}
 	if err := k.Admit(Pod("third", gpuName, 1)); err == nil {
 		t.Error("a pod was admitted although all devices are allocated")
-	}
-}
-
-func TestUnhealthyDevicesAreNotAllocated(t *testing.T) {
-	k := newKubelet(t)
-	p, _ := serve(t, k, gpus(4))
-	k.awaitCounts(t, 4, 4)
-	if err := p.Update(withCDINames(gpus(4, 0, 2))); err != nil {
-		t.Fatal(err)
-	}
-	k.awaitCounts(t, 4, 2)
-	got := append(k.admit(t, "a", 1), k.admit(t, "b", 1)...)
-	slices.Sort(got)
-	list := gpus(4)[0].Devices
-	if diff := cmp.Diff([]string{"nvidia.com/gpu=" + list[1].UUID, "nvidia.com/gpu=" + list[3].UUID}, got); diff != "" {
-		t.Errorf("allocated devices (-want +got):\n%s", diff)
 	}
 }

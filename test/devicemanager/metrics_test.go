@@ -22,6 +22,7 @@ import (
 	pluginmetrics "k8s.io/kubernetes/pkg/kubelet/pluginmanager/metrics"
 
 	"gpu-cdi-plugin/manager/metrics"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // kubeletMetrics are those of the kubelet that the manager has too, after some calls.
@@ -55,13 +56,9 @@ func kubeletMetrics(t *testing.T) string {
 	plugins, sockets := cache.NewActualStateOfWorld(), cache.NewDesiredStateOfWorld()
 	pluginmetrics.Register(plugins, sockets)
 	for _, path := range []string{"/registry/a.sock", "/registry/b.sock"} {
-		if err := sockets.AddOrUpdatePlugin(t.Context(), path); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, sockets.AddOrUpdatePlugin(t.Context(), path))
 	}
-	if err := plugins.AddPlugin(t.Context(), cache.PluginInfo{SocketPath: "/registry/a.sock"}); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, plugins.AddPlugin(t.Context(), cache.PluginInfo{SocketPath: "/registry/a.sock"}))
 	own := regexp.MustCompile(`(?m)^.*plugin_manager_total_plugins.*\n`)
 	others := own.FindAllString(text(legacyregistry.Handler()), -1)
 	return text(basemetrics.HandlerFor(registry, basemetrics.HandlerOpts{})) + strings.Join(others, "")
@@ -81,9 +78,7 @@ const alone = "GPU_TEST_KUBELET_METRICS"
 // manager that is made first in a process is the one whose sockets are counted, and other tests make some.
 func TestMetricsAreTheKubelets(t *testing.T) {
 	if path := os.Getenv(alone); path != "" {
-		if err := os.WriteFile(path, []byte(kubeletMetrics(t)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(path, []byte(kubeletMetrics(t)), 0o600))
 		return
 	}
 	path := filepath.Join(t.TempDir(), "metrics")
@@ -93,9 +88,7 @@ func TestMetricsAreTheKubelets(t *testing.T) {
 		t.Fatalf("%v: %s", err, output)
 	}
 	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	m := metrics.New()
 	m.Registered(gpuName)
 	m.Allocated(gpuName, 500*time.Millisecond)
@@ -111,9 +104,7 @@ func TestMetricsAreTheKubelets(t *testing.T) {
 		return map[string]bool{"/registry/a.sock": true, "/registry/b.sock": false}
 	})
 	got, err := m.Text()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
 		t.Errorf("the kubelet's and the manager's (-kubelet +manager):\n%s", diff)
 	}

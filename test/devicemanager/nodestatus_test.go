@@ -18,6 +18,7 @@ import (
 
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/nodestatus"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // evictionReservation is what the kubelet reserves for its hard eviction thresholds.
@@ -84,9 +85,7 @@ func TestNodeStatusIsTheKubelets(t *testing.T) {
 		for reservedName, r := range reservations {
 			t.Run(machineName+", "+reservedName, func(t *testing.T) {
 				reserved, err := nodestatus.ParseReserved(r.system, r.kube, r.eviction)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				want := kubeletStatus(t, m, r.system, r.kube, r.eviction, devices)
 				if diff := cmp.Diff(want, nodestatus.Compute(m, reserved, devices)); diff != "" {
 					t.Errorf("-kubelet +ours:\n%s", diff)
@@ -112,9 +111,7 @@ func kubeletStatus(
 	capacity := kubeletcadvisor.CapacityFromMachineInfo(info)
 	capacity[v1.ResourceEphemeralStorage] = *resource.NewQuantity(m.EphemeralStorage, resource.BinarySI)
 	thresholds, err := eviction.ParseThresholdConfig(nil, pairs(hard, "<"), nil, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	forEviction := evictionReservation(thresholds, capacity)
 	reservation := func() v1.ResourceList {
 		sums := v1.ResourceList{}
@@ -147,9 +144,7 @@ func kubeletStatus(
 		func(klog.Logger, bool) v1.ResourceList { return capacity }, counts, reservation,
 		func(string, string, string) {}, func() *bool { return nil }, true)
 	node := &v1.Node{}
-	if err := set(t.Context(), node); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, set(t.Context(), node))
 	return nodestatus.Status{Capacity: texts(node.Status.Capacity), Allocatable: texts(node.Status.Allocatable)}
 }
 

@@ -11,25 +11,20 @@ import (
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // Without a preference the device manager takes any GPUs of a NUMA node. In each half of a DGX-1 only one pair has two
 // NVLinks and one PCIe switch: 2 and 3, and 6 and 7.
 func TestContainersGetThePreferredGPUs(t *testing.T) {
 	machine, err := sim.LoadMachine("dgx1-v100")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	snapshot := machine.Snapshot(sim.DefaultDriver)
 	node, err := allocator.NewGPUs(snapshot, allocator.DefaultWeights())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	c := resource.Config{Resource: gpuName, MIGStrategy: resource.MIGNone}
 	list, _, err := resource.Build(snapshot, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	k := newKubelet(t)
 	servePreferring(t, k, plugin.Preference{GPUs: func() *allocator.GPUs { return node }}, list)
 	k.awaitCounts(t, 8, 8)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"gpu-cdi-plugin/test/lib/testenv"
 	"gpu-cdi-plugin/test/manager/behaviour"
 )
 
@@ -29,9 +30,7 @@ func TestDifferencesAreDocumented(t *testing.T) {
 		}
 	}
 	got, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if diff := cmp.Diff(want, string(got)); diff != "" {
 		t.Errorf("%s (-want +got; -update writes it):\n%s", path, diff)
 	}

@@ -7,18 +7,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
-	"k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
 	"gpu-cdi-plugin/manager/api"
 	"gpu-cdi-plugin/test/lib/plugintest"
@@ -32,13 +26,9 @@ const gpu = "example.com/gpu"
 func (p *program) plug(plugin *plugintest.Plugin, devices int) {
 	p.Helper()
 	plugin.Stop()
-	if err := plugin.Serve(filepath.Join(p.plugins, "gpu.sock")); err != nil {
-		p.Fatal(err)
-	}
+	testenv.Must(p, plugin.Serve(filepath.Join(p.plugins, "gpu.sock")))
 	p.Cleanup(plugin.Stop)
-	if err := plugin.Register(p.Context(), filepath.Join(p.plugins, "kubelet.sock")); err != nil {
-		p.Fatal(err)
-	}
+	testenv.Must(p, plugin.Register(p.Context(), filepath.Join(p.plugins, "kubelet.sock")))
 	p.await("the devices are counted", func() bool { return p.allocatable(gpu) == devices })
 }
 
@@ -60,9 +50,7 @@ func (p *program) manifest(name string, count int) string {
 		gpu,
 		count,
 	)
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		p.Fatal(err)
-	}
+	testenv.Must(p, os.WriteFile(path, []byte(text), 0o644))
 	return path
 }
 
@@ -109,24 +97,16 @@ func TestAnInterruptedAdmissionSaysThatThePodIsPlaced(t *testing.T) {
 	})
 	p.plug(plugin, 1)
 	log, err := os.Create(filepath.Join(p.dir, "admit.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer log.Close()
 	admit, err := proc.Start(proc.Cmd{Args: []string{
 		shared.Program(t, "device-manager"), "admit", "-f", p.manifest("slow", 1), "-o", "podman",
 		"--api-socket", filepath.Join(p.dir, "api", "manager.sock"),
 	}}, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { _ = admit.Kill() })
-	if err := plugin.WaitCalls(t.Context(), func(c plugintest.Calls) bool { return c.PreStart == 1 }); err != nil {
-		t.Fatal(err)
-	}
-	if err := admit.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, plugin.WaitCalls(t.Context(), func(c plugintest.Calls) bool { return c.PreStart == 1 }))
+	testenv.Must(t, admit.Signal(syscall.SIGINT))
 	<-admit.Done()
 	text, err := os.ReadFile(log.Name())
 	if err != nil || admit.Code() != 130 || !strings.Contains(string(text), "pod default/slow keeps its devices") ||
@@ -144,16 +124,12 @@ func TestTheGroupMayAsk(t *testing.T) {
 	const user, group = 54321, 54322
 	p := newProgram(t)
 	p.options = []string{"--api-group", strconv.Itoa(group)}
-	if err := os.Chmod(p.dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Chmod(p.dir, 0o755))
 	p.start()
 	p.plug(plugintest.New(gpu, plugintest.Devices(2)...), 2)
 	program := filepath.Join(p.dir, "device-manager") // where every user can run it
 	data, err := os.ReadFile(shared.Program(t, "device-manager"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	testenv.WriteProgram(t, program, data)
 	manifest := p.manifest("theirs", 1)
 	ask := func(code int, groups []string, verb ...string) proc.Result {
@@ -180,96 +156,12 @@ func TestTheGroupMayAsk(t *testing.T) {
 	ask(0, []string{"--regid", strconv.Itoa(user), "--groups", strconv.Itoa(group)}, "admit", "-f", manifest)
 	var list api.PodList
 	inside := []string{"--regid", strconv.Itoa(group), "--clear-groups"}
-	if err := json.Unmarshal([]byte(ask(0, inside, "pods", "-o", "json").Stdout), &list); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, json.Unmarshal([]byte(ask(0, inside, "pods", "-o", "json").Stdout), &list))
 	if len(list.Items) != 1 || list.Items[0].Caller.UID != user || list.Items[0].Caller.GID != user ||
 		list.Items[0].Caller.PID == 0 {
 		t.Errorf("the placement does not have its caller: %+v", list.Items)
 	}
 	ask(0, inside, "release", "theirs")
-}
-
-// TestPodResourcesOfTheProgram asks the PodResources service as monitoring agents do.
-func TestPodResourcesOfTheProgram(t *testing.T) {
-	t.Parallel()
-	p := newProgram(t)
-	p.start()
-	p.plug(plugintest.New(gpu, plugintest.Devices(3)...), 3)
-	p.verb(0, "admit", "-f", p.manifest("training", 2))
-	conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, "pod-resources", "kubelet.sock"),
-		grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	client := podresources.NewPodResourcesListerClient(conn)
-	devices := func(list []*podresources.ContainerDevices) (ids []string) {
-		for _, d := range list {
-			if d.ResourceName != gpu {
-				t.Errorf("the resource is %q", d.ResourceName)
-			}
-			ids = append(ids, d.DeviceIds...)
-		}
-		slices.Sort(ids)
-		return ids
-	}
-	expect := func(what string, err error, got, want any) {
-		t.Helper()
-		if diff := cmp.Diff(want, got); err != nil || diff != "" {
-			t.Errorf("%s: %v, -want +got:\n%s", what, err, diff)
-		}
-	}
-	type container struct {
-		Pod, Name string
-		Devices   []string
-	}
-	want := []container{{"default/training", "main", []string{"gpu-0000", "gpu-0001"}}}
-
-	all, err := client.List(t.Context(), &podresources.ListPodResourcesRequest{})
-	var got []container
-	for _, pod := range all.GetPodResources() {
-		for _, c := range pod.Containers {
-			got = append(got, container{pod.Namespace + "/" + pod.Name, c.Name, devices(c.Devices)})
-		}
-	}
-	expect("List", err, got, want)
-
-	one, err := client.Get(
-		t.Context(),
-		&podresources.GetPodResourcesRequest{PodNamespace: "default", PodName: "training"},
-	)
-	got = nil
-	for _, c := range one.GetPodResources().GetContainers() {
-		got = append(got, container{"default/training", c.Name, devices(c.Devices)})
-	}
-	expect("Get", err, got, want)
-
-	allocatable, err := client.GetAllocatableResources(t.Context(), &podresources.AllocatableResourcesRequest{})
-	expect(
-		"GetAllocatableResources",
-		err,
-		devices(allocatable.GetDevices()),
-		[]string{"gpu-0000", "gpu-0001", "gpu-0002"},
-	)
-
-	old, err := v1alpha1.NewPodResourcesListerClient(conn).List(t.Context(), &v1alpha1.ListPodResourcesRequest{})
-	got = nil
-	for _, pod := range old.GetPodResources() {
-		for _, c := range pod.Containers {
-			var ids []string
-			for _, d := range c.Devices {
-				ids = append(ids, d.DeviceIds...)
-			}
-			slices.Sort(ids)
-			got = append(got, container{pod.Namespace + "/" + pod.Name, c.Name, ids})
-		}
-	}
-	expect("List of v1alpha1", err, got, want)
-
-	p.verb(0, "release", "training")
-	all, err = client.List(t.Context(), &podresources.ListPodResourcesRequest{})
-	expect("List after the release", err, len(all.GetPodResources()), 0)
 }
 
 // TestDamageIsRepairedOnTheCommandLine damages the state while the manager is down. All devices are withheld until they
@@ -281,17 +173,13 @@ func TestDamageIsRepairedOnTheCommandLine(t *testing.T) {
 	plugin := plugintest.New(gpu, plugintest.Devices(4)...)
 	p.plug(plugin, 4)
 	p.verb(0, "admit", "-f", p.manifest("forgotten", 2))
-	if err := p.process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, p.process.Kill())
 	path := filepath.Join(p.dir, "state", "placements.json")
 	data, err := os.ReadFile(path)
 	if err != nil || !bytes.Contains(data, []byte("gpu-0001")) {
 		t.Fatalf("the file does not have the device: %v", err)
 	}
-	if err := os.WriteFile(path, bytes.ReplaceAll(data, []byte("gpu-0001"), []byte("gpu-0\x801")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(path, bytes.ReplaceAll(data, []byte("gpu-0001"), []byte("gpu-0\x801")), 0o600))
 
 	p.start()
 	p.plug(plugin, 0)

@@ -10,6 +10,7 @@ import (
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/lib/suite"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // TestSlowForeignPluginIsDriven has NVIDIA's device plugin, unmodified, register with the manager. Pods get its GPUs,
@@ -22,12 +23,8 @@ func TestSlowForeignPluginIsDriven(t *testing.T) {
 	p := newProgram(t)
 	// The plugin has the usual directory in the node, whose path is too long for a socket.
 	dir := filepath.Join(node.Root(), "var/lib/kubelet/device-plugins")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(dir, p.plugins); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.MkdirAll(dir, 0o755))
+	testenv.Must(t, os.Symlink(dir, p.plugins))
 	p.start()
 	foreign, err := proc.Start(proc.Cmd{
 		Args: []string{
@@ -36,21 +33,15 @@ func TestSlowForeignPluginIsDriven(t *testing.T) {
 		},
 		Dir: "/", Env: []string{"PATH=/usr/sbin:/usr/bin"}, Chroot: node.Root(),
 	}, p.log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { _ = foreign.Kill() })
 	counted := func() bool { return p.allocatable(resource) == gpus }
 	p.await("the GPUs are counted", counted)
 
 	pod, err := p.admit(t.Context(), "pair", resource, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	started, err := p.api.Start(t.Context(), "pair", "main")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	var named []string
 	for _, name := range started.CDIDevices {
 		_, id, _ := strings.Cut(name, "=")
@@ -60,15 +51,11 @@ func TestSlowForeignPluginIsDriven(t *testing.T) {
 	if ids := idsOf(pod); len(ids) != 2 || !slices.Equal(ids, named) {
 		t.Errorf("the pod has %v, its container %v", ids, started.CDIDevices)
 	}
-	if err := p.process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, p.process.Kill())
 	p.start()
 	p.await("the plugin has registered again", counted)
 	rest, err := p.admit(t.Context(), "rest", resource, gpus-2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for _, id := range idsOf(rest) {
 		if slices.Contains(named, id) {
 			t.Errorf("%s was given twice", id)

@@ -14,6 +14,7 @@ import (
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // TestAnImportThatFailsChangesNothing imports a pod, and then others in a way that cannot end well.
@@ -33,13 +34,9 @@ func TestAnImportThatFailsChangesNothing(t *testing.T) {
 			})
 		}
 		data, err := manager.NewCheckpoint(placements, map[string][]string{"example.com/gpu": {}}).Marshal()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		path := filepath.Join(p.dir, name)
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(path, data, 0o600))
 		return path
 	}
 	named := func(name string) func(int) string { return func(i int) string { return fmt.Sprint(name, i) } }
@@ -48,9 +45,7 @@ func TestAnImportThatFailsChangesNothing(t *testing.T) {
 		return []string{program, "checkpoint", name, file, "--state-dir", state}
 	}
 	fifo := filepath.Join(p.dir, "fifo")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, unix.Mkfifo(fifo, 0o600))
 	proc.Must(t, 0, proc.Cmd{Args: verb("import", write("first", 1, named("first")))})
 	before := proc.Must(t, 0, proc.Cmd{Args: verb("export", "-")}).Stdout
 	third := func(i int) string { return []string{"a", "b", strings.Repeat("c", 254), "d"}[i] }

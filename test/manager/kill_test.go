@@ -16,6 +16,7 @@ import (
 
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/api"
+	"gpu-cdi-plugin/test/lib/testenv"
 	"gpu-cdi-plugin/test/manager/behaviour"
 )
 
@@ -37,12 +38,8 @@ func TestSlowNothingAcknowledgedIsLostWhenTheManagerIsKilled(t *testing.T) {
 	c := &checker{program: p, known: map[string]record{}}
 	plug := func() {
 		plugin.Stop()
-		if err := plugin.Serve(); err != nil {
-			t.Fatal(err)
-		}
-		if err := plugin.Register(t.Context(), p.plugins); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, plugin.Serve())
+		testenv.Must(t, plugin.Register(t.Context(), p.plugins))
 		p.await("the devices are counted", func() bool { return p.allocatable(killed) == devices })
 	}
 	for round := range *kills {
@@ -56,9 +53,7 @@ func TestSlowNothingAcknowledgedIsLostWhenTheManagerIsKilled(t *testing.T) {
 		}
 		c.awaitAnswers(rand.IntN(30))
 		time.Sleep(time.Duration(rand.Int64N(int64(4 * time.Millisecond))))
-		if err := p.process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, p.process.Kill())
 		cancel()
 		clients.Wait()
 		if t.Failed() {
@@ -205,9 +200,7 @@ func (c *checker) check() {
 		}
 	}
 	pods, err := c.api.Pods(c.Context())
-	if err != nil {
-		c.Fatal(err)
-	}
+	testenv.Must(c, err)
 	holders, there := map[string]string{}, map[string]bool{}
 	for _, p := range pods {
 		uid, ids := p.Metadata.UID, idsOf(p)

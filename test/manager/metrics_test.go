@@ -14,6 +14,7 @@ import (
 
 	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/test/lib/plugintest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // The program joins the metrics with what they measure.
@@ -23,16 +24,12 @@ func TestTheProgramServesMetrics(t *testing.T) {
 	p.start()
 	for _, dir := range []string{p.plugins, filepath.Join(p.dir, "registry")} {
 		plugin := plugintest.New(resource, plugintest.Devices(1)...)
-		if err := plugin.Serve(filepath.Join(dir, "gpu.sock")); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, plugin.Serve(filepath.Join(dir, "gpu.sock")))
 		t.Cleanup(plugin.Stop)
 		if dir != p.plugins {
 			continue
 		}
-		if err := plugin.Register(t.Context(), filepath.Join(p.plugins, "kubelet.sock")); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, plugin.Register(t.Context(), filepath.Join(p.plugins, "kubelet.sock")))
 	}
 	p.await("the devices can be allocated", func() bool { return p.allocatable(resource) == 1 })
 	if _, err := p.admit(t.Context(), "a", resource, 1); err != nil {
@@ -40,9 +37,7 @@ func TestTheProgramServesMetrics(t *testing.T) {
 	}
 	conn, err := grpc.NewClient("unix:"+filepath.Join(p.dir, "pod-resources", "kubelet.sock"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer conn.Close()
 	pods := podresources.NewPodResourcesListerClient(conn)
 	if _, err := pods.List(t.Context(), &podresources.ListPodResourcesRequest{}); err != nil {
@@ -64,9 +59,7 @@ func (p *program) metrics() string {
 	p.Helper()
 	client := unixsocket.NewHTTPClient(filepath.Join(p.dir, "api", "manager.sock"), 10*time.Second)
 	answer, err := client.Get("http://manager/metrics")
-	if err != nil {
-		p.Fatal(err)
-	}
+	testenv.Must(p, err)
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
 	if err != nil || answer.StatusCode != http.StatusOK {

@@ -6,10 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"gpu-cdi-plugin/manager/api"
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // program is `device-manager serve`, in directories of its own.
@@ -26,9 +26,7 @@ type program struct {
 func newProgram(t *testing.T) *program {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "dm") //nolint:usetesting // t.TempDir may be too long for the paths of sockets
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	p := &program{
 		T:       t,
 		dir:     dir,
@@ -62,9 +60,7 @@ func (p *program) start() {
 		"--state-dir", filepath.Join(p.dir, "state"), "--api-socket", filepath.Join(p.dir, "api", "manager.sock"),
 		"--pod-resources-socket", filepath.Join(p.dir, "pod-resources", "kubelet.sock"),
 	}, p.options...), Env: append(os.Environ(), "GOTRACEBACK=all")}, p.log)
-	if err != nil {
-		p.Fatal(err)
-	}
+	testenv.Must(p, err)
 	p.await("the manager answers", func() bool {
 		select {
 		case <-p.process.Done():
@@ -78,19 +74,13 @@ func (p *program) start() {
 
 func (p *program) await(what string, ok func() bool) {
 	p.Helper()
-	for begin := time.Now(); !ok(); time.Sleep(time.Millisecond) {
-		if time.Since(begin) > time.Minute {
-			p.Fatalf("it did not happen that %s", what)
-		}
-	}
+	testenv.Eventually(p.T, what, ok)
 }
 
 // allocatable is the number of healthy devices of a resource.
 func (p *program) allocatable(resource string) int {
 	list, err := p.api.Devices(p.Context())
-	if err != nil {
-		p.Fatal(err)
-	}
+	testenv.Must(p, err)
 	for _, r := range list.Items {
 		if r.Name == resource {
 			return r.Allocatable

@@ -10,6 +10,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 const nic = "example.com/nic"
@@ -87,7 +88,7 @@ var admission = []Case{
 			p.Stop()
 			p.SetDevices(list...)
 			n.add(p)
-			n.counts(gpu, 2, 1)
+			n.awaitCounts(gpu, Counts{Capacity: 2, Allocatable: 1})
 			if n.faulty() {
 				n.refuse(single("a", 1), "Allocate failed due to previously allocated devices are no longer healthy; "+
 					"cannot allocate unhealthy devices example.com/gpu, which is unexpected")
@@ -217,7 +218,7 @@ var admission = []Case{
 			p := n.prepare(gpu, numbered(4)...)
 			p.Behave(does{Options: withPreference})
 			n.add(p)
-			n.counts(gpu, 4, 4)
+			n.awaitCounts(gpu, Counts{Capacity: 4, Allocatable: 4})
 			n.admit(single("a", 1))
 			asked, answer := make(chan struct{}), make(chan struct{})
 			p.Behave(does{Preferred: func(_ context.Context, r *available) ([]string, error) {
@@ -262,7 +263,7 @@ var admission = []Case{
 				n.release(single("a", 3))
 			}
 			running.Wait()
-			n.counts(gpu, 100, 100)
+			n.awaitCounts(gpu, Counts{Capacity: 100, Allocatable: 100})
 		},
 	},
 }
@@ -319,9 +320,7 @@ var initContainers = []Case{
 			p := withInit(pod("a", container("main", limits{gpu: 2})), container("init", limits{gpu: 4}))
 			n.admit(p)
 			n.refuse(single("b", 5), "Available: 4")
-			if err := n.Ended(p, "init"); err != nil {
-				n.Fatal(err)
-			}
+			testenv.Must(n, n.Ended(p, "init"))
 			if n.faulty() {
 				n.refuse(single("b", 5), "Available: 4")
 				return

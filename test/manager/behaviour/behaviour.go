@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // Manager is a device manager that a case drives. Its directory has kubelet.sock and the sockets of the plugins.
@@ -127,11 +128,9 @@ func Test(t *testing.T, s Subject) {
 func test(t *testing.T, s Subject, c Case) {
 	n := &Node{T: t, config: c.Config, differs: c.Kubelet != "" && !c.OursOnly}
 	n.kubelet = s.Kubelet && c.Kubelet != ""
-	n.config.Dir = makeDirectory(t)
+	n.config.Dir = MakeDirectory(t)
 	n.config.Registry = filepath.Join(n.config.Dir, "registry")
-	if err := os.Mkdir(n.config.Registry, 0o750); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Mkdir(n.config.Registry, 0o750))
 	if n.config.NUMANodes == nil {
 		n.config.NUMANodes = []int{0, 1}
 	}
@@ -154,23 +153,19 @@ func test(t *testing.T, s Subject, c Case) {
 	}
 }
 
-// makeDirectory creates a directory with a short name, since paths of sockets have at most 107 bytes. The kubelet's
+// MakeDirectory creates a directory with a short name, since paths of sockets have at most 107 bytes. The kubelet's
 // device manager recreates its directory and writes into it shortly after it was stopped.
-func makeDirectory(t testing.TB) string {
+func MakeDirectory(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "dm") //nolint:usetesting // its names are long, and it minds late files
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() {
-		for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		testenv.Eventually(t, dir+" stays removed", func() bool {
 			err := os.RemoveAll(dir)
 			time.Sleep(20 * time.Millisecond)
-			if _, stat := os.Stat(dir); err == nil && errors.Is(stat, os.ErrNotExist) {
-				return
-			}
-		}
-		t.Errorf("%s cannot be removed", dir)
+			_, stat := os.Stat(dir)
+			return err == nil && errors.Is(stat, os.ErrNotExist)
+		})
 	})
 	return dir
 }

@@ -23,7 +23,7 @@ var containers = []Case{
 				return nil
 			}})
 			n.add(p)
-			n.counts(gpu, 4, 4)
+			n.awaitCounts(gpu, Counts{Capacity: 4, Allocatable: 4})
 			n.admit(single("a", 2))
 			n.equal("calls", 0, len(calls))
 			first := n.start(single("a", 2), "main")
@@ -39,7 +39,7 @@ var containers = []Case{
 			p := n.prepare(gpu, numbered(4)...)
 			p.Behave(does{Options: withPreStart})
 			n.add(p)
-			n.counts(gpu, 4, 4)
+			n.awaitCounts(gpu, Counts{Capacity: 4, Allocatable: 4})
 			n.admit(single("a", 0))
 			n.start(single("a", 0), "main")
 			n.equal("calls", []int{0, 0}, []int{p.Calls().PreStart, p.Calls().Allocate})
@@ -53,7 +53,7 @@ var containers = []Case{
 			notYet := func(context.Context, []string) error { return errors.New("not yet") }
 			p.Behave(does{Options: withPreStart, PreStart: notYet})
 			n.add(p)
-			n.counts(gpu, 1, 1)
+			n.awaitCounts(gpu, Counts{Capacity: 1, Allocatable: 1})
 			n.admit(single("a", 1))
 			_, err := n.Start(n.Context(), single("a", 1), "main")
 			if err == nil || !strings.Contains(err.Error(), "device plugin PreStartContainer rpc failed with err:") {
@@ -155,7 +155,7 @@ var containers = []Case{
 			p := n.prepare(gpu, numbered(1)...)
 			p.Behave(does{Options: withPreStart})
 			n.add(p)
-			n.counts(gpu, 1, 1)
+			n.awaitCounts(gpu, Counts{Capacity: 1, Allocatable: 1})
 			n.admit(single("a", 1))
 			p.Stop()
 			n.restart(Boot{})
@@ -197,7 +197,7 @@ var health = []Case{
 			n.admit(single("a", 2))
 			n.drain()
 			p.SetDevices(device("a"))
-			n.counts(gpu, 1, 1)
+			n.awaitCounts(gpu, Counts{Capacity: 1, Allocatable: 1})
 			want := map[string]string{"a": "Healthy", "b": "Unknown"}
 			if n.faulty() {
 				want["b"] = "Healthy"
@@ -206,7 +206,7 @@ var health = []Case{
 			}
 			n.equal("health without device b", map[string]map[string]string{gpu: want}, n.Health(single("a", 2)))
 			p.Stop()
-			n.counts(gpu, 1, 0)
+			n.awaitCounts(gpu, Counts{Capacity: 1, Allocatable: 0})
 			if !n.faulty() {
 				want["a"] = "Unknown"
 				n.announced("uid-a")

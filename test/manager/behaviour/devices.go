@@ -14,15 +14,15 @@ var devices = []Case{
 		Mirrors: "TestUpdateCapacityAllocatable",
 		Run: func(n *Node) {
 			p := n.plug(gpu, device("a"), device("b"), unhealthy("c"))
-			n.counts(gpu, 3, 2)
+			n.awaitCounts(gpu, Counts{Capacity: 3, Allocatable: 2})
 			p.SetDevices(device("a"), device("b"))
-			n.counts(gpu, 2, 2)
+			n.awaitCounts(gpu, Counts{Capacity: 2, Allocatable: 2})
 			p.SetDevices(device("a"), unhealthy("b"), unhealthy("c"))
-			n.counts(gpu, 3, 1)
+			n.awaitCounts(gpu, Counts{Capacity: 3, Allocatable: 1})
 			p.SetDevices(unhealthy("b"), unhealthy("c"))
-			n.counts(gpu, 2, 0)
+			n.awaitCounts(gpu, Counts{Capacity: 2, Allocatable: 0})
 			p.SetDevices()
-			n.counts(gpu, 0, 0)
+			n.awaitCounts(gpu, Counts{Capacity: 0, Allocatable: 0})
 		},
 	},
 	{
@@ -32,7 +32,7 @@ var devices = []Case{
 			p := n.plug(gpu, device("a"))
 			p.SetDevices(device("a"), &v1beta1.Device{ID: "b", Health: "weird"}, &v1beta1.Device{ID: "c"},
 				&v1beta1.Device{ID: "d", Health: "healthy"})
-			n.counts(gpu, 4, 1)
+			n.awaitCounts(gpu, Counts{Capacity: 4, Allocatable: 1})
 		},
 	},
 	{
@@ -41,7 +41,7 @@ var devices = []Case{
 		Run: func(n *Node) {
 			n.plug(gpu, numbered(3)...)
 			n.admit(single("a", 2))
-			n.counts(gpu, 3, 3)
+			n.awaitCounts(gpu, Counts{Capacity: 3, Allocatable: 3})
 		},
 	},
 	{
@@ -53,9 +53,9 @@ var devices = []Case{
 			p := n.plug(gpu, device("x"))
 			p.SetDevices(unhealthy("a"), device("a"), unhealthy("b"))
 			if n.faulty() {
-				n.counts(gpu, 3, 1)
+				n.awaitCounts(gpu, Counts{Capacity: 3, Allocatable: 1})
 			} else {
-				n.counts(gpu, 2, 0)
+				n.awaitCounts(gpu, Counts{Capacity: 2, Allocatable: 0})
 			}
 		},
 	},
@@ -65,7 +65,7 @@ var devices = []Case{
 		Run: func(n *Node) {
 			p := n.plug(gpu, device("a"), unhealthy("b"))
 			p.Stop()
-			n.counts(gpu, 2, 0)
+			n.awaitCounts(gpu, Counts{Capacity: 2, Allocatable: 0})
 			n.refuse(single("late", 1), "no healthy devices present; cannot allocate unhealthy devices "+gpu)
 			p.SetDevices(numbered(2)...)
 			n.again(p, 2)
@@ -79,9 +79,9 @@ var devices = []Case{
 		Run: func(n *Node) {
 			p := n.plug(gpu, numbered(2)...)
 			p.Stop()
-			n.counts(gpu, 2, 0)
+			n.awaitCounts(gpu, Counts{Capacity: 2, Allocatable: 0})
 			n.Expire()
-			n.counts(gpu, 0, 0)
+			n.awaitCounts(gpu, Counts{Capacity: 0, Allocatable: 0})
 			n.again(p, 2)
 			n.admit(single("on-time", 2))
 		},
@@ -94,9 +94,9 @@ var devices = []Case{
 			p := n.plug(gpu, numbered(2)...)
 			n.admit(single("a", 1))
 			p.Stop()
-			n.counts(gpu, 2, 0)
+			n.awaitCounts(gpu, Counts{Capacity: 2, Allocatable: 0})
 			n.Expire()
-			n.counts(gpu, 0, 0)
+			n.awaitCounts(gpu, Counts{Capacity: 0, Allocatable: 0})
 			n.refuse(single("late", 1), "cannot allocate unregistered device example.com/gpu")
 		},
 	},

@@ -22,7 +22,7 @@ var faults = []Case{
 			fresh := n.plug(gpu, numbered(5)...)
 			old.Stop()
 			fresh.SetDevices(numbered(6)...)
-			n.counts(gpu, 6, 6)
+			n.awaitCounts(gpu, Counts{Capacity: 6, Allocatable: 6})
 			n.admit(single("a", 6))
 		},
 	},
@@ -33,7 +33,7 @@ var faults = []Case{
 			old := n.plug(gpu, numbered(4)...)
 			n.plug(gpu, numbered(5)...).Stop()
 			old.SetDevices(numbered(6)...)
-			n.counts(gpu, 6, 6)
+			n.awaitCounts(gpu, Counts{Capacity: 6, Allocatable: 6})
 			n.await("the other instance allocates devices", func() bool { return n.try(single("a", 6)) == nil })
 			n.equal("calls of Allocate", 1, old.Calls().Allocate)
 		},
@@ -51,7 +51,7 @@ var faults = []Case{
 					n.Errorf("register: %v", err)
 				}
 				n.await("a second ListAndWatch", func() bool { return p.Calls().Watch == 2 })
-				n.counts(gpu, 2, 2)
+				n.awaitCounts(gpu, Counts{Capacity: 2, Allocatable: 2})
 				n.admit(single("a", 2))
 				return
 			}
@@ -60,11 +60,11 @@ var faults = []Case{
 			}
 			n.equal("calls of ListAndWatch", 1, p.Calls().Watch)
 			p.SetDevices(numbered(3)...)
-			n.counts(gpu, 3, 3)
+			n.awaitCounts(gpu, Counts{Capacity: 3, Allocatable: 3})
 			n.admit(single("a", 3))
 			p.Stop()
 			n.plug(nic, device("n0")) // while the end could be noticed
-			n.counts(gpu, 3, 3)
+			n.awaitCounts(gpu, Counts{Capacity: 3, Allocatable: 3})
 			n.refuse(single("b", 1), "")
 		},
 	},
@@ -81,7 +81,7 @@ var faults = []Case{
 			}
 			n.admit(single("a", 1))
 			old.Stop()
-			n.counts(gpu, 2, 0)
+			n.awaitCounts(gpu, Counts{Capacity: 2, Allocatable: 0})
 			n.refuse(single("b", 1), noHealthy)
 		},
 	},
@@ -114,7 +114,7 @@ var faults = []Case{
 			p := n.plug(gpu, device("a"))
 			p.Behave(does{Allocate: func(ctx context.Context, ids []string) (*response, error) {
 				p.SetDevices(device("b"), device("c"))
-				n.counts(gpu, 2, 2)
+				n.awaitCounts(gpu, Counts{Capacity: 2, Allocatable: 2})
 				return p.plain(ctx, ids)
 			}})
 			first := n.try(single("a", 1))
@@ -136,7 +136,7 @@ var faults = []Case{
 			p := n.plug(gpu, device("a", 0))
 			n.admit(single("a", 1))
 			p.SetDevices(device("b", 0), device("c", 1))
-			n.counts(gpu, 2, 2)
+			n.awaitCounts(gpu, Counts{Capacity: 2, Allocatable: 2})
 			n.restart(Boot{})
 			n.again(p, 2)
 			n.admit(single("a", 1))
@@ -211,10 +211,10 @@ var faults = []Case{
 			}
 			p.SetDevices(list...)
 			if n.faulty() {
-				n.counts(gpu, 1, 0)
+				n.awaitCounts(gpu, Counts{Capacity: 1, Allocatable: 0})
 				return
 			}
-			n.counts(gpu, len(list), len(list))
+			n.awaitCounts(gpu, Counts{Capacity: len(list), Allocatable: len(list)})
 			n.admit(single("a", 2))
 		},
 	},
@@ -293,9 +293,9 @@ var hostile = []Case{
 				n.Errorf("register: %v", err)
 			}
 			if n.faulty() {
-				n.counts(gpu, 1, 1)
+				n.awaitCounts(gpu, Counts{Capacity: 1, Allocatable: 1})
 				outside.Stop()
-				n.counts(gpu, 1, 0)
+				n.awaitCounts(gpu, Counts{Capacity: 1, Allocatable: 0})
 			} else {
 				n.equal("counts", Counts{}, n.Counts(gpu))
 			}
@@ -310,7 +310,7 @@ var hostile = []Case{
 				p.SetDevices(numbered(1 + i%50)...)
 			}
 			p.SetDevices(numbered(7)...)
-			n.counts(gpu, 7, 7)
+			n.awaitCounts(gpu, Counts{Capacity: 7, Allocatable: 7})
 		},
 	},
 }

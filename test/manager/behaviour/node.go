@@ -13,6 +13,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // patience is how long a case waits before it fails.
@@ -76,9 +77,7 @@ func (n *Node) add(p *Plugin) *Plugin {
 
 func (n *Node) serve(p *Plugin) {
 	n.Helper()
-	if err := p.Serve(); err != nil {
-		n.Fatal(err)
-	}
+	testenv.Must(n, p.Serve())
 }
 
 func (n *Node) register(p *Plugin) {
@@ -98,7 +97,7 @@ func (n *Node) plug(resource string, list ...*v1beta1.Device) *Plugin {
 			healthy++
 		}
 	}
-	n.counts(resource, len(list), healthy)
+	n.awaitCounts(resource, Counts{Capacity: len(list), Allocatable: healthy})
 	return p
 }
 
@@ -108,33 +107,24 @@ func (n *Node) again(p *Plugin, capacity int) {
 	n.Helper()
 	p.Stop()
 	n.add(p)
-	n.counts(p.Resource, capacity, capacity)
+	n.awaitCounts(p.Resource, Counts{Capacity: capacity, Allocatable: capacity})
 }
 
-// counts waits until the manager has these counts.
-func (n *Node) counts(resource string, capacity, allocatable int) {
+// awaitCounts waits until the manager has these counts.
+func (n *Node) awaitCounts(resource string, want Counts) {
 	n.Helper()
-	want := Counts{capacity, allocatable}
-	if !n.eventually(func() bool { return n.Counts(resource) == want }) {
-		n.Fatalf("the manager counts %+v of %s, want %+v", n.Counts(resource), resource, want)
-	}
-}
-
-func (n *Node) eventually(ok func() bool) bool {
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if ok() {
-			return true
+	defer func() {
+		if n.Failed() {
+			n.Logf("the manager counts %+v of %s", n.Counts(resource), resource)
 		}
-	}
-	return ok()
+	}()
+	n.await(fmt.Sprintf("%+v of %s", want, resource), func() bool { return n.Counts(resource) == want })
 }
 
 // await waits until ok returns true.
 func (n *Node) await(what string, ok func() bool) {
 	n.Helper()
-	if !n.eventually(ok) {
-		n.Fatalf("in %v it did not happen that %s", patience, what)
-	}
+	testenv.Eventually(n.T, what, ok)
 }
 
 // limits are numbers of devices by resource.
@@ -230,7 +220,5 @@ func (n *Node) disjoint(lists ...[]string) {
 // write writes a file.
 func (n *Node) write(path, content string) {
 	n.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		n.Fatal(err)
-	}
+	testenv.Must(n, os.WriteFile(path, []byte(content), 0o600))
 }

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -91,11 +93,11 @@ var podResources = []Case{
 			want := []string{"example.com/gpu=a@0", "example.com/gpu=a@1", "example.com/gpu=b", "example.com/nic=n0"}
 			n.equal("allocatable", want, n.allocatable())
 			p.SetDevices(unhealthy("a"), device("b"), device("c"), device("d"))
-			n.counts(gpu, 4, 3)
+			n.awaitCounts(gpu, Counts{Capacity: 4, Allocatable: 3})
 			want = []string{"example.com/gpu=b", "example.com/gpu=c", "example.com/gpu=d", "example.com/nic=n0"}
 			n.equal("allocatable after a change", want, n.allocatable())
 			p.Stop()
-			n.counts(gpu, 4, 0)
+			n.awaitCounts(gpu, Counts{Capacity: 4, Allocatable: 0})
 			n.equal("allocatable without the plugin", []string{"example.com/nic=n0"}, n.allocatable())
 		},
 	},
@@ -126,9 +128,7 @@ var podResources = []Case{
 			n.plug(gpu, device("a", 0, 1), device("b"))
 			n.admit(withInit(single("a", 1), sidecar("side", limits{gpu: 1})))
 			conn, err := dial(n.PodResources())
-			if err != nil {
-				n.Fatal(err)
-			}
+			testenv.Must(n, err)
 			defer conn.Close()
 			res, err := podresourcesv1alpha1.NewPodResourcesListerClient(conn).List(n.Context(),
 				&podresourcesv1alpha1.ListPodResourcesRequest{})
@@ -175,9 +175,7 @@ var podResources = []Case{
 func (n *Node) podResources() podresourcesv1.PodResourcesListerClient {
 	n.Helper()
 	conn, err := dial(n.PodResources())
-	if err != nil {
-		n.Fatal(err)
-	}
+	testenv.Must(n, err)
 	n.Cleanup(func() { _ = conn.Close() })
 	return podresourcesv1.NewPodResourcesListerClient(conn)
 }

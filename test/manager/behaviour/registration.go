@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/test/lib/plugintest"
+	"gpu-cdi-plugin/test/lib/testenv"
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
@@ -22,9 +23,7 @@ var registration = []Case{
 			for range 3 {
 				n.plug(gpu, numbered(2)...)
 				for range 2 {
-					if err := n.Stop(); err != nil {
-						n.Fatal(err)
-					}
+					testenv.Must(n, n.Stop())
 				}
 				n.boot(Boot{})
 			}
@@ -34,21 +33,15 @@ var registration = []Case{
 		Name:    "at its start it removes stale sockets, and nothing else",
 		Mirrors: "CleanupPluginDirectory",
 		Run: func(n *Node) {
-			if err := n.Stop(); err != nil {
-				n.Fatal(err)
-			}
+			testenv.Must(n, n.Stop())
 			stale := filepath.Join(n.config.Dir, "stale.sock")
 			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: stale, Net: "unix"})
-			if err != nil {
-				n.Fatal(err)
-			}
+			testenv.Must(n, err)
 			l.SetUnlinkOnClose(false)
 			_ = l.Close()
 			file, dir := filepath.Join(n.config.Dir, "notes"), filepath.Join(n.config.Dir, "more")
 			n.write(file, "kept")
-			if err := os.Mkdir(dir, 0o750); err != nil {
-				n.Fatal(err)
-			}
+			testenv.Must(n, os.Mkdir(dir, 0o750))
 			n.boot(Boot{})
 			if _, err := os.Lstat(stale); !errors.Is(err, os.ErrNotExist) {
 				n.Errorf("%s is there: %v", stale, err)
@@ -134,7 +127,7 @@ var registration = []Case{
 						}})
 						n.add(p)
 						n.await("the new list arrives", func() bool { return p.Calls().Watch == 1 })
-						n.counts(gpu, len(list), len(list))
+						n.awaitCounts(gpu, Counts{Capacity: len(list), Allocatable: len(list)})
 						last = p
 					}
 					name := "single"
@@ -158,10 +151,8 @@ var registration = []Case{
 				Version: v1beta1.Version, Endpoint: filepath.Base(p.Socket), ResourceName: gpu,
 				Options: &v1beta1.DevicePluginOptions{PreStartRequired: true, GetPreferredAllocationAvailable: true},
 			})
-			if err != nil {
-				n.Fatal(err)
-			}
-			n.counts(gpu, 2, 2)
+			testenv.Must(n, err)
+			n.awaitCounts(gpu, Counts{Capacity: 2, Allocatable: 2})
 			n.admit(single("a", 1))
 			n.start(single("a", 1), "main")
 			n.equal("calls of PreStartContainer and GetPreferredAllocation", []int{0, 0},
@@ -174,10 +165,10 @@ var registration = []Case{
 		Run: func(n *Node) {
 			n.plug(gpu, numbered(3)...)
 			other := n.plug("example.com/nic", device("n0"), unhealthy("n1"))
-			n.counts(gpu, 3, 3)
+			n.awaitCounts(gpu, Counts{Capacity: 3, Allocatable: 3})
 			other.Stop()
-			n.counts("example.com/nic", 2, 0)
-			n.counts(gpu, 3, 3)
+			n.awaitCounts("example.com/nic", Counts{Capacity: 2, Allocatable: 0})
+			n.awaitCounts(gpu, Counts{Capacity: 3, Allocatable: 3})
 		},
 	},
 }
@@ -214,7 +205,7 @@ func refuseRegistrations(n *Node) {
 		case c.want == "" && err != nil:
 			n.Errorf("register %q: %v", c.name, err)
 		case c.want == "":
-			n.counts(c.name, 1, 1)
+			n.awaitCounts(c.name, Counts{Capacity: 1, Allocatable: 1})
 		case err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "code = Unknown"):
 			n.Errorf("register %q with version %q: %v, want %q", c.name, c.version, err, c.want)
 		}

@@ -4,6 +4,8 @@ import (
 	"os"
 	"strings"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -28,11 +30,11 @@ var restarts = []Case{
 			}
 			check("a restart of the container")
 			p.Stop()
-			n.counts(gpu, 4, 0)
+			n.awaitCounts(gpu, Counts{Capacity: 4, Allocatable: 0})
 			n.again(p, 4)
 			check("a restart of the plugin")
 			n.restart(Boot{})
-			n.counts(gpu, 0, 0)
+			n.awaitCounts(gpu, Counts{Capacity: 0, Allocatable: 0})
 			n.equal("devices before the plugin is back", devices, n.has(mine, "main"))
 			n.again(p, 4)
 			check("a restart of the manager")
@@ -52,7 +54,7 @@ var restarts = []Case{
 			p := n.plug(gpu, numbered(2)...)
 			n.admit(single("old", 1))
 			n.restart(Boot{})
-			n.counts(gpu, 0, 0)
+			n.awaitCounts(gpu, Counts{Capacity: 0, Allocatable: 0})
 			n.refuse(single("new", 1), "UnexpectedAdmissionError: Allocate failed due to "+noHealthy)
 			n.again(p, 2)
 			n.admit(single("new", 1))
@@ -143,13 +145,9 @@ var restarts = []Case{
 		Run: func(n *Node) {
 			p := n.plug(gpu, numbered(1)...)
 			n.admit(single("a", 1))
-			if err := n.Stop(); err != nil {
-				n.Fatal(err)
-			}
+			testenv.Must(n, n.Stop())
 			data, err := os.ReadFile(n.StateFile())
-			if err != nil {
-				n.Fatal(err)
-			}
+			testenv.Must(n, err)
 			n.write(n.StateFile(), strings.ReplaceAll(string(data), "uid-a", "uid-q"))
 			n.boot(Boot{})
 			p.Stop()

@@ -114,7 +114,7 @@ func (n *Node) preferring(list []*v1beta1.Device, prefer func(*available) []stri
 	}
 	p.Behave(b)
 	n.add(p)
-	n.counts(gpu, len(list), len(list))
+	n.awaitCounts(gpu, Counts{Capacity: len(list), Allocatable: len(list)})
 	return p
 }
 

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
@@ -18,32 +20,28 @@ var watcher = []Case{
 			p := n.discover("gpu.sock", gpu, numbered(2)...)
 			n.serve(p)
 			n.notified(p, true)
-			n.counts(gpu, 2, 2)
+			n.awaitCounts(gpu, Counts{Capacity: 2, Allocatable: 2})
 			n.admit(single("a", 2))
 			n.equal("number of devices", 2, len(n.has(single("a", 2), "main")))
 			p.Stop()
-			n.counts(gpu, 2, 0)
+			n.awaitCounts(gpu, Counts{Capacity: 2, Allocatable: 0})
 			n.serve(p)
 			n.notified(p, true)
-			n.counts(gpu, 2, 2)
+			n.awaitCounts(gpu, Counts{Capacity: 2, Allocatable: 2})
 		},
 	},
 	{
 		Name:    "plugins that are there before the manager, and in directories of the registry, are found",
 		Mirrors: "TestPluginRegistrationAtKubeletStart",
 		Run: func(n *Node) {
-			if err := n.Stop(); err != nil {
-				n.Fatal(err)
-			}
-			if err := os.Mkdir(filepath.Join(n.config.Registry, "sub"), 0o750); err != nil {
-				n.Fatal(err)
-			}
+			testenv.Must(n, n.Stop())
+			testenv.Must(n, os.Mkdir(filepath.Join(n.config.Registry, "sub"), 0o750))
 			first, second := n.discover("gpu.sock", gpu, numbered(2)...), n.discover("sub/nic.sock", nic, device("n0"))
 			n.serve(first)
 			n.serve(second)
 			n.boot(Boot{})
-			n.counts(gpu, 2, 2)
-			n.counts(nic, 1, 1)
+			n.awaitCounts(gpu, Counts{Capacity: 2, Allocatable: 2})
+			n.awaitCounts(nic, Counts{Capacity: 1, Allocatable: 1})
 		},
 	},
 	{
@@ -56,7 +54,7 @@ var watcher = []Case{
 			herald.info.Endpoint = p.Socket
 			n.serve(herald)
 			n.notified(herald, true)
-			n.counts(gpu, 2, 2)
+			n.awaitCounts(gpu, Counts{Capacity: 2, Allocatable: 2})
 		},
 	},
 	{
@@ -98,11 +96,11 @@ var watcher = []Case{
 			first := n.discover("first.sock", gpu, numbered(2)...)
 			n.serve(first)
 			n.notified(first, true)
-			n.counts(gpu, 2, 2)
+			n.awaitCounts(gpu, Counts{Capacity: 2, Allocatable: 2})
 			second := n.discover("second.sock", gpu, numbered(3)...)
 			n.serve(second)
 			n.notified(second, true)
-			n.counts(gpu, 3, 3)
+			n.awaitCounts(gpu, Counts{Capacity: 3, Allocatable: 3})
 		},
 	},
 }
