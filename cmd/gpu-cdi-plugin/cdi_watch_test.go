@@ -48,12 +48,12 @@ func TestWatchKeepsTheSpecUpToDateWithoutAKubelet(t *testing.T) {
 	s := newWatched(t, "pcie-quad", "listen: 127.0.0.1:0\n")
 	s.waitForDevices(s.uuids()...)
 
-	mustDo(t, os.Remove(s.spec))
+	testenv.Must(t, os.Remove(s.spec))
 	s.waitForDevices(s.uuids()...)
-	mustDo(t, os.WriteFile(s.spec, []byte("{"), 0o644))
+	testenv.Must(t, os.WriteFile(s.spec, []byte("{"), 0o644))
 	s.waitForDevices(s.uuids()...)
 	all := s.uuids()
-	mustDo(t, s.node.Unplug(3))
+	testenv.Must(t, s.node.Unplug(3))
 	s.signal(syscall.SIGHUP)
 	s.waitForDevices(all[:3]...)
 
@@ -79,7 +79,7 @@ func TestWatchFollowsMIGChanges(t *testing.T) {
 	t.Parallel()
 	s := newWatched(t, "dgx-h100", "")
 	s.waitForDevices(s.uuids()...)
-	mustDo(t, s.node.SetMIG(1, []string{"1g.10gb"}))
+	testenv.Must(t, s.node.SetMIG(1, []string{"1g.10gb"}))
 	waitFor(t, "a MIG device in the spec", func() bool {
 		spec, err := cdi.ReadFile(s.spec)
 		if err != nil {
@@ -144,7 +144,7 @@ func TestWatchIsNotReadyWithoutASpec(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newServed(t, "pcie-quad", "listen: 127.0.0.1:0\n"+c.config)
-			mustDo(t, c.fault(s.node))
+			testenv.Must(t, c.fault(s.node))
 			s.startVerb(nil, "cdi", "watch")
 			waitFor(t, "a reason", func() bool {
 				body, status, _ := s.get("/readyz")
@@ -153,7 +153,7 @@ func TestWatchIsNotReadyWithoutASpec(t *testing.T) {
 				}
 				return strings.Contains(body, c.reason)
 			})
-			mustDo(t, s.node.Clear())
+			testenv.Must(t, s.node.Clear())
 			waitFor(t, "readiness", func() bool { _, status, _ := s.get("/readyz"); return status == http.StatusOK })
 			s.waitForDevices(s.uuids()...)
 		})
@@ -164,7 +164,7 @@ func TestWatchIsNotReadyWithoutASpec(t *testing.T) {
 func TestWatchIsReadyWithoutAGPU(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "workstation", "listen: 127.0.0.1:0")
-	mustDo(t, s.node.Remove(0))
+	testenv.Must(t, s.node.Remove(0))
 	s.startVerb(nil, "cdi", "watch")
 	waitFor(t, "readiness", func() bool { _, status, _ := s.get("/readyz"); return status == http.StatusOK })
 }
@@ -199,7 +199,7 @@ func TestWatchReloadsWithoutTheDirectoriesOfServe(t *testing.T) {
 		s.configure("state-dir: " + dir + "\n")
 		s.signal(syscall.SIGHUP)
 		waitFor(t, "a restart", func() bool { return s.countMessages("starting again, since ") == i+1 })
-		mustDo(t, os.Remove(s.spec))
+		testenv.Must(t, os.Remove(s.spec))
 		s.waitForDevices(s.uuids()...) // the new program has read the configuration
 	}
 	if _, err := os.Stat(unused); err == nil {
@@ -221,7 +221,7 @@ func TestWatchReportsToSystemd(t *testing.T) {
 	until("READY=1\nSTATUS=4 of 4 devices in " + s.spec)
 	other := s.writeForeign(cdi.DefaultKind, s.uuids()[2])
 	until("STATUS=3 of 4 devices in " + s.spec + "; " + other)
-	mustDo(t, os.Remove(other))
+	testenv.Must(t, os.Remove(other))
 	until("STATUS=4 of 4 devices in " + s.spec)
 	dir := filepath.Dir(s.spec)
 	waitFor(t, "a file in the directory's place", func() bool { // watch makes the directory again

@@ -30,9 +30,9 @@ func TestServeSaysWhatTheKubeletGave(t *testing.T) {
 		PolicyFile: filepath.Join(s.dir, "hook.yaml"), CDIDirs: []string{filepath.Dir(s.spec)},
 		RuntimeDir: filepath.Join(s.dir, "run"), PodLogs: filepath.Join(s.dir, "pods"),
 	}
-	mustDo(t, os.WriteFile(in.PolicyFile, []byte("allocated: true\n"), 0o600))
+	testenv.Must(t, os.WriteFile(in.PolicyFile, []byte("allocated: true\n"), 0o600))
 	for _, pod := range []string{"team-a_job_", "team-b_train_", "team-b_gone_"} {
-		mustDo(t, os.MkdirAll(filepath.Join(in.PodLogs, pod+uid), 0o755))
+		testenv.Must(t, os.MkdirAll(filepath.Join(in.PodLogs, pod+uid), 0o755))
 	}
 	for name, c := range map[string]struct{ pod, devices, want string }{
 		"by UUID":  {"team-a/job", "nvidia.com/gpu=" + uuids[1], ""},

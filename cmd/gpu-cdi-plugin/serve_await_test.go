@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // A DaemonSet runs on nodes without a GPU or a driver, too. There it is ready without a device, and begins when the
@@ -19,43 +20,43 @@ func TestServeAwaitsTheDriver(t *testing.T) {
 		without, with func(t *testing.T, n *sim.Node)
 	}{
 		"no driver at all": {
-			func(t *testing.T, n *sim.Node) { mustDo(t, os.Rename(n.Root(), n.Root()+".later")) },
+			func(t *testing.T, n *sim.Node) { testenv.Must(t, os.Rename(n.Root(), n.Root()+".later")) },
 			func(t *testing.T, n *sim.Node) {
-				mustDo(t, os.Remove(n.Root()))
-				mustDo(t, os.Rename(n.Root()+".later", n.Root()))
+				testenv.Must(t, os.Remove(n.Root()))
+				testenv.Must(t, os.Rename(n.Root()+".later", n.Root()))
 			},
 		},
 		"the library is not there yet": {
-			func(t *testing.T, n *sim.Node) { mustDo(t, os.Rename(n.Library(), n.Library()+".later")) },
-			func(t *testing.T, n *sim.Node) { mustDo(t, os.Rename(n.Library()+".later", n.Library())) },
+			func(t *testing.T, n *sim.Node) { testenv.Must(t, os.Rename(n.Library(), n.Library()+".later")) },
+			func(t *testing.T, n *sim.Node) { testenv.Must(t, os.Rename(n.Library()+".later", n.Library())) },
 		},
 		"the library is being copied": {
 			func(t *testing.T, n *sim.Node) {
-				mustDo(t, os.Rename(n.Library(), n.Library()+".later"))
+				testenv.Must(t, os.Rename(n.Library(), n.Library()+".later"))
 				data, err := os.ReadFile(n.Library() + ".later")
-				mustDo(t, err)
-				mustDo(t, os.WriteFile(n.Library(), data[:len(data)/2], 0o755))
+				testenv.Must(t, err)
+				testenv.Must(t, os.WriteFile(n.Library(), data[:len(data)/2], 0o755))
 			},
-			func(t *testing.T, n *sim.Node) { mustDo(t, os.Rename(n.Library()+".later", n.Library())) },
+			func(t *testing.T, n *sim.Node) { testenv.Must(t, os.Rename(n.Library()+".later", n.Library())) },
 		},
 		"the kernel's module is not loaded": {
-			func(t *testing.T, n *sim.Node) { mustDo(t, n.Fail("nvmlInit", sim.AnyGPU, 9)) },
-			func(t *testing.T, n *sim.Node) { mustDo(t, n.Clear()) },
+			func(t *testing.T, n *sim.Node) { testenv.Must(t, n.Fail("nvmlInit", sim.AnyGPU, 9)) },
+			func(t *testing.T, n *sim.Node) { testenv.Must(t, n.Clear()) },
 		},
 		"the driver has no GPU": {
 			func(t *testing.T, n *sim.Node) {
 				for i := range n.Machine().GPUs {
-					mustDo(t, n.Remove(i))
+					testenv.Must(t, n.Remove(i))
 				}
 			},
-			func(t *testing.T, n *sim.Node) { mustDo(t, n.Clear()) },
+			func(t *testing.T, n *sim.Node) { testenv.Must(t, n.Clear()) },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newServed(t, "pcie-quad", "listen: 127.0.0.1:0\nfail-on-init-error: false")
 			c.without(t, s.node)
-			mustDo(t, os.MkdirAll(s.node.Root(), 0o755))
+			testenv.Must(t, os.MkdirAll(s.node.Root(), 0o755))
 			s.start()
 			s.listed(gpuResource, 0, 0)
 			waitFor(t, "readiness", func() bool { _, status, _ := s.get("/readyz"); return status == http.StatusOK })
@@ -92,8 +93,8 @@ func TestServeKeepsASpecWhileItAwaitsTheDriver(t *testing.T) {
 		t.Error(err)
 	}
 	before, err := os.ReadFile(s.spec)
-	mustDo(t, err)
-	mustDo(t, s.node.Fail("nvmlInit", sim.AnyGPU, 9))
+	testenv.Must(t, err)
+	testenv.Must(t, s.node.Fail("nvmlInit", sim.AnyGPU, 9))
 	s.start()
 	s.listed(gpuResource, 0, 0)
 	s.signal(syscall.SIGHUP)
@@ -105,7 +106,7 @@ func TestServeKeepsASpecWhileItAwaitsTheDriver(t *testing.T) {
 	if after, err := os.ReadFile(s.spec); err != nil || string(after) != string(before) {
 		t.Errorf("the spec is another: %v", err)
 	}
-	mustDo(t, s.node.Clear())
+	testenv.Must(t, s.node.Clear())
 	s.listed(gpuResource, 4, 0)
 }
 
@@ -113,7 +114,7 @@ func TestServeKeepsASpecWhileItAwaitsTheDriver(t *testing.T) {
 func TestServeFailsWithoutADriver(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "workstation", "")
-	mustDo(t, s.node.Fail("nvmlInit", sim.AnyGPU, 9))
+	testenv.Must(t, s.node.Fail("nvmlInit", sim.AnyGPU, 9))
 	s.start()
 	if err := s.ended(); err == nil || err.Error() != "exit status 10" ||
 		!strings.Contains(s.log.String(), "--fail-on-init-error=false") {

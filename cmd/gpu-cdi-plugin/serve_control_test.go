@@ -37,7 +37,7 @@ type verb struct {
 func (s *served) startDevice(args ...string) *verb {
 	s.t.Helper()
 	exe, err := os.Executable()
-	mustDo(s.t, err)
+	testenv.Must(s.t, err)
 	v := &verb{t: s.t, Cmd: exec.CommandContext(s.t.Context(), exe)}
 	v.Args = append([]string{
 		"gpu-cdi-plugin", "--root", s.node.Root(), "device",
@@ -45,7 +45,7 @@ func (s *served) startDevice(args ...string) *verb {
 	}, args...)
 	v.Env = append(os.Environ(), insecure)
 	v.Stdout, v.Stderr = &v.stdout, &v.stderr
-	mustDo(s.t, v.Start())
+	testenv.Must(s.t, v.Start())
 	s.t.Cleanup(func() { _ = v.Process.Kill(); _ = v.Wait() })
 	return v
 }
@@ -59,7 +59,7 @@ func (v *verb) prints(text string) {
 // interrupt interrupts the verb, and returns what it has printed to stderr.
 func (v *verb) interrupt() string {
 	v.t.Helper()
-	mustDo(v.t, v.Process.Signal(os.Interrupt))
+	testenv.Must(v.t, v.Process.Signal(os.Interrupt))
 	code, _, stderr := v.wait()
 	if code != 130 {
 		v.t.Errorf("an interrupt ended %v with %d, %q, want 130", v.Args, code, stderr)
@@ -115,7 +115,7 @@ func TestServeKeepsACordonOverARestart(t *testing.T) {
 	_ = s.end(syscall.SIGKILL)
 	s.start()
 	s.onlyUnhealthy(2)
-	mustDo(t, s.end(syscall.SIGTERM))
+	testenv.Must(t, s.end(syscall.SIGTERM))
 	if _, err := os.Lstat(filepath.Join(s.dir, "run")); err == nil {
 		left, _ := os.ReadDir(filepath.Join(s.dir, "run"))
 		for _, f := range left {
@@ -133,11 +133,11 @@ func TestServeKeepsACordonOverARestart(t *testing.T) {
 	s.listed(gpuResource, 4, 0)
 
 	// One that is not there can be cordoned too.
-	mustDo(t, s.node.Unplug(3))
+	testenv.Must(t, s.node.Unplug(3))
 	s.listed(gpuResource, 3, 0)
 	s.does("is not there now ("+s.uuids()[3]+") is cordoned", "cordon", s.uuids()[3], "--reason", "x")
-	mustDo(t, s.end(syscall.SIGTERM))
-	mustDo(t, s.node.Plug(3))
+	testenv.Must(t, s.end(syscall.SIGTERM))
+	testenv.Must(t, s.node.Plug(3))
 	s.start()
 	s.onlyUnhealthy(3)
 }
@@ -151,8 +151,8 @@ func TestServeCordonsADeviceBeforeTheDriverComes(t *testing.T) {
 	s.awaitControl()
 	s.does("GPU 1 ("+s.uuids()[1]+") is cordoned", "cordon", "1", "--reason", "it is old")
 	uuids := s.uuids()
-	mustDo(t, s.end(syscall.SIGTERM))
-	mustDo(t, s.node.Fail("nvmlInit", sim.AnyGPU, 9))
+	testenv.Must(t, s.end(syscall.SIGTERM))
+	testenv.Must(t, s.node.Fail("nvmlInit", sim.AnyGPU, 9))
 	s.start()
 	s.listed(gpuResource, 0, 0)
 	s.awaitControl()
@@ -160,7 +160,7 @@ func TestServeCordonsADeviceBeforeTheDriverComes(t *testing.T) {
 	s.does("is not there now ("+uuids[1]+") is uncordoned", "uncordon", uuids[1])
 	s.fails(1, "no device", "cordon", "GPU-unknown", "--reason", "x")
 	s.fails(1, "no device", "reset", uuids[2])
-	mustDo(t, s.node.Clear())
+	testenv.Must(t, s.node.Clear())
 	s.onlyUnhealthy(2)
 	s.does("GPU 2 ("+uuids[2]+") is uncordoned", "uncordon", "2")
 	s.listed(gpuResource, 4, 0)
@@ -172,9 +172,9 @@ func TestServeCordonsMIGDevices(t *testing.T) {
 	s := newServed(t, "mig-h100", "mig-strategy: mixed")
 	s.start()
 	const small = "nvidia.com/mig-1g.10gb"
-	mustDo(t, s.node.SetMIG(0, []string{"1g.10gb", "1g.10gb"}))
+	testenv.Must(t, s.node.SetMIG(0, []string{"1g.10gb", "1g.10gb"}))
 	for i := 1; i < len(s.node.Machine().GPUs); i++ {
-		mustDo(t, s.node.SetMIG(i, nil))
+		testenv.Must(t, s.node.SetMIG(i, nil))
 	}
 	s.listed(small, 2, 0)
 	s.awaitControl()
@@ -182,7 +182,7 @@ func TestServeCordonsMIGDevices(t *testing.T) {
 	s.listed(small, 1, 1)
 	s.does("GPU 0", "cordon", "0", "--reason", "x")
 	s.listed(small, 0, 2)
-	mustDo(t, s.node.SetMIG(0, []string{"1g.10gb", "1g.10gb", "1g.10gb"}))
+	testenv.Must(t, s.node.SetMIG(0, []string{"1g.10gb", "1g.10gb", "1g.10gb"}))
 	s.listed(small, 0, 3)
 	s.does("GPU 0", "uncordon", "0")
 	s.kubelet.WaitFor(small, func(list []*v1beta1.Device) bool {
@@ -199,11 +199,11 @@ func TestServeCordonsMIGDevices(t *testing.T) {
 func (s *served) startBesideKubelet() string {
 	s.t.Helper()
 	root, err := os.MkdirTemp("", "kubelet")
-	mustDo(s.t, err)
+	testenv.Must(s.t, err)
 	s.t.Cleanup(func() { _ = os.RemoveAll(root) })
 	plugins := filepath.Join(root, "device-plugins")
-	mustDo(s.t, os.Symlink(s.kubelet.Dir, plugins))
-	mustDo(s.t, os.Mkdir(filepath.Join(root, "pod-resources"), 0o755))
+	testenv.Must(s.t, os.Symlink(s.kubelet.Dir, plugins))
+	testenv.Must(s.t, os.Mkdir(filepath.Join(root, "pod-resources"), 0o755))
 	s.startVerb(nil, "serve", "--device-plugin-dir", plugins,
 		"--runtime-dir", filepath.Join(s.dir, "run"), "--state-dir", filepath.Join(s.dir, "state"))
 	return filepath.Join(root, "pod-resources", "kubelet.sock")
@@ -224,11 +224,11 @@ func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
 	// An XID that only a reset repairs, and a container that has the GPU.
 	s.xid(3, 95, nil)
 	s.onlyUnhealthy(3)
-	mustDo(t, s.node.Set(3, map[string]string{"memory-used": "2GiB"}))
+	testenv.Must(t, s.node.Set(3, map[string]string{"memory-used": "2GiB"}))
 	pods := &kubelettest.PodResources{}
 	pods.Pods = append(pods.Pods, kubelettest.Pod("ns", "job", "main", gpuResource, s.uuids()[3]))
 	stop, err := pods.Serve(socket)
-	mustDo(t, err)
+	testenv.Must(t, err)
 	s.fails(1, "GPU 3 is in use by container main of pod ns/job", "reset", "3")
 	s.fails(1, "GPU 3 is in use by container main of pod ns/job", "reset", "3", "--force")
 	s.logs("GPU 3 is held for a reset by an administrator")
@@ -260,11 +260,11 @@ func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
 	stop()
 	pods = &kubelettest.PodResources{}
 	stop, err = pods.Serve(socket)
-	mustDo(t, err)
+	testenv.Must(t, err)
 	defer stop()
 	<-done
 	values, err := s.node.Values(3)
-	mustDo(t, err)
+	testenv.Must(t, err)
 	if values["memory-used"] != 0 {
 		t.Errorf("the GPU was not reset: %v", values)
 	}
@@ -287,7 +287,7 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	pods := &kubelettest.PodResources{}
 	pods.Pods = append(pods.Pods, kubelettest.Pod("ns", "job", "main", gpuResource, s.uuids()[3]))
 	stop, err := pods.Serve(socket)
-	mustDo(t, err)
+	testenv.Must(t, err)
 	defer stop()
 	begin := func() *verb {
 		reset := s.startDevice("reset", "3", "--wait")
@@ -312,14 +312,14 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	s.listed(gpuResource, 4, 0)
 	s.logs("GPU 3 is no longer held for a reset, since this program ended meanwhile")
 	waitFor(t, "the record", func() bool { return !strings.Contains(recorded(), "heldSince") })
-	mustDo(t, s.end(syscall.SIGTERM))
+	testenv.Must(t, s.end(syscall.SIGTERM))
 
 	// An administrator's own cordon outlives the reset.
 	socket = s.startBesideKubelet()
 	s.listed(gpuResource, 4, 0)
 	s.awaitControl()
 	stopAgain, err := pods.Serve(socket)
-	mustDo(t, err)
+	testenv.Must(t, err)
 	defer stopAgain()
 	reset = begin()
 	reset.prints("waiting: GPU 3 is in use by container main")
@@ -362,8 +362,8 @@ func TestServeHoldsAGPUWhoseResetOutlivedTheServeBefore(t *testing.T) {
 			s.start()
 			e := s.listed(gpuResource, 4, 0)
 			s.awaitControl()
-			mustDo(t, s.node.Set(3, map[string]string{"memory-used": "2GiB"}))
-			mustDo(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks, Delay: time.Hour}))
+			testenv.Must(t, s.node.Set(3, map[string]string{"memory-used": "2GiB"}))
+			testenv.Must(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks, Delay: time.Hour}))
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
@@ -388,40 +388,14 @@ func TestServeHoldsAGPUWhoseResetOutlivedTheServeBefore(t *testing.T) {
 			s.fails(1, "GPU 3 is "+why, "reset", "3", "--force")
 			s.onlyUnhealthy(3)
 
-			mustDo(t, syscall.Kill(smi, syscall.SIGKILL))
-			mustDo(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks}))
+			testenv.Must(t, syscall.Kill(smi, syscall.SIGKILL))
+			testenv.Must(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks}))
 			s.listed(gpuResource, 4, 0)
 			s.logs("GPU 3 is no longer held: nvidia-smi does not reset it any more. Whether it was reset is not known")
 			s.does("was reset", "reset", "3")
 			s.listed(gpuResource, 4, 0)
 		})
 	}
-}
-
-// The reset that goes on when serve is killed resets the GPU.
-func TestAResetIsDoneAlsoIfServeIsKilled(t *testing.T) {
-	t.Parallel()
-	testenv.Root(t)
-	s := newServed(t, "pcie-quad", "")
-	s.addLoader("usr/bin/nvidia-smi")
-	s.start()
-	s.listed(gpuResource, 4, 0)
-	s.awaitControl()
-	mustDo(t, s.node.Set(3, map[string]string{"remap-pending": "1"})) // which a reset ends
-	s.onlyUnhealthy(3)
-	mustDo(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks, Delay: 10 * time.Second}))
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_, _, _ = s.device("reset", "3")
-	}()
-	_ = s.childNamed("nvidia-smi")
-	_ = s.end(syscall.SIGKILL)
-	<-done
-	s.start()
-	s.logs("GPU 3 is held for a reset that has not ended")
-	s.logs("GPU 3 is no longer held: nvidia-smi does not reset it any more. Whether it was reset is not known")
-	s.listed(gpuResource, 4, 0)
 }
 
 // childNamed waits for a child process of serve with a command, and returns its PID.
@@ -453,19 +427,19 @@ func TestServeNamesWhatKeepsAGPUFromAForcedReset(t *testing.T) {
 	s.addLoader("usr/bin/nvidia-smi")
 	s.showProcess("self")
 	path := filepath.Join(s.node.Root(), "dev", fmt.Sprintf("nvidia%d", s.node.Machine().GPUs[3].Minor))
-	mustDo(t, os.Remove(path))
-	mustDo(t, unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 7)))) // /dev/full, which can be opened
+	testenv.Must(t, os.Remove(path))
+	testenv.Must(t, unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 7)))) // /dev/full, which can be opened
 	s.start()
 	s.listed(gpuResource, 4, 0)
 	s.awaitControl()
 	open, err := os.Open(path)
-	mustDo(t, err)
+	testenv.Must(t, err)
 	defer open.Close()
 	cmd := s.leftOver(3, open)
 	s.showProcess(strconv.Itoa(cmd.Process.Pid))
 	name := fmt.Sprintf("process %d (sleep, cgroup ", cmd.Process.Pid)
 	s.fails(1, "GPU 3 is in use by "+name, "reset", "3")
-	mustDo(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetBusy}))
+	testenv.Must(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetBusy}))
 	code, _, stderr := s.device("reset", "3", "--force")
 	const what = "has the GPU open, so it cannot be reset: end it; --force does not do that"
 	if code != 1 || !strings.Contains(stderr, name) || !strings.Contains(stderr, what) {
@@ -474,10 +448,10 @@ func TestServeNamesWhatKeepsAGPUFromAForcedReset(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("the process was ended: %v", err)
 	}
-	mustDo(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks}))
-	mustDo(t, cmd.Process.Kill())
+	testenv.Must(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks}))
+	testenv.Must(t, cmd.Process.Kill())
 	_ = cmd.Wait()
-	mustDo(t, s.node.RemoveProcess(3, cmd.Process.Pid))
+	testenv.Must(t, s.node.RemoveProcess(3, cmd.Process.Pid))
 	s.does("was reset", "reset", "3", "--force")
 }
 
@@ -486,9 +460,9 @@ func TestServeDoesNotResetWhatItMustNot(t *testing.T) {
 	s := newServed(t, "mig-h100", "mig-strategy: mixed")
 	s.start()
 	const small = "nvidia.com/mig-1g.10gb"
-	mustDo(t, s.node.SetMIG(0, []string{"1g.10gb", "1g.10gb"}))
+	testenv.Must(t, s.node.SetMIG(0, []string{"1g.10gb", "1g.10gb"}))
 	for i := 1; i < len(s.node.Machine().GPUs); i++ {
-		mustDo(t, s.node.SetMIG(i, nil))
+		testenv.Must(t, s.node.SetMIG(i, nil))
 	}
 	s.listed(small, 2, 0)
 	s.awaitControl()
@@ -510,7 +484,7 @@ func TestServeReleasesTheDriver(t *testing.T) {
 	s.awaitControl()
 	open := func() bool {
 		fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", s.process.Pid))
-		mustDo(t, err)
+		testenv.Must(t, err)
 		for _, fd := range fds {
 			if target, _ := os.Readlink(fd); strings.HasPrefix(target, filepath.Join(s.node.Root(), "dev", "nvidia")) {
 				return true
@@ -538,13 +512,12 @@ func TestServeReleasesTheDriver(t *testing.T) {
 	s.does("is uncordoned", "uncordon", "2")
 
 	// No fault is noticed, and no device leaves, until it is reopened.
-	mustDo(t, s.node.SetSilently(3, map[string]string{"remap-pending": "1"}))
-	mustDo(t, s.node.Lose(0))
-	s.signal(syscall.SIGHUP)
-	s.logs("the configuration was read again")
-	time.Sleep(2 * time.Second)
+	testenv.Must(t, s.node.SetSilently(3, map[string]string{"remap-pending": "1"}))
+	testenv.Must(t, s.node.Lose(0))
+	s.reconcile()
+	s.reconcile()
 	s.listed(gpuResource, 4, 0)
-	mustDo(t, s.node.ClearGPU(0))
+	testenv.Must(t, s.node.ClearGPU(0))
 	s.does("the NVIDIA driver is opened again", "reopen")
 	s.onlyUnhealthy(3)
 	s.wantReady(e, s.uuids()[1])
@@ -554,21 +527,22 @@ func TestServeReleasesTheDriver(t *testing.T) {
 	version := s.node.Driver()
 	s.does("the NVIDIA driver is released", "release")
 	library, err := filepath.Rel(s.node.Root(), s.node.Library())
-	mustDo(t, err)
+	testenv.Must(t, err)
 	load := s.unloadModule(library)
-	time.Sleep(3 * time.Second)
+	s.reconcile()
 	s.onlyUnhealthy(3) // as before
 	if refused := s.preStart(e, s.uuids()[1]); refused != why {
 		t.Errorf("refused for %q, want %q", refused, why)
 	}
 	load()
+	s.reloadModule()
 	s.logs("the NVIDIA kernel module was loaded again, which ends the release")
 	waitFor(t, "a device of driver "+version, func() bool { return s.preStart(e, s.uuids()[1]) == "" })
 
 	// The driver is replaced.
 	s.does("the NVIDIA driver is released", "release")
 	_, err = sim.Create(t.Context(), s.node.Root(), s.node.Machine(), sim.Options{Driver: "590.44.01", Force: true})
-	mustDo(t, err)
+	testenv.Must(t, err)
 	s.logs("the NVIDIA driver was replaced: the libraries are 590.44.01 now")
 	waitFor(t, "a device of the new driver", func() bool {
 		e = s.listed(gpuResource, 4, 0)
@@ -578,7 +552,7 @@ func TestServeReleasesTheDriver(t *testing.T) {
 
 	// The end of serve does not open it again.
 	s.does("the NVIDIA driver is released", "release")
-	mustDo(t, s.end(syscall.SIGTERM))
+	testenv.Must(t, s.end(syscall.SIGTERM))
 }
 
 // unloadModule makes the node report no kernel module until load, and takes other files away too.
@@ -601,8 +575,8 @@ func (s *served) reloadModule() {
 	s.t.Helper()
 	dir := filepath.Join(s.node.Root(), "sys/module/nvidia")
 	fresh := dir + ".fresh"
-	mustDo(s.t, os.CopyFS(fresh, os.DirFS(dir)))
-	mustDo(s.t, unix.Renameat2(unix.AT_FDCWD, fresh, unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE))
+	testenv.Must(s.t, os.CopyFS(fresh, os.DirFS(dir)))
+	testenv.Must(s.t, unix.Renameat2(unix.AT_FDCWD, fresh, unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE))
 }
 
 // A configuration that makes serve start again waits for the end of a release: the start would open the driver.
@@ -656,23 +630,19 @@ func TestServeTakesAReloadOfTheModuleForAReset(t *testing.T) {
 	s.start()
 	s.listed(gpuResource, 4, 0)
 	s.awaitControl()
-	for _, end := range []string{"within a second", "by the module", "by reopen"} {
-		s.xid(2, 95, nil)
-		s.onlyUnhealthy(2)
-		s.does("the NVIDIA driver is released", "release")
-		if end == "within a second" {
-			s.reloadModule()
-			s.listed(gpuResource, 4, 0)
-			continue
-		}
-		load := s.unloadModule()
-		time.Sleep(2 * time.Second)
-		if end == "by reopen" {
-			s.does("the NVIDIA driver is opened again", "reopen")
-		}
-		load()
-		s.listed(gpuResource, 4, 0)
-	}
+	s.xid(2, 95, nil)
+	s.onlyUnhealthy(2)
+	s.does("the NVIDIA driver is released", "release")
+	s.reloadModule() // at once
+	s.listed(gpuResource, 4, 0)
+
+	s.xid(2, 95, nil)
+	s.onlyUnhealthy(2)
+	s.does("the NVIDIA driver is released", "release")
+	load := s.unloadModule()
+	s.does("the NVIDIA driver is opened again", "reopen")
+	load()
+	s.listed(gpuResource, 4, 0)
 }
 
 // A release that was interrupted is not made later.
@@ -682,14 +652,14 @@ func TestServeForgetsAReleaseThatWasInterrupted(t *testing.T) {
 	s.start()
 	e := s.listed(gpuResource, 4, 0)
 	s.awaitControl()
-	mustDo(t, s.node.Hang("nvmlDeviceGetTemperature", 0)) // the driver cannot be closed while a call is under way
+	testenv.Must(t, s.node.Hang("nvmlDeviceGetTemperature", 0)) // the driver cannot be closed while a call is under way
 	s.onlyUnhealthy(0)
 	release := s.startDevice("release")
 	s.logs("asks for: release")
 	_ = release.interrupt()
 	s.logs("was not carried out, since the client or this program has ended: release")
 	s.wantReady(e, s.uuids()[1])
-	mustDo(t, s.node.Clear())
+	testenv.Must(t, s.node.Clear())
 	s.listed(gpuResource, 4, 0)
 	s.wantReady(e, s.uuids()[0])
 	s.fails(1, "the NVIDIA driver is not released", "reopen")

@@ -17,14 +17,14 @@ import (
 func smallDisk(t *testing.T, dir string, flags uintptr) {
 	t.Helper()
 	testenv.Root(t)
-	mustDo(t, os.MkdirAll(dir, 0o755))
-	mustDo(t, unix.Mount("none", dir, "tmpfs", flags, "size=64k"))
-	t.Cleanup(func() { mustDo(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	testenv.Must(t, os.MkdirAll(dir, 0o755))
+	testenv.Must(t, unix.Mount("none", dir, "tmpfs", flags, "size=64k"))
+	t.Cleanup(func() { testenv.Must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 }
 
 // A directory that cannot be written to ends serve before it advertises a device, not when a container starts.
 func TestServeNeedsItsDirectories(t *testing.T) {
-	file := func(t *testing.T, dir string) { mustDo(t, os.WriteFile(dir, nil, 0o600)) }
+	file := func(t *testing.T, dir string) { testenv.Must(t, os.WriteFile(dir, nil, 0o600)) }
 	readOnly := func(t *testing.T, dir string) { smallDisk(t, dir, unix.MS_RDONLY) }
 	for name, c := range map[string]struct {
 		dir, config string
@@ -77,25 +77,25 @@ func TestServeGoesOnWithoutRoom(t *testing.T) {
 	smallDisk(t, state, 0)
 	full := filepath.Join(state, "full")
 	fill := func() { _ = os.WriteFile(full, make([]byte, 1<<20), 0o600) }
-	mustDo(t, os.Mkdir(filepath.Join(state, "devices"), 0o755))
+	testenv.Must(t, os.Mkdir(filepath.Join(state, "devices"), 0o755))
 	fill()
 	s.start()
 	s.listed(gpuResource, 0, 4)
 	s.logs("until there is room")
-	mustDo(t, os.Remove(full))
+	testenv.Must(t, os.Remove(full))
 	e := s.listed(gpuResource, 4, 0)
 	first := s.node.Machine().GPUs[0].UUID
 	s.allocate(e, first)
 
 	// Later nothing has to be written; only a new configuration is refused.
 	fill()
-	mustDo(t, unix.Mount("", state, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	testenv.Must(t, unix.Mount("", state, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	s.allocate(e, first, s.node.Machine().GPUs[1].UUID)
 	s.configure("strategy: [envvar]")
 	s.signal(syscall.SIGHUP)
 	waitFor(t, "a refusal", func() bool { return strings.Contains(s.log.String(), "the old one stays in use") })
 	s.listed(gpuResource, 4, 0)
 	s.allocate(e, first)
-	mustDo(t, unix.Mount("", state, "", unix.MS_REMOUNT, ""))
-	mustDo(t, os.Remove(full))
+	testenv.Must(t, unix.Mount("", state, "", unix.MS_REMOUNT, ""))
+	testenv.Must(t, os.Remove(full))
 }

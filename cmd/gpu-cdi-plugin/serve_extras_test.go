@@ -12,6 +12,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // What a container gets besides GPUs follows the node: it is named while it is there, and then it is in a spec.
@@ -24,7 +25,7 @@ func TestServeGivesExtras(t *testing.T) {
 		s.node.Machine(),
 		sim.Options{Force: true, Extras: []string{"gds", "imex"}},
 	)
-	mustDo(t, err)
+	testenv.Must(t, err)
 	s.start()
 	e := s.listed(gpuResource, 8, 0)
 	uuid := s.node.Machine().GPUs[3].UUID
@@ -40,7 +41,7 @@ func TestServeGivesExtras(t *testing.T) {
 	}
 	s.offered(names...)
 
-	mustDo(t, os.Remove(filepath.Join(s.node.Root(), "dev/nvidia-caps-imex-channels/channel1")))
+	testenv.Must(t, os.Remove(filepath.Join(s.node.Root(), "dev/nvidia-caps-imex-channels/channel1")))
 	s.signal(syscall.SIGHUP)
 	waitFor(t, "an allocation without the channel", func() bool {
 		names, err := s.tryAllocate(e, uuid) // refused between the end of the channel's spec and that of its name
@@ -79,7 +80,7 @@ cdi-annotation-prefix: nvidia.cdi.k8s.io/
 		s.node.Machine(),
 		sim.Options{Force: true, Extras: []string{"mofed"}},
 	)
-	mustDo(t, err)
+	testenv.Must(t, err)
 	s.start()
 	for _, c := range []struct {
 		resource string
@@ -94,7 +95,7 @@ cdi-annotation-prefix: nvidia.cdi.k8s.io/
 		answer, err := e.Client.Allocate(t.Context(), &v1beta1.AllocateRequest{
 			ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{c.id}}},
 		})
-		mustDo(t, err)
+		testenv.Must(t, err)
 		got := answer.GetContainerResponses()[0]
 		want := []string{cdi.DefaultKind + "=" + c.name, "nvidia.com/mofed=all"}
 		var names []string
@@ -114,35 +115,5 @@ cdi-annotation-prefix: nvidia.cdi.k8s.io/
 			len(got.GetAnnotations()) != 1 {
 			t.Errorf("the variables are %v, and there are %d annotations", env, len(got.GetAnnotations()))
 		}
-	}
-}
-
-// The spec of an extra stays when that is no longer configured: a container that has it may have to start again.
-func TestServeLeavesTheSpecOfAnExtraThatIsNoLongerConfigured(t *testing.T) {
-	t.Parallel()
-	s := newServed(t, "workstation", "extras: [gds]\n")
-	_, err := sim.Create(
-		t.Context(),
-		s.node.Root(),
-		s.node.Machine(),
-		sim.Options{Force: true, Extras: []string{"gds"}},
-	)
-	mustDo(t, err)
-	spec := filepath.Join(filepath.Dir(s.spec), "nvidia.com-gds.json")
-	s.start()
-	s.listed(gpuResource, 1, 0)
-	total := s.kubelet.Registrations()
-	s.configure("")
-	s.signal(syscall.SIGHUP)
-	s.kubelet.WaitRegistrations(total + 1)
-	names := s.allocate(s.listed(gpuResource, 1, 0), s.node.Machine().GPUs[0].UUID)
-	if len(names) != 1 {
-		t.Errorf("a container gets %v", names)
-	}
-	if _, err := os.Stat(spec); err != nil {
-		t.Error(err)
-	}
-	if text := "gds is not configured, and its CDI spec " + spec + " stays"; strings.Count(s.log.String(), text) != 1 {
-		t.Errorf("the log does not have %q once", text)
 	}
 }

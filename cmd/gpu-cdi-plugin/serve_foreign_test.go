@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -22,6 +20,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // writeForeign writes a spec file of another program beside ours and returns its path.
@@ -33,8 +32,8 @@ func (s *served) writeForeign(kind string, names ...string) string {
 	}
 	path := filepath.Join(filepath.Dir(s.spec), "foreign.json")
 	text := fmt.Sprintf(`{"cdiVersion": "0.5.0", "kind": %q, "devices": [%s]}`, kind, strings.Join(devices, ","))
-	mustDo(s.t, os.MkdirAll(filepath.Dir(path), 0o755))
-	mustDo(s.t, os.WriteFile(path, []byte(text), 0o644))
+	testenv.Must(s.t, os.MkdirAll(filepath.Dir(path), 0o755))
+	testenv.Must(s.t, os.WriteFile(path, []byte(text), 0o644))
 	return path
 }
 
@@ -53,22 +52,10 @@ func (s *served) refusedUnhealthy(e *kubelettest.Endpoint, id string) string {
 }
 
 // ask returns what the server of --listen answers.
-func (s *served) ask(path string) (string, int) {
+func (s *served) ask(path string) (body string, status int) {
 	s.t.Helper()
-	var address string
-	waitFor(s.t, "the address that it listens on", func() (found bool) {
-		_, address, found = strings.Cut(s.log.String(), "address=")
-		return found && strings.Contains(address, "\n")
-	})
-	address, _, _ = strings.Cut(address, "\n")
-	request, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, "http://"+address+path, nil)
-	mustDo(s.t, err)
-	answer, err := http.DefaultClient.Do(request)
-	mustDo(s.t, err)
-	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
-	mustDo(s.t, err)
-	return string(body), answer.StatusCode
+	body, status, _ = s.get(path)
+	return body, status
 }
 
 func (s *served) uuids() []string {
@@ -79,59 +66,9 @@ func (s *served) uuids() []string {
 	return list
 }
 
-// has reports whether engines find a name of our kind.
-func (s *served) has(name string) bool {
-	return slices.Contains(cdi.Load(s.dirs()...).Names(), cdi.DefaultKind+"="+name)
-}
-
 // dirs are the CDI directories, from the lowest priority to the highest.
 func (s *served) dirs() []string {
 	return []string{filepath.Join(s.node.Root(), "etc/cdi"), filepath.Dir(s.spec)}
-}
-
-// Allocate answers with UUIDs: a file that takes a name which people type costs no device.
-func TestServeGivesAllDevicesWhereAnotherSpecDefinesOtherNames(t *testing.T) {
-	t.Parallel()
-	s := newServed(t, "dgx-h100", "")
-	s.start()
-	s.listed(gpuResource, 8, 0)
-	for _, name := range []string{"0", cdi.AllDevices} {
-		path := s.writeForeign(cdi.DefaultKind, name)
-		begin := `msg="` + path + " defines " + cdi.DefaultKind + "=" + name + " too"
-		end := strings.Replace(begin, path, "no longer: "+path, 1)
-		waitFor(t, "a warning", func() bool { return strings.Contains(s.log.String(), begin) })
-		s.signal(syscall.SIGHUP) // reconciles once more
-		s.allocate(s.listed(gpuResource, 8, 0), s.uuids()...)
-		if !s.has(s.uuids()[0]) || !s.has(name) {
-			t.Errorf("engines do not find %s, or the other file's %s", s.uuids()[0], name)
-		}
-		mustDo(t, os.Remove(path))
-		waitFor(t, "a line about the end", func() bool { return strings.Contains(s.log.String(), end) })
-		waitFor(t, "the name", func() bool { return s.has(name) })
-		if n := strings.Count(s.log.String(), begin); n != 1 {
-			t.Errorf("%d warnings about %s", n, name)
-		}
-	}
-}
-
-// Engines take ours, which counts more.
-func TestServeGivesAllDevicesBesideACopyThatCountsLess(t *testing.T) {
-	t.Parallel()
-	s := newServed(t, "dgx-h100", "")
-	s.start()
-	e := s.listed(gpuResource, 8, 0)
-	data, err := os.ReadFile(s.spec)
-	mustDo(t, err)
-	mustDo(t, os.MkdirAll(s.dirs()[0], 0o755))
-	path := filepath.Join(s.dirs()[0], "nvidia.yaml")
-	mustDo(t, os.WriteFile(path, data, 0o644))
-	waitFor(t, "a warning", func() bool { return strings.Contains(s.log.String(), path+" defines ") })
-	s.allocate(e, s.uuids()...)
-	s.listed(gpuResource, 8, 0)
-
-	mustDo(t, s.end(syscall.SIGTERM)) // and so at the start
-	s.start()
-	s.allocate(s.listed(gpuResource, 8, 0), s.uuids()...)
 }
 
 // The list, Allocate, the metrics, readiness and the log agree on a device whose UUID another file takes.
@@ -177,7 +114,7 @@ func TestServeSaysWhichDeviceAnotherSpecTakes(t *testing.T) {
 		return status == http.StatusServiceUnavailable && strings.Contains(body, path)
 	})
 
-	mustDo(t, os.Remove(path))
+	testenv.Must(t, os.Remove(path))
 	s.allocate(s.listed(gpuResource, 8, 0), s.uuids()...)
 	s.measured(8, 0)
 	waitFor(t, "a /readyz that names no file", func() bool {
@@ -206,35 +143,8 @@ func (s *served) measured(healthy, unhealthy int) {
 func (s *served) engine() *cdilib.Cache {
 	s.t.Helper()
 	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(s.dirs()...), cdilib.WithAutoRefresh(false))
-	mustDo(s.t, err)
+	testenv.Must(s.t, err)
 	return cache
-}
-
-func TestServeStartsWithTheDevicesThatAnotherSpecLeaves(t *testing.T) {
-	t.Parallel()
-	s := newServed(t, "dgx-h100", "")
-	s.writeForeign(cdi.DefaultKind, s.uuids()[:7]...)
-	s.start()
-	s.allocate(s.listed(gpuResource, 1, 7), s.uuids()[7])
-}
-
-// As beside the vendor's own spec, which has all names.
-func TestServeDoesNotStartWhereAnotherSpecTakesAllDevices(t *testing.T) {
-	t.Parallel()
-	s := newServed(t, "dgx-h100", "")
-	path := s.writeForeign(cdi.DefaultKind, append(s.uuids(), cdi.AllDevices)...)
-	s.start()
-	if err := s.ended(); err == nil || !strings.Contains(err.Error(), "exit status 1") {
-		t.Errorf("it ended with %v", err)
-	}
-	for _, want := range []string{path, "remove " + path, "--cdi-kind", "8 healthy devices"} {
-		if !strings.Contains(s.log.String(), want) {
-			t.Errorf("the log has no %q", want)
-		}
-	}
-	if _, err := os.Stat(s.spec); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("it wrote a spec: %v", err)
-	}
 }
 
 // A name that serve leaves to another file is not what `cdi diff` finds fault with.
@@ -248,9 +158,9 @@ func TestDiffAllowsForNamesThatAnotherSpecHas(t *testing.T) {
 		t.Errorf("%v: %s", err, out)
 	}
 	data, err := os.ReadFile(s.spec)
-	mustDo(t, err)
+	testenv.Must(t, err)
 	_ = s.end(syscall.SIGKILL) // which is what it says
-	mustDo(t, os.WriteFile(s.spec, []byte(strings.ReplaceAll(string(data), "/dev/nvidia5", "/dev/nvidia6")), 0o644))
+	testenv.Must(t, os.WriteFile(s.spec, []byte(strings.ReplaceAll(string(data), "/dev/nvidia5", "/dev/nvidia6")), 0o644))
 	if out, err := s.diff(); err == nil || !strings.Contains(out, "device 5") || strings.Contains(out, "device 3") {
 		t.Errorf("of a spec that was edited: %v: %s", err, out)
 	}
@@ -260,7 +170,7 @@ func TestDiffAllowsForNamesThatAnotherSpecHas(t *testing.T) {
 func (s *served) diff() (string, error) {
 	s.t.Helper()
 	exe, err := os.Executable()
-	mustDo(s.t, err)
+	testenv.Must(s.t, err)
 	cmd := exec.Command(exe)
 	cmd.Args = []string{
 		"gpu-cdi-plugin", "cdi", "diff", "--root", s.node.Root(), "--cdi-dir", filepath.Dir(s.spec),

@@ -17,6 +17,7 @@ import (
 	"gpu-cdi-plugin/nvml"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 const (
@@ -55,105 +56,61 @@ func (s *served) get(path string) (body string, status int, took time.Duration) 
 		return found
 	})
 	request, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, "http://"+address+path, nil)
-	mustDo(s.t, err)
+	testenv.Must(s.t, err)
 	begin := time.Now()
 	answer, err := http.DefaultClient.Do(request)
-	mustDo(s.t, err)
+	testenv.Must(s.t, err)
 	defer answer.Body.Close()
 	data, err := io.ReadAll(answer.Body)
-	mustDo(s.t, err)
+	testenv.Must(s.t, err)
 	return string(data), answer.StatusCode, time.Since(begin)
 }
 
-// Whichever call about a GPU hangs at the start: the others are advertised, the GPU is unhealthy, and healthy when it
-// answers.
+// The other GPUs are advertised, and the GPU that hangs is unhealthy until it answers.
 func TestServeStartsBesideAGPUThatHangs(t *testing.T) {
 	t.Parallel()
-	for _, function := range []string{
-		sim.AnyFunction, "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo",
-		"nvmlDeviceGetMinorNumber", "nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo",
-		"nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetMigMode",
-	} {
-		t.Run(strings.ReplaceAll(function, sim.AnyFunction, "any"), func(t *testing.T) {
-			t.Parallel()
-			s := newServed(t, "dgx-h100", "listen: 127.0.0.1:0")
-			mustDo(t, s.node.Hang(function, 3))
-			e, took := s.startsWith(7, 1)
-			t.Logf("seven GPUs were advertised after %v", took)
-			if took > prompt {
-				t.Errorf("seven GPUs were advertised after %v", took)
-			}
-			hung := s.node.Machine().GPUs[3].UUID
-			if got := s.unhealthy(gpuResource); !slices.Equal(got, []string{hung}) {
-				t.Errorf("unhealthy is %v, want %s", got, hung)
-			}
-			waitFor(t, "a message", func() bool { return strings.Contains(s.log.String(), "does not answer") })
-			if n := strings.Count(s.log.String(), "does not answer"); n != 1 {
-				t.Errorf("the log says %d times that the GPU does not answer", n)
-			}
-			s.offered(s.allocate(e, s.node.Machine().GPUs[2].UUID)...)
-			if got := s.prefers(e, 4, 0, 1, 2, 4, 5, 6, 7); len(got) != 4 {
-				t.Errorf("GPUs %v are preferred", got)
-			}
-			if body, status, took := s.get("/healthz"); status != http.StatusOK || took > prompt {
-				t.Errorf("/healthz: %d %s after %v", status, body, took)
-			}
-			mustDo(t, s.node.Clear())
-			s.listed(gpuResource, 8, 0)
-			if err := s.end(syscall.SIGTERM); err != nil {
-				t.Error(err)
-			}
-		})
+	s := newServed(t, "dgx-h100", "listen: 127.0.0.1:0")
+	testenv.Must(t, s.node.Hang(sim.AnyFunction, 3))
+	e, took := s.startsWith(7, 1)
+	t.Logf("seven GPUs were advertised after %v", took)
+	if took > prompt {
+		t.Errorf("seven GPUs were advertised after %v", took)
 	}
-}
-
-// Calls about links that hang keep nothing from being advertised, and what else is known of the links counts.
-func TestServeStartsBesideLinksThatHang(t *testing.T) {
-	t.Parallel()
-	for _, function := range []string{
-		"nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo", "nvmlDeviceGetNvLinkRemoteDeviceType",
-		"nvmlDeviceGetTopologyCommonAncestor",
-	} {
-		t.Run(function, func(t *testing.T) {
-			t.Parallel()
-			s := newServed(t, "dgx1-v100", "")
-			mustDo(t, s.node.Hang(function, 6))
-			e, took := s.startsWith(8, 0)
-			t.Logf("eight GPUs were advertised after %v", took)
-			if took > prompt {
-				t.Errorf("eight GPUs were advertised after %v", took)
-			}
-			if got := s.prefers(e, 2, 3, 5, 6); !slices.Equal(got, []int{5, 6}) { // which share a NUMA node
-				t.Errorf("of 3, 5 and 6 %v are preferred", got)
-			}
-			s.prefersTheBest(e, []int{0, 4, 5}, []int{0, 1, 2, 3, 4, 5, 7})
-			if err := s.end(syscall.SIGTERM); err != nil {
-				t.Error(err)
-			}
-		})
+	hung := s.node.Machine().GPUs[3].UUID
+	if got := s.unhealthy(gpuResource); !slices.Equal(got, []string{hung}) {
+		t.Errorf("unhealthy is %v, want %s", got, hung)
 	}
+	s.logs("does not answer")
+	if n := strings.Count(s.log.String(), "does not answer"); n != 1 {
+		t.Errorf("the log says %d times that the GPU does not answer", n)
+	}
+	s.offered(s.allocate(e, s.node.Machine().GPUs[2].UUID)...)
+	if got := s.prefers(e, 4, 0, 1, 2, 4, 5, 6, 7); len(got) != 4 {
+		t.Errorf("GPUs %v are preferred", got)
+	}
+	if body, status, took := s.get("/healthz"); status != http.StatusOK || took > prompt {
+		t.Errorf("/healthz: %d %s after %v", status, body, took)
+	}
+	testenv.Must(t, s.node.Clear())
+	s.listed(gpuResource, 8, 0)
+	testenv.Must(t, s.end(syscall.SIGTERM))
 }
 
 // With a driver that does not answer at all there is nothing to advertise, but the plugin can be asked and ended.
 func TestServeWithADriverThatHangsAtTheStart(t *testing.T) {
 	t.Parallel()
-	for _, function := range []string{"nvmlInit", "nvmlDeviceGetCount", "nvmlSystemGetDriverVersion"} {
-		t.Run(function, func(t *testing.T) {
-			t.Parallel()
-			s := newServed(t, "dgx-h100", "listen: 127.0.0.1:0")
-			mustDo(t, s.node.Hang(function, sim.AnyGPU))
-			s.start()
-			if body, status, took := s.get("/healthz"); status != http.StatusOK || took > prompt {
-				t.Errorf("/healthz: %d %s after %v", status, body, took)
-			}
-			if body, status, took := s.get("/readyz"); status != http.StatusServiceUnavailable || took > prompt {
-				t.Errorf("/readyz: %d %s after %v", status, body, took)
-			}
-			waitFor(t, "a message", func() bool { return strings.Contains(s.log.String(), function) })
-			mustDo(t, s.node.Clear())
-			s.listed(gpuResource, 8, 0)
-		})
+	s := newServed(t, "dgx-h100", "listen: 127.0.0.1:0")
+	testenv.Must(t, s.node.Hang("nvmlInit", sim.AnyGPU))
+	s.start()
+	if body, status, took := s.get("/healthz"); status != http.StatusOK || took > prompt {
+		t.Errorf("/healthz: %d %s after %v", status, body, took)
 	}
+	if body, status, took := s.get("/readyz"); status != http.StatusServiceUnavailable || took > prompt {
+		t.Errorf("/readyz: %d %s after %v", status, body, took)
+	}
+	s.logs("nvmlInit")
+	testenv.Must(t, s.node.Clear())
+	s.listed(gpuResource, 8, 0)
 }
 
 // A GPU that stops answering is unhealthy soon, and so are all GPUs of a driver that does. Nothing else waits for them.
@@ -164,11 +121,11 @@ func TestServeGoesOnBesideAGPUThatHangs(t *testing.T) {
 			t.Parallel()
 			s := newServed(t, "dgx-h100", "listen: 127.0.0.1:0")
 			e, _ := s.startsWith(8, 0)
-			mustDo(t, s.node.Hang(sim.AnyFunction, gpu))
+			testenv.Must(t, s.node.Hang(sim.AnyFunction, gpu))
 			begin := time.Now()
 			var others sync.WaitGroup
 			others.Go(func() { // while it is not known yet that the GPU hangs
-				for ; time.Since(begin) < 2*time.Second; time.Sleep(100 * time.Millisecond) {
+				for range 20 {
 					if body, status, took := s.get("/healthz"); status != http.StatusOK || took > prompt {
 						t.Errorf("/healthz: %d %s after %v", status, body, took)
 					}
@@ -181,6 +138,7 @@ func TestServeGoesOnBesideAGPUThatHangs(t *testing.T) {
 			}
 			s.listed(gpuResource, 8-hung, hung)
 			took := time.Since(begin)
+			others.Wait()
 			t.Logf("it was unhealthy after %v", took)
 			if took > gpuTimeout {
 				t.Errorf("it was unhealthy after %v", took)
@@ -188,8 +146,7 @@ func TestServeGoesOnBesideAGPUThatHangs(t *testing.T) {
 			if got := s.unhealthy(gpuResource); hung == 1 && !slices.Equal(got, want) {
 				t.Errorf("unhealthy is %v, want %v", got, want)
 			}
-			others.Wait()
-			waitFor(t, "a message", func() bool { return strings.Contains(s.log.String(), "does not answer") })
+			s.logs("does not answer")
 			if n := strings.Count(s.log.String(), "does not answer"); n > hung+1 { // the events of each, and a reading
 				t.Errorf("the log says %d times that it does not answer", n)
 			}
@@ -206,12 +163,12 @@ func TestServeGoesOnBesideAGPUThatHangs(t *testing.T) {
 					t.Errorf("the configuration held after %v", took)
 				}
 			}
-			mustDo(t, s.node.Clear())
+			testenv.Must(t, s.node.Clear())
 			s.listed(gpuResource, devices, 0)
-			mustDo(t, s.node.Hang(sim.AnyFunction, gpu))
+			testenv.Must(t, s.node.Hang(sim.AnyFunction, gpu))
 			begin = time.Now()
 			for range 3 { // the first of them has the GPU asked, of which it is not known yet that it hangs
-				mustDo(t, os.Remove(s.spec))
+				testenv.Must(t, os.Remove(s.spec))
 				waitFor(t, "a new spec", func() bool { _, err := os.Stat(s.spec); return err == nil })
 			}
 			if took := time.Since(begin); took > prompt {
@@ -225,51 +182,19 @@ func TestServeGoesOnBesideAGPUThatHangs(t *testing.T) {
 	}
 }
 
-// A GPU of which no UUID is known cannot be advertised; the log and the metrics name it by what is known.
-func TestServeNamesAGPUWithoutUUID(t *testing.T) {
-	t.Parallel()
-	s := newServed(t, "dgx-h100", "listen: 127.0.0.1:0")
-	g := s.node.Machine().GPUs[3]
-	// The driver writes this for a GPU that it has not initialized.
-	info := filepath.Join(s.node.Root(), "proc/driver/nvidia/gpus", g.Bus, "information")
-	mustDo(
-		t,
-		os.WriteFile(
-			info,
-			[]byte("Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t GPU-????????-????-????-????-????????????\n"),
-			0o444,
-		),
-	)
-	mustDo(t, s.node.Hang("nvmlDeviceGetUUID", 3))
-	s.start()
-	s.listed(gpuResource, 7, 0)
-	waitFor(t, "a message", func() bool {
-		return strings.Contains(s.log.String(), g.Bus) && strings.Contains(s.log.String(), "does not answer")
-	})
-	body, _, _ := s.get("/metrics")
-	if want := `gpu_cdi_plugin_gpu_readable{index="3",pci_bus_id="` + g.Bus + `",uuid=""} 0`; !strings.Contains(
-		body,
-		want,
-	) {
-		t.Errorf("no %s", want)
-	}
-	mustDo(t, s.node.Clear())
-	s.listed(gpuResource, 8, 0)
-}
-
 // Calls about links that hang delay nothing: a GPU that is lost or recovers meanwhile is advertised as such.
 func TestServeReconcilesWhileLinksHang(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "dgx-h100", "health: {clean-for: 1ms}")
-	mustDo(t, s.node.Hang("nvmlDeviceGetNvLinkState", sim.AnyGPU))
+	testenv.Must(t, s.node.Hang("nvmlDeviceGetNvLinkState", sim.AnyGPU))
 	s.start()
 	s.listed(gpuResource, 8, 0)
 	for range 3 {
-		mustDo(t, s.node.Lose(2))
+		testenv.Must(t, s.node.Lose(2))
 		s.signal(syscall.SIGHUP)
 		begin := time.Now()
 		e := s.listed(gpuResource, 7, 1)
-		mustDo(t, s.node.ClearGPU(2))
+		testenv.Must(t, s.node.ClearGPU(2))
 		s.signal(syscall.SIGHUP)
 		s.listed(gpuResource, 8, 0)
 		if took := time.Since(begin); took > prompt {
@@ -286,8 +211,8 @@ func TestServeReconcilesWhileLinksHang(t *testing.T) {
 func TestServeEndsWhileTheDriverHangs(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "workstation", "")
-	mustDo(t, s.node.Hang("nvmlInit_v2", sim.AnyGPU))
-	mustDo(t, os.WriteFile(filepath.Join(s.dir, "state"), nil, 0o600)) // instead of a directory
+	testenv.Must(t, s.node.Hang("nvmlInit_v2", sim.AnyGPU))
+	testenv.Must(t, os.WriteFile(filepath.Join(s.dir, "state"), nil, 0o600)) // instead of a directory
 	begin := time.Now()
 	s.start()
 	err := s.ended()

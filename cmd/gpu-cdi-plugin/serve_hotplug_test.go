@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -26,7 +28,7 @@ func TestServeLetsGPUsGoAndTakesThemBack(t *testing.T) {
 	} {
 		for _, gpu := range []int{2, 5} { // at once
 			began := time.Now()
-			mustDo(t, change.do(gpu))
+			testenv.Must(t, change.do(gpu))
 			took := time.Since(began)
 			t.Logf("GPU %d %s: the kernel took %v", gpu, change.what, took)
 			if took > limit {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/test/lib/apiservertest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // The API server gets the health of all devices, also of one that is not offered. The token may be replaced meanwhile.
@@ -78,9 +79,9 @@ func TestServeReportsThatItDoesNotKnowTheHealth(t *testing.T) {
 	s.does("the NVIDIA driver is opened again", "reopen")
 	condition("True", "AllGPUsHealthy", "all GPUs are healthy")
 
-	mustDo(t, os.Rename(s.node.Library(), s.node.Library()+".away"))
+	testenv.Must(t, os.Rename(s.node.Library(), s.node.Library()+".away"))
 	condition("Unknown", "NotReconciled", "the driver is being replaced: its library was removed")
-	mustDo(t, os.Rename(s.node.Library()+".away", s.node.Library()))
+	testenv.Must(t, os.Rename(s.node.Library()+".away", s.node.Library()))
 	condition("True", "AllGPUsHealthy", "all GPUs are healthy")
 }
 
@@ -94,7 +95,7 @@ func TestServeWithoutCredentialsServes(t *testing.T) {
 	s.withoutRecoveryAction()
 	s.xid(3, 95, nil)
 	s.onlyUnhealthy(3)
-	mustDo(t, s.end(syscall.SIGTERM))
+	testenv.Must(t, s.end(syscall.SIGTERM))
 	if n := strings.Count(s.log.String(), "API server"); n != 1 {
 		t.Errorf("the API server is mentioned %d times:\n%s", n, s.log)
 	}
@@ -113,5 +114,5 @@ func TestServeDoesNotWaitForTheAPIServer(t *testing.T) {
 	s.xid(3, 95, nil)
 	s.onlyUnhealthy(3)
 	waitFor(t, "a request", func() bool { return api.Requests() > 0 })
-	mustDo(t, s.end(syscall.SIGTERM))
+	testenv.Must(t, s.end(syscall.SIGTERM))
 }

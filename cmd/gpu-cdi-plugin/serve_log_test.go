@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 var message = regexp.MustCompile(`(?m) msg=("(?:[^"\\]|\\.)*"|\S+)`)
@@ -90,11 +92,11 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 	s.logsOnce("GPU 3 is in MIG mode and has no MIG device")
 	s.logsOnce("the kubelet watches nvidia.com/mig-7g.80gb")
 
-	mustDo(t, s.node.Lose(6))
+	testenv.Must(t, s.node.Lose(6))
 	s.signal(syscall.SIGHUP)
 	s.listed(gpuResource, 1, 1)
 	s.logsOnce("GPU 6 is unhealthy: cannot be read: ")
-	mustDo(t, s.node.ClearGPU(6))
+	testenv.Must(t, s.node.ClearGPU(6))
 	s.signal(syscall.SIGHUP)
 	s.listed(gpuResource, 2, 0)
 	s.logsOnce("no longer: GPU 6 is unhealthy: cannot be read: ")
@@ -112,7 +114,7 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 	// A reconciliation that began before may find that the directory is gone, which is another cause.
 	const lasting = "a CDI spec or descriptor is not up to date: engines do not read "
 	s.logsOnce(lasting)
-	mustDo(t, os.Remove(dir))
+	testenv.Must(t, os.Remove(dir))
 	s.signal(syscall.SIGHUP)
 	s.logsOnce("no longer: " + lasting)
 
@@ -124,27 +126,5 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 		return s.countMessages("the kubelet watches nvidia.com/mig-7g.80gb") >= 2
 	})
 
-	s.wantReadable()
-}
-
-// With MPS too, each line can be read without its attributes.
-func TestServeLogsWhatMPSDoes(t *testing.T) {
-	t.Parallel()
-	s, uuid := newMPS(t, 2)
-	s.start()
-	s.logsOnce(uuid + ": its MPS control daemon is not running: ")
-	s.runMPS(filepath.Join(s.mpsDir(), "shm"), "--all")
-	s.listed(sharedResource, 2, 0)
-	s.logsOnce(uuid + ": its MPS control daemon is ready; each client may use ")
-
-	mustDo(t, syscall.Kill(s.daemon(uuid), syscall.SIGKILL))
-	s.logsOnce(uuid + ": nvidia-cuda-mps-control ended (signal: killed): its output says why")
-	s.listed(sharedResource, 2, 0)
-
-	s.configure("")
-	s.signal(syscall.SIGHUP)
-	s.listed(gpuResource, 4, 0)
-	s.logsOnce(uuid + ": the MPS control daemon has ended, since MPS no longer shares the GPU")
-	s.logsOnce(uuid + ": the GPU is no longer shared by MPS")
 	s.wantReadable()
 }

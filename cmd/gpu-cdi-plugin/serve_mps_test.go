@@ -35,9 +35,9 @@ func newMPS(t *testing.T, replicas int) (s *served, uuid string) {
 	s = newServed(t, "pcie-quad", fmt.Sprintf(byMPS, replicas))
 	// A socket's path is short, and that of a test's directory may not be.
 	dir, err := os.MkdirTemp("", "mps") //nolint:usetesting // see above
-	mustDo(t, err)
+	testenv.Must(t, err)
 	s.dir = dir
-	t.Cleanup(func() { mustDo(t, os.RemoveAll(dir)) })
+	t.Cleanup(func() { testenv.Must(t, os.RemoveAll(dir)) })
 	return s, s.node.Machine().GPUs[1].UUID
 }
 
@@ -46,11 +46,11 @@ func (s *served) mpsDir() string { return filepath.Join(s.dir, "run", "mps") }
 // runMPS runs mps with a directory as its /dev/shm, like the unit and the pod, until the test ends.
 func (s *served) runMPS(shm string, args ...string) {
 	s.t.Helper()
-	mustDo(s.t, os.MkdirAll(shm, 0o1777))
+	testenv.Must(s.t, os.MkdirAll(shm, 0o1777))
 	exe, err := os.Executable()
-	mustDo(s.t, err)
+	testenv.Must(s.t, err)
 	program := filepath.Join(s.t.TempDir(), "gpu-cdi-plugin") // the test binary looks at its name
-	mustDo(s.t, os.Symlink(exe, program))
+	testenv.Must(s.t, os.Symlink(exe, program))
 	command := append([]string{
 		"-c", `mount --bind "$1" /dev/shm && shift && exec "$@"`, "sh", shm, program, "mps",
 		"--root", s.node.Root(), "--config", s.config, "--runtime-dir", filepath.Join(s.dir, "run"),
@@ -60,7 +60,7 @@ func (s *served) runMPS(shm string, args ...string) {
 	cmd.Env = append(os.Environ(), insecure)
 	cmd.Stderr = io.MultiWriter(s.log, s.t.Output())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
-	mustDo(s.t, cmd.Start())
+	testenv.Must(s.t, cmd.Start())
 	s.t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		_ = cmd.Wait()
@@ -85,7 +85,7 @@ func (s *served) computeMode(uuid string) uint64 {
 	s.t.Helper()
 	index := slices.IndexFunc(s.node.Machine().GPUs, func(g sim.GPU) bool { return g.UUID == uuid })
 	values, err := s.node.Values(index)
-	mustDo(s.t, err)
+	testenv.Must(s.t, err)
 	return values["compute-mode"]
 }
 
@@ -97,7 +97,7 @@ func (s *served) allocateOne(e *kubelettest.Endpoint, id string) *v1beta1.Contai
 	answer, err := e.Client.Allocate(ctx, &v1beta1.AllocateRequest{
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{id}}},
 	})
-	mustDo(s.t, err)
+	testenv.Must(s.t, err)
 	return answer.GetContainerResponses()[0]
 }
 
@@ -173,15 +173,15 @@ func TestServeSharesByMPS(t *testing.T) {
 	// MPS is no longer configured, but there is a client.
 	client := s.client(answer, 600)
 	out, err := client.StdoutPipe()
-	mustDo(t, err)
-	mustDo(t, client.Start())
+	testenv.Must(t, err)
+	testenv.Must(t, client.Start())
 	_, err = out.Read(make([]byte, 1))
-	mustDo(t, err)
-	mustDo(t, s.end(syscall.SIGTERM))
+	testenv.Must(t, err)
+	testenv.Must(t, s.end(syscall.SIGTERM))
 	s.configure("")
 	s.start()
 	s.listed(gpuResource, 3, 1) // a whole GPU cannot be used while it is exclusive
-	mustDo(t, client.Process.Kill())
+	testenv.Must(t, client.Process.Kill())
 	_ = client.Wait()
 	s.listed(gpuResource, 4, 0)
 	if mode := s.computeMode(uuid); mode != 0 || s.daemon(uuid) != 0 {
@@ -201,7 +201,7 @@ func TestMPSRunsTheDaemonsOfAllSharedGPUs(t *testing.T) {
 	s.wantClient(s.allocateOne(e, uuid+"::0"), "uuid="+uuid)
 	s.wantClient(s.allocateOne(e, other+"::0"), "uuid="+other)
 	lists := s.kubelet.Lists(sharedResource)
-	mustDo(t, syscall.Kill(s.daemon(uuid), syscall.SIGKILL))
+	testenv.Must(t, syscall.Kill(s.daemon(uuid), syscall.SIGKILL))
 	waitFor(t, "lists without and with the devices", func() bool { return s.kubelet.Lists(sharedResource) >= lists+2 })
 	s.listed(sharedResource, 4, 0)
 	s.wantClient(s.allocateOne(e, uuid+"::0"), "uuid="+uuid)
@@ -234,7 +234,7 @@ func TestServeNeedsPermissionForMPS(t *testing.T) {
 	t.Parallel()
 	s, uuid := newMPS(t, 2)
 	const noPermission = 4 // NVML_ERROR_NO_PERMISSION
-	mustDo(t, s.node.Fail("nvmlDeviceSetComputeMode", 1, noPermission))
+	testenv.Must(t, s.node.Fail("nvmlDeviceSetComputeMode", 1, noPermission))
 	s.runMPS(filepath.Join(s.mpsDir(), "shm"), "--all")
 	s.start()
 	s.listed(gpuResource, 3, 0)
@@ -242,6 +242,6 @@ func TestServeNeedsPermissionForMPS(t *testing.T) {
 	s.logs("the compute mode of the GPU cannot be set, and processes could use it without MPS: ")
 	s.logs("no permission to use the NVIDIA driver")
 	s.wantRefused(e, uuid+"::0", "is not ready for a container: the compute mode of the GPU cannot be set")
-	mustDo(t, s.node.Clear())
+	testenv.Must(t, s.node.Clear())
 	s.listed(sharedResource, 2, 0)
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // devices shows the last preparation of each device, of this serve and of the ones before, and none of a device that is
@@ -38,19 +40,19 @@ func TestDevicesShowsTheLastPreparations(t *testing.T) {
 	const when, took = `\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`, ` [0-9.]+m?s`
 	shown("-", "-", "-", "-")
 	s.wantReady(e, s.uuids()[0])
-	mustDo(t, s.node.Set(1, map[string]string{"memory-used": "2GiB"}))
+	testenv.Must(t, s.node.Set(1, map[string]string{"memory-used": "2GiB"}))
 	s.wantRefused(e, s.uuids()[1], "2048 MiB are in use")
 	ok, failed := when+" clean ok"+took, when+` clean failed \(memory\)`+took
 	shown(ok, failed, "-", "-")
 
 	// The next serve goes on from there.
-	mustDo(t, s.end(syscall.SIGTERM))
+	testenv.Must(t, s.end(syscall.SIGTERM))
 	s.configure("prestart: {policy: check}")
 	s.start()
 	e = s.listed(gpuResource, 4, 0)
 	s.wantReady(e, s.uuids()[2])
 	shown(ok, failed, when+" check ok"+took, "-")
-	mustDo(t, s.end(syscall.SIGTERM))
+	testenv.Must(t, s.end(syscall.SIGTERM))
 	s.configure("gpus: {exclude: [1]}\nprestart: {policy: check}")
 	s.start()
 	e = s.listed(gpuResource, 3, 0)
@@ -59,7 +61,7 @@ func TestDevicesShowsTheLastPreparations(t *testing.T) {
 
 	// A damaged file is replaced.
 	for _, damaged := range []string{"{", "null"} {
-		mustDo(t, os.WriteFile(filepath.Join(s.dir, "state", "prestart.json"), []byte(damaged), 0o644))
+		testenv.Must(t, os.WriteFile(filepath.Join(s.dir, "state", "prestart.json"), []byte(damaged), 0o644))
 		shown("-", "-", "-", "-")
 		s.wantReady(e, s.uuids()[3])
 		shown("-", "-", "-", when+" check ok"+took)
@@ -67,11 +69,11 @@ func TestDevicesShowsTheLastPreparations(t *testing.T) {
 
 	// What cannot be written is written with the next preparation.
 	path := filepath.Join(s.dir, "state", "prestart.json")
-	mustDo(t, os.Remove(path))
-	mustDo(t, os.Mkdir(path, 0o755))
+	testenv.Must(t, os.Remove(path))
+	testenv.Must(t, os.Mkdir(path, 0o755))
 	s.wantReady(e, s.uuids()[0])
 	s.logs("the last preparations of devices are not recorded until the next one")
-	mustDo(t, os.Remove(path))
+	testenv.Must(t, os.Remove(path))
 	s.wantReady(e, s.uuids()[2])
 	shown(when+" check ok"+took, "-", when+" check ok"+took, "-")
 }
@@ -80,12 +82,12 @@ func TestDevicesShowsTheLastPreparations(t *testing.T) {
 func (s *served) devices(args ...string) string {
 	s.t.Helper()
 	exe, err := os.Executable()
-	mustDo(s.t, err)
+	testenv.Must(s.t, err)
 	cmd := exec.Command(exe)
 	cmd.Args = append([]string{"gpu-cdi-plugin", "--root", s.node.Root(), "devices"}, args...)
 	cmd.Env = append(os.Environ(), insecure, "GPU_CDI_STATE_DIR="+filepath.Join(s.dir, "state"))
 	out, err := cmd.Output()
-	mustDo(s.t, err)
+	testenv.Must(s.t, err)
 	return string(out)
 }
 
@@ -93,15 +95,15 @@ func (s *served) devices(args ...string) string {
 func TestServeRecordsAPreparationThatEndsAfterSIGTERM(t *testing.T) {
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "program")
-	mustDo(t, os.WriteFile(program, []byte("#!/bin/sh\ntouch $0.began\nsleep 1\n"), 0o755))
+	testenv.Must(t, os.WriteFile(program, []byte("#!/bin/sh\ntouch $0.began\nsleep 1\n"), 0o755))
 	s := newServed(t, "pcie-quad", "prestart: {exec: "+program+"}")
 	s.start()
 	e := s.listed(gpuResource, 4, 0)
 	prepared := make(chan error, 1)
 	go func() { prepared <- s.tryPreStart(e, s.uuids()[1]) }()
 	waitFor(t, "the preparation", func() bool { _, err := os.Stat(program + ".began"); return err == nil })
-	mustDo(t, s.end(syscall.SIGTERM))
-	mustDo(t, <-prepared)
+	testenv.Must(t, s.end(syscall.SIGTERM))
+	testenv.Must(t, <-prepared)
 	if lines := strings.Split(s.devices("-o", "wide", "--no-headers"), "\n"); !strings.Contains(lines[1], " check ok ") {
 		t.Errorf("%q has no preparation", lines[1])
 	}

@@ -5,13 +5,15 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // hold makes the configuration a pipe: a reader waits until answer writes to it.
 func (s *served) hold() {
 	s.t.Helper()
-	mustDo(s.t, os.Remove(s.config))
-	mustDo(s.t, syscall.Mkfifo(s.config, 0o600))
+	testenv.Must(s.t, os.Remove(s.config))
+	testenv.Must(s.t, syscall.Mkfifo(s.config, 0o600))
 }
 
 // asked waits until the configuration is being read. The reader has all of it when the pipe is closed.
@@ -30,8 +32,8 @@ func (s *served) asked() *os.File {
 func (s *served) answer(pipe *os.File, config string) {
 	s.t.Helper()
 	_, err := pipe.WriteString(config)
-	mustDo(s.t, err)
-	mustDo(s.t, pipe.Close())
+	testenv.Must(s.t, err)
+	testenv.Must(s.t, pipe.Close())
 }
 
 // A SIGTERM that comes while the service is about to restart ends it.

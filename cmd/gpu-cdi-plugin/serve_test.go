@@ -52,9 +52,7 @@ func newServed(t *testing.T, machine, config string) *served {
 
 func (s *served) configure(text string) {
 	s.t.Helper()
-	if err := os.WriteFile(s.config, []byte(text), 0o644); err != nil {
-		s.t.Fatal(err)
-	}
+	testenv.Must(s.t, os.WriteFile(s.config, []byte(text), 0o644))
 }
 
 // start starts serve. It ends with the test.
@@ -67,9 +65,7 @@ func (s *served) start(env ...string) {
 func (s *served) startVerb(env []string, args ...string) {
 	s.t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testenv.Must(s.t, err)
 	cmd := exec.Command(exe)
 	cmd.Args = append([]string{
 		"gpu-cdi-plugin", "--root", s.node.Root(), "--cdi-dir", filepath.Dir(s.spec), "--config", s.config,
@@ -77,9 +73,7 @@ func (s *served) startVerb(env []string, args ...string) {
 	}, args...)
 	cmd.Env = append(append(os.Environ(), insecure), env...)
 	cmd.Stderr = io.MultiWriter(s.log, s.t.Output())
-	if err := cmd.Start(); err != nil {
-		s.t.Fatal(err)
-	}
+	testenv.Must(s.t, cmd.Start())
 	done := make(chan error, 1)
 	go func() {
 		done <- cmd.Wait()
@@ -119,9 +113,7 @@ func (s *served) ended() error {
 
 func (s *served) signal(sig os.Signal) {
 	s.t.Helper()
-	if err := s.process.Signal(sig); err != nil {
-		s.t.Fatal(err)
-	}
+	testenv.Must(s.t, s.process.Signal(sig))
 }
 
 // listed waits for a list of so many healthy and unhealthy devices.
@@ -144,7 +136,7 @@ const gpuResource = "nvidia.com/gpu"
 func (s *served) allocate(e *kubelettest.Endpoint, ids ...string) []string {
 	s.t.Helper()
 	names, err := s.tryAllocate(e, ids...)
-	mustDo(s.t, err)
+	testenv.Must(s.t, err)
 	return names
 }
 
@@ -177,13 +169,6 @@ func (s *served) offered(names ...string) {
 
 var waitFor = testenv.Eventually
 
-func mustDo(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestServe(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "dgx-h100", "")
@@ -205,7 +190,7 @@ func TestServe(t *testing.T) {
 	}
 	s.offered(names...) // running containers may start again
 	left, err := os.ReadDir(s.kubelet.Dir)
-	mustDo(t, err)
+	testenv.Must(t, err)
 	for _, f := range left {
 		if f.Name() != kubelettest.Socket {
 			t.Errorf("it left %s", f.Name())
@@ -229,29 +214,29 @@ func TestServeFollowsTheNode(t *testing.T) {
 	s.listed(gpuResource, 8, 0)
 
 	// MIG is reconfigured, without a signal or a restart.
-	mustDo(t, s.node.SetMIG(4, []string{"3g.40gb", "1g.10gb", "1g.10gb"}))
+	testenv.Must(t, s.node.SetMIG(4, []string{"3g.40gb", "1g.10gb", "1g.10gb"}))
 	s.listed(gpuResource, 7, 0)
 	small := s.listed("nvidia.com/mig-1g.10gb", 2, 0)
 	s.listed("nvidia.com/mig-3g.40gb", 1, 0)
 	s.offered(s.allocate(small, s.kubelet.Devices("nvidia.com/mig-1g.10gb")[1].GetID())...)
-	mustDo(t, s.node.SetMIG(4, []string{"1g.10gb"}))
+	testenv.Must(t, s.node.SetMIG(4, []string{"1g.10gb"}))
 	s.listed("nvidia.com/mig-1g.10gb", 1, 0)
 	s.listed("nvidia.com/mig-3g.40gb", 0, 0)
-	mustDo(t, s.node.DisableMIG(4))
+	testenv.Must(t, s.node.DisableMIG(4))
 	s.listed(gpuResource, 8, 0)
 	s.listed("nvidia.com/mig-1g.10gb", 0, 0)
 
 	// A GPU falls off the bus, and comes back. SIGHUP has the node reconciled now instead of within 30 seconds.
-	mustDo(t, s.node.Lose(3))
+	testenv.Must(t, s.node.Lose(3))
 	s.signal(syscall.SIGHUP)
 	e := s.listed(gpuResource, 7, 1)
 	s.offered(s.allocate(e, s.node.Machine().GPUs[0].UUID)...)
-	mustDo(t, s.node.ClearGPU(3))
+	testenv.Must(t, s.node.ClearGPU(3))
 	s.signal(syscall.SIGHUP)
 	s.listed(gpuResource, 8, 0)
 
 	// A GPU is gone.
-	mustDo(t, s.node.Unplug(7))
+	testenv.Must(t, s.node.Unplug(7))
 	s.signal(syscall.SIGHUP)
 	s.listed(gpuResource, 7, 0)
 	waitFor(t, "a spec without it", func() bool {
@@ -259,37 +244,8 @@ func TestServeFollowsTheNode(t *testing.T) {
 	})
 
 	// The spec is deleted.
-	mustDo(t, os.Remove(s.spec))
+	testenv.Must(t, os.Remove(s.spec))
 	waitFor(t, "a new spec", func() bool { _, err := os.Stat(s.spec); return err == nil })
-}
-
-func TestServeWithoutADeviceIsNoFault(t *testing.T) {
-	t.Parallel()
-	s := newServed(t, "mig-h100", "mig-strategy: single")
-	for i := range s.node.Machine().GPUs {
-		mustDo(t, s.node.SetMIG(i, nil))
-	}
-	s.start()
-	s.listed(gpuResource, 0, 0)
-	for i := range s.node.Machine().GPUs {
-		mustDo(t, s.node.SetMIG(i, []string{"1g.10gb"}))
-	}
-	s.listed(gpuResource, len(s.node.Machine().GPUs), 0)
-}
-
-func TestServeDoesNotWaitForAGPUThatHangs(t *testing.T) {
-	t.Parallel()
-	s := newServed(t, "dgx-h100", "")
-	s.start()
-	e := s.listed(gpuResource, 8, 0)
-	mustDo(t, s.node.Hang(sim.AnyFunction, 3))
-	s.signal(syscall.SIGHUP)
-	for i := range 4 {
-		s.offered(s.allocate(e, s.node.Machine().GPUs[i+4].UUID)...)
-	}
-	if err := s.end(syscall.SIGTERM); err != nil {
-		t.Errorf("after SIGTERM, with a call under way: %v", err)
-	}
 }
 
 func TestServeRestartsWithAnotherDriver(t *testing.T) {
@@ -298,7 +254,7 @@ func TestServeRestartsWithAnotherDriver(t *testing.T) {
 	s.start()
 	s.listed(gpuResource, 4, 0)
 	_, err := sim.Create(t.Context(), s.node.Root(), s.node.Machine(), sim.Options{Driver: "590.44.01", Force: true})
-	mustDo(t, err)
+	testenv.Must(t, err)
 	waitFor(t, "a spec of the new driver", func() bool {
 		data, err := os.ReadFile(s.spec)
 		return err == nil && bytes.Contains(data, []byte("590.44.01")) &&
@@ -407,18 +363,18 @@ func TestServeAnswersForItsHealth(t *testing.T) {
 func TestServeHandlesSIGHUPDuringStart(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "workstation", "")
-	mustDo(t, os.Remove(s.config))
-	mustDo(t, syscall.Mkfifo(s.config, 0o600))
+	testenv.Must(t, os.Remove(s.config))
+	testenv.Must(t, syscall.Mkfifo(s.config, 0o600))
 	s.start()
 	for range 2 { // the second time it is read because of the signal
 		pipe, err := os.OpenFile(s.config, os.O_WRONLY, 0) // which waits for the reader
-		mustDo(t, err)
+		testenv.Must(t, err)
 		if s.kubelet.Registrations() == 0 {
 			s.signal(syscall.SIGHUP)
 		}
 		_, err = pipe.WriteString("{}\n")
-		mustDo(t, err)
-		mustDo(t, pipe.Close())
+		testenv.Must(t, err)
+		testenv.Must(t, pipe.Close())
 		s.listed(gpuResource, 1, 0)
 	}
 	if err := s.end(syscall.SIGTERM); err != nil {

@@ -17,6 +17,7 @@ import (
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // holders SOCKET MACHINE NAMESPACE/POD/CONTAINER=INDEX,... serves PodResources: the containers hold GPUs of the
@@ -71,9 +72,7 @@ func TestExplanationAddsUp(t *testing.T) {
 				e, err := explainRequest(twoIslands(), &explainOptions{
 					size: size, policy: policy, weights: allocator.DefaultWeights(),
 				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				set, sum := e.Chosen, 0
 				for _, p := range set.Pairs {
 					sum += p.Score
@@ -99,9 +98,7 @@ func TestExplanationStatesItsExactness(t *testing.T) {
 			s.Devices = append(s.Devices, gpu.Device{Index: i, UUID: fmt.Sprintf("GPU-%d", i)})
 		}
 		e, err := explainRequest(s, &explainOptions{size: 2, policy: "topology", weights: allocator.DefaultWeights()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		if legend := e.view().Table.Legend; !strings.Contains(legend, want) || e.Chosen.Exact != (gpus == 16) {
 			t.Errorf("%d GPUs: exact %v, legend %q, want %q", gpus, e.Chosen.Exact, legend, want)
 		}

@@ -15,6 +15,7 @@ import (
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/topology"
 	"gpu-cdi-plugin/test/lib/clitest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // snapshot returns a node with a GPU of each kind: a whole one, one in MIG mode, one that cannot be read.
@@ -81,9 +82,7 @@ func TestViews(t *testing.T) {
 			}
 			t.Run(name+" as "+format, func(t *testing.T) {
 				var b bytes.Buffer
-				if err := (&cli.Output{Format: format}).Print(&b, v); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, (&cli.Output{Format: format}).Print(&b, v))
 				clitest.Golden(t, filepath.Join("testdata", "view", name+"."+format), b.String(), *update)
 			})
 		}
