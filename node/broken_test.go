@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // A library of the driver that cannot be used is named once when that begins and once when it ends. Without libcuda no
@@ -23,27 +25,27 @@ func TestBrokenLibraries(t *testing.T) {
 	}
 	optix := library("libnvoptix")
 	whole, err := os.ReadFile(optix)
-	must(t, err)
+	testenv.Must(t, err)
 
-	must(t, os.Truncate(optix, 100))
-	b.counts(b.reconcile(), 4, 0)
-	b.counts(b.reconcile(), 4, 0)
+	testenv.Must(t, os.Truncate(optix, 100))
+	b.wantDevices(b.reconcile(), count{healthy: 4})
+	b.wantDevices(b.reconcile(), count{healthy: 4})
 	if got := log.String(); strings.Count(got, "level=WARN") != 1 ||
 		!strings.Contains(got, "library "+optix+", which cannot be used: ") {
 		t.Errorf("a damaged library was not named once:\n%s", got)
 	}
 	log.Reset()
-	must(t, os.WriteFile(optix, whole, 0o755))
-	b.counts(b.reconcile(), 4, 0)
-	b.counts(b.reconcile(), 4, 0)
+	testenv.Must(t, os.WriteFile(optix, whole, 0o755))
+	b.wantDevices(b.reconcile(), count{healthy: 4})
+	b.wantDevices(b.reconcile(), count{healthy: 4})
 	if got := log.String(); strings.Count(got, "no longer: containers go without the driver library "+optix) != 1 ||
 		strings.Contains(got, "WARN") {
 		t.Errorf("its end was not logged once:\n%s", got)
 	}
 
-	must(t, os.Remove(library("libcuda")))
+	testenv.Must(t, os.Remove(library("libcuda")))
 	s := b.reconcile()
-	b.counts(s, 0, 4)
+	b.wantDevices(s, count{unhealthy: 4})
 	for uuid, reason := range reasons(s) {
 		if !strings.Contains(reason, "no usable NVIDIA driver for compute") {
 			t.Errorf("%s is unhealthy for the reason %q", uuid, reason)

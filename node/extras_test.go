@@ -13,6 +13,7 @@ import (
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // newExtrasFixture returns a Reconciler of the extras on a node that has the named ones.
@@ -59,18 +60,18 @@ func (b *fixture) hasExtras(want ...string) {
 func TestExtrasThatTheNodeHasAreInSpecsOfTheirOwn(t *testing.T) {
 	b := newExtrasFixture(t, []string{"gds", "imex"}, gds, Extra{Extra: driver.GDRCopy}, channel1)
 	b.start()
-	b.counts(b.rec.State(), 4, 0)
+	b.wantDevices(b.rec.State(), count{healthy: 4})
 	b.hasExtras("nvidia.com/gds=all", "nvidia.com/imex-channel=1")
 }
 
 func TestExtrasComeAndGo(t *testing.T) {
 	b := newExtrasFixture(t, []string{"gds", "imex"}, gds, channel1)
 	b.start()
-	must(t, os.Rename(b.channel(), b.channel()+".away"))
-	b.counts(b.reconcile(), 4, 0)
+	testenv.Must(t, os.Rename(b.channel(), b.channel()+".away"))
+	b.wantDevices(b.reconcile(), count{healthy: 4})
 	b.hasExtras("nvidia.com/gds=all")
-	must(t, os.Rename(b.channel()+".away", b.channel()))
-	b.counts(b.reconcile(), 4, 0)
+	testenv.Must(t, os.Rename(b.channel()+".away", b.channel()))
+	b.wantDevices(b.reconcile(), count{healthy: 4})
 	b.hasExtras("nvidia.com/gds=all", "nvidia.com/imex-channel=1")
 }
 
@@ -87,21 +88,16 @@ func TestRunNoticesExtras(t *testing.T) {
 			b.rec.opts.Interval = 5 * time.Millisecond
 			b.start()
 			spec := filepath.Join(b.dirs[1], "nvidia.com-gds.json")
-			before := [2]fileio.ID{fileio.IDOf(spec), fileio.IDOf(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json"))}
-			b.run()
-			must(t, change(b))
-			for late := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-				now := [2]fileio.ID{
-					fileio.IDOf(spec),
-					fileio.IDOf(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json")),
-				}
-				if _, err := cdi.ReadFile(spec); err == nil && now != before {
-					break
-				}
-				if time.Now().After(late) {
-					t.Fatal("nothing happened")
-				}
+			ids := func() [2]fileio.ID {
+				return [2]fileio.ID{fileio.IDOf(spec), fileio.IDOf(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json"))}
 			}
+			before := ids()
+			b.run()
+			testenv.Must(t, change(b))
+			testenv.Eventually(t, "a spec is written", func() bool {
+				_, err := cdi.ReadFile(spec)
+				return err == nil && ids() != before
+			})
 		})
 	}
 }
@@ -118,14 +114,14 @@ func TestARequiredChannelThatIsMissing(t *testing.T) {
 	b = newExtrasFixture(t, []string{"imex"}, required)
 	b.start()
 	b.hasExtras("nvidia.com/imex-channel=1")
-	must(t, os.Rename(b.channel(), b.channel()+".away"))
+	testenv.Must(t, os.Rename(b.channel(), b.channel()+".away"))
 	s := b.reconcile()
-	b.counts(s, 0, 4)
+	b.wantDevices(s, count{unhealthy: 4})
 	if why := reasons(s)[b.node.Machine().GPUs[0].UUID]; !strings.Contains(why, "imex is required") {
 		t.Errorf("the devices are unhealthy because %q", why)
 	}
-	must(t, os.Rename(b.channel()+".away", b.channel()))
-	b.counts(b.reconcile(), 4, 0)
+	testenv.Must(t, os.Rename(b.channel()+".away", b.channel()))
+	b.wantDevices(b.reconcile(), count{healthy: 4})
 	b.hasExtras("nvidia.com/imex-channel=1")
 }
 
@@ -161,7 +157,7 @@ func TestAnotherSpecOfAnExtra(t *testing.T) {
 			other := filepath.Join(b.dirs[c.dir], "other.json")
 			given := func(s State, want []string) {
 				t.Helper()
-				b.counts(s, 4, 0)
+				b.wantDevices(s, count{healthy: 4})
 				if got := extras(s); !slices.Equal(got, want) {
 					t.Errorf("containers get %v, want %v", got, want)
 				}
@@ -173,7 +169,7 @@ func TestAnotherSpecOfAnExtra(t *testing.T) {
 			write()
 			b.start()
 			given(b.rec.State(), c.want)
-			must(t, os.Remove(other))
+			testenv.Must(t, os.Remove(other))
 			given(b.reconcile(), all)
 			write()
 			given(b.reconcile(), c.want)
@@ -188,13 +184,13 @@ func TestAnotherSpecTakesAChannelThatIsRequired(t *testing.T) {
 	b.foreign(other, "1")
 	edit(t, other, "nvidia.com/gpu", "nvidia.com/imex-channel")
 	s := b.reconcile()
-	b.counts(s, 0, 4)
+	b.wantDevices(s, count{unhealthy: 4})
 	why := "imex is required: " + other + " defines nvidia.com/imex-channel=1 too"
 	if got := reasons(s)[b.uuids()[0]]; got != why || s.Ready() == nil {
 		t.Errorf("the devices are unhealthy because %q; readiness: %v", got, s.Ready())
 	}
-	must(t, os.Remove(other))
-	b.counts(b.reconcile(), 4, 0)
+	testenv.Must(t, os.Remove(other))
+	b.wantDevices(b.reconcile(), count{healthy: 4})
 	b.hasExtras("nvidia.com/imex-channel=1")
 }
 
@@ -215,7 +211,7 @@ func TestExtrasWithoutSpecFiles(t *testing.T) {
 func TestTheSpecOfAnExtraThatIsNoLongerConfiguredStaysAndIsLogged(t *testing.T) {
 	b := newExtrasFixture(t, []string{"gds"}, gds)
 	b.start()
-	must(t, b.rec.release())
+	testenv.Must(t, b.rec.release())
 	var log strings.Builder
 	o := b.rec.opts
 	o.Extras, o.Log = nil, slog.New(slog.NewTextHandler(&log, nil))

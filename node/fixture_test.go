@@ -21,6 +21,7 @@ import (
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // nodeSource reads a simulated node without its library, of which a process can load only one.
@@ -102,9 +103,7 @@ func newFixtureOn(t *testing.T, node *sim.Node, change ...func(*Options)) *fixtu
 	b.path = filepath.Join(b.dirs[1], cdi.FileName(cdi.DefaultKind))
 	b.config = resource.Config{Resource: "nvidia.com/gpu", MIGStrategy: resource.MIGMixed}
 	h, err := host.New(b.node.Root(), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	o := Options{
 		Host: h, Source: b.source, Path: b.path, Dirs: b.dirs,
 		Spec: cdi.Options{HookPath: "/usr/bin/prestart-hook"},
@@ -132,9 +131,8 @@ func (b *fixture) publish(s State) {
 			b.t.Errorf("%s is listed as healthy and is not offered by the CDI specs", uuid)
 		}
 	}
-	good, _ := healthy(s)
 	for _, name := range extras(s) {
-		if b.rec.opts.Path != "" && good > 0 && !slices.Contains(offered, name) {
+		if b.rec.opts.Path != "" && countOf(s).healthy > 0 && !slices.Contains(offered, name) {
 			b.t.Errorf("%s is given to containers and is not offered by the CDI specs", name)
 		}
 	}
@@ -158,31 +156,29 @@ func reasons(s State) map[string]string {
 	return m
 }
 
-// healthy counts devices.
-func healthy(s State) (good, bad int) {
+// count is how many devices are healthy, and how many are not.
+type count struct{ healthy, unhealthy int }
+
+func countOf(s State) (c count) {
 	for _, reason := range reasons(s) {
 		if reason == "" {
-			good++
+			c.healthy++
 		} else {
-			bad++
+			c.unhealthy++
 		}
 	}
-	return good, bad
+	return c
 }
 
 func (b *fixture) start() {
 	b.t.Helper()
-	if err := b.rec.Start(b.t.Context(), b.sink); err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.Must(b.t, b.rec.Start(b.t.Context(), b.sink))
 }
 
 // reconcile reconciles once, as Run does.
 func (b *fixture) reconcile() State {
 	b.t.Helper()
-	if err := b.rec.reconcile(b.t.Context()); err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.Must(b.t, b.rec.reconcile(b.t.Context()))
 	return b.rec.State()
 }
 
@@ -213,11 +209,11 @@ func (b *fixture) wait(what string, wanted func(State) bool) {
 	}
 }
 
-// counts expects a number of healthy and of unhealthy devices.
-func (b *fixture) counts(s State, good, bad int) {
+// wantDevices checks how many devices of a state are healthy and unhealthy.
+func (b *fixture) wantDevices(s State, want count) {
 	b.t.Helper()
-	if g, u := healthy(s); g != good || u != bad {
-		b.t.Errorf("%d healthy and %d unhealthy devices, want %d and %d: %v", g, u, good, bad, reasons(s))
+	if got := countOf(s); got != want {
+		b.t.Errorf("devices are %+v, want %+v: %v", got, want, reasons(s))
 	}
 }
 
@@ -228,9 +224,7 @@ func (b *fixture) disk() []string {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.Must(b.t, err)
 	var names []string
 	for _, d := range spec.Devices {
 		names = append(names, d.Name)
@@ -241,9 +235,7 @@ func (b *fixture) disk() []string {
 // foreign writes the spec of another program, with those devices.
 func (b *fixture) foreign(path string, names ...string) {
 	b.t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.Must(b.t, os.MkdirAll(filepath.Dir(path), 0o755))
 	spec := &specs.Spec{Version: "0.5.0", Kind: cdi.DefaultKind}
 	for _, name := range names {
 		spec.Devices = append(
@@ -251,9 +243,7 @@ func (b *fixture) foreign(path string, names ...string) {
 			specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{Env: []string{"A=B"}}},
 		)
 	}
-	if err := cdi.WriteFile(path, spec); err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.Must(b.t, cdi.WriteFile(path, spec))
 }
 
 // uuids are those of the node's GPUs.
@@ -269,9 +259,7 @@ func (b *fixture) uuids() []string {
 func (b *fixture) engine() map[string]string {
 	b.t.Helper()
 	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(b.dirs...), cdilib.WithAutoRefresh(false))
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.Must(b.t, err)
 	m := map[string]string{}
 	for _, name := range cache.ListDevices() {
 		m[name] = cache.GetDevice(name).GetSpec().GetPath()

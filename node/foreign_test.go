@@ -24,6 +24,7 @@ import (
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // foreignFixture is a Reconciler between a CDI directory of lower and one of higher priority, and a plugin that serves
@@ -38,7 +39,7 @@ func newForeignFixture(t *testing.T, byIndex bool) *foreignFixture {
 	f := &foreignFixture{kubelet: kubelettest.New(t)}
 	node := simtest.Node(t, "mig-h100", simtest.Extras("gds", "imex"))
 	for i := 2; i < len(node.Machine().GPUs); i++ { // two GPUs are enough
-		must(t, node.Remove(i))
+		testenv.Must(t, node.Remove(i))
 	}
 	f.fixture = newFixtureOn(t, node, func(o *Options) {
 		o.Dirs = append(o.Dirs, filepath.Join(t.TempDir(), "high"))
@@ -54,16 +55,16 @@ func newForeignFixture(t *testing.T, byIndex bool) *foreignFixture {
 	f.plugin, err = plugin.New(plugin.Options{Dir: f.kubelet.Dir, Log: f.rec.log, Allocate: plugin.AllocateOptions{
 		Strategies: []resource.Strategy{resource.CDICRI},
 	}})
-	must(t, err)
+	testenv.Must(t, err)
 	f.kubelet.Start()
 	for _, dir := range f.dirs {
-		must(t, os.MkdirAll(dir, 0o755))
+		testenv.Must(t, os.MkdirAll(dir, 0o755))
 	}
 	f.start()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- f.plugin.Run(ctx) }()
-	t.Cleanup(func() { cancel(); must(t, <-done) })
+	t.Cleanup(func() { cancel(); testenv.Must(t, <-done) })
 	return f
 }
 
@@ -73,12 +74,12 @@ func (f *foreignFixture) clear() {
 	for _, dir := range f.dirs {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
-			must(f.t, os.Remove(dir))
-			must(f.t, os.Mkdir(dir, 0o755))
+			testenv.Must(f.t, os.Remove(dir))
+			testenv.Must(f.t, os.Mkdir(dir, 0o755))
 		}
 		for _, e := range entries {
 			if !strings.HasSuffix(e.Name(), ".lock") {
-				must(f.t, os.RemoveAll(filepath.Join(dir, e.Name())))
+				testenv.Must(f.t, os.RemoveAll(filepath.Join(dir, e.Name())))
 			}
 		}
 	}
@@ -130,7 +131,7 @@ func (f *foreignFixture) change(t *rapid.T) string {
 		_ = os.Remove(ours)
 	case "our spec is edited":
 		if data, err := os.ReadFile(ours); err == nil {
-			must(f.t, os.WriteFile(ours, []byte(strings.ReplaceAll(string(data), "nvidia1", "nvidia7")), 0o644))
+			testenv.Must(f.t, os.WriteFile(ours, []byte(strings.ReplaceAll(string(data), "nvidia1", "nvidia7")), 0o644))
 		}
 	case "our spec is taken":
 		if kind != cdi.DefaultKind || rapid.Bool().Draw(t, "by another kind") {
@@ -144,7 +145,7 @@ func (f *foreignFixture) change(t *rapid.T) string {
 	case "unreadable directory":
 		if dir != filepath.Dir(f.path) && rapid.IntRange(0, 3).Draw(t, "seldom") == 0 {
 			_ = os.RemoveAll(dir)
-			must(f.t, os.WriteFile(dir, nil, 0o644))
+			testenv.Must(f.t, os.WriteFile(dir, nil, 0o644))
 		}
 	}
 	return what + " " + path + " " + kind
@@ -182,17 +183,17 @@ func writeNames(t *testing.T, path, kind string, names []string) {
 func writeSpec(t *testing.T, path string, s *specs.Spec) {
 	t.Helper()
 	format, err := cdi.FormatOf(path)
-	must(t, err)
+	testenv.Must(t, err)
 	data, err := cdi.Marshal(s, format)
-	must(t, err)
-	must(t, os.WriteFile(path, data, 0o644))
+	testenv.Must(t, err)
+	testenv.Must(t, os.WriteFile(path, data, 0o644))
 }
 
 // library reads directories as engines do.
 func library(t *testing.T, dirs []string) *cdilib.Cache {
 	t.Helper()
 	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(dirs...), cdilib.WithAutoRefresh(false))
-	must(t, err)
+	testenv.Must(t, err)
 	return cache
 }
 
@@ -200,22 +201,22 @@ func library(t *testing.T, dirs []string) *cdilib.Cache {
 // from our spec are those that foreign specs leave to us. A link to our spec is copied as a link.
 func (f *foreignFixture) possible(t *testing.T, scratch string) func(name string) bool {
 	t.Helper()
-	must(t, os.RemoveAll(scratch))
+	testenv.Must(t, os.RemoveAll(scratch))
 	copied := make([]string, len(f.dirs))
 	for i, dir := range f.dirs {
 		copied[i] = filepath.Join(scratch, fmt.Sprint(i))
-		must(t, os.MkdirAll(copied[i], 0o755))
+		testenv.Must(t, os.MkdirAll(copied[i], 0o755))
 		entries, err := os.ReadDir(dir)
 		if err != nil {
-			must(t, os.Remove(copied[i]))
-			must(t, os.WriteFile(copied[i], nil, 0o644))
+			testenv.Must(t, os.Remove(copied[i]))
+			testenv.Must(t, os.WriteFile(copied[i], nil, 0o644))
 		}
 		for _, e := range entries {
 			from, to := filepath.Join(dir, e.Name()), filepath.Join(copied[i], e.Name())
 			if target, err := os.Readlink(from); err == nil {
-				must(t, os.Symlink(strings.ReplaceAll(target, filepath.Dir(f.path), filepath.Join(scratch, "1")), to))
+				testenv.Must(t, os.Symlink(strings.ReplaceAll(target, filepath.Dir(f.path), filepath.Join(scratch, "1")), to))
 			} else if data, err := os.ReadFile(from); err == nil {
-				must(t, os.WriteFile(to, data, 0o644))
+				testenv.Must(t, os.WriteFile(to, data, 0o644))
 			}
 		}
 	}
@@ -335,13 +336,8 @@ func checkBesideAnySpecs(t *testing.T, f *foreignFixture) {
 	rapid.Check(t, func(r *rapid.T) {
 		f.clear()
 		f.reconcile()
-		if good, bad := healthy(f.rec.State()); bad > 0 {
-			r.Fatalf(
-				"after all foreign specs are gone %d devices are healthy and %d are not: %v",
-				good,
-				bad,
-				reasons(f.rec.State()),
-			)
+		if c := countOf(f.rec.State()); c.unhealthy > 0 {
+			r.Fatalf("after all foreign specs are gone the devices are %+v: %v", c, reasons(f.rec.State()))
 		}
 		var done []string
 		for range rapid.IntRange(1, 3).Draw(r, "reconciliations") {

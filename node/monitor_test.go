@@ -57,15 +57,15 @@ func xid(gpuUUID string, code uint64) gpu.Event {
 func TestAnEventIsPublishedWithoutAReconciliation(t *testing.T) {
 	b := newFixture(t, "pcie-quad")
 	b.start()
-	b.counts(b.rec.State(), 4, 0)
+	b.wantDevices(b.rec.State(), count{healthy: 4})
 	b.rec.Receive(xid(b.uuids()[2], 95))
 	s := b.rec.State()
-	b.counts(s, 3, 1)
+	b.wantDevices(s, count{healthy: 3, unhealthy: 1})
 	if why := reasons(s)[b.uuids()[2]]; !strings.Contains(why, "XID 95") ||
 		s.Health[b.uuids()[2]].State != health.Unhealthy {
 		t.Errorf("the GPU is unhealthy for %q, and its health is %+v", why, s.Health[b.uuids()[2]])
 	}
-	b.counts(b.reconcile(), 3, 1) // reconciling does not undo it
+	b.wantDevices(b.reconcile(), count{healthy: 3, unhealthy: 1}) // reconciling does not undo it
 }
 
 // The driver's events begin with the first snapshot, before the first state is published.
@@ -74,7 +74,7 @@ func TestAnEventDuringTheStartCounts(t *testing.T) {
 	b := newFixture(t, "pcie-quad", func(o *Options) { o.Observer = during })
 	during.send = func() { b.rec.Receive(xid(b.uuids()[2], 95)) }
 	b.start()
-	b.counts(b.rec.State(), 3, 1)
+	b.wantDevices(b.rec.State(), count{healthy: 3, unhealthy: 1})
 }
 
 // Events arrive before the devices of the first snapshot are known. With an old driver an XID is reported by its event
@@ -91,7 +91,7 @@ func TestAnEventDuringTheFirstSnapshotCounts(t *testing.T) {
 		b.rec.Receive(xid("GPU-of-another-node", 95))
 	}
 	b.start()
-	b.counts(b.rec.State(), 3, 1)
+	b.wantDevices(b.rec.State(), count{healthy: 3, unhealthy: 1})
 	if n := b.rec.State().Health[b.uuids()[1]].XIDs[45]; n != many {
 		t.Errorf("%d of %d events were counted", n, many)
 	}
@@ -173,9 +173,7 @@ func TestTheRecordIsReadWhenTheDriverComes(t *testing.T) {
 	before.rec.Receive(xid(before.uuids()[1], 79))
 	before.rec.monitor.saveOrLog()
 	want, err := os.ReadFile(record)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 
 	b := newFixtureOn(t, before.node, recordHealth(record), func(o *Options) { o.AwaitDriver = true })
 	b.source.set(gpu.ErrNoDriver)
@@ -185,7 +183,7 @@ func TestTheRecordIsReadWhenTheDriverComes(t *testing.T) {
 		t.Errorf("without a driver the record is %s, error %v", got, err)
 	}
 	b.source.set(nil)
-	b.counts(b.reconcile(), 3, 1)
+	b.wantDevices(b.reconcile(), count{healthy: 3, unhealthy: 1})
 }
 
 // A driver that hangs must not keep a state from the record.
@@ -215,7 +213,7 @@ func TestAResetIsRecordedAtOnce(t *testing.T) {
 	needsReset := func() bool {
 		t.Helper()
 		data, err := os.ReadFile(record)
-		must(t, err)
+		testenv.Must(t, err)
 		return strings.Contains(string(data), `"event": {`)
 	}
 	if !needsReset() {
@@ -231,17 +229,17 @@ func TestAResetIsRecordedAtOnce(t *testing.T) {
 func TestARecordThatCannotBeWrittenIsWrittenLater(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	record := filepath.Join(dir, "health.json")
-	must(t, os.Mkdir(dir, 0o755))
+	testenv.Must(t, os.Mkdir(dir, 0o755))
 	b := newFixture(t, "pcie-quad", recordHealth(record))
 	b.start()
-	must(t, os.RemoveAll(dir))
-	must(t, os.WriteFile(dir, nil, 0o644))
+	testenv.Must(t, os.RemoveAll(dir))
+	testenv.Must(t, os.WriteFile(dir, nil, 0o644))
 	err := b.rec.Monitor().Cordon(b.uuids()[1], "a fan is loud")
 	if err == nil || !strings.HasPrefix(err.Error(), "the change is in effect, but a restart would undo it: ") {
 		t.Errorf("the error is %v", err)
 	}
-	must(t, os.Remove(dir))
-	must(t, os.Mkdir(dir, 0o755))
+	testenv.Must(t, os.Remove(dir))
+	testenv.Must(t, os.Mkdir(dir, 0o755))
 	b.rec.poll(t.Context())
 	if data, err := os.ReadFile(record); err != nil || !strings.Contains(string(data), "a fan is loud") {
 		t.Errorf("the record is %s, error %v", data, err)
@@ -253,12 +251,12 @@ func TestAGPUThatGoesAndComesIsLogged(t *testing.T) {
 	b := newFixture(t, "pcie-quad", func(o *Options) { o.Log = slog.New(slog.NewTextHandler(log, nil)) })
 	b.start()
 	gone, back := "GPU 2 is gone: the driver does not have "+b.uuids()[2], "GPU 2 is new: "+b.uuids()[2]
-	must(t, b.node.Remove(2))
+	testenv.Must(t, b.node.Remove(2))
 	b.reconcile()
 	if text := log.String(); strings.Count(text, " is gone") != 1 || !strings.Contains(text, gone) {
 		t.Errorf("no line %q in\n%s", gone, text)
 	}
-	must(t, b.node.Clear())
+	testenv.Must(t, b.node.Clear())
 	b.reconcile()
 	if text := log.String(); strings.Count(text, " is new") != 1 || !strings.Contains(text, back) {
 		t.Errorf("no line %q in\n%s", back, text)
@@ -269,7 +267,7 @@ func TestAGPUThatGoesAndComesIsLogged(t *testing.T) {
 func TestDevicesAreSuspectWithoutAUsableRecord(t *testing.T) {
 	dir := t.TempDir()
 	good, bad := filepath.Join(dir, "none"), filepath.Join(dir, "health.json")
-	must(t, os.WriteFile(bad, []byte(`{"version": 2}`), 0o644))
+	testenv.Must(t, os.WriteFile(bad, []byte(`{"version": 2}`), 0o644))
 	for path, want := range map[string]health.State{good: health.Healthy, bad: health.Suspect} {
 		b := newFixture(t, "pcie-quad", recordHealth(path))
 		b.start()
@@ -318,11 +316,11 @@ func TestOnlyEventsOfGPUsThatAreThereAreMissed(t *testing.T) {
 	if text := remarks(b.rec.State()); !strings.Contains(text, "events of GPU 2 are not received") {
 		t.Errorf("the remarks are %q", text)
 	}
-	must(t, b.node.Remove(2))
+	testenv.Must(t, b.node.Remove(2))
 	if text := remarks(b.reconcile()); text != "" {
 		t.Errorf("the remarks of a node without the GPU are %q", text)
 	}
-	must(t, b.node.Clear())
+	testenv.Must(t, b.node.Clear())
 	if text := remarks(b.reconcile()); !strings.Contains(text, "events of GPU 2 are not received") {
 		t.Errorf("the remarks are %q when it is back", text)
 	}
@@ -343,7 +341,7 @@ func TestAHoldOfAnEarlierResetEndsWhileDevicesChange(t *testing.T) {
 		})
 	}
 	done.Wait()
-	b.counts(b.rec.State(), 4, 0)
+	b.wantDevices(b.rec.State(), count{healthy: 4})
 }
 
 // The library is closed for each reset of a GPU, which is worth a line only if it lasts.
@@ -434,9 +432,7 @@ func TestWhatIsResetStillIsHeldWithoutARecord(t *testing.T) {
 	}{"the record is damaged": {nil, 1}, "resets are not known": {errors.New("an unreadable directory"), 4}} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "health.json")
-			if err := os.WriteFile(path, []byte(`{"version":1,`), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, os.WriteFile(path, []byte(`{"version":1,`), 0o600))
 			b := newFixture(t, "pcie-quad", recordHealth(path))
 			running, err := b.uuids()[2:3], c.unknown
 			b.rec.monitor.opts.StillResetting = func() ([]string, error) { return running, err }

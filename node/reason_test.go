@@ -5,19 +5,17 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // The reason of a device that the spec leaves out is the generator's.
 func TestADeviceOutsideTheSpecHasTheGeneratorsReason(t *testing.T) {
 	b := newFixture(t, "pcie-quad")
 	s, err := b.node.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	missing := fmt.Sprintf("nvidia%d", s.Devices[1].Minor)
-	if err := os.Remove(filepath.Join(b.node.Root(), "dev", missing)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Remove(filepath.Join(b.node.Root(), "dev", missing)))
 	b.start()
 	b.run()
 	for i := range s.Devices {

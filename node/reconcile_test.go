@@ -25,14 +25,12 @@ import (
 func TestStartWritesTheSpecAndListsItsDevices(t *testing.T) {
 	b := newFixture(t, "dgx-h100")
 	b.start()
-	b.counts(b.rec.State(), 8, 0)
+	b.wantDevices(b.rec.State(), count{healthy: 8})
 	if n := len(b.published); n != 1 {
 		t.Errorf("%d states published, want 1", n)
 	}
 	spec, err := cdi.ReadFile(b.path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if d := cdi.Diff(spec, b.rec.State().Spec); len(d) > 0 {
 		t.Errorf("the file differs from the state: %v", d)
 	}
@@ -51,12 +49,8 @@ func TestNothingIsDoneWhereNothingChanged(t *testing.T) {
 	}
 	// The same spec in another form is not written again.
 	data, err := cdi.Marshal(b.rec.State().Spec, cdi.JSON)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(b.path, append([]byte("\n\n"), data...), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
+	testenv.Must(t, os.WriteFile(b.path, append([]byte("\n\n"), data...), 0o644))
 	before = fileio.IDOf(b.path)
 	b.reconcile()
 	if fileio.IDOf(b.path) != before {
@@ -102,7 +96,7 @@ func TestStartRefuses(t *testing.T) {
 			isType[*RequiredError],
 		},
 		"a directory of lower priority that engines cannot read": {
-			func(b *fixture) { must(b.t, os.WriteFile(b.dirs[0], nil, 0o644)) },
+			func(b *fixture) { testenv.Must(b.t, os.WriteFile(b.dirs[0], nil, 0o644)) },
 			[]string{"engines do not read", "etc-cdi: not a directory"},
 			isAny,
 		},
@@ -130,9 +124,7 @@ func TestStartRefuses(t *testing.T) {
 		},
 		"a driver whose files are broken": {
 			func(b *fixture) {
-				if err := os.RemoveAll(filepath.Join(b.node.Root(), b.node.LibDir())); err != nil {
-					b.t.Fatal(err)
-				}
+				testenv.Must(b.t, os.RemoveAll(filepath.Join(b.node.Root(), b.node.LibDir())))
 			},
 			[]string{"no usable NVIDIA driver"},
 			func(err error) bool { return errors.Is(err, gpu.ErrNoDriver) },
@@ -194,32 +186,21 @@ func tree(t *testing.T, dirs []string) []string {
 func edit(t *testing.T, path, old, by string) {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(strings.ReplaceAll(string(data), old, by)), 0o644); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
+	testenv.Must(t, os.WriteFile(path, []byte(strings.ReplaceAll(string(data), old, by)), 0o644))
 }
 
 func TestMIGDevicesComeAfterTheSpecHasThemAndGoBeforeItLosesThem(t *testing.T) {
 	b := newFixture(t, "dgx-h100")
 	b.start()
 	uuid := b.node.Machine().GPUs[2].UUID
-	must(t, b.node.SetMIG(2, []string{"3g.40gb", "1g.10gb"}))
-	b.counts(b.reconcile(), 9, 0)
+	testenv.Must(t, b.node.SetMIG(2, []string{"3g.40gb", "1g.10gb"}))
+	b.wantDevices(b.reconcile(), count{healthy: 9})
 	if n := len(b.published); n != 3 {
 		t.Fatalf("%d states published, want 3: at first, without what is gone, with what is new", n)
 	}
 	middle := b.published[1]
-	b.counts(middle.State, 7, 0)
+	b.wantDevices(middle.State, count{healthy: 7})
 	if !slices.Contains(middle.offered, cdi.DefaultKind+"="+uuid) {
 		t.Errorf("the spec lost %s before the list did", uuid)
 	}
@@ -236,24 +217,24 @@ func TestMIGDevicesComeAfterTheSpecHasThemAndGoBeforeItLosesThem(t *testing.T) {
 	) {
 		t.Errorf("resources %v, want %v", names, want)
 	}
-	must(t, b.node.DisableMIG(2))
-	b.counts(b.reconcile(), 8, 0)
+	testenv.Must(t, b.node.DisableMIG(2))
+	b.wantDevices(b.reconcile(), count{healthy: 8})
 }
 
 func TestGPUsInMIGModeWithoutInstancesAreNoDevicesAndNoSpec(t *testing.T) {
 	b := newFixture(t, "mig-h100")
 	for i := range b.node.Machine().GPUs {
-		must(t, b.node.SetMIG(i, nil))
+		testenv.Must(t, b.node.SetMIG(i, nil))
 	}
 	b.start()
-	b.counts(b.rec.State(), 0, 0)
+	b.wantDevices(b.rec.State(), count{})
 	if names := b.disk(); names != nil {
 		t.Errorf("the spec has %v", names)
 	}
-	must(t, b.node.SetMIG(0, []string{"1g.10gb"}))
-	b.counts(b.reconcile(), 1, 0)
-	must(t, b.node.SetMIG(0, nil))
-	b.counts(b.reconcile(), 0, 0)
+	testenv.Must(t, b.node.SetMIG(0, []string{"1g.10gb"}))
+	b.wantDevices(b.reconcile(), count{healthy: 1})
+	testenv.Must(t, b.node.SetMIG(0, nil))
+	b.wantDevices(b.reconcile(), count{})
 	if _, err := os.Stat(b.path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the spec of no device is still there: %v", err)
 	}
@@ -265,7 +246,7 @@ func TestALostGPUIsUnhealthyAndTheOthersAreServed(t *testing.T) {
 	uuid := b.node.Machine().GPUs[3].UUID
 	b.source.set(nil, 3)
 	s := b.reconcile()
-	b.counts(s, 7, 1)
+	b.wantDevices(s, count{healthy: 7, unhealthy: 1})
 	if reason := reasons(s)[uuid]; !strings.Contains(reason, "GPU is lost") {
 		t.Errorf("GPU 3 is unhealthy for the reason %q", reason)
 	}
@@ -273,16 +254,16 @@ func TestALostGPUIsUnhealthyAndTheOthersAreServed(t *testing.T) {
 		t.Errorf("the spec still has %s", uuid)
 	}
 	b.source.set(nil)
-	b.counts(b.reconcile(), 8, 0)
+	b.wantDevices(b.reconcile(), count{healthy: 8})
 }
 
 func TestAGPUThatIsGoneLeavesTheListAndTheSpec(t *testing.T) {
 	b := newFixture(t, "dgx-h100")
 	b.start()
 	uuid := b.node.Machine().GPUs[3].UUID
-	must(t, b.node.Remove(3))
+	testenv.Must(t, b.node.Remove(3))
 	s := b.reconcile()
-	b.counts(s, 7, 0)
+	b.wantDevices(s, count{healthy: 7})
 	if _, listed := reasons(s)[uuid]; listed || slices.Contains(b.disk(), uuid) {
 		t.Errorf("%s is listed: %t; in the spec: %v", uuid, listed, b.disk())
 	}
@@ -293,12 +274,12 @@ func TestTheLastStateIsRetainedUntilTheDriverFailedThreeTimes(t *testing.T) {
 	b.start()
 	b.source.set(errors.New("no answer from the driver"))
 	for range 2 {
-		b.counts(b.reconcile(), 4, 0)
+		b.wantDevices(b.reconcile(), count{healthy: 4})
 	}
 	// The spec is still reconciled.
-	must(t, os.Remove(b.path))
+	testenv.Must(t, os.Remove(b.path))
 	s := b.reconcile()
-	b.counts(s, 0, 4)
+	b.wantDevices(s, count{unhealthy: 4})
 	for _, reason := range reasons(s) {
 		if reason != "no answer from the driver" {
 			t.Errorf("reason %q", reason)
@@ -309,7 +290,7 @@ func TestTheLastStateIsRetainedUntilTheDriverFailedThreeTimes(t *testing.T) {
 	}
 	b.source.set(nil)
 	s = b.reconcile()
-	b.counts(s, 4, 0)
+	b.wantDevices(s, count{healthy: 4})
 	if s.Err != nil {
 		t.Errorf("the state still has the error %v", s.Err)
 	}
@@ -319,9 +300,9 @@ func TestAnErrorThatLastedMakesTheDevicesUnhealthyAtOnce(t *testing.T) {
 	b := newFixture(t, "pcie-quad")
 	b.start()
 	b.source.set(fmt.Errorf("%w: the driver does not answer", gpu.ErrNotAnswering))
-	b.counts(b.reconcile(), 0, 4)
+	b.wantDevices(b.reconcile(), count{unhealthy: 4})
 	b.source.set(nil)
-	b.counts(b.reconcile(), 4, 0)
+	b.wantDevices(b.reconcile(), count{healthy: 4})
 }
 
 func TestAnotherSpecTakesADevice(t *testing.T) {
@@ -344,7 +325,7 @@ func TestAnotherSpecTakesADevice(t *testing.T) {
 			uuid := b.uuids()[0]
 			b.foreign(other, uuid)
 			s := b.reconcile()
-			b.counts(s, c.good, c.bad)
+			b.wantDevices(s, count{healthy: c.good, unhealthy: c.bad})
 			why := other + " defines nvidia.com/gpu=" + uuid + " too"
 			if reason := reasons(s)[uuid]; c.bad > 0 && reason != why {
 				t.Errorf("it is unhealthy for the reason %q", reason)
@@ -356,9 +337,9 @@ func TestAnotherSpecTakesADevice(t *testing.T) {
 			if remarks := s.Remarks(); s.Err != nil || s.Ready() != nil || !slices.Equal(remarks, []string{why + effect}) {
 				t.Errorf("error %v, ready %v, remarks %q", s.Err, s.Ready(), remarks)
 			}
-			must(t, os.Remove(other))
+			testenv.Must(t, os.Remove(other))
 			s = b.reconcile()
-			b.counts(s, 4, 0)
+			b.wantDevices(s, count{healthy: 4})
 			if len(s.Remarks()) > 0 {
 				t.Errorf("afterwards: %q", s.Remarks())
 			}
@@ -382,14 +363,14 @@ func TestATakenNameIsLeftToTheOtherSpec(t *testing.T) {
 		t.Errorf("engines take 0 from %q", file)
 	}
 	before := fileio.IDOf(b.path)
-	b.counts(s, 3, 1)
+	b.wantDevices(s, count{healthy: 3, unhealthy: 1})
 	b.reconcile()
 	if fileio.IDOf(b.path) != before {
 		t.Error("the spec was written again, where nothing changed")
 	}
 	b.foreign(other, append(b.uuids(), "0", "1", "2", "3", "all")...)
 	s = b.reconcile()
-	b.counts(s, 0, 4)
+	b.wantDevices(s, count{unhealthy: 4})
 	if b.disk() != nil || s.Ready() == nil || !strings.Contains(s.Ready().Error(), other) {
 		t.Errorf("without a free name the spec has %v, and readiness says %v", b.disk(), s.Ready())
 	}
@@ -401,15 +382,15 @@ func TestALinkToOurSpecDoesNotHaveItWrittenForEver(t *testing.T) {
 	b := newFixture(t, "pcie-quad")
 	b.start()
 	link := filepath.Join(b.dirs[1], "link.json")
-	must(t, os.Symlink(filepath.Base(b.path), link))
-	b.counts(b.reconcile(), 0, 4)
+	testenv.Must(t, os.Symlink(filepath.Base(b.path), link))
+	b.wantDevices(b.reconcile(), count{unhealthy: 4})
 	before := fileio.IDOf(b.path)
-	b.counts(b.reconcile(), 0, 4)
+	b.wantDevices(b.reconcile(), count{unhealthy: 4})
 	if fileio.IDOf(b.path) != before {
 		t.Error("the spec was written again")
 	}
-	must(t, os.Remove(link))
-	b.counts(b.reconcile(), 4, 0)
+	testenv.Must(t, os.Remove(link))
+	b.wantDevices(b.reconcile(), count{healthy: 4})
 }
 
 func TestConflictsAreLoggedWhenTheyBeginAndWhenTheyEnd(t *testing.T) {
@@ -452,7 +433,7 @@ func TestConflictsAreLoggedWhenTheyBeginAndWhenTheyEnd(t *testing.T) {
 	expect(begin, 1)
 	expect(end, 0)
 	for _, path := range []string{both, low, extra} {
-		must(t, os.Remove(path))
+		testenv.Must(t, os.Remove(path))
 	}
 	b.reconcile()
 	b.reconcile()
@@ -466,11 +447,11 @@ func TestAConflictEndsWhileTheDriverDoesNotAnswer(t *testing.T) {
 	b.start()
 	other := filepath.Join(b.dirs[1], "other.json")
 	b.foreign(other, b.uuids()[0])
-	b.counts(b.reconcile(), 3, 1)
+	b.wantDevices(b.reconcile(), count{healthy: 3, unhealthy: 1})
 	b.source.set(errors.New("no answer from the driver"))
-	b.counts(b.reconcile(), 3, 1)
-	must(t, os.Remove(other))
-	b.counts(b.reconcile(), 4, 0)
+	b.wantDevices(b.reconcile(), count{healthy: 3, unhealthy: 1})
+	testenv.Must(t, os.Remove(other))
+	b.wantDevices(b.reconcile(), count{healthy: 4})
 }
 
 // A device whose edits are right can be allocated, although the rest of the spec is wrong and cannot be written.
@@ -479,11 +460,11 @@ func TestADeviceThatIsRightInASpecThatCannotBeWrittenCanBeAllocated(t *testing.T
 	b.start()
 	edit(t, b.path, "nvidia2", "nvidia7")
 	held := lockPath(b.path)
-	must(t, os.Remove(held))
-	must(t, os.Mkdir(held, 0o755)) // the lock cannot be held, so nothing is written
+	testenv.Must(t, os.Remove(held))
+	testenv.Must(t, os.Mkdir(held, 0o755)) // the lock cannot be held, so nothing is written
 	t.Cleanup(func() { _ = os.Remove(held) })
 	s := b.reconcile()
-	b.counts(s, 3, 1)
+	b.wantDevices(s, count{healthy: 3, unhealthy: 1})
 	if s.Err == nil {
 		t.Fatal("no error")
 	}
@@ -499,24 +480,28 @@ func TestRunNotices(t *testing.T) {
 		do   func(b *fixture)
 		seen func(b *fixture) bool
 	}{
-		"a deleted spec": {func(b *fixture) { must(b.t, os.Remove(b.path)) }, (*fixture).specIsWhole},
+		"a deleted spec": {func(b *fixture) { testenv.Must(b.t, os.Remove(b.path)) }, (*fixture).specIsWhole},
 		"an edited spec": {
 			func(b *fixture) { edit(b.t, b.path, "nvidiactl", "nvidiactk") },
 			(*fixture).specIsWhole,
 		},
 		"a spec that is a ruin": {
-			func(b *fixture) { must(b.t, os.WriteFile(b.path, []byte("{"), 0o644)) },
+			func(b *fixture) { testenv.Must(b.t, os.WriteFile(b.path, []byte("{"), 0o644)) },
 			(*fixture).specIsWhole,
 		},
-		"a spec that few can read":   {func(b *fixture) { must(b.t, os.Chmod(b.path, 0o600)) }, (*fixture).specIsWhole},
-		"a spec that all can change": {func(b *fixture) { must(b.t, os.Chmod(b.path, 0o666)) }, (*fixture).specIsWhole},
+		"a spec that few can read": {
+			func(b *fixture) { testenv.Must(b.t, os.Chmod(b.path, 0o600)) }, (*fixture).specIsWhole,
+		},
+		"a spec that all can change": {
+			func(b *fixture) { testenv.Must(b.t, os.Chmod(b.path, 0o666)) }, (*fixture).specIsWhole,
+		},
 		"a spec of another user": {func(b *fixture) {
 			testenv.Root(b.t)
-			must(b.t, os.Chown(b.path, 1000, 1000))
+			testenv.Must(b.t, os.Chown(b.path, 1000, 1000))
 		}, (*fixture).specIsWhole},
 		"a conflicting spec": {
 			func(b *fixture) { b.foreign(filepath.Join(b.dirs[1], "other.yaml"), b.uuids()...) },
-			func(b *fixture) bool { good, bad := healthy(b.rec.State()); return good == 0 && bad == 1 },
+			func(b *fixture) bool { return countOf(b.rec.State()) == (count{unhealthy: 1}) },
 		},
 	}
 	for name, c := range cases {
@@ -566,11 +551,11 @@ func TestAPollNotices(t *testing.T) {
 			b.prober.set(gpu.Probe{UUID: b.uuids()[1], Error: "GPU is lost", Lost: true, RecoveryAction: gpu.NoRecoveryAction})
 		}, 7, 1},
 		"a GPU in MIG mode, which a probe shows": {func(b *fixture) {
-			must(b.t, b.node.SetMIG(1, []string{"1g.10gb"}))
+			testenv.Must(b.t, b.node.SetMIG(1, []string{"1g.10gb"}))
 			b.prober.set(gpu.Probe{UUID: b.uuids()[1], MIGEnabled: true, RecoveryAction: gpu.NoRecoveryAction})
 		}, 8, 0},
-		"the driver is unbound from a GPU": {func(b *fixture) { must(b.t, b.node.Unbind(1)) }, 7, 0},
-		"a GPU is unplugged":               {func(b *fixture) { must(b.t, b.node.Unplug(1)) }, 7, 0},
+		"the driver is unbound from a GPU": {func(b *fixture) { testenv.Must(b.t, b.node.Unbind(1)) }, 7, 0},
+		"a GPU is unplugged":               {func(b *fixture) { testenv.Must(b.t, b.node.Unplug(1)) }, 7, 0},
 		"what nothing shows but a reconciliation, after a minute": {func(b *fixture) {
 			b.source.set(nil, 1)
 			b.rec.reconciled = b.rec.reconciled.Add(-maxReconcilePause)
@@ -586,7 +571,7 @@ func TestAPollNotices(t *testing.T) {
 			if !b.rec.poll(t.Context()) {
 				t.Fatal("it is not noticed")
 			}
-			b.counts(b.reconcile(), c.good, c.bad)
+			b.wantDevices(b.reconcile(), count{healthy: c.good, unhealthy: c.bad})
 			if b.rec.poll(t.Context()) {
 				t.Error("it is noticed again")
 			}
@@ -620,11 +605,11 @@ func TestRunReconcilesWhenTriggeredAndPollsAtTheInterval(t *testing.T) {
 			b := newFixture(t, "pcie-quad", func(o *Options) { o.Interval = c.interval })
 			b.start()
 			b.run()
-			must(t, b.node.Unbind(1))
+			testenv.Must(t, b.node.Unbind(1))
 			if c.trigger {
 				b.rec.Trigger()
 			}
-			b.wait("a list without the GPU", func(s State) bool { good, bad := healthy(s); return good == 3 && bad == 0 })
+			b.wait("a list without the GPU", func(s State) bool { return countOf(s) == (count{healthy: 3}) })
 		})
 	}
 }
@@ -644,16 +629,16 @@ func TestRunNoticesACheckThatFails(t *testing.T) {
 	b.start()
 	b.run()
 	fails.Store(true)
-	b.wait("no healthy GPU", func(s State) bool { good, bad := healthy(s); return good == 0 && bad == 4 })
+	b.wait("no healthy GPU", func(s State) bool { return countOf(s) == (count{unhealthy: 4}) })
 	fails.Store(false)
-	b.wait("healthy GPUs", func(s State) bool { good, bad := healthy(s); return good == 4 && bad == 0 })
+	b.wait("healthy GPUs", func(s State) bool { return countOf(s) == (count{healthy: 4}) })
 }
 
 // upgrade replaces the node's driver in place.
 func (b *fixture) upgrade(version string) {
 	b.t.Helper()
 	_, err := sim.Create(b.t.Context(), b.node.Root(), b.node.Machine(), sim.Options{Driver: version, Force: true})
-	must(b.t, err)
+	testenv.Must(b.t, err)
 }
 
 func TestADriverThatWasReplacedEndsRun(t *testing.T) {
@@ -677,15 +662,15 @@ func TestADriverWhoseModuleIsNotReloadedMakesItsDevicesUnhealthy(t *testing.T) {
 	b.start()
 	b.upgrade("590.44.01")
 	node, err := sim.Open(b.node.Root())
-	must(t, err)
-	must(t, node.SetKernelVersion("580.126.09"))
+	testenv.Must(t, err)
+	testenv.Must(t, node.SetKernelVersion("580.126.09"))
 	s := b.reconcile()
-	b.counts(s, 0, 1)
+	b.wantDevices(s, count{unhealthy: 1})
 	if s.Err == nil ||
 		!strings.Contains(s.Err.Error(), "libraries are 590.44.01 now, the loaded kernel module is 580.126.09") {
 		t.Errorf("error %v", s.Err)
 	}
-	must(t, node.SetKernelVersion("590.44.01"))
+	testenv.Must(t, node.SetKernelVersion("590.44.01"))
 	if err := b.rec.reconcile(t.Context()); !errors.Is(err, ErrDriverChanged) {
 		t.Errorf("after the module was reloaded: %v", err)
 	}
@@ -697,15 +682,15 @@ func TestAReleasedDriverIsNotLookedAt(t *testing.T) {
 	b.start()
 	b.source.released.Store(true)
 	b.source.set(errors.New("the driver was used"))
-	must(t, os.Remove(b.node.Library()))
-	b.counts(b.reconcile(), 1, 0)
-	must(t, os.RemoveAll(b.dirs[1]))
-	b.counts(b.reconcile(), 1, 0)
+	testenv.Must(t, os.Remove(b.node.Library()))
+	b.wantDevices(b.reconcile(), count{healthy: 1})
+	testenv.Must(t, os.RemoveAll(b.dirs[1]))
+	b.wantDevices(b.reconcile(), count{healthy: 1})
 	if !b.specIsWhole() {
 		t.Error("the spec is not whole")
 	}
 	b.upgrade("590.44.01")
-	b.counts(b.reconcile(), 1, 0)
+	b.wantDevices(b.reconcile(), count{healthy: 1})
 	b.source.released.Store(false)
 	if err := b.rec.reconcile(t.Context()); !errors.Is(err, ErrDriverChanged) {
 		t.Errorf("after the release: %v", err)
@@ -721,9 +706,9 @@ func TestTwoInstancesDoNotWriteOneSpec(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	must(t, b.rec.Run(ctx))
-	must(t, second.Start(t.Context(), func(State) {}))
-	must(t, second.release())
+	testenv.Must(t, b.rec.Run(ctx))
+	testenv.Must(t, second.Start(t.Context(), func(State) {}))
+	testenv.Must(t, second.release())
 	if got := tree(t, b.dirs); !slices.Equal(got, []string{b.path}) {
 		t.Errorf("the CDI directories have %v", got)
 	}
@@ -732,8 +717,8 @@ func TestTwoInstancesDoNotWriteOneSpec(t *testing.T) {
 func TestARemovedDirectoryComesBack(t *testing.T) {
 	b := newFixture(t, "workstation")
 	b.start()
-	must(t, os.RemoveAll(b.dirs[1]))
-	b.counts(b.reconcile(), 1, 0)
+	testenv.Must(t, os.RemoveAll(b.dirs[1]))
+	b.wantDevices(b.reconcile(), count{healthy: 1})
 	if !b.specIsWhole() {
 		t.Error("the spec is not whole")
 	}
@@ -742,7 +727,7 @@ func TestARemovedDirectoryComesBack(t *testing.T) {
 func TestAlive(t *testing.T) {
 	b := newFixture(t, "workstation")
 	b.start()
-	must(t, b.rec.Alive())
+	testenv.Must(t, b.rec.Alive())
 	b.rec.heartbeat.Add(-int64(3 * time.Minute))
 	if err := b.rec.Alive(); err == nil || err.Error() != "the reconciler has been stuck for 3m0s" {
 		t.Errorf("after three minutes: %v", err)
@@ -753,7 +738,7 @@ func TestWithoutASpecFileNothingIsWritten(t *testing.T) {
 	b := newFixture(t, "pcie-quad", func(o *Options) { o.Path = "" })
 	b.foreign(filepath.Join(b.dirs[1], "other.json"), b.uuids()...) // takes nothing then
 	b.start()
-	b.counts(b.rec.State(), 4, 0)
+	b.wantDevices(b.rec.State(), count{healthy: 4})
 	if got := tree(t, b.dirs); len(got) != 1 {
 		t.Errorf("the CDI directories have %v", got)
 	}
@@ -763,13 +748,13 @@ func TestWithoutASpecFileNothingIsWritten(t *testing.T) {
 func TestADamagedSpecIsRestoredBeforeTheDriverAnswers(t *testing.T) {
 	b := newFixture(t, "pcie-quad")
 	b.start()
-	must(t, os.Remove(b.path))
+	testenv.Must(t, os.Remove(b.path))
 	b.source.mu.Lock() // the driver does not answer
 	done := make(chan error, 1)
 	go func() { done <- b.rec.reconcile(t.Context()) }()
 	testenv.Eventually(t, "the spec is restored", func() bool { return len(b.disk()) > 0 })
 	b.source.mu.Unlock()
-	must(t, <-done)
+	testenv.Must(t, <-done)
 }
 
 // A device whose node is gone leaves the published state before the spec loses it.
@@ -777,10 +762,11 @@ func TestADeviceThatLeavesTheSpecIsUnhealthyBefore(t *testing.T) {
 	b := newFixture(t, "pcie-quad")
 	b.start()
 	s, err := b.node.Snapshot()
-	must(t, err)
+	testenv.Must(t, err)
 	gone := s.Devices[1]
-	must(t, os.Remove(filepath.Join(b.node.Root(), "dev", fmt.Sprintf("nvidia%d", gone.Minor))))
-	b.counts(b.reconcile(), 3, 1) // publish expects every healthy device to be in the specs
+	testenv.Must(t, os.Remove(filepath.Join(b.node.Root(), "dev", fmt.Sprintf("nvidia%d", gone.Minor))))
+	// publish expects every healthy device to be in the specs.
+	b.wantDevices(b.reconcile(), count{healthy: 3, unhealthy: 1})
 	first := b.published[1]
 	if reasons(first.State)[gone.UUID] == "" || !slices.Contains(first.offered, cdi.DefaultKind+"="+gone.UUID) {
 		t.Errorf("%s is healthy in the first state, or left the spec before", gone.UUID)
@@ -792,14 +778,14 @@ func TestADriverWhoseLibraryIsRemovedIsWaitedFor(t *testing.T) {
 	b := newFixture(t, "workstation")
 	b.start()
 	library := b.rec.library
-	must(t, os.Rename(library, library+".away"))
+	testenv.Must(t, os.Rename(library, library+".away"))
 	s := b.reconcile()
-	b.counts(s, 0, 1)
+	b.wantDevices(s, count{unhealthy: 1})
 	if s.Err == nil || !strings.Contains(s.Err.Error(), "the driver is being replaced") {
 		t.Errorf("error %v", s.Err)
 	}
-	must(t, os.Rename(library+".away", library))
-	b.counts(b.reconcile(), 1, 0)
+	testenv.Must(t, os.Rename(library+".away", library))
+	b.wantDevices(b.reconcile(), count{healthy: 1})
 }
 
 func TestAFailedCheckMakesTheDevicesUnhealthyUntilItPasses(t *testing.T) {
@@ -808,12 +794,12 @@ func TestAFailedCheckMakesTheDevicesUnhealthyUntilItPasses(t *testing.T) {
 	b.start()
 	failure = errors.New("the hook is gone")
 	s := b.reconcile()
-	b.counts(s, 0, 4)
+	b.wantDevices(s, count{unhealthy: 4})
 	if s.Ready() == nil || reasons(s)[b.uuids()[0]] != "the hook is gone" {
 		t.Errorf("ready: %v; reasons: %v", s.Ready(), reasons(s))
 	}
 	failure = nil
-	b.counts(b.reconcile(), 4, 0)
+	b.wantDevices(b.reconcile(), count{healthy: 4})
 }
 
 // Another program may write our file between the reading of all specs and the writing of ours.
@@ -831,9 +817,7 @@ func TestAChangeOfTheSpecDuringAReconciliationIsNoticed(t *testing.T) {
 				t.Fatal("something has changed after the start")
 			}
 			p := b.rec.newPlan(b.rec.plan.desired, b.rec.loadSpecs())
-			if err := change(b.path); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, change(b.path))
 			b.rec.writeSpecs(p)
 			if !b.rec.changed() && len(cdi.Load(b.dirs...).Names()) == 0 {
 				t.Error("the change is not noticed")

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
@@ -13,7 +15,7 @@ func BenchmarkRead(b *testing.B) {
 	node := createNode(b, "dgx-h100")
 	session, _ := openNode(b, node)
 	for _, latency := range []time.Duration{0, 50 * time.Microsecond} {
-		must(b, node.SetLatency(latency))
+		testenv.Must(b, node.SetLatency(latency))
 		name := "latency=" + latency.String()
 		b.Run(name+"/topology", func(b *testing.B) {
 			compareToFloor(b, session, func() error { _, err := session.readTopology(b.Context()); return err })
@@ -22,7 +24,7 @@ func BenchmarkRead(b *testing.B) {
 			compareToFloor(b, session, func() error { _, _, err := session.read(b.Context()); return err })
 		})
 	}
-	must(b, node.Clear())
+	testenv.Must(b, node.Clear())
 }
 
 func compareToFloor(b *testing.B, session *Session, read func() error) {
@@ -41,9 +43,7 @@ func compareToFloor(b *testing.B, session *Session, read func() error) {
 	}
 	floor := time.Since(begin) / rounds
 	for b.Loop() {
-		if err := read(); err != nil {
-			b.Fatal(err)
-		}
+		testenv.Must(b, read())
 	}
 	b.ReportMetric(float64(floor.Nanoseconds()), "floor-ns")
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(floor.Nanoseconds()), "x-floor")

@@ -5,15 +5,14 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 const someMinors = "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n\ngpu2/gi11/ci1/access 1013\n"
 
 func TestCapMinors(t *testing.T) {
 	caps, err := parseCapMinors(someMinors)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for name, c := range map[string]struct{ got, want int }{
 		"a GPU instance":                        {caps.minor("gpu%d/gi%d/access", 0, 0), 3},
 		"a compute instance":                    {caps.minor("gpu%d/gi%d/ci%d/access", 0, 0, 0), 4},

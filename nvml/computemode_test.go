@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
@@ -37,7 +39,7 @@ func TestSetExclusive(t *testing.T) {
 		{true, nvml.COMPUTEMODE_EXCLUSIVE_PROCESS},
 		{false, nvml.COMPUTEMODE_DEFAULT},
 	} {
-		must(t, session.SetExclusive(t.Context(), uuid, step.exclusive))
+		testenv.Must(t, session.SetExclusive(t.Context(), uuid, step.exclusive))
 		if got := readComputeMode(t, session, uuid); got != step.want {
 			t.Errorf("exclusive %t: mode %d, want %d", step.exclusive, got, step.want)
 		}
@@ -66,10 +68,10 @@ func TestSetExclusiveFails(t *testing.T) {
 	check(session.SetExclusive(t.Context(), uuid, true), ErrNoPermission,
 		"set the compute mode of "+uuid+": no permission to use the NVIDIA driver: "+
 			"nvmlDeviceSetComputeMode: Insufficient Permissions")
-	must(t, node.Clear())
+	testenv.Must(t, node.Clear())
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	must(t, node.Hang("nvmlDeviceSetComputeMode", 1))
+	testenv.Must(t, node.Hang("nvmlDeviceSetComputeMode", 1))
 	if err := session.SetExclusive(ended, uuid, true); !errors.Is(err, context.Canceled) {
 		t.Errorf("after an interrupt: %v", err)
 	}
@@ -78,7 +80,7 @@ func TestSetExclusiveFails(t *testing.T) {
 		t.Errorf("from a GPU that hangs: %v", err)
 	}
 	session.opts.Timeout = DefaultTimeout
-	must(t, session.SetExclusive(t.Context(), node.Machine().GPUs[2].UUID, true))
-	must(t, node.Clear())
+	testenv.Must(t, session.SetExclusive(t.Context(), node.Machine().GPUs[2].UUID, true))
+	testenv.Must(t, node.Clear())
 	waitForReturns(t, session)
 }

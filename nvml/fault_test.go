@@ -1,19 +1,17 @@
 package nvml
 
 import (
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // expectUnreadable returns the snapshot that is expected when one GPU becomes unreadable: that GPU is as in got, it has
@@ -34,7 +32,7 @@ func TestLostGPU(t *testing.T) {
 	node := createNode(t, "dgx-h100")
 	session, h := openNode(t, node)
 	before := readTopology(t, session, h)
-	must(t, node.Lose(3))
+	testenv.Must(t, node.Lose(3))
 	got := readTopology(t, session, h)
 	if diff := cmp.Diff(expectUnreadable(before, got, 3), got); diff != "" {
 		t.Errorf("the others (-before +after):\n%s", diff)
@@ -48,27 +46,8 @@ func TestLostGPU(t *testing.T) {
 	if diff := cmp.Diff(want, lost); diff != "" {
 		t.Errorf("the lost GPU, as sysfs and the kernel module show it (-want +got):\n%s", diff)
 	}
-	must(t, node.Clear())
+	testenv.Must(t, node.Clear())
 	compareToNode(t, node, readTopology(t, session, h))
-}
-
-func TestRemovedGPUs(t *testing.T) {
-	if !runAlone(t) {
-		return
-	}
-	node := createNode(t, "pcie-quad")
-	h := createNodeHost(t, node)
-	must(t, node.Remove(1))
-	got, err := ReadTopology(t.Context(), Options{Host: h})
-	must(t, err)
-	compareToNode(t, node, got)
-	for i := range 4 {
-		must(t, node.Remove(i))
-	}
-	got, err = ReadTopology(t.Context(), Options{Host: h})
-	if err != nil || len(got.Devices) != 0 || got.DriverVersion == "" {
-		t.Errorf("got %+v, error %v; want an empty snapshot", got, err)
-	}
 }
 
 // The functions that are called for each GPU, for its links, and for its MIG devices.
@@ -112,7 +91,7 @@ func TestEachCallFails(t *testing.T) {
 				if diff := cmp.Diff(expectUnreadable(before, got, c.gpu), got); diff != "" {
 					t.Errorf("%s fails: the others (-before +after):\n%s", function, diff)
 				}
-				must(t, node.Clear())
+				testenv.Must(t, node.Clear())
 			}
 			compareToNode(t, node, readTopology(t, session, h))
 		})
@@ -131,14 +110,14 @@ func TestOptionalCallsAreNotSupported(t *testing.T) {
 		if got := readTopology(t, session, h); !got.Devices[3].Usable() || len(got.Links) != 28 {
 			t.Errorf("%s is not supported: error %q, %d links", function, got.Devices[3].Error, len(got.Links))
 		}
-		must(t, node.Clear())
+		testenv.Must(t, node.Clear())
 	}
 	for _, function := range functionsOfGPU[:4] {
 		fail(t, node, function, 3, nvml.ERROR_NOT_SUPPORTED)
 		if got := readTopology(t, session, h); got.Devices[3].Usable() {
 			t.Errorf("%s is not supported, and the GPU has no error", function)
 		}
-		must(t, node.Clear())
+		testenv.Must(t, node.Clear())
 	}
 }
 
@@ -152,55 +131,13 @@ func TestSystemCallsFail(t *testing.T) {
 		fail(t, node, function, sim.AnyGPU, nvml.ERROR_UNKNOWN)
 		_, err := session.readTopology(t.Context())
 		checkError(t, err, ErrDriverFailed, function+": Unknown Error")
-		must(t, node.Clear())
+		testenv.Must(t, node.Clear())
 	}
 	fail(t, node, "nvmlSystemGetCudaDriverVersion", sim.AnyGPU, nvml.ERROR_UNKNOWN)
 	if s := readTopology(t, session, h); s.CUDAVersion != "" || !s.Devices[0].Usable() {
 		t.Errorf("without a CUDA version the snapshot is %+v", s)
 	}
-	must(t, node.Clear())
-}
-
-// Each function in turn hangs for one GPU, in the C library and so in real threads.
-func TestEachCallHangs(t *testing.T) {
-	for name, functions := range map[string][]string{"of a GPU": functionsOfGPU, "of links": functionsOfLinks} {
-		t.Run(name, func(t *testing.T) {
-			if !runAlone(t) {
-				return
-			}
-			node := createNode(t, "dgx-h100")
-			session, h := openNode(t, node)
-			before := readTopology(t, session, h)
-			for _, function := range functions {
-				must(t, node.Hang(function, 3))
-				session.opts.Timeout = 2 * time.Second // of which the seven that do not hang take a thousandth
-				for range 2 {
-					got := readTopology(t, session, h)
-					want := "does not answer (" + function + " has not returned)"
-					if text := got.Devices[3].Error; !strings.Contains(text, want) {
-						t.Errorf("%s hangs: the GPU's error is %q", function, text)
-					}
-					if diff := cmp.Diff(expectUnreadable(before, got, 3), got); diff != "" {
-						t.Errorf("%s hangs: the others (-before +after):\n%s", function, diff)
-					}
-				}
-				must(t, node.Clear())
-				waitForReturns(t, session)
-			}
-			session.opts.Timeout = DefaultTimeout
-			compareToNode(t, node, readTopology(t, session, h))
-		})
-	}
-}
-
-func TestLatency(t *testing.T) {
-	if !runAlone(t) {
-		return
-	}
-	node := createNode(t, "dgx-h100")
-	session, h := openNode(t, node)
-	must(t, node.SetLatency(50*time.Microsecond))
-	compareToNode(t, node, readTopology(t, session, h))
+	testenv.Must(t, node.Clear())
 }
 
 func TestMIGIsReconfigured(t *testing.T) {
@@ -212,7 +149,7 @@ func TestMIGIsReconfigured(t *testing.T) {
 	for _, profiles := range [][]string{
 		{"1g.10gb", "1g.10gb+me", "3g.40gb"}, {"1c.3g.40gb", "1c.3g.40gb", "1g.20gb"}, {}, {"7g.80gb"},
 	} {
-		must(t, node.SetMIG(5, profiles))
+		testenv.Must(t, node.SetMIG(5, profiles))
 		got := readTopology(t, session, h)
 		compareToNode(t, node, got)
 		if d := got.Devices[5]; !d.MIGEnabled || len(d.MIG) != len(profiles) {
@@ -228,39 +165,4 @@ func TestMIGIsReconfigured(t *testing.T) {
 	if got := readTopology(t, session, h); got.Devices[5].Usable() || !got.Devices[4].Usable() {
 		t.Errorf("with a malformed file GPU 5 has the error %q, GPU 4 %q", got.Devices[5].Error, got.Devices[4].Error)
 	}
-}
-
-// Neither go-nvml nor the library prints anything.
-func TestNothingIsPrinted(t *testing.T) {
-	if !runAlone(t) {
-		return
-	}
-	node := createNode(t, "dgx-h100")
-	printed := captureOutput(t, func() {
-		session, h := openNode(t, node)
-		must(t, node.Lose(2))
-		fail(t, node, "nvmlDeviceGetUUID", 1, nvml.ERROR_UNKNOWN)
-		readTopology(t, session, h)
-		_, _ = ReadDevices(t.Context(), Options{Host: h, Library: "/none/libnvidia-ml.so.1"})
-	})
-	if printed != "" {
-		t.Errorf("standard output and error have %q", printed)
-	}
-}
-
-// captureOutput returns what the process writes to its standard output and error while f runs.
-func captureOutput(t *testing.T, f func()) string {
-	t.Helper()
-	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
-	must(t, err)
-	for _, fd := range []int{1, 2} {
-		saved, err := unix.Dup(fd)
-		must(t, err)
-		must(t, unix.Dup2(int(file.Fd()), fd))
-		defer func() { _ = unix.Dup2(saved, fd); _ = unix.Close(saved) }()
-	}
-	f()
-	text, err := os.ReadFile(file.Name())
-	must(t, err)
-	return string(text)
 }

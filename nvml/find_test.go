@@ -13,6 +13,7 @@ import (
 	"gpu-cdi-plugin/internal/elffile"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/ldcache"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 var thisMachine = elffile.MachineOf(runtime.GOARCH)
@@ -63,9 +64,7 @@ func TestFindInADriverRoot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := createHost(t, c.files).Root()
 			for link, target := range c.links {
-				if err := os.MkdirAll(filepath.Dir(filepath.Join(root, link)), 0o755); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, os.MkdirAll(filepath.Dir(filepath.Join(root, link)), 0o755))
 				symlink(t, filepath.Join(root, link), target)
 			}
 			got, err := find(root, "", noLoader)
@@ -136,9 +135,7 @@ func TestLoaderPath(t *testing.T) {
 	cacheWith := func(entries ...ldcache.Entry) string {
 		file := filepath.Join(t.TempDir(), "ld.so.cache")
 		cache := &ldcache.Cache{Entries: entries}
-		if err := os.WriteFile(file, cache.Marshal(), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(file, cache.Marshal(), 0o600))
 		return file
 	}
 	inCache := cacheWith(entry("/b/lib.so", flags))
@@ -202,9 +199,7 @@ func TestCheckLibrary(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "libnvidia-ml.so.1")
-			if err := os.WriteFile(path, c.file, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, os.WriteFile(path, c.file, 0o600))
 			err := checkLibrary(path)
 			if c.want == "" {
 				if err != nil {

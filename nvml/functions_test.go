@@ -3,6 +3,8 @@ package nvml
 import (
 	"sync"
 	"testing"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // The number of driver calls is that of the package's documentation.
@@ -28,7 +30,7 @@ func TestNumberOfDriverCalls(t *testing.T) {
 		"topology": {func() error { _, err := session.readTopology(t.Context()); return err }, 3 + 8*(8+19+18+4) + 28},
 	} {
 		clear(calls)
-		must(t, c.read())
+		testenv.Must(t, c.read())
 		total := 0
 		for _, n := range calls {
 			total += n

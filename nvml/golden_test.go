@@ -11,6 +11,7 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -30,9 +31,9 @@ func TestGolden(t *testing.T) {
 			got := readTopology(t, session, h)
 			compareToNode(t, node, got)
 			compareToGolden(t, filepath.Join("testdata", machine+".golden.json"), got)
-			must(t, session.Close())
+			testenv.Must(t, session.Close())
 			devices, err := ReadDevices(t.Context(), Options{Host: h})
-			must(t, err)
+			testenv.Must(t, err)
 			if diff := cmp.Diff(got.Devices, devices.Devices); diff != "" || len(devices.Links) > 0 {
 				t.Errorf("ReadDevices has %d links and differs (-topology +devices):\n%s", len(devices.Links), diff)
 			}
@@ -57,20 +58,14 @@ func TestLargeMachine(t *testing.T) {
 func compareToGolden(t testing.TB, path string, got *gpu.Snapshot) {
 	t.Helper()
 	text, err := json.MarshalIndent(got, "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	text = append(text, '\n')
 	if *update {
-		if err := os.WriteFile(path, text, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(path, text, 0o644))
 		return
 	}
 	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if diff := cmp.Diff(string(want), string(text)); diff != "" {
 		t.Errorf("%s (-want +got; -update writes it):\n%s", path, diff)
 	}

@@ -35,9 +35,7 @@ func runAlone(t *testing.T) bool {
 	}
 	t.Parallel()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	args := []string{"-test.v", "-test.count=1", "-test.timeout=2m", "-test.run=" + patternOf(t.Name())}
 	cmd := exec.CommandContext(t.Context(), exe, args...)
 	if *update {
@@ -75,9 +73,7 @@ func createNode(t testing.TB, machine string) *sim.Node {
 func createNodeHost(t testing.TB, node *sim.Node) host.Host {
 	t.Helper()
 	h, err := host.New(node.Root(), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return h
 }
 
@@ -86,7 +82,7 @@ func openNode(t testing.TB, node *sim.Node) (*Session, host.Host) {
 	t.Helper()
 	h := createNodeHost(t, node)
 	session := NewSession(Options{Host: h, Timeout: 20 * time.Second})
-	must(t, session.Open(t.Context()))
+	testenv.Must(t, session.Open(t.Context()))
 	t.Cleanup(func() {
 		if err := session.Close(); err != nil {
 			t.Error(err)
@@ -99,9 +95,7 @@ func openNode(t testing.TB, node *sim.Node) (*Session, host.Host) {
 func compareToNode(t testing.TB, node *sim.Node, got *gpu.Snapshot) {
 	t.Helper()
 	want, err := node.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("snapshot (-node +got):\n%s", diff)
 	}
@@ -112,9 +106,7 @@ func readTopology(t testing.TB, session *Session, h host.Host) *gpu.Snapshot {
 	t.Helper()
 	session.opts.Host = h
 	s, err := session.readTopology(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	checkSnapshot(t, s)
 	return s
 }
@@ -124,9 +116,7 @@ func createHost(t testing.TB, files map[string]string) host.Host {
 	t.Helper()
 	root := t.TempDir()
 	h, err := host.New(root, "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for path, text := range files {
 		writeFile(t, h.Driver(path), text)
 	}
@@ -135,44 +125,31 @@ func createHost(t testing.TB, files map[string]string) host.Host {
 
 func writeFile(t testing.TB, path, text string) {
 	t.Helper()
-	if err := os.MkdirAll(path[:strings.LastIndexByte(path, '/')], 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.MkdirAll(path[:strings.LastIndexByte(path, '/')], 0o755))
+	testenv.Must(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
 func symlink(t testing.TB, path, target string) string {
 	t.Helper()
-	if err := os.Symlink(target, path); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Symlink(target, path))
 	return path
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func fail(t testing.TB, node *sim.Node, function string, gpu int, code nvml.Return) {
 	t.Helper()
-	must(t, node.Fail(function, gpu, int(code)))
+	testenv.Must(t, node.Fail(function, gpu, int(code)))
 }
 
 func remove(t testing.TB, path string) {
 	t.Helper()
-	must(t, os.Remove(path))
+	testenv.Must(t, os.Remove(path))
 }
 
 func truncate(t testing.TB, path string) {
 	t.Helper()
 	info, err := os.Stat(path)
-	must(t, err)
-	must(t, os.Truncate(path, info.Size()/2))
+	testenv.Must(t, err)
+	testenv.Must(t, os.Truncate(path, info.Size()/2))
 }
 
 var waitUntil = testenv.Eventually

@@ -92,28 +92,6 @@ func TestMockAnswers(t *testing.T) {
 		change func(d *mockserver.Device)
 		check  func(s *gpu.Snapshot) bool
 	}{
-		"no compute capability": {
-			func(d *mockserver.Device) {
-				d.GetCudaComputeCapabilityFunc = func() (int, int, nvml.Return) {
-					return 0, 0, nvml.ERROR_NOT_SUPPORTED
-				}
-			},
-			func(s *gpu.Snapshot) bool { return s.Devices[2].Usable() && s.Devices[2].ComputeCapability == "" },
-		},
-		"no memory of its own": {
-			func(d *mockserver.Device) {
-				d.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) {
-					return nvml.Memory{}, nvml.ERROR_NOT_SUPPORTED
-				}
-			},
-			func(s *gpu.Snapshot) bool { return s.Devices[2].Usable() && s.Devices[2].MemoryBytes == 0 },
-		},
-		"no MIG": {
-			func(d *mockserver.Device) {
-				d.GetMigModeFunc = func() (int, int, nvml.Return) { return 0, 0, nvml.ERROR_NOT_SUPPORTED }
-			},
-			func(s *gpu.Snapshot) bool { return s.Devices[2].Usable() && !s.Devices[2].MIGEnabled },
-		},
 		"no NVLink": {
 			func(d *mockserver.Device) {
 				d.GetNvLinkStateFunc = func(int) (nvml.EnableState, nvml.Return) { return 0, nvml.ERROR_NOT_SUPPORTED }
@@ -173,12 +151,6 @@ func TestMockAnswers(t *testing.T) {
 				}
 			},
 			func(s *gpu.Snapshot) bool { return strings.HasPrefix(s.Devices[2].Error, "nvmlDeviceGetPciInfo: ") },
-		},
-		"no UUID": {
-			func(d *mockserver.Device) {
-				d.GetUUIDFunc = func() (string, nvml.Return) { return "", nvml.ERROR_NOT_SUPPORTED }
-			},
-			func(s *gpu.Snapshot) bool { return strings.HasPrefix(s.Devices[2].Error, "nvmlDeviceGetUUID: ") },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestOpenFails(t *testing.T) {
@@ -27,7 +28,7 @@ func TestOpenFails(t *testing.T) {
 			ErrDriverNotLoaded, "nvmlInit: ",
 		},
 		"the kernel module is of another version": {
-			func(t *testing.T, node *sim.Node) { must(t, node.SetKernelVersion("575.57.08")) },
+			func(t *testing.T, node *sim.Node) { testenv.Must(t, node.SetKernelVersion("575.57.08")) },
 			ErrVersionMismatch, "the library is 580.126.09, the kernel module 575.57.08",
 		},
 		"the process may not use the driver": {
@@ -35,7 +36,7 @@ func TestOpenFails(t *testing.T) {
 			ErrNoPermission, "nvmlInit: ",
 		},
 		"the driver hangs": {
-			func(t *testing.T, node *sim.Node) { must(t, node.Hang("nvmlInit", sim.AnyGPU)) },
+			func(t *testing.T, node *sim.Node) { testenv.Must(t, node.Hang("nvmlInit", sim.AnyGPU)) },
 			gpu.ErrNotAnswering, "nvmlInit has not returned",
 		},
 		"anything else": {
@@ -64,7 +65,7 @@ func TestOpenFails(t *testing.T) {
 			_, err := ReadDevices(t.Context(), opts)
 			checkError(t, err, c.want, c.text)
 
-			must(t, node.Clear()) // a hang must end before the process does
+			testenv.Must(t, node.Clear()) // a hang must end before the process does
 		})
 	}
 }
@@ -83,7 +84,7 @@ func checkError(t *testing.T, err, want error, text string) {
 // openFile opens the library at a path.
 func openFile(t *testing.T, path string) (*Session, error) {
 	h, err := host.New("", "", "")
-	must(t, err)
+	testenv.Must(t, err)
 	session := NewSession(Options{Host: h, Library: path})
 	return session, session.Open(t.Context())
 }
@@ -116,11 +117,11 @@ func TestOpenTruncatedLibraryNeverKillsTheProcess(t *testing.T) {
 		return
 	}
 	whole, err := os.ReadFile(createNode(t, "workstation").Library())
-	must(t, err)
+	testenv.Must(t, err)
 	dir := t.TempDir()
 	for n := len(whole) - 1; n >= 0; n -= 1 + n/97 {
 		path := filepath.Join(dir, fmt.Sprint(n)) // a new file each time, since a loaded one must not be changed
-		must(t, os.WriteFile(path, whole[:n], 0o644))
+		testenv.Must(t, os.WriteFile(path, whole[:n], 0o644))
 		if _, err := openFile(t, path); !errors.Is(err, ErrLibraryUnusable) {
 			t.Fatalf("with %d of %d bytes: error %v", n, len(whole), err)
 		}
@@ -166,12 +167,12 @@ func TestOpenAgain(t *testing.T) {
 	for range 3 {
 		checkError(t, session.Open(t.Context()), ErrDriverNotLoaded, "")
 	}
-	must(t, node.Hang("nvmlInit", sim.AnyGPU))
+	testenv.Must(t, node.Hang("nvmlInit", sim.AnyGPU))
 	session.opts.Timeout = 100 * time.Millisecond
 	for range 2 {
 		checkError(t, session.Open(t.Context()), gpu.ErrNotAnswering, "nvmlInit has not returned")
 	}
-	must(t, node.Clear())
+	testenv.Must(t, node.Clear())
 	session.opts.Timeout = DefaultTimeout
 	waitUntil(t, "the driver answers", func() bool { return session.Open(t.Context()) == nil })
 	for i := range 3 {

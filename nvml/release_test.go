@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestRelease(t *testing.T) {
@@ -16,9 +17,9 @@ func TestRelease(t *testing.T) {
 	node := createNode(t, "pcie-quad")
 	session, _ := openNode(t, node)
 	before, err := session.Snapshot(t.Context())
-	must(t, err)
+	testenv.Must(t, err)
 	uuid := before.Devices[1].UUID
-	must(t, session.Release(t.Context()))
+	testenv.Must(t, session.Release(t.Context()))
 	if session.library != nil || len(InFlight()) > 0 {
 		t.Errorf("the library is open: %v", InFlight())
 	}
@@ -34,13 +35,13 @@ func TestRelease(t *testing.T) {
 	if now, err := session.Snapshot(t.Context()); now != before || err != nil {
 		t.Errorf("snapshot %v, error %v", now, err)
 	}
-	must(t, session.Release(t.Context()))
-	must(t, session.Reopen(t.Context()))
+	testenv.Must(t, session.Release(t.Context()))
+	testenv.Must(t, session.Reopen(t.Context()))
 	if _, err := session.Use(t.Context(), uuid); err != nil {
 		t.Error(err)
 	}
 	now, err := session.Snapshot(t.Context())
-	must(t, err)
+	testenv.Must(t, err)
 	compareToNode(t, node, now)
 }
 
@@ -51,9 +52,9 @@ func TestReleaseWaitsForShutdown(t *testing.T) {
 	}
 	node := createNode(t, "pcie-quad")
 	session := NewSession(Options{Host: createNodeHost(t, node)})
-	must(t, session.Open(t.Context()))
+	testenv.Must(t, session.Open(t.Context()))
 	for _, function := range []string{"nvmlShutdown", "nvmlInit_v2"} {
-		must(t, node.Hang(function, sim.AnyGPU))
+		testenv.Must(t, node.Hang(function, sim.AnyGPU))
 		session.opts.Timeout = 100 * time.Millisecond
 		_ = session.Open(t.Context())
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -62,13 +63,13 @@ func TestReleaseWaitsForShutdown(t *testing.T) {
 			t.Errorf("released while %v", InFlight())
 		}
 		session.opts.Timeout = DefaultTimeout
-		must(t, node.Clear())
-		must(t, session.Release(t.Context()))
+		testenv.Must(t, node.Clear())
+		testenv.Must(t, session.Release(t.Context()))
 		if calls := InFlight(); len(calls) > 0 {
 			t.Errorf("released while %v", calls)
 		}
-		must(t, session.Reopen(t.Context()))
-		must(t, session.Close())
+		testenv.Must(t, session.Reopen(t.Context()))
+		testenv.Must(t, session.Close())
 	}
 }
 
@@ -80,7 +81,7 @@ func TestReleaseWaitsForCalls(t *testing.T) {
 	node := createNode(t, "pcie-quad")
 	session, _ := openNode(t, node)
 	uuid := node.Machine().GPUs[1].UUID
-	must(t, node.Hang("nvmlDeviceGetMemoryInfo_v2", 1))
+	testenv.Must(t, node.Hang("nvmlDeviceGetMemoryInfo_v2", 1))
 	used := make(chan error)
 	go func() {
 		_, err := session.Use(t.Context(), uuid)
@@ -92,11 +93,11 @@ func TestReleaseWaitsForCalls(t *testing.T) {
 	if err := session.Release(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("released a driver that hangs: %v", err)
 	}
-	must(t, session.Open(t.Context()))
+	testenv.Must(t, session.Open(t.Context()))
 	cleared := make(chan error)
 	time.AfterFunc(100*time.Millisecond, func() { cleared <- node.Clear() })
-	must(t, session.Release(t.Context()))
-	must(t, <-used)
-	must(t, <-cleared)
-	must(t, session.Reopen(t.Context()))
+	testenv.Must(t, session.Release(t.Context()))
+	testenv.Must(t, <-used)
+	testenv.Must(t, <-cleared)
+	testenv.Must(t, session.Reopen(t.Context()))
 }

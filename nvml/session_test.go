@@ -34,7 +34,7 @@ func newTestSession(t *testing.T, machine string) (*Session, *sim.Node, *testenv
 func takeSnapshot(t *testing.T, session *Session) *gpu.Snapshot {
 	t.Helper()
 	s, err := session.Snapshot(t.Context())
-	must(t, err)
+	testenv.Must(t, err)
 	checkSnapshot(t, s)
 	return s
 }
@@ -42,7 +42,7 @@ func takeSnapshot(t *testing.T, session *Session) *gpu.Snapshot {
 func readNodeLinks(t *testing.T, node *sim.Node) []gpu.Link {
 	t.Helper()
 	s, err := node.Snapshot()
-	must(t, err)
+	testenv.Must(t, err)
 	return s.Links
 }
 
@@ -62,13 +62,13 @@ func TestLinksOfTheGPUsThatThereAre(t *testing.T) {
 		t.Errorf("the first links (-want +got):\n%s", diff)
 	}
 	// A GPU that is removed or added gives other indices to those after it.
-	must(t, node.Remove(2))
-	must(t, session.Close()) // as when the kernel module shows it
+	testenv.Must(t, node.Remove(2))
+	testenv.Must(t, session.Close()) // as when the kernel module shows it
 	if diff := cmp.Diff(readNodeLinks(t, node), takeSnapshot(t, session).Links); diff != "" {
 		t.Errorf("the links without GPU 2 (-want +got):\n%s", diff)
 	}
-	must(t, node.Clear())
-	must(t, session.Close())
+	testenv.Must(t, node.Clear())
+	testenv.Must(t, session.Close())
 	if got := takeSnapshot(t, session).Links; len(got) != 28 {
 		t.Errorf("%d links, want 28", len(got))
 	}
@@ -84,7 +84,7 @@ func TestLinksThatHangStayAsTheyWere(t *testing.T) {
 	session.opts.GPUTimeout = 0 // a snapshot waits for GPUs of a busy machine
 	before := takeSnapshot(t, session)
 	session.opts.GPUTimeout = limit
-	must(t, node.Hang("nvmlDeviceGetNvLinkState", sim.AnyGPU))
+	testenv.Must(t, node.Hang("nvmlDeviceGetNvLinkState", sim.AnyGPU))
 	for range 3 {
 		session.retained.read = time.Time{} // as if the last reading was long ago
 		if diff := cmp.Diff(before, takeSnapshot(t, session)); diff != "" {
@@ -97,7 +97,7 @@ func TestLinksThatHangStayAsTheyWere(t *testing.T) {
 	if log.String() != "" {
 		t.Errorf("the log has\n%s", log)
 	}
-	must(t, node.Clear())
+	testenv.Must(t, node.Clear())
 	waitForReturns(t, session)
 }
 
@@ -109,7 +109,7 @@ func TestLinksThatHangAtFirstAreReadLater(t *testing.T) {
 	session, node, log := newTestSession(t, "dgx1-v100")
 	var returned atomic.Int32
 	session.returned = func() { returned.Add(1) }
-	must(t, node.Hang("nvmlDeviceGetNvLinkState", 6))
+	testenv.Must(t, node.Hang("nvmlDeviceGetNvLinkState", 6))
 	for range 3 {
 		if got := takeSnapshot(t, session); len(got.Links) != 28 || got.Links[0].NVLinks == 0 {
 			t.Errorf("%d links, the first is %+v", len(got.Links), got.Links[0])
@@ -121,7 +121,7 @@ func TestLinksThatHangAtFirstAreReadLater(t *testing.T) {
 	if n != 1 || !strings.Contains(log.String(), node.Machine().GPUs[6].UUID) {
 		t.Errorf("it was logged %d times:\n%s", n, log)
 	}
-	must(t, node.Clear())
+	testenv.Must(t, node.Clear())
 	waitUntil(t, "the call has returned", func() bool { return returned.Load() > 0 })
 	if diff := cmp.Diff(readNodeLinks(t, node), takeSnapshot(t, session).Links); diff != "" {
 		t.Errorf("the links (-want +got):\n%s", diff)
@@ -142,20 +142,20 @@ func TestSnapshotFollowsTheGPUs(t *testing.T) {
 		}
 	}
 	compare("at first", 4)
-	must(t, node.Remove(1))
+	testenv.Must(t, node.Remove(1))
 	compare("a GPU is removed, which the kernel does not show, and so lost", 4)
 	session.opened = session.opened.Add(-reopenPause)
 	compare("a minute later", 3)
-	must(t, node.Clear())
+	testenv.Must(t, node.Clear())
 	compare("it is back, which the kernel does not show", 3)
 	session.opened = session.opened.Add(-reopenPause)
 	compare("a minute later", 4)
-	must(t, node.Remove(1))
-	must(t, session.Close())
+	testenv.Must(t, node.Remove(1))
+	testenv.Must(t, session.Close())
 	compare("a GPU is removed", 3)
-	must(t, node.Clear())
+	testenv.Must(t, node.Clear())
 	compare("a GPU is added, which the kernel does not show yet", 3)
-	must(t, os.Mkdir(filepath.Join(node.Root(), "proc/driver/nvidia/gpus/0000:ff:00.0"), 0o755))
+	testenv.Must(t, os.Mkdir(filepath.Join(node.Root(), "proc/driver/nvidia/gpus/0000:ff:00.0"), 0o755))
 	compare("the kernel shows another GPU", 4)
 }
 
@@ -173,6 +173,6 @@ func TestSnapshotAfterAnErrorOfTheDriver(t *testing.T) {
 	if session.library != nil || errors.Is(err, gpu.ErrNotAnswering) {
 		t.Errorf("the library is still open after %v", err)
 	}
-	must(t, node.Clear())
+	testenv.Must(t, node.Clear())
 	compareToNode(t, node, takeSnapshot(t, session))
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	mockserver "github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
 	"github.com/google/go-cmp/cmp"
@@ -165,9 +167,7 @@ func TestRestoreDefaults(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if again, err := session.RestoreDefaults(t.Context(), uuid, c.exclusive); len(m.fails) == 0 &&
 				len(again) > 0 ||
 				err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // tolerated is how long the sessions of these tests tolerate a call.
@@ -34,9 +35,7 @@ func readDevicesIn(t *testing.T, session *Session, want time.Duration) *gpu.Snap
 	t.Helper()
 	begin := time.Now()
 	s, _, err := session.read(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if took := time.Since(begin); took != want {
 		t.Errorf("it took %v, want %v", took, want)
 	}
@@ -155,7 +154,7 @@ func TestLinksThatStopAnswering(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		session, server, _ := openTolerantMock(t)
 		s, handles, err := session.read(t.Context())
-		must(t, err)
+		testenv.Must(t, err)
 		before, unread := session.readLinks(t.Context(), s, handles)
 		if len(before) != 28 || len(unread) > 0 {
 			t.Fatalf("%d links, unread are %v", len(before), unread)

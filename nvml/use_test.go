@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // What a driver does not report is unknown, and not nothing.
@@ -32,8 +33,8 @@ func TestUseThatTheDriverDoesNotReport(t *testing.T) {
 		},
 	} {
 		for _, code := range []nvml.Return{nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND} {
-			must(t, node.ClearGPU(1))
-			must(t, node.Set(1, map[string]string{"memory-used": "20GiB", "memory-reserved": "0"}))
+			testenv.Must(t, node.ClearGPU(1))
+			testenv.Must(t, node.Set(1, map[string]string{"memory-used": "20GiB", "memory-reserved": "0"}))
 			for _, function := range c.missing {
 				fail(t, node, function, 1, code)
 			}
@@ -43,7 +44,7 @@ func TestUseThatTheDriverDoesNotReport(t *testing.T) {
 			}
 		}
 	}
-	must(t, node.ClearGPU(1))
+	testenv.Must(t, node.ClearGPU(1))
 	fail(t, node, "nvmlDeviceGetMemoryInfo_v2", 1, nvml.ERROR_UNKNOWN)
 	if got, err := session.Use(t.Context(), uuidOf(node, 1)); err == nil {
 		t.Errorf("with an error of the driver: %+v", got)

@@ -16,6 +16,7 @@ import (
 	"gpu-cdi-plugin/internal/configfile"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/configschema"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -187,9 +188,7 @@ func fullConfig() Config {
 
 func TestParseReadsEveryKey(t *testing.T) {
 	f, err := parse([]byte(full))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if diff := cmp.Diff(fullConfig(), f.Config); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
@@ -271,9 +270,7 @@ func TestParseReturnsTheKeysOfTheFile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, err := parse([]byte(tt.file))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if diff := cmp.Diff(tt.want, f.Keys); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}
@@ -494,17 +491,13 @@ func TestTheDefaultIsValidAndItsDocumentRoundTrips(t *testing.T) {
 		t.Error(err)
 	}
 	doc, err := Keys.Document(&c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	f, err := parse(doc)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, doc)
 	}
 	again, err := Keys.Document(&f.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if diff := cmp.Diff(string(doc), string(again)); diff != "" {
 		t.Errorf("-once +again\n%s", diff)
 	}
@@ -588,13 +581,9 @@ func TestAnnotationPrefixes(t *testing.T) {
 func TestTheSchemaAndTheProgramAgree(t *testing.T) {
 	validate := schema.Compile(t, Default())
 	document, err := Keys.Document(new(fullConfig()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defaults, err := Keys.Document(new(Default()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for name, tt := range map[string]struct {
 		file string
 		ok   bool

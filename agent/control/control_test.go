@@ -151,9 +151,7 @@ func TestOneInstanceHasTheSocket(t *testing.T) {
 func TestASocketThatWasLeftIsReplaced(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: SocketPath(dir), Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	l.SetUnlinkOnClose(false)
 	_ = l.Close()
 	if _, err := Send(t.Context(), dir, Request{Act: Uncordon, Device: "1"}, none); !errors.Is(err, ErrNoServer) {

@@ -28,9 +28,7 @@ const uncordon = "POST /v1 HTTP/1.1\r\nHost: x\r\nContent-Length: 31\r\n\r\n" + 
 func connect(t *testing.T, dir string) net.Conn {
 	t.Helper()
 	c, err := net.Dial("unix", SocketPath(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -209,9 +207,7 @@ func TestTheClientBoundsTheAnswer(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			l, err := net.Listen("unix", SocketPath(dir))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			answerWith(t, l, func(conn net.Conn) { _, _ = io.WriteString(conn, c.answer) })
 			_, err = Send(t.Context(), dir, Request{Act: Uncordon, Device: "1"}, func(text string) {
 				if strings.ContainsAny(text, "\x1b\r") {
@@ -230,9 +226,7 @@ func TestTheClientDoesNotWaitForAProgramThatHangs(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	l, err := net.Listen("unix", SocketPath(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer l.Close()
 	sent := make(chan error, 1)
 	go func() { _, err := Send(t.Context(), dir, Request{Act: Uncordon, Device: "1"}, none); sent <- err }()
@@ -251,14 +245,10 @@ func TestTheClientAsksNoOtherUser(t *testing.T) {
 	testenv.Root(t)
 	dir := t.TempDir()
 	for at := dir; len(at) > len(os.TempDir()); at = filepath.Dir(at) { // the directories of the test are root's alone
-		if err := os.Chmod(at, 0o777); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.Chmod(at, 0o777))
 	}
 	l, err := listenAs(65534, SocketPath(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	answerWith(t, l, func(conn net.Conn) { t.Error("it was asked") })
 	_, err = Send(t.Context(), dir, Request{Act: Uncordon, Device: "1"}, none)
 	if err == nil || !strings.Contains(err.Error(), "another user's program listens there") {

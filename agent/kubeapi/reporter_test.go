@@ -17,6 +17,7 @@ import (
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/test/lib/apiservertest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // log is what is logged; it can be read while that goes on.
@@ -70,14 +71,7 @@ func reporting(t *testing.T, api *apiservertest.Server, timing timing) (*Reporte
 	return r, l
 }
 
-func waitFor(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for late := time.Now().Add(time.Minute); !done(); time.Sleep(time.Millisecond) {
-		if time.Now().After(late) {
-			t.Fatalf("%s did not happen", what)
-		}
-	}
-}
+var waitFor = testenv.Eventually
 
 func awaitStatus(t *testing.T, api *apiservertest.Server, status string) *apiservertest.Condition {
 	t.Helper()
@@ -324,9 +318,7 @@ func TestWithoutCredentialsThereIsOneWarning(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Truncate(filepath.Join(empty, "token"), 0); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Truncate(filepath.Join(empty, "token"), 0))
 	for name, c := range map[string]struct {
 		dir  string
 		env  []string

@@ -19,6 +19,7 @@ import (
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func succeed() error { return nil }
@@ -283,9 +284,7 @@ func TestTheServerServesUntilItsContextEnds(t *testing.T) {
 	m := New(BuildInfo{})
 	checks := Checks{Healthy: succeed, Ready: succeed}
 	s, err := m.Listen(t.Context(), "127.0.0.1:0", checks, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if _, err := m.Listen(t.Context(), s.Address(), checks, log); !errors.Is(err, ErrListen) {
 		t.Errorf("listen on an address in use: %v", err)
 	}
@@ -293,13 +292,9 @@ func TestTheServerServesUntilItsContextEnds(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.Address()+"/healthz", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	answer, err := http.DefaultClient.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	body, err := io.ReadAll(answer.Body)
 	_ = answer.Body.Close()
 	if err != nil || string(body) != "ok\n" {

@@ -37,7 +37,7 @@ func newHost(t *testing.T) *host {
 		Dir: filepath.Join(dir, "mps"), Descriptors: filepath.Join(dir, "devices"), Program: programOf(node),
 		Check: allowUnsafe, Output: t.Output(), Log: testLog(t),
 	}}
-	must(t, os.Mkdir(h.opts.Descriptors, 0o755))
+	testenv.Must(t, os.Mkdir(h.opts.Descriptors, 0o755))
 	linkShm(t, h.opts.Dir)
 	return h
 }
@@ -60,8 +60,8 @@ func (h *host) share(limits *resource.MPSLimits) {
 			limits.MemoryBytes, limits.ThreadPercent)
 	}
 	path := filepath.Join(h.opts.Descriptors, h.uuid+descriptorSuffix)
-	must(h.t, os.WriteFile(path+".new", []byte(text), 0o644))
-	must(h.t, os.Rename(path+".new", path))
+	testenv.Must(h.t, os.WriteFile(path+".new", []byte(text), 0o644))
+	testenv.Must(h.t, os.Rename(path+".new", path))
 }
 
 // run runs the daemon of the GPU.
@@ -78,9 +78,9 @@ func (h *host) awaitReady(limits resource.MPSLimits) int {
 		return err == nil && a == answer{Limits: limits}
 	})
 	text, err := os.ReadFile(filepath.Join(h.opts.Dir, h.uuid, pipeName, "nvidia-cuda-mps-control.pid"))
-	must(h.t, err)
+	testenv.Must(h.t, err)
 	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	must(h.t, err)
+	testenv.Must(h.t, err)
 	return pid
 }
 
@@ -93,12 +93,12 @@ func (h *host) client() (*exec.Cmd, string) {
 		"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(h.opts.Dir, h.uuid, pipeName),
 	}
 	out, err := cmd.StdoutPipe()
-	must(h.t, err)
-	must(h.t, cmd.Start())
+	testenv.Must(h.t, err)
+	testenv.Must(h.t, cmd.Start())
 	h.t.Cleanup(func() { _ = cmd.Process.Kill() })
 	buffer := make([]byte, 4096)
 	n, err := out.Read(buffer)
-	must(h.t, err)
+	testenv.Must(h.t, err)
 	return cmd, string(buffer[:n])
 }
 
@@ -128,7 +128,7 @@ func TestADaemonGetsTheLimitsOfItsDescriptor(t *testing.T) {
 	}
 
 	// Its end does not wait for clients.
-	must(t, stop())
+	testenv.Must(t, stop())
 	if !hasEnded(pid) {
 		t.Error("the daemon did not end")
 	}
@@ -151,9 +151,9 @@ func TestADaemonEndsAfterItsLastClientWhenItsGPUIsNoLongerShared(t *testing.T) {
 	if hasEnded(pid) {
 		t.Error("the daemon has ended before its client")
 	}
-	must(t, client.Process.Kill())
+	testenv.Must(t, client.Process.Kill())
 	_ = client.Wait()
-	must(t, <-ended)
+	testenv.Must(t, <-ended)
 }
 
 func TestADaemonEndsOnRequest(t *testing.T) {
@@ -163,12 +163,12 @@ func TestADaemonEndsOnRequest(t *testing.T) {
 	_, ended := h.run()
 	pid := h.awaitReady(half)
 	h.client() // so that there is a server
-	must(t, New(MonitorOptions{Dir: h.opts.Dir}).End(t.Context(), h.uuid))
+	testenv.Must(t, New(MonitorOptions{Dir: h.opts.Dir}).End(t.Context(), h.uuid))
 	if !hasEnded(pid) {
 		t.Error("the daemon has not ended")
 	}
-	must(t, <-ended)
-	must(t, New(MonitorOptions{Dir: h.opts.Dir}).End(t.Context(), h.uuid)) // there is none
+	testenv.Must(t, <-ended)
+	testenv.Must(t, New(MonitorOptions{Dir: h.opts.Dir}).End(t.Context(), h.uuid)) // there is none
 }
 
 func TestTheEndOfADaemonIsAnError(t *testing.T) {
@@ -176,7 +176,7 @@ func TestTheEndOfADaemonIsAnError(t *testing.T) {
 	h := newHost(t)
 	h.share(&half)
 	_, ended := h.run()
-	must(t, syscall.Kill(h.awaitReady(half), syscall.SIGKILL))
+	testenv.Must(t, syscall.Kill(h.awaitReady(half), syscall.SIGKILL))
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), "nvidia-cuda-mps-control ended (signal: killed)") {
 		t.Errorf("error %v", err)
 	}
@@ -189,14 +189,14 @@ func TestADaemonIsReplacedAfterTheDriverWas(t *testing.T) {
 	_, ended := h.run()
 	h.awaitReady(half)
 	program, err := os.ReadFile(h.node.MPSControl())
-	must(t, err)
-	must(t, os.Remove(h.node.MPSControl()))
+	testenv.Must(t, err)
+	testenv.Must(t, os.Remove(h.node.MPSControl()))
 	testenv.WriteProgram(t, h.node.MPSControl(), program)
 	a, err := ask(t, h.opts.Dir, h.uuid, request{})
 	if err != nil || !strings.Contains(a.Error, "since the driver was replaced") {
 		t.Errorf("the status is %+v, %v", a, err)
 	}
-	must(t, <-ended)
+	testenv.Must(t, <-ended)
 }
 
 func TestRunRefuses(t *testing.T) {
@@ -215,18 +215,20 @@ func TestRunRefuses(t *testing.T) {
 		"a directory that others can change": {
 			func(t *testing.T, h *host) {
 				h.opts.Check = checkStrictly
-				must(t, os.Chmod(h.opts.Dir, 0o777))
+				testenv.Must(t, os.Chmod(h.opts.Dir, 0o777))
 			}, "set another runtime-dir", nil,
 		},
 		"another /dev/shm than that of the clients": {
-			func(t *testing.T, h *host) { must(t, os.MkdirAll(filepath.Join(h.opts.Dir, h.uuid, shmName), 0o755)) },
+			func(t *testing.T, h *host) {
+				testenv.Must(t, os.MkdirAll(filepath.Join(h.opts.Dir, h.uuid, shmName), 0o755))
+			},
 			"/dev/shm is another directory than", ErrShm,
 		},
 		"to run beside another process": {
 			func(t *testing.T, h *host) {
-				must(t, os.MkdirAll(filepath.Join(h.opts.Dir, h.uuid), 0o755))
+				testenv.Must(t, os.MkdirAll(filepath.Join(h.opts.Dir, h.uuid), 0o755))
 				held, err := fileio.AcquireLock(filepath.Join(h.opts.Dir, h.uuid, lockName))
-				must(t, err)
+				testenv.Must(t, err)
 				t.Cleanup(func() { _ = held.Release() })
 			}, "another instance holds it", fileio.ErrHeld,
 		},
@@ -263,9 +265,9 @@ func TestADaemonEndsWithItsProcess(t *testing.T) {
 	cmd.Env = append(os.Environ(), helperVariable+"="+strings.Join([]string{
 		h.opts.Dir, h.opts.Descriptors, h.uuid, h.node.MPSControl(), h.node.Root(), h.node.Library(),
 	}, ":"))
-	must(t, cmd.Start())
+	testenv.Must(t, cmd.Start())
 	pid := h.awaitReady(half)
-	must(t, cmd.Process.Kill())
+	testenv.Must(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	eventually(t, "the end of the daemon", func() bool { return hasEnded(pid) })
 }

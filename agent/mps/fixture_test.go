@@ -25,19 +25,12 @@ var (
 
 var eventually = testenv.Eventually
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // makeShortDir makes a directory with a short path: that of t.TempDir may be too long for sockets.
 func makeShortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "mps") //nolint:usetesting // see above
-	must(t, err)
-	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	testenv.Must(t, err)
+	t.Cleanup(func() { testenv.Must(t, os.RemoveAll(dir)) })
 	return dir
 }
 
@@ -90,6 +83,6 @@ func start(t *testing.T, run func(context.Context) error) (stop func() error, en
 // linkShm makes the machine's /dev/shm the one that all GPUs of a directory share.
 func linkShm(t *testing.T, dir string) {
 	t.Helper()
-	must(t, os.MkdirAll(dir, 0o755))
-	must(t, os.Symlink(devShm, filepath.Join(dir, shmName)))
+	testenv.Must(t, os.MkdirAll(dir, 0o755))
+	testenv.Must(t, os.Symlink(devShm, filepath.Join(dir, shmName)))
 }

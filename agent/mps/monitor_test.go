@@ -14,6 +14,7 @@ import (
 
 	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // modes records which GPUs are exclusive.
@@ -55,9 +56,9 @@ type stub struct {
 
 func startStub(t *testing.T, dir string, a *answer) *stub {
 	t.Helper()
-	must(t, os.MkdirAll(filepath.Join(dir, testGPU), 0o755))
+	testenv.Must(t, os.MkdirAll(filepath.Join(dir, testGPU), 0o755))
 	l, err := unixsocket.Listen(t.Context(), statusPath(dir, testGPU), unixsocket.OwnerOnly)
-	must(t, err)
+	testenv.Must(t, err)
 	s := &stub{t: t, listener: l, answer: a}
 	go s.run()
 	t.Cleanup(s.end)

@@ -15,7 +15,7 @@ func TestMPSRunsOnlyFilesOfRoot(t *testing.T) {
 	testenv.Root(t)
 	//nolint:usetesting // t.TempDir is in /tmp, where every user can write
 	safe, err := os.MkdirTemp("/run", "mps-test-")
-	must(t, err)
+	testenv.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(safe) })
 	dir := filepath.Join(safe, "driver")
 	control, server := filepath.Join(dir, ControlProgram), filepath.Join(dir, serverProgram)
@@ -39,11 +39,11 @@ func TestMPSRunsOnlyFilesOfRoot(t *testing.T) {
 		"without a server":          {func() error { return os.Remove(server) }, ""},
 		"a library that all change": {func() error { return os.Chmod(library, 0o666) }, "every user can write to " + library},
 	} {
-		must(t, errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755)))
+		testenv.Must(t, errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755)))
 		for _, path := range []string{control, server, library} {
-			must(t, os.WriteFile(path, nil, 0o755))
+			testenv.Must(t, os.WriteFile(path, nil, 0o755))
 		}
-		must(t, c.change())
+		testenv.Must(t, c.change())
 		p := Program{Path: control, Libraries: map[string]string{"libcuda.so.1": library}}
 		err := p.prepare(checkStrictly)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {

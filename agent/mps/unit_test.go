@@ -18,11 +18,11 @@ func TestSystemdAcceptsTheUnit(t *testing.T) {
 		testenv.Skip(t, "there is no systemd here")
 	}
 	text, err := os.ReadFile("../../deploy/gpu-cdi-mps@.service")
-	must(t, err)
+	testenv.Must(t, err)
 	unit := filepath.Join(t.TempDir(), "gpu-cdi-mps@"+testGPU+".service")
 	// The program of a unit must exist.
 	changed := strings.ReplaceAll(string(text), "/usr/local/sbin/gpu-cdi-plugin", "/bin/true")
-	must(t, os.WriteFile(unit, []byte(changed), 0o644))
+	testenv.Must(t, os.WriteFile(unit, []byte(changed), 0o644))
 	out, err := exec.CommandContext(t.Context(), program, "verify", "--man=no", unit).CombinedOutput()
 	if err != nil || len(out) > 0 {
 		t.Errorf("verify the unit: %v\n%s", err, out)

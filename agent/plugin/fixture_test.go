@@ -145,12 +145,15 @@ var eventually = testenv.Eventually
 func leaves(t *testing.T) {
 	t.Cleanup(func() {
 		left := ""
-		for begin := time.Now(); time.Since(begin) < time.Minute; time.Sleep(time.Millisecond) {
-			if left = ourGoroutines(); left == "" {
-				return
+		defer func() {
+			if left != "" {
+				t.Logf("goroutines are left:\n%s", left)
 			}
-		}
-		t.Errorf("goroutines are left:\n%s", left)
+		}()
+		eventually(t, "no goroutine is left", func() bool {
+			left = ourGoroutines()
+			return left == ""
+		})
 	})
 }
 

@@ -21,12 +21,6 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-func TestAMissingKubeletIsReported(t *testing.T) {
-	k := kubelettest.New(t)
-	p := start(t, optionsFor(k), gpusOf(1))
-	p.awaitProblem("is the kubelet running?")
-}
-
 func TestAPluginThatStopsBeforeItIsWatchedSaysThatItStopped(t *testing.T) {
 	k := kubelettest.New(t)
 	p := start(t, optionsFor(k), gpusOf(1))

@@ -16,6 +16,7 @@ import (
 	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/internal/topology"
 	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestList(t *testing.T) {
@@ -58,9 +59,7 @@ func TestList(t *testing.T) {
 			socket := filepath.Join(t.TempDir(), "a #?%20.sock")
 			serve(t, &kubelettest.PodResources{Pods: c.pods, Busy: 2}, socket)
 			got, err := podresources.List(t.Context(), socket)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("holders (-want +got):\n%s", diff)
 			}
@@ -120,9 +119,7 @@ func TestOthers(t *testing.T) {
 func TestListErrors(t *testing.T) {
 	dir := t.TempDir()
 	file, refusing := filepath.Join(dir, "file"), filepath.Join(dir, "refusing.sock")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(file, nil, 0o600))
 	serve(t, &kubelettest.PodResources{Err: status.Error(codes.ResourceExhausted, "rejected by rate limit")}, refusing)
 	for name, c := range map[string]struct {
 		socket, want string
@@ -147,8 +144,6 @@ func TestListErrors(t *testing.T) {
 func serve(t *testing.T, k *kubelettest.PodResources, socket string) {
 	t.Helper()
 	stop, err := k.Serve(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(stop)
 }

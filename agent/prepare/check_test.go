@@ -19,16 +19,10 @@ import (
 func fakeProc(t testing.TB) host.Host {
 	t.Helper()
 	root := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(root, "proc/thread-self/ns"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("pid:[4026532245]", filepath.Join(root, "proc/thread-self/ns/pid")); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.MkdirAll(filepath.Join(root, "proc/thread-self/ns"), 0o755))
+	testenv.Must(t, os.Symlink("pid:[4026532245]", filepath.Join(root, "proc/thread-self/ns/pid")))
 	h, err := host.New(root, "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return h
 }
 

@@ -174,9 +174,7 @@ func (f *fakeReset) result() ResetResult {
 func realHost(t testing.TB) host.Host {
 	t.Helper()
 	h, err := host.New("", "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if err := proc.SeesAll(h.Proc()); err != nil {
 		testenv.Skip(t, err.Error())
 	}
@@ -208,9 +206,7 @@ func makeCgroup(t testing.TB, name string) string {
 			continue
 		}
 		own, err := os.ReadFile("/proc/self/cgroup")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		_, path, _ := strings.Cut(string(own), "0::")
 		top := filepath.Join(root, strings.TrimSpace(path), "prestart-test-"+strconv.Itoa(os.Getpid()))
 		dir := filepath.Join(top, name)
@@ -219,12 +215,7 @@ func makeCgroup(t testing.TB, name string) string {
 		}
 		t.Cleanup(func() {
 			_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0)
-			for range 100 {
-				if os.Remove(dir) == nil {
-					break
-				}
-				time.Sleep(10 * time.Millisecond)
-			}
+			testenv.Eventually(t, "the cgroup is empty", func() bool { return os.Remove(dir) == nil })
 			_ = os.Remove(top)
 		})
 		return dir
@@ -242,16 +233,12 @@ func start(t testing.TB, cgroup string, attr *syscall.SysProcAttr, args ...strin
 	}
 	if cgroup != "" {
 		dir, err := os.Open(cgroup)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		defer dir.Close()
 		attr.UseCgroupFD, attr.CgroupFD = true, int(dir.Fd())
 	}
 	cmd.SysProcAttr = attr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, cmd.Start())
 	ended := make(chan struct{})
 	go func() { _ = cmd.Wait(); close(ended) }()
 	t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
@@ -262,9 +249,7 @@ func start(t testing.TB, cgroup string, attr *syscall.SysProcAttr, args ...strin
 func copyProgram(t testing.TB, name string) string {
 	t.Helper()
 	data, err := os.ReadFile(testenv.Command(t, "sleep"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	dir := t.TempDir()
 	for d := dir; d != "/"; d = filepath.Dir(d) { // another user runs it
 		if info, err := os.Stat(d); err == nil && info.Mode()&0o005 != 0o005 {

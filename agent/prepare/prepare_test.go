@@ -165,17 +165,6 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-func TestRunTwice(t *testing.T) {
-	f := &fakeNode{}
-	r := newRunner(t, f)
-	for range 2 {
-		rec, err := runOne(r, t.Context(), device, DefaultRules())
-		if err != nil || len(rec.Steps) != 4 {
-			t.Errorf("steps %v, error %v", results(rec), err)
-		}
-	}
-}
-
 // A driver that hangs for a device costs its container, and others nothing.
 func TestDriverHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -231,9 +231,7 @@ func TestBusyGPUNamesWhoHasItOpen(t *testing.T) {
 	node := filepath.Join(t.TempDir(), "nvidia0")
 	cmd := exec.Command("sleep", "1000")
 	cmd.ExtraFiles = []*os.File{makeNode(t, node)}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	f := &fakeNode{}
 	r := newRunner(t, f)
@@ -269,9 +267,7 @@ func TestOnlyAnOpenDeviceHoldsTheGPU(t *testing.T) {
 	_ = makeNode(t, node).Close()
 	held := func() []string {
 		users, err := openers(t.Context(), h, []string{node}, os.Getpid())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		return users
 	}
 	file := start(t, "", &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS},
@@ -279,16 +275,12 @@ func TestOnlyAnOpenDeviceHoldsTheGPU(t *testing.T) {
 	testenv.Eventually(t, "the shell opens its file", func() bool { return hasOpen(file.Process.Pid, 0, node) })
 	hold := func(flags int) {
 		fd, err := unix.Open(node, flags, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		f := os.NewFile(uintptr(fd), node)
 		defer f.Close()
 		cmd := exec.Command("sleep", "1000")
 		cmd.ExtraFiles = []*os.File{f}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, cmd.Start())
 		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	}
 	hold(unix.O_PATH)
@@ -313,9 +305,7 @@ func hasOpen(pid, fd int, path string) bool {
 func makeNode(t testing.TB, path string) *os.File {
 	t.Helper()
 	testenv.Root(t)
-	if err := unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 7))); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 7))))
 	f, err := os.Open(path)
 	if err != nil {
 		testenv.Skip(t, "needs to open device nodes: "+err.Error())
@@ -453,9 +443,7 @@ func TestSMIOfOthersIsNotRun(t *testing.T) {
 	r := smiReset(t, "touch "+mark)
 	r.Check = nil
 	path, _ := r.Find()
-	if err := os.Chmod(path.Path, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Chmod(path.Path, 0o777))
 	got, err := resetOne(r, t.Context(), device)
 	if got != ResetFailed {
 		t.Errorf("outcome %d", got)
@@ -540,9 +528,7 @@ func TestAbandonedSMI(t *testing.T) {
 	_, again := resetOne(r, within(t, plenty), device)
 	checkError(t, again, still)
 	program, _ := r.Find()
-	if err := os.WriteFile(program.Path+".go", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(program.Path+".go", nil, 0o600))
 	abandoned, ok := errors.AsType[*AbandonedError](err)
 	if !ok {
 		t.Fatal(err)
@@ -730,18 +716,14 @@ exit 9`)
 		t.Fatalf("outcome %d, error %v", got, err)
 	}
 	l, err := fileio.AcquireLock(filepath.Join(r.LockDir, other))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if uuids, err := r.StillResetting(); err != nil || !slices.Equal(uuids, []string{other}) {
 		t.Errorf("%v, %v, want %s", uuids, err, other)
 	}
 	checkError(t, r.Ready(), "nvidia-smi still resets "+other)
 	_, err = resetOne(r, within(t, plenty), device)
 	checkError(t, err, "nvidia-smi still resets "+other)
-	if err := l.Release(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, l.Release())
 	if uuids, err := r.StillResetting(); err != nil || len(uuids) > 0 {
 		t.Errorf("after its end: %v, %v", uuids, err)
 	}
@@ -777,27 +759,17 @@ func TestPCIReset(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
 			h, err := host.New(root, "", "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			dir := h.Sys("bus/pci/devices", device.PCIBusID)
 			for _, d := range []string{dir, h.Dev()} {
-				if err := os.MkdirAll(d, 0o755); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, os.MkdirAll(d, 0o755))
 			}
-			if err := os.Symlink("/proc", h.Proc()); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, os.Symlink("/proc", h.Proc()))
 			for file, text := range c.files {
-				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
 			}
 			d := device
-			if err := os.WriteFile(h.Dev("file"), nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, os.WriteFile(h.Dev("file"), nil, 0o600))
 			if node := makeNode(t, h.Dev("nvidia0")); !c.open {
 				_ = node.Close()
 			}
@@ -854,9 +826,7 @@ func TestExec(t *testing.T) {
 			r.opts.Check = c.check
 			path := writeScript(t, c.script)
 			if c.check == nil {
-				if err := os.Chmod(path, 0o777); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, os.Chmod(path, 0o777))
 			}
 			limit := plenty
 			if strings.Contains(c.err, "too long") {

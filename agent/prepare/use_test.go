@@ -40,9 +40,7 @@ func TestFindUse(t *testing.T) {
 			r.opts.AwaitUnused = time.Hour // no container waits
 			r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetDone}}
 			found, err := r.FindUse(within(t, plenty), device, c.rules)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			var finding error
 			if found != "" {
 				finding = errors.New(found)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // TestADeviceThatThePodWasNotGivenIsRefused has gpu-cdi-runtime in front of containerd's runtime, with a policy that
@@ -27,9 +28,7 @@ func TestADeviceThatThePodWasNotGivenIsRefused(t *testing.T) {
 
 	data, err := os.ReadFile(f.Host("/run/containerd/io.containerd.runtime.v2.task/k8s.io/" + s.Container +
 		"/config.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	others := slices.DeleteFunc(f.uuids(t), func(id string) bool { return slices.Contains(own, id) })
 	for name, c := range map[string]struct {
 		smuggled map[string]string
@@ -49,9 +48,7 @@ func TestADeviceThatThePodWasNotGivenIsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bundle := filepath.Join(t.TempDir(), "bundle")
-			if err := writeRestored(bundle, data, c.smuggled); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, writeRestored(bundle, data, c.smuggled))
 			res, err := f.Run(t.Context(), program, "--root", filepath.Dir(bundle), "create", "--bundle", bundle, "restored")
 			if err != nil || res.Code != 1 || !strings.Contains(res.Stderr, c.want) {
 				t.Errorf("%v, %v, want %q", err, res, c.want)
@@ -77,25 +74,17 @@ func (f *fixture) standInFront(t *testing.T, policy string) string {
 	if err == nil {
 		err = os.Symlink(shared.Program(t, "prestart-hook"), program)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	options := fmt.Sprintf("container_annotations = ['cdi.k8s.io/*']\noptions.BinaryName = %q", program)
 	after := strings.Replace(string(before), fmt.Sprintf("options.BinaryName = %q", f.programs.Runc), options, 1)
 	use := func(ctx context.Context, config string, args ...string) {
 		t.Helper()
-		if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(file, []byte(config), 0o644))
 		if res, err := f.Run(ctx, args...); err != nil || res.Code != 0 {
 			t.Fatalf("%v: %v, %v", args, err, res)
 		}
-		if err := f.Containerd.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		if err := f.StartContainerd(ctx); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, f.Containerd.Kill())
+		testenv.Must(t, f.StartContainerd(ctx))
 	}
 	use(t.Context(), after, "mount", "-n", "-t", "overlay", "-o", "lowerdir="+etc+":/etc", "overlay", "/etc")
 	t.Cleanup(func() {

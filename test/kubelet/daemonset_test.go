@@ -51,14 +51,10 @@ func TestTheDaemonSetServesTheNode(t *testing.T) {
 	})
 	file := strings.TrimPrefix(writeConfig(t, clean), "--config=")
 	pod := f.daemonSetPod(t, map[string]string{"GPU_CDI_ROOT": gpus.Root(), "GPU_CDI_CONFIG": file})
-	if err := f.applyManifest("gpu-cdi-plugin", pod); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, f.applyManifest("gpu-cdi-plugin", pod))
 	ready := func(s PodStatus) bool { return s.Ready }
 	s, err := f.Await(t.Context(), "gpu-cdi-plugin", "is ready", ready)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if s.Restarts > 0 {
 		t.Errorf("the plugin was restarted %d times: %s", s.Restarts, s.Trouble)
 	}
@@ -81,9 +77,7 @@ func TestTheDaemonSetServesTheNode(t *testing.T) {
 	dirty := f.freeGPUs(t)[0]
 	f.set(t, dirty, map[string]string{"memory-used": "2GiB"})
 	waiting := newPod("waiting", gpuName, 2)
-	if err := f.Apply(waiting); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, f.Apply(waiting))
 	f.awaitNotPrepared(t, waiting, dirty, "2048 MiB are in use")
 }
 
@@ -92,9 +86,7 @@ func TestTheDaemonSetServesTheNode(t *testing.T) {
 func (f *fixture) checkHostPID(t *testing.T, s PodStatus) {
 	t.Helper()
 	want, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", f.ns.first.Pid()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	got := strings.TrimSpace(f.inPod(t, s, "chroot", "/host", "readlink", "/proc/self/ns/pid"))
 	if got != want {
 		t.Errorf("the plugin's PID namespace is %s, and the kubelet's is %s", got, want)
@@ -105,9 +97,7 @@ func (f *fixture) checkHostPID(t *testing.T, s PodStatus) {
 func (f *fixture) freeGPUs(t *testing.T) []string {
 	t.Helper()
 	pods, err := f.Assigned(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return slices.DeleteFunc(f.uuids(t), func(uuid string) bool {
 		for _, devices := range pods {
 			if slices.Contains(devices[gpuName], uuid) {
@@ -123,38 +113,26 @@ func (f *fixture) loadPluginImage(t *testing.T) {
 	t.Helper()
 	root := shared.Images.Copy(t, image.Glibc)
 	for _, name := range []string{"gpu-cdi-plugin", "prestart-hook"} {
-		if err := image.AddProgram(root, shared.Program(t, name), "/usr/local/bin/"+name); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, image.AddProgram(root, shared.Program(t, name), "/usr/local/bin/"+name))
 	}
 	for _, name := range []string{"sh", "mkdir", "cp", "chmod", "mv", "chroot"} {
 		file, err := filepath.EvalSymlinks(testenv.Command(t, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		_ = os.Remove(filepath.Join(root, "usr/bin", name))
-		if err := image.AddProgram(root, file, "/usr/bin/"+name); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, image.AddProgram(root, file, "/usr/bin/"+name))
 	}
-	if err := f.load(t.Context(), Image{pluginImage, root, []string{"true"}}); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, f.load(t.Context(), Image{pluginImage, root, []string{"true"}}))
 }
 
 // daemonSetPod returns the pod of the DaemonSet as JSON, with pluginImage and with variables for its containers.
 func (f *fixture) daemonSetPod(t *testing.T, variables map[string]string) []byte {
 	t.Helper()
 	data, err := os.ReadFile("../../deploy/daemonset.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	var set struct {
 		Spec struct{ Template map[string]any }
 	}
-	if err := yaml.Unmarshal(data, &set); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, yaml.Unmarshal(data, &set))
 	var env []any
 	for name, value := range variables {
 		env = append(env, map[string]any{"name": name, "value": value})
@@ -177,9 +155,7 @@ func (f *fixture) daemonSetPod(t *testing.T, variables map[string]string) []byte
 	meta["name"], meta["namespace"] = "gpu-cdi-plugin", "kube-system"
 	meta["annotations"] = map[string]any{"gpu-test/number": fmt.Sprint(numbers.Add(1))}
 	data, err = json.Marshal(pod)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return data
 }
 
@@ -188,9 +164,7 @@ func (f *fixture) daemonSetPod(t *testing.T, variables map[string]string) []byte
 func (f *fixture) reportHealth(t *testing.T, pod map[string]any) []any {
 	t.Helper()
 	data, err := os.ReadFile("../../deploy/report-health-patch.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	type spec struct {
 		Containers []struct {
 			Env          []any
@@ -202,9 +176,7 @@ func (f *fixture) reportHealth(t *testing.T, pod map[string]any) []any {
 		Spec struct{ Template struct{ Spec spec } }
 	}
 	text := strings.ReplaceAll(string(data), "kubernetes.io~projected", "kubernetes.io~downward-api")
-	if err := yaml.Unmarshal([]byte(text), &patch); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, yaml.Unmarshal([]byte(text), &patch))
 	from := patch.Spec.Template.Spec
 	label := map[string]any{"fieldPath": "metadata.labels['app.kubernetes.io/name']"}
 	pod["volumes"] = append(pod["volumes"].([]any), map[string]any{

@@ -19,6 +19,7 @@ import (
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/image"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // simDir is the simulation's own directory in a node, and in the containers on it.
@@ -67,9 +68,7 @@ func (f *fixture) serveAs(t *testing.T, program string, flags ...string) *Daemon
 	// The machine's files are under /tmp, which all users can write to.
 	args := append([]string{program, "--root", f.gpus.Root(), "--insecure-paths", "serve"}, flags...)
 	d := f.NewDaemon("plugin", args...)
-	if err := d.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, d.Start())
 	return d
 }
 
@@ -77,9 +76,7 @@ func (f *fixture) serveAs(t *testing.T, program string, flags ...string) *Daemon
 func (f *fixture) copyOfPlugin(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(f.gpus.Root(), "upgraded")
-	if err := image.Copy(filepath.Dir(shared.Program(t, "gpu-cdi-plugin")), dir); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, image.Copy(filepath.Dir(shared.Program(t, "gpu-cdi-plugin")), dir))
 	return filepath.Join(dir, "gpu-cdi-plugin")
 }
 
@@ -87,9 +84,7 @@ func (f *fixture) copyOfPlugin(t *testing.T) string {
 func writeConfig(t *testing.T, content string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(file, []byte(content), 0o644))
 	return "--config=" + file
 }
 
@@ -130,17 +125,13 @@ func (f *fixture) awaitDevices(t *testing.T, resource string, want []string) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 }
 
 func (f *fixture) snapshot(t *testing.T) *gpu.Snapshot {
 	t.Helper()
 	s, err := f.gpus.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return s
 }
 
@@ -166,13 +157,9 @@ func newPod(name, resource string, count int) Pod {
 // expectRefusal applies a pod that the kubelet must refuse for lack of devices.
 func (f *fixture) expectRefusal(t *testing.T, p Pod) {
 	t.Helper()
-	if err := f.Apply(p); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, f.Apply(p))
 	s, err := f.Await(t.Context(), p.Name, "is refused", func(s PodStatus) bool { return s.Phase == "Failed" })
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if s.Reason != "UnexpectedAdmissionError" {
 		t.Errorf("the pod was refused with the reason %s: %s", s.Reason, s.Message)
 	}
@@ -183,13 +170,9 @@ func (f *fixture) expectRefusal(t *testing.T, p Pod) {
 func (f *fixture) launch(t *testing.T, p Pod) PodStatus {
 	t.Helper()
 	p.Directories = map[string]string{simDir: filepath.Join(f.gpus.Root(), simDir)}
-	if err := f.Apply(p); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, f.Apply(p))
 	s, err := f.Await(t.Context(), p.Name, "runs", func(s PodStatus) bool { return s.Running || s.Phase == "Failed" })
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if !s.Running || s.Restarts > 0 {
 		t.Fatalf("pod %s does not run: %+v", p.Name, s)
 	}
@@ -201,9 +184,7 @@ func (f *fixture) launch(t *testing.T, p Pod) PodStatus {
 func (f *fixture) given(t *testing.T, p Pod) []string {
 	t.Helper()
 	pods, err := f.Assigned(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	devices, ok := pods[p.Name]
 	if !ok {
 		t.Fatalf("the kubelet does not list pod %s among %v", p.Name, slices.Sorted(maps.Keys(pods)))
@@ -253,9 +234,7 @@ func (f *fixture) listGPUs(t *testing.T, s PodStatus) []string {
 func (f *fixture) inPod(t *testing.T, s PodStatus, args ...string) string {
 	t.Helper()
 	res, err := f.Exec(t.Context(), s.Container, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if res.Code != 0 {
 		t.Fatalf("run %s in pod %s: %v", strings.Join(args, " "), s.Name, res)
 	}

@@ -3,6 +3,8 @@ package kubelet
 import (
 	"slices"
 	"testing"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // TestAPodKeepsAGPUThatBecomesUnhealthy makes a pod's GPU unhealthy and healthy again, without a restart of anything.
@@ -23,9 +25,7 @@ func TestAPodKeepsAGPUThatBecomesUnhealthy(t *testing.T) {
 	f.checkUnchanged(t, p, s, ids)
 	rest := newPod("rest", gpuName, len(others))
 	checkDisjoint(t, ids, f.check(t, rest, f.launch(t, rest)))
-	if err := f.Remove(t.Context(), rest.Name); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, f.Remove(t.Context(), rest.Name))
 
 	f.set(t, ids[0], map[string]string{"recovery-action": "none"})
 	f.awaitDevices(t, gpuName, all)
@@ -36,9 +36,7 @@ func TestAPodKeepsAGPUThatBecomesUnhealthy(t *testing.T) {
 // set changes values of a GPU.
 func (f *fixture) set(t *testing.T, uuid string, values map[string]string) {
 	t.Helper()
-	if err := f.gpus.Set(slices.Index(f.uuids(t), uuid), values); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, f.gpus.Set(slices.Index(f.uuids(t), uuid), values))
 }
 
 // awaitHealth waits until the status of a pod shows the health of its devices, as in PodStatus.

@@ -49,15 +49,11 @@ func start(t testing.TB) *Node {
 	programs.Containerd = shared.NodePeer(t, "containerd")
 	programs.Ctr = shared.NodePeer(t, "ctr")
 	root := shared.Images.Copy(t, image.Glibc)
-	if err := image.AddProgram(root, testenv.Command(t, "busybox"), "/usr/bin/busybox"); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, image.AddProgram(root, testenv.Command(t, "busybox"), "/usr/bin/busybox"))
 	n, err := New(context.WithoutCancel(t.Context()), programs,
 		Image{pauseImage, shared.Images.Copy(t, image.Static), []string{"sleep", "2147483647"}},
 		Image{gpuImage, root, []string{"true"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return n
 }
 

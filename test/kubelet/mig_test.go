@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // migByProfile returns the UUIDs of the machine's MIG devices by profile.
@@ -37,38 +37,6 @@ func TestMIGDevices(t *testing.T) {
 		lists = append(lists, f.check(t, p, f.launch(t, p)))
 	}
 	checkDisjoint(t, lists...)
-}
-
-// TestMIGReconfiguration changes the MIG devices of a GPU while the plugin runs. The advertised devices change; a pod
-// on another GPU keeps its device.
-func TestMIGReconfiguration(t *testing.T) {
-	f := setUp(t, "mig-h100", "--mig-strategy=mixed")
-	const small, large = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
-	f.awaitDevices(t, small, f.migByProfile(t)["1g.10gb"])
-	var first, second int // GPUs with small devices
-	for _, d := range f.snapshot(t).Devices {
-		if len(d.MIG) > 0 && d.MIGEnabled {
-			first, second = second, d.Index
-		}
-	}
-	f.setMIG(t, first, "1g.10gb")
-	f.setMIG(t, second, "1g.10gb")
-	f.reconcile(t)
-	f.awaitDevices(t, small, f.migByProfile(t)["1g.10gb"])
-	p := newPod("steady", small, 1)
-	s := f.launch(t, p)
-	ids := f.check(t, p, s)
-	changed := second
-	if slices.ContainsFunc(f.snapshot(t).Devices[second].MIG, func(m gpu.MIGDevice) bool { return m.UUID == ids[0] }) {
-		changed = first
-	}
-	f.setMIG(t, changed, "3g.40gb", "3g.40gb")
-	f.reconcile(t)
-	f.awaitDevices(t, large, f.migByProfile(t)["3g.40gb"])
-	f.awaitDevices(t, small, f.migByProfile(t)["1g.10gb"])
-	f.checkUnchanged(t, p, s, ids)
-	both := newPod("both", large, 2)
-	f.check(t, both, f.launch(t, both))
 }
 
 // TestMIGStrategySingle requests GPUs and gets MIG devices. While they are not all of one profile, none is advertised.
@@ -102,18 +70,14 @@ func TestMIGStrategySingle(t *testing.T) {
 
 func (f *fixture) setMIG(t *testing.T, gpu int, profiles ...string) {
 	t.Helper()
-	if err := f.gpus.SetMIG(gpu, profiles); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, f.gpus.SetMIG(gpu, profiles))
 }
 
 // findUnusedGPU returns the index of a GPU of which no pod has a device.
 func (f *fixture) findUnusedGPU(t *testing.T, count int) int {
 	t.Helper()
 	pods, err := f.Assigned(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	var given []string
 	for _, devices := range pods {
 		given = append(given, f.addParents(t, slices.Concat(slices.Collect(maps.Values(devices))...))...)

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // byMPS shares the first GPU by MPS; withoutMPS shares none.
@@ -33,9 +34,7 @@ func TestGPUsSharedByMPS(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	gpus := simtest.Node(t, "pcie-quad")
 	// All users must be able to run the driver's programs, as on every host.
-	if err := os.Chmod(filepath.Dir(filepath.Dir(gpus.Root())), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Chmod(filepath.Dir(filepath.Dir(gpus.Root())), 0o755))
 	f := setUpOn(t, gpus, writeConfigTo(t, file, byMPS))
 	mps := f.runMPS(t)
 	all, name := f.uuids(t), gpuName+".shared"
@@ -95,29 +94,21 @@ func TestGPUsSharedByMPS(t *testing.T) {
 		f.plugin = f.serve(t, "--config="+file)
 		f.awaitDevices(t, name, []string{all[0] + "::0", all[0] + "::1"})
 		f.checkUnchanged(t, a, sa, ids)
-		if err := f.Remove(t.Context(), b.Name); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, f.Remove(t.Context(), b.Name))
 		fresh := newPod("fresh", name, 1)
 		fresh.Command = a.Command
 		checkDisjoint(t, ids, f.check(t, fresh, f.launch(t, fresh)))
 		if now := f.awaitClients(t, sa, 2, ""); now != server {
 			t.Errorf("the server was %s and is %s", server, now)
 		}
-		if err := f.Remove(t.Context(), fresh.Name); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, f.Remove(t.Context(), fresh.Name))
 	})
 	t.Run("clients of a user who is not root", func(t *testing.T) {
-		if err := f.Remove(t.Context(), a.Name); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, f.Remove(t.Context(), a.Name))
 		p := newPod("user", name, 1)
 		p.User, p.Command = 1000, a.Command
 		f.awaitClients(t, f.launch(t, p), 1, server)
-		if err := f.Remove(t.Context(), p.Name); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, f.Remove(t.Context(), p.Name))
 	})
 	t.Run("a GPU that is no longer shared is offered whole", func(t *testing.T) {
 		writeConfigTo(t, file, withoutMPS)
@@ -139,9 +130,7 @@ func (f *fixture) runMPS(t *testing.T) *Daemon {
 		exec unshare -m sh -c 'mount --bind "$0" /dev/shm; exec "$@"' $shm "$@"`, shmSize)
 	d := f.NewDaemon("mps", "sh", "-c", script, "sh",
 		shared.Program(t, "gpu-cdi-plugin"), "--root", f.gpus.Root(), "--insecure-paths", "mps", "--all")
-	if err := d.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, d.Start())
 	t.Cleanup(func() {
 		if d.Running() {
 			_ = d.Kill()
@@ -153,9 +142,7 @@ func (f *fixture) runMPS(t *testing.T) *Daemon {
 // writeConfigTo writes a configuration file and returns the flag that names it.
 func writeConfigTo(t *testing.T, file, content string) string {
 	t.Helper()
-	if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(file, []byte(content), 0o644))
 	return "--config=" + file
 }
 
@@ -184,8 +171,6 @@ func (f *fixture) awaitClients(t *testing.T, s PodStatus, want int, before strin
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return server
 }

@@ -5,14 +5,14 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // reconcile makes the plugin reconcile now.
 func (f *fixture) reconcile(t *testing.T) {
 	t.Helper()
-	if err := f.plugin.Signal(syscall.SIGHUP); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, f.plugin.Signal(syscall.SIGHUP))
 }
 
 // TestStrategies allocates a GPU with each strategy. It checks the devices in the container and the variable that

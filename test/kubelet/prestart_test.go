@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 const (
@@ -30,15 +31,11 @@ func TestAPodIsRefusedUntilItsGPUIsClean(t *testing.T) {
 	f.awaitDevices(t, gpuName, all)
 	f.set(t, all[2], map[string]string{"memory-used": "2GiB"})
 	p := newPod("waiting", gpuName, len(all))
-	if err := f.Apply(p); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, f.Apply(p))
 	f.awaitNotPrepared(t, p, all[2], "2048 MiB are in use")
 	f.set(t, all[2], map[string]string{"memory-used": "default"})
 	s, err := f.Await(t.Context(), p.Name, "runs", func(s PodStatus) bool { return s.Running })
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if s.Restarts > 0 {
 		t.Errorf("the container was restarted: %+v", s)
 	}
@@ -86,14 +83,10 @@ func TestAGPUIsCheckedAfterItsPod(t *testing.T) {
 	left := f.leaveProcess(t, ids[0])
 	time.Sleep(15 * time.Second) // the plugin asks every 5 s which devices pods have, and a busy machine takes longer
 	f.awaitDevices(t, gpuName, all)
-	if err := f.Remove(t.Context(), p.Name); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, f.Remove(t.Context(), p.Name))
 	f.awaitDevices(t, gpuName, slices.DeleteFunc(slices.Clone(all), func(uuid string) bool { return uuid == ids[0] }))
 	f.expectRefusal(t, newPod("early", gpuName, len(all)))
-	if err := left.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, left.Kill())
 	f.awaitDevices(t, gpuName, all)
 	next := newPod("next", gpuName, len(all))
 	f.check(t, next, f.launch(t, next))
@@ -103,14 +96,10 @@ func TestAGPUIsCheckedAfterItsPod(t *testing.T) {
 func (f *fixture) leaveProcess(t *testing.T, uuid string) *Daemon {
 	t.Helper()
 	d := f.NewDaemon("left", "/bin/sleep", "1000")
-	if err := d.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, d.Start())
 	t.Cleanup(func() { _ = d.Kill() })
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.process.Pid()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	pid := 0 // in the node's PID namespace
 	for line := range strings.Lines(string(status)) {
 		if pids, ok := strings.CutPrefix(line, "NSpid:"); ok {
@@ -124,9 +113,7 @@ func (f *fixture) leaveProcess(t *testing.T, uuid string) *Daemon {
 			return f.gpus.AddProcess(slices.Index(f.uuids(t), uuid), process)
 		})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return d
 }
 
@@ -160,9 +147,7 @@ func TestAGPUThatAnotherPodStillSharesIsLeftAlone(t *testing.T) {
 func (f *fixture) values(t *testing.T, gpu int) map[string]uint64 {
 	t.Helper()
 	values, err := f.gpus.Values(gpu)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return values
 }
 
@@ -172,9 +157,7 @@ func (f *fixture) awaitNotPrepared(t *testing.T, p Pod, uuid, why string) {
 	s, err := f.Await(t.Context(), p.Name, "shows that "+uuid+" is not given to it", func(s PodStatus) bool {
 		return strings.Contains(s.Trouble, uuid) && strings.Contains(s.Trouble, why)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if s.Running || s.Waiting != "CreateContainerConfigError" {
 		t.Errorf("the pod is %+v", s)
 	}
@@ -187,9 +170,7 @@ func (f *fixture) prepared(uuid string) int {
 
 func (f *fixture) killContainer(t *testing.T, s PodStatus) {
 	t.Helper()
-	if err := f.ctr(t.Context(), "tasks", "kill", "--signal", "SIGKILL", s.Container); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, f.ctr(t.Context(), "tasks", "kill", "--signal", "SIGKILL", s.Container))
 }
 
 // awaitOther waits until a pod runs another container than before.
@@ -198,8 +179,6 @@ func (f *fixture) awaitOther(t *testing.T, p Pod, before PodStatus) PodStatus {
 	s, err := f.Await(t.Context(), p.Name, "runs again", func(s PodStatus) bool {
 		return s.Running && s.Container != before.Container
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return s
 }

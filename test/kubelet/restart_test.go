@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // TestRunningPodsKeepTheirGPUs restarts the plugin, the kubelet and containerd, in every order, while a pod runs.
@@ -52,9 +54,7 @@ func TestRunningPodsKeepTheirGPUs(t *testing.T) {
 			f.checkUnchanged(t, p, s, ids)
 			fresh := newPod("fresh", gpuName, 6)
 			checkDisjoint(t, ids, f.check(t, fresh, f.launch(t, fresh)))
-			if err := f.Remove(t.Context(), fresh.Name); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, f.Remove(t.Context(), fresh.Name))
 		})
 	}
 }
@@ -109,9 +109,7 @@ func (f *fixture) awaitCapacity(t *testing.T, resource string, want int) {
 func (f *fixture) checkUnchanged(t *testing.T, p Pod, before PodStatus, ids []string) {
 	t.Helper()
 	s, err := f.Await(t.Context(), p.Name, "runs", func(s PodStatus) bool { return s.Running || s.Phase == "Failed" })
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if s.Container != before.Container || s.Restarts != before.Restarts {
 		t.Errorf("pod %s was %+v and is %+v", p.Name, before, s)
 	}
@@ -122,9 +120,7 @@ func (f *fixture) checkUnchanged(t *testing.T, p Pod, before PodStatus, ids []st
 
 func (f *fixture) killPlugin(t *testing.T) {
 	t.Helper()
-	if err := f.plugin.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, f.plugin.Kill())
 }
 
 // upgrade stops the plugin and starts a copy of the program from another path, as the upgrade of a DaemonSet does.
@@ -138,24 +134,16 @@ func (f *fixture) upgrade(t *testing.T) {
 
 func (f *fixture) killKubelet(t *testing.T) {
 	t.Helper()
-	if err := f.Kubelet.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, f.Kubelet.Kill())
 }
 
 func (f *fixture) startKubelet(t *testing.T) {
 	t.Helper()
-	if err := f.StartKubelet(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, f.StartKubelet(t.Context()))
 }
 
 func (f *fixture) restartContainerd(t *testing.T) {
 	t.Helper()
-	if err := f.Containerd.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.StartContainerd(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, f.Containerd.Kill())
+	testenv.Must(t, f.StartContainerd(t.Context()))
 }

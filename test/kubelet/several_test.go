@@ -8,10 +8,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	core "gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // TestDevicesOfTwoResources runs pods with devices of two resources. Both are in the container, and both are described.
@@ -42,9 +42,7 @@ sharing: {time-slicing: {rename-by-default: true, resources: [{name: nvidia.com/
 			s := f.launch(t, p)
 			f.check(t, p, s)
 			pods, err := f.Assigned(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			f.checkDescriptors(t, s, pods[p.Name])
 		})
 	}
@@ -62,9 +60,7 @@ func (f *fixture) checkDescriptors(t *testing.T, s PodStatus, given Devices) {
 	}
 	for file := range strings.FieldsSeq(f.inPod(t, s, "ls", core.DescriptorsPath)) {
 		var d core.Descriptor
-		if err := json.Unmarshal([]byte(f.inPod(t, s, "cat", core.DescriptorsPath+"/"+file)), &d); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, json.Unmarshal([]byte(f.inPod(t, s, "cat", core.DescriptorsPath+"/"+file)), &d))
 		if d.UUID+".json" != file {
 			t.Errorf("%s describes %s", file, d.UUID)
 		}
@@ -78,41 +74,22 @@ func (f *fixture) checkDescriptors(t *testing.T, s PodStatus, given Devices) {
 // TestExtras configures what else of the node pods get besides GPUs.
 func TestExtras(t *testing.T) {
 	gpus := simtest.Node(t, "dgx-h100", simtest.Extras("gdrcopy", "gds", "imex"))
-	for name, test := range map[string]struct {
-		config   string
-		patterns []string // of the nodes in the container, besides those of GPUs
-		files    string
-	}{
-		"nothing is configured": {"{}", nil, "no"},
-		"everything": {
-			"{extras: [gds, gdrcopy, nvswitch], imex: {channels: [0, 1], required: true}}",
-			[]string{"gdrdrv", "nvidia-caps-imex-channels/channel*", "nvidia-fs*", "nvidia-nvswitch*"},
-			"yes",
-		},
-		"a channel that does not exist": {
-			"{imex: {channels: [1, 7]}}", []string{"nvidia-caps-imex-channels/channel1"}, "no",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := setUpOn(t, gpus, writeConfig(t, test.config))
-			f.awaitDevices(t, gpuName, f.uuids(t))
-			p := newPod("extras", gpuName, 1)
-			s := f.launch(t, p)
-			f.check(t, p, s)
-			const script = `cd /dev
-				ls -d gdrdrv nvidia-fs* nvidia-nvswitch* nvidia-caps-imex-channels/* 2>/dev/null || :`
-			nodes := strings.Fields(f.inPod(t, s, "sh", "-c", script))
-			if diff := cmp.Diff(f.globDevices(t, test.patterns), nodes, cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("device nodes (-host +container):\n%s", diff)
-			}
-			got := f.inPod(t, s, "sh", "-c", "[ -e /etc/cufile.json ] && echo yes || echo no")
-			if strings.TrimSpace(got) != test.files {
-				t.Errorf("the configuration of GPUDirect Storage is in the container: %s, want %s", got, test.files)
-			}
-			if none := newPod("none", "", 0); strings.Contains(f.inPod(t, f.launch(t, none), "ls", "/dev"), "nvidia") {
-				t.Error("a pod without a GPU has nodes of the driver")
-			}
-		})
+	// A channel that does not exist is left out.
+	f := setUpOn(t, gpus, writeConfig(t, "{extras: [gds, gdrcopy, nvswitch], imex: {channels: [0, 1, 7]}}"))
+	patterns := []string{"gdrdrv", "nvidia-caps-imex-channels/channel*", "nvidia-fs*", "nvidia-nvswitch*"}
+	f.awaitDevices(t, gpuName, f.uuids(t))
+	p := newPod("extras", gpuName, 1)
+	s := f.launch(t, p)
+	f.check(t, p, s)
+	const script = `cd /dev
+		ls -d gdrdrv nvidia-fs* nvidia-nvswitch* nvidia-caps-imex-channels/* 2>/dev/null || :`
+	nodes := strings.Fields(f.inPod(t, s, "sh", "-c", script))
+	if diff := cmp.Diff(f.globDevices(t, patterns), nodes); diff != "" {
+		t.Errorf("device nodes (-host +container):\n%s", diff)
+	}
+	f.inPod(t, s, "test", "-e", "/etc/cufile.json")
+	if none := newPod("none", "", 0); strings.Contains(f.inPod(t, f.launch(t, none), "ls", "/dev"), "nvidia") {
+		t.Error("a pod without a GPU has nodes of the driver")
 	}
 }
 
