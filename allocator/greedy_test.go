@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	gocmp "github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 )
@@ -70,9 +72,7 @@ func TestLargeNodeAnswersAnyRequest(t *testing.T) {
 		for _, policy := range Policies() {
 			available := uuids(n, rng.Perm(128)[:size+rng.IntN(129-size)]...)
 			c, err := n.Choose(Policy(policy), Request{Available: available, Size: size})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			foreign := func(id string) bool { return !slices.Contains(available, id) }
 			if len(c.IDs) != size || slices.ContainsFunc(c.IDs, foreign) {
 				t.Errorf("%s, %d of %v: %+v", policy, size, available, c)
@@ -94,9 +94,7 @@ func TestLargeNodePrefersNearGPUs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			choice, err := n.Choose(Topology, Request{Available: uuids(n, c.available...), Size: 4})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if diff := gocmp.Diff(Choice{IDs: uuids(n, c.want...), Score: c.score}, choice); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}

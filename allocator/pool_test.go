@@ -14,18 +14,15 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func machine(t testing.TB, name string) *GPUs {
 	t.Helper()
 	m, err := sim.LoadMachine(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	n, err := NewGPUs(m.Snapshot(sim.DefaultDriver), DefaultWeights())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return n
 }
 
@@ -68,9 +65,7 @@ func TestRequestsLeaveIslandsWhole(t *testing.T) {
 			var got [][]int
 			for _, size := range c.sizes {
 				choice, err := c.node.Choose(Topology, Request{Available: uuids(c.node, free...), Size: size})
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				var x []int
 				for _, id := range choice.IDs {
 					x = append(x, c.node.index[id])
@@ -98,15 +93,11 @@ func TestSmallRequestsLeaveAHalfWhole(t *testing.T) {
 			free := n.UUIDs()
 			for _, size := range sizes {
 				c, err := n.Choose(Topology, Request{Available: free, Size: size})
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				free = slices.DeleteFunc(free, func(id string) bool { return slices.Contains(c.IDs, id) })
 			}
 			c, err := n.Choose(Topology, Request{Available: free, Size: half})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if c.Score != best {
 				t.Errorf("%s: after requests of %v, %d GPUs score %d of %d", name, sizes, half, c.Score, best)
 			}
@@ -150,9 +141,7 @@ func TestConcurrentRequests(t *testing.T) {
 	want := map[int]Choice{}
 	for size := range 9 {
 		c, err := n.Choose(Partition, Request{Available: n.UUIDs(), Size: size})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		want[size] = c
 	}
 	n = machine(t, "hgx-16")
@@ -261,18 +250,14 @@ func TestRequestsWithoutAnswer(t *testing.T) {
 
 func TestNodeFollowsTheSnapshot(t *testing.T) {
 	m, err := sim.LoadMachine("dgx1-v100")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	s := m.Snapshot(sim.DefaultDriver)
 	s.Devices[2].Error = "fell off the bus"
 	s.Devices[7].UUID = s.Devices[0].UUID
 	s.Links[0].NVLinks = 0
 	s.Links = append(s.Links, gpu.Link{A: 1, B: 1, NVLinks: 1}, gpu.Link{A: 0, B: 99, NVLinks: 1})
 	n, err := NewGPUs(s, DefaultWeights())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if diff := cmp.Diff([]int{6, 50, 0}, []int{len(n.UUIDs()), n.Pair(0, 1), n.Pair(1, 1)}); diff != "" {
 		t.Errorf("GPUs, score of the first two, of the second with itself (-want +got):\n%s", diff)
 	}

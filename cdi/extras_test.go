@@ -14,15 +14,14 @@ import (
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // The specs of the extras of a node that has all of them are in specs/extras.
 func TestGoldenExtras(t *testing.T) {
 	n := simtest.Node(t, "dgx-h100", simtest.Extras("gdrcopy", "gds", "imex", "mofed"))
 	h, err := host.New(n.Root(), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for extra, kind := range map[driver.Extra]string{
 		driver.IMEX: "nvidia.com/imex-channel", driver.GDS: "nvidia.com/gds",
 		driver.GDRCopy: "nvidia.com/gdrcopy", driver.MOFED: "nvidia.com/mofed", driver.NVSwitch: "nvidia.com/nvswitch",
@@ -35,27 +34,19 @@ func TestGoldenExtras(t *testing.T) {
 			t.Errorf("%s has the kind %s, want %s", extra, got, kind)
 		}
 		spec, err := GenerateExtra(found, kind)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		if problems := validate(spec); len(problems) > 0 {
 			t.Errorf("%s: %v", extra, problems)
 		}
 		data, err := Marshal(spec, JSON)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		got := bytes.ReplaceAll(data, []byte(n.Root()+"/"), []byte(goldenRoot+"/"))
 		path := filepath.Join("..", "specs", "extras", string(extra)+".json")
 		if *update {
-			if err := os.WriteFile(path, got, 0o644); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, os.WriteFile(path, got, 0o644))
 		}
 		want, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		if diff := cmp.Diff(string(want), string(got)); diff != "" {
 			t.Errorf("spec of %s (-want +got); -update writes it:\n%s", extra, diff)
 		}
@@ -84,9 +75,7 @@ func TestGenerateExtraRefusesAMalformedKind(t *testing.T) {
 func TestWroteExtraKnowsItsOwnSpecs(t *testing.T) {
 	for _, e := range driver.Extras() {
 		spec, err := ReadFile(filepath.Join("..", "specs", "extras", string(e)+".json"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		for _, other := range driver.Extras() {
 			if got := WroteExtra(other, spec); got != (other == e) {
 				t.Errorf("the spec of %s is taken for one of %s: %t", e, other, got)

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -19,36 +21,29 @@ type tree struct {
 
 func newTree(t testing.TB) *tree { return &tree{t, t.TempDir()} }
 
-func (r *tree) must(err error) {
-	r.t.Helper()
-	if err != nil {
-		r.t.Fatal(err)
-	}
-}
-
 // path makes the directory that a file is to be in, and returns the file's path.
 func (r *tree) path(p string) string {
 	r.t.Helper()
 	full := filepath.Join(r.dir, p)
-	r.must(os.MkdirAll(filepath.Dir(full), 0o755))
+	testenv.Must(r.t, os.MkdirAll(filepath.Dir(full), 0o755))
 	return full
 }
 
 func (r *tree) link(p, target string) {
 	r.t.Helper()
-	r.must(os.Symlink(target, r.path(p)))
+	testenv.Must(r.t, os.Symlink(target, r.path(p)))
 }
 
 func (r *tree) file(p, content string, mode os.FileMode) {
 	r.t.Helper()
 	full := r.path(p)
-	r.must(os.WriteFile(full, []byte(content), mode))
-	r.must(os.Chmod(full, mode))
+	testenv.Must(r.t, os.WriteFile(full, []byte(content), mode))
+	testenv.Must(r.t, os.Chmod(full, mode))
 }
 
 func (r *tree) fifo(p string) {
 	r.t.Helper()
-	r.must(unix.Mkfifo(r.path(p), 0o644))
+	testenv.Must(r.t, unix.Mkfifo(r.path(p), 0o644))
 }
 
 // checkError checks that an error has all of these texts.

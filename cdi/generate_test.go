@@ -14,6 +14,7 @@ import (
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/hookargs"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 const testHook = "/usr/bin/prestart-hook"
@@ -87,9 +88,7 @@ func mustGenerate(t testing.TB, s *gpu.Snapshot, d *driver.Driver, o Options) *s
 		o.HookPath = testHook
 	}
 	spec, _, err := Generate(s, d, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return spec
 }
 
@@ -197,9 +196,7 @@ func TestGenerateOffers(t *testing.T) {
 				c.change(s, d)
 			}
 			spec, findings, err := Generate(s, d, Options{HookPath: testHook})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if diff := cmp.Diff(c.want, nodesByDevice(spec)); diff != "" {
 				t.Errorf("devices (-want +got):\n%s", diff)
 			}
@@ -258,9 +255,7 @@ func TestGenerateWritesTheHooksArguments(t *testing.T) {
 		t.Errorf("environment %q", h.Env)
 	}
 	got, err := hookargs.Parse(h.Args[1:])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	lib := func(name string) hookargs.Library {
 		return hookargs.Library{SONAME: name + ".so.1", Path: "/usr/lib64/" + name + ".so." + testVersion}
 	}

@@ -28,21 +28,13 @@ const goldenRoot = "/node"
 func generate(t testing.TB, n *sim.Node, o Options) []byte {
 	t.Helper()
 	h, err := host.New(n.Root(), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	s, err := n.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	d, err := driver.Discover(h, s.DriverVersion)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	data, err := Marshal(mustGenerate(t, s, d, o), JSON)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return data
 }
 
@@ -58,14 +50,10 @@ func TestGolden(t *testing.T) {
 			got := bytes.ReplaceAll(generate(t, n, Options{}), []byte(n.Root()+"/"), []byte(goldenRoot+"/"))
 			path := filepath.Join("..", "specs", machine+".json")
 			if *update {
-				if err := os.WriteFile(path, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, os.WriteFile(path, got, 0o644))
 			}
 			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if diff := cmp.Diff(string(want), string(got)); diff != "" {
 				t.Errorf("spec (-want +got); -update writes it:\n%s", diff)
 			}
@@ -82,9 +70,7 @@ func TestGolden(t *testing.T) {
 // Every golden file is one of a known machine.
 func TestGoldenFilesAreOfMachines(t *testing.T) {
 	files, err := filepath.Glob("../specs/*.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	var got []string
 	for _, f := range files {
 		if name := strings.TrimSuffix(filepath.Base(f), ".json"); !strings.HasSuffix(name, ".schema") {
@@ -100,9 +86,7 @@ func TestGoldenFilesAreOfMachines(t *testing.T) {
 func TestGeneratedSpecsAreValid(t *testing.T) {
 	n := simtest.Node(t, "mig-h100")
 	spec, err := cdilib.ParseSpec(generate(t, n, Options{HookPath: n.SMI()}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if problems := validate(spec); len(problems) > 0 {
 		t.Errorf("problems: %v", problems)
 	}
@@ -111,17 +95,11 @@ func TestGeneratedSpecsAreValid(t *testing.T) {
 func BenchmarkDiscoverAndGenerate(b *testing.B) {
 	n := simtest.Node(b, "dgx-h100")
 	h, err := host.New(n.Root(), "", "")
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	s, err := n.Snapshot()
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	d, err := driver.Discover(h, s.DriverVersion)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	b.Run("discover", func(b *testing.B) {
 		for b.Loop() {
 			if _, err := driver.Discover(h, s.DriverVersion); err != nil {

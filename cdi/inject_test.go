@@ -88,7 +88,7 @@ func (r *tree) inject(names ...string) (bool, error) {
 func (r *tree) config() string {
 	r.t.Helper()
 	data, err := os.ReadFile(r.dir + "/bundle/config.json")
-	r.must(err)
+	testenv.Must(r.t, err)
 	return string(data)
 }
 
@@ -96,9 +96,7 @@ func (r *tree) config() string {
 func decode(t testing.TB, config string) map[string]any {
 	t.Helper()
 	v, err := decodeJSON([]byte(config))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return v.(map[string]any)
 }
 
@@ -154,7 +152,7 @@ func TestInjectWithAdditions(t *testing.T) {
 			}
 		}
 		var got oci.Spec
-		r.must(json.Unmarshal([]byte(r.config()), &got))
+		testenv.Must(r.t, json.Unmarshal([]byte(r.config()), &got))
 		if !slices.Contains(got.Process.Env, "A=1") || got.Annotations["example.com/a"] != "b" ||
 			len(got.Linux.Devices) != len(names)+1 || got.Linux.Devices[len(names)].Path != "/dev/other" {
 			t.Errorf("%v: %s", names, r.config())
@@ -167,16 +165,16 @@ func TestInjectAgreesWithTheLibrary(t *testing.T) {
 	for _, names := range [][]string{{"0"}, {"1", "0"}} {
 		r := bundle(t, plainConfig)
 		var want, got oci.Spec
-		r.must(json.Unmarshal([]byte(plainConfig), &want))
+		testenv.Must(r.t, json.Unmarshal([]byte(plainConfig), &want))
 		cache, err := cdilib.NewCache(cdilib.WithSpecDirs(r.dir+"/cdi"), cdilib.WithAutoRefresh(false))
-		r.must(err)
+		testenv.Must(r.t, err)
 		if _, err := r.inject(names...); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := cache.InjectDevices(&want, names...); err != nil {
 			t.Fatal(err)
 		}
-		r.must(json.Unmarshal([]byte(r.config()), &got))
+		testenv.Must(r.t, json.Unmarshal([]byte(r.config()), &got))
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%v (-library +ours):\n%s", names, diff)
 		}
@@ -201,11 +199,9 @@ func TestInjectAgainChangesNothing(t *testing.T) {
 	for i, s := range steps {
 		before, info := r.config(), stat(t, r.dir+"/bundle/config.json")
 		changed, err := r.inject(s.names...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		var config oci.Spec
-		r.must(json.Unmarshal([]byte(r.config()), &config))
+		testenv.Must(r.t, json.Unmarshal([]byte(r.config()), &config))
 		hooks, rules := len(config.Hooks.CreateContainer), len(config.Linux.Resources.Devices)
 		if changed != s.changed || hooks != s.hooks || rules != s.rules {
 			t.Errorf("step %d: changed %v, %d hooks, %d rules; want %+v", i, changed, hooks, rules, s)
@@ -219,9 +215,7 @@ func TestInjectAgainChangesNothing(t *testing.T) {
 func stat(t testing.TB, path string) os.FileInfo {
 	t.Helper()
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return info
 }
 
@@ -233,7 +227,7 @@ func TestInjectAllowsAgainAfterADenial(t *testing.T) {
 		t.Fatal(err)
 	}
 	var config oci.Spec
-	r.must(json.Unmarshal([]byte(r.config()), &config))
+	testenv.Must(r.t, json.Unmarshal([]byte(r.config()), &config))
 	rules := config.Linux.Resources.Devices
 	if len(rules) != 3 || !rules[2].Allow || *rules[2].Minor != 3 {
 		t.Errorf("rules %+v", rules)
@@ -246,7 +240,7 @@ func TestInjectGivesTheNodesToTheContainersUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	var config oci.Spec
-	r.must(json.Unmarshal([]byte(r.config()), &config))
+	testenv.Must(r.t, json.Unmarshal([]byte(r.config()), &config))
 	if d := config.Linux.Devices[0]; d.UID == nil || *d.UID != 1000 || d.GID == nil || *d.GID != 100 {
 		t.Errorf("the node belongs to %v:%v, want the container's user", d.UID, d.GID)
 	}
@@ -255,8 +249,8 @@ func TestInjectGivesTheNodesToTheContainersUser(t *testing.T) {
 func TestInjectKeepsModeAndOwner(t *testing.T) {
 	testenv.Root(t)
 	r := bundle(t, plainConfig)
-	r.must(os.Chown(r.dir+"/bundle/config.json", 1000, 100))
-	r.must(os.Chown(r.dir+"/bundle", 1000, 1000))
+	testenv.Must(r.t, os.Chown(r.dir+"/bundle/config.json", 1000, 100))
+	testenv.Must(r.t, os.Chown(r.dir+"/bundle", 1000, 1000))
 	if _, err := r.inject("0"); err != nil {
 		t.Fatal(err)
 	}
@@ -271,8 +265,8 @@ func TestInjectRefusesAnotherOwnersFile(t *testing.T) {
 	testenv.Root(t)
 	for _, owner := range []struct{ file, bundle int }{{0, 1000}, {1000, 0}, {1000, 1001}} {
 		r := bundle(t, plainConfig)
-		r.must(os.Chown(r.dir+"/bundle/config.json", owner.file, 0))
-		r.must(os.Chown(r.dir+"/bundle", owner.bundle, 0))
+		testenv.Must(r.t, os.Chown(r.dir+"/bundle/config.json", owner.file, 0))
+		testenv.Must(r.t, os.Chown(r.dir+"/bundle", owner.bundle, 0))
 		changed, err := r.inject("0")
 		want := fmt.Sprintf("config.json belongs to user %d, its bundle to user %d", owner.file, owner.bundle)
 		checkError(t, err, want)
@@ -294,7 +288,7 @@ func TestInjectTakesTheBundleOfTheContainersRoot(t *testing.T) {
 	} {
 		r := bundle(t, `{"process": {"cwd": "/"}, "linux": {"namespaces": [{"type": "user"}],
 			"uidMappings": [`+c.mappings+`]}}`)
-		r.must(os.Chown(r.dir+"/bundle", 1000, 1000))
+		testenv.Must(r.t, os.Chown(r.dir+"/bundle", 1000, 1000))
 		changed, err := r.inject("0")
 		if c.want != "" {
 			checkError(t, err, c.want)
@@ -318,7 +312,7 @@ func TestInjectIntoAUserNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got oci.Spec
-	r.must(json.Unmarshal([]byte(r.config()), &got))
+	testenv.Must(r.t, json.Unmarshal([]byte(r.config()), &got))
 	want := []oci.Mount{
 		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"},
 		{Destination: "/lib/lib.so", Source: "/driver/lib.so", Options: fileOptions()},
@@ -338,7 +332,7 @@ func TestInjectIntoAUserNamespace(t *testing.T) {
 	}
 	after, err := Load(r.dir+"/cdi").EditConfig([]byte(config), []string{DefaultKind + "=0"}, true)
 	got = oci.Spec{}
-	r.must(errors.Join(err, json.Unmarshal(after, &got)))
+	testenv.Must(r.t, errors.Join(err, json.Unmarshal(after, &got)))
 	if len(got.Linux.Devices) != 1 || len(got.Mounts) != 2 {
 		t.Errorf("for who makes the nodes: %+v, mounts %+v", got.Linux.Devices, got.Mounts)
 	}
@@ -353,14 +347,14 @@ func TestInjectRemovesStaleTemporaryFiles(t *testing.T) {
 	} {
 		r.file("/bundle/"+name, "x", 0o600)
 		then := time.Now().Add(-age)
-		r.must(os.Chtimes(r.dir+"/bundle/"+name, then, then))
+		testenv.Must(r.t, os.Chtimes(r.dir+"/bundle/"+name, then, then))
 	}
-	r.must(os.Mkdir(r.dir+"/bundle/.config.json.dir.tmp", 0o755))
+	testenv.Must(r.t, os.Mkdir(r.dir+"/bundle/.config.json.dir.tmp", 0o755))
 	if _, err := r.inject("0"); err != nil {
 		t.Fatal(err)
 	}
 	list, err := os.ReadDir(r.dir + "/bundle")
-	r.must(err)
+	testenv.Must(r.t, err)
 	var names []string
 	for _, e := range list {
 		names = append(names, e.Name())
@@ -395,7 +389,7 @@ func TestInjectRefuses(t *testing.T) {
 			nil, []string{"amd.com/gpu=0"}, []string{"amd.com/gpu=0 does not exist", "of the kind nvidia.com/gpu"}, nil,
 		},
 		"a device without any spec": {
-			func(r *tree) { r.must(os.RemoveAll(r.dir + "/cdi")) },
+			func(r *tree) { testenv.Must(r.t, os.RemoveAll(r.dir+"/cdi")) },
 			[]string{"0"},
 			[]string{"does not exist: there are no devices in", "/cdi"},
 			ErrNothingOffered,
@@ -409,27 +403,27 @@ func TestInjectRefuses(t *testing.T) {
 		},
 		"a device whose node is gone": {nil, []string{"0", "gone"}, []string{"/dev/not-there"}, ErrStale},
 		"a bundle without a config.json": {
-			func(r *tree) { r.must(os.Remove(r.dir + "/bundle/config.json")) },
+			func(r *tree) { testenv.Must(r.t, os.Remove(r.dir+"/bundle/config.json")) },
 			[]string{"0"},
 			[]string{"config.json: no such file"},
 			ErrNoConfig,
 		},
 		"a link": {
 			func(r *tree) {
-				r.must(os.Rename(r.dir+"/bundle/config.json", r.dir+"/elsewhere.json"))
+				testenv.Must(r.t, os.Rename(r.dir+"/bundle/config.json", r.dir+"/elsewhere.json"))
 				r.link("/bundle/config.json", "../elsewhere.json")
 			}, []string{"0"}, []string{"config.json is a symbolic link"}, nil,
 		},
 		"a file with two names": {
-			func(r *tree) { r.must(os.Link(r.dir+"/bundle/config.json", r.dir+"/elsewhere.json")) },
+			func(r *tree) { testenv.Must(r.t, os.Link(r.dir+"/bundle/config.json", r.dir+"/elsewhere.json")) },
 			[]string{"0"},
 			[]string{"config.json has 2 names (hard links)"},
 			nil,
 		},
 		"a bundle behind a link that others can change": {
 			func(r *tree) {
-				r.must(os.Rename(r.dir+"/bundle", r.dir+"/real"))
-				r.must(os.Chmod(r.dir, 0o777))
+				testenv.Must(r.t, os.Rename(r.dir+"/bundle", r.dir+"/real"))
+				testenv.Must(r.t, os.Chmod(r.dir, 0o777))
 				r.link("/bundle", "real")
 			},
 			[]string{"0"},
@@ -437,28 +431,31 @@ func TestInjectRefuses(t *testing.T) {
 			nil,
 		},
 		"a FIFO in place of the bundle": {
-			func(r *tree) { r.must(os.RemoveAll(r.dir + "/bundle")); r.fifo("/bundle") },
+			func(r *tree) { testenv.Must(r.t, os.RemoveAll(r.dir+"/bundle")); r.fifo("/bundle") },
 			[]string{"0"},
 			[]string{"/bundle: not a directory"},
 			nil,
 		},
 		"a FIFO": {
-			func(r *tree) { r.must(os.Remove(r.dir + "/bundle/config.json")); r.fifo("/bundle/config.json") },
+			func(r *tree) {
+				testenv.Must(r.t, os.Remove(r.dir+"/bundle/config.json"))
+				r.fifo("/bundle/config.json")
+			},
 			[]string{"0"},
 			[]string{"is a FIFO"},
 			nil,
 		},
 		"a directory": {
 			func(r *tree) {
-				r.must(os.Remove(r.dir + "/bundle/config.json"))
-				r.must(os.Mkdir(r.dir+"/bundle/config.json", 0o755))
+				testenv.Must(r.t, os.Remove(r.dir+"/bundle/config.json"))
+				testenv.Must(r.t, os.Mkdir(r.dir+"/bundle/config.json", 0o755))
 			},
 			[]string{"0"},
 			[]string{"is a directory"},
 			nil,
 		},
 		"a file of 65 MiB": {
-			func(r *tree) { r.must(os.Truncate(r.dir+"/bundle/config.json", 65<<20)) },
+			func(r *tree) { testenv.Must(r.t, os.Truncate(r.dir+"/bundle/config.json", 65<<20)) },
 			[]string{"0"},
 			[]string{"the limit is 67108864"},
 			nil,
@@ -527,9 +524,7 @@ func snapshot(t testing.TB, dir string) map[string]string {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return m
 }
 
@@ -618,9 +613,9 @@ func TestInjectRefusesAnotherDriver(t *testing.T) {
 				_, err := r.inject("0")
 				return err
 			}
-			r.must(put("580.126.09"))
+			testenv.Must(r.t, put("580.126.09"))
 			before := r.config()
-			r.must(put("580.126.09"))
+			testenv.Must(r.t, put("580.126.09"))
 			err := put("585.10.02")
 			checkError(t, err, "devices of driver 580.126.09 are in it, and the CDI specs are for 585.10.02")
 			if r.config() != before {

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"github.com/google/go-cmp/cmp"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -27,12 +29,8 @@ func specWith(kind string, names ...string) *specs.Spec {
 
 func writeSpec(t testing.TB, path string, spec *specs.Spec) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := WriteFile(path, spec); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	testenv.Must(t, WriteFile(path, spec))
 }
 
 func TestLoad(t *testing.T) {
@@ -45,7 +43,7 @@ func TestLoad(t *testing.T) {
 	r.file("/run/broken.json", "{", 0o644)
 	r.file("/run/.hidden.tmp", "{", 0o644)
 	r.file("/run/ignored.yml", "{", 0o644)
-	r.must(os.Mkdir(high+"/dir.json", 0o755))
+	testenv.Must(r.t, os.Mkdir(high+"/dir.json", 0o755))
 	c := Load(low, high+"/", r.dir+"/nowhere", high)
 
 	if diff := cmp.Diff([]string{low, high, r.dir + "/nowhere"}, c.Dirs); diff != "" {
@@ -95,12 +93,12 @@ func TestLoadStopsWhereTheLibraryStops(t *testing.T) {
 	r.file("/etc", "", 0o644)
 	writeSpec(t, dirs[2]+"/b.json", specWith("x.y/z", "high"))
 	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(dirs...), cdilib.WithAutoRefresh(false))
-	r.must(err)
+	testenv.Must(r.t, err)
 	c := Load(dirs...)
 	if diff := cmp.Diff(cache.ListDevices(), c.Names()); diff != "" || len(c.Names()) != 1 {
 		t.Errorf("available (-library +ours):\n%s", diff)
 	}
-	r.must(c.Unread(dirs[0] + "/ours.json"))
+	testenv.Must(r.t, c.Unread(dirs[0]+"/ours.json"))
 	checkError(t, c.Unread(dirs[2]+"/ours.json"), dirs[2]+"/ours.json", dirs[1]+": not a directory")
 }
 
@@ -119,9 +117,7 @@ func TestLoadAgreesWithTheLibrary(t *testing.T) {
 			}
 		}
 		cache, err := cdilib.NewCache(cdilib.WithSpecDirs(dirs...), cdilib.WithAutoRefresh(false))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		got := Load(dirs...).Names()
 		slices.Sort(got)
 		if diff := cmp.Diff(cache.ListDevices(), got); diff != "" && len(got)+len(cache.ListDevices()) > 0 {
@@ -133,7 +129,7 @@ func TestLoadAgreesWithTheLibrary(t *testing.T) {
 func TestCheckConflicts(t *testing.T) {
 	r := newTree(t)
 	low, high, link := r.dir+"/etc", r.dir+"/run", r.dir+"/var-run"
-	r.must(os.Symlink("run", link))
+	testenv.Must(r.t, os.Symlink("run", link))
 	ours := specWith(DefaultKind, "0", "GPU-a", "all")
 	type testCase struct {
 		other string
@@ -174,8 +170,8 @@ func TestCheckConflicts(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r.must(os.RemoveAll(low))
-			r.must(os.RemoveAll(high))
+			testenv.Must(r.t, os.RemoveAll(low))
+			testenv.Must(r.t, os.RemoveAll(high))
 			writeSpec(t, c.other, c.spec)
 			err := Load(low, high).CheckConflicts(c.path, ours)
 			if c.want == "" {
@@ -220,17 +216,17 @@ func TestConflicts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, dir := range []string{low, mid, high} {
-				r.must(os.RemoveAll(dir))
-				r.must(os.Mkdir(dir, 0o755))
+				testenv.Must(r.t, os.RemoveAll(dir))
+				testenv.Must(r.t, os.Mkdir(dir, 0o755))
 			}
 			ours := specWith("x.y/z", "a", "b")
 			writeSpec(t, path, ours)
 			for _, other := range c.others {
 				switch other {
 				case "link":
-					r.must(os.Symlink("ours.json", mid+"/link.json"))
+					testenv.Must(r.t, os.Symlink("ours.json", mid+"/link.json"))
 				case "high link":
-					r.must(os.Symlink(path, high+"/link.json"))
+					testenv.Must(r.t, os.Symlink(path, high+"/link.json"))
 				default:
 					writeSpec(t, other, specWith("x.y/z", "a", "x"))
 				}
@@ -261,7 +257,7 @@ func TestConflicts(t *testing.T) {
 func TestLoadReadsADirectoryWithTwoNamesOnce(t *testing.T) {
 	r := newTree(t)
 	writeSpec(t, r.dir+"/run/a.json", specWith("x.y/z", "0"))
-	r.must(os.Symlink("run", r.dir+"/var-run"))
+	testenv.Must(r.t, os.Symlink("run", r.dir+"/var-run"))
 	c := Load(r.dir+"/run", r.dir+"/var-run", r.dir+"/run/../run/")
 	if len(c.Dirs) != 1 || len(c.Files) != 1 || len(c.Devices) != 1 || c.Devices[0].State != Available {
 		t.Errorf("got %+v", c)

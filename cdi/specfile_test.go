@@ -14,19 +14,16 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/driver"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestWriteFileAndReadFile(t *testing.T) {
 	want := mustGenerate(t, twoGPUs(2), testDriver(), Options{})
 	for _, name := range []string{"x.json", "x.yaml"} {
 		path := filepath.Join(t.TempDir(), name)
-		if err := WriteFile(path, want); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, WriteFile(path, want))
 		got, err := ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
@@ -43,9 +40,7 @@ func TestWriteFileAndReadFile(t *testing.T) {
 func TestMarshalIsDeterministic(t *testing.T) {
 	for _, f := range []Format{JSON, YAML} {
 		first, err := Marshal(mustGenerate(t, twoGPUs(2), testDriver(), Options{}), f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		for range 20 {
 			again, err := Marshal(mustGenerate(t, twoGPUs(2), testDriver(), Options{}), f)
 			if err != nil || !bytes.Equal(first, again) {
@@ -109,13 +104,9 @@ func TestWriteFileRefuses(t *testing.T) {
 func clone(t testing.TB, spec *specs.Spec) *specs.Spec {
 	t.Helper()
 	data, err := Marshal(spec, JSON)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	again, err := cdilib.ParseSpec(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return again
 }
 
@@ -133,11 +124,11 @@ func TestReadFileRefuses(t *testing.T) {
 		}, "unknown key kinds"},
 		"a spec without a kind":     {func(r *tree) { r.file("/x.json", `{"cdiVersion": "0.5.0"}`, 0o644) }, "vendor"},
 		"a FIFO":                    {func(r *tree) { r.fifo("/x.json") }, "a FIFO, not a regular file"},
-		"a directory":               {func(r *tree) { r.must(os.Mkdir(r.dir+"/x.json", 0o755)) }, "a directory"},
+		"a directory":               {func(r *tree) { testenv.Must(r.t, os.Mkdir(r.dir+"/x.json", 0o755)) }, "a directory"},
 		"a link that leads nowhere": {func(r *tree) { r.link("/x.json", "y.json") }, "no such file"},
 		"a file of 4 GB": {func(r *tree) {
 			r.file("/x.json", "", 0o644)
-			r.must(os.Truncate(r.dir+"/x.json", 4<<30))
+			testenv.Must(r.t, os.Truncate(r.dir+"/x.json", 4<<30))
 		}, "the limit is"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -157,9 +148,7 @@ func TestReadFileRefuses(t *testing.T) {
 
 func FuzzReadFile(f *testing.F) {
 	good, err := Marshal(mustGenerate(f, twoGPUs(0), testDriver(), Options{Capabilities: driver.Utility}), YAML)
-	if err != nil {
-		f.Fatal(err)
-	}
+	testenv.Must(f, err)
 	f.Add(good)
 	f.Add([]byte("cdiVersion: 0.6.0\nkind: a.b/c\nannotations: {x: y}\n" +
 		"devices: [{name: d, containerEdits: {env: [A=b]}}]\n"))
@@ -167,9 +156,7 @@ func FuzzReadFile(f *testing.F) {
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, data []byte) {
 		path := filepath.Join(dir, "x.json")
-		if err := os.WriteFile(path, data, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(path, data, 0o644))
 		spec, err := ReadFile(path)
 		if (spec == nil) == (err == nil) {
 			t.Fatalf("spec %v and error %v, want exactly one", spec, err)
@@ -203,9 +190,7 @@ func TestErrorsAboutFilesNameNoGoTypes(t *testing.T) {
 		"kindd: x\ndevices: 5\n": "line 1: unknown key kindd\nline 2: cannot unmarshal !!int `5`",
 	} {
 		path := filepath.Join(t.TempDir(), "spec.yaml")
-		if err := os.WriteFile(path, []byte(spec), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(path, []byte(spec), 0o600))
 		_, err := ReadFile(path)
 		if want = "read CDI spec " + path + ": " + want; err == nil || err.Error() != want {
 			t.Errorf("error %v\nwant  %s", err, want)

@@ -122,7 +122,7 @@ func TestValidateFile(t *testing.T) {
 			r := newTree(t)
 			spec := specWith(DefaultKind, "0")
 			data, err := Marshal(spec, JSON)
-			r.must(err)
+			testenv.Must(r.t, err)
 			switch c.content {
 			case "":
 			case "0.3.0":
@@ -132,7 +132,7 @@ func TestValidateFile(t *testing.T) {
 			}
 			r.file("/"+c.file, string(data), c.mode)
 			problems, err := ValidateFile(r.dir + "/" + c.file)
-			r.must(err)
+			testenv.Must(r.t, err)
 			if len(problems) != len(c.want) {
 				t.Fatalf("problems %v, want %q", problems, c.want)
 			}
@@ -164,8 +164,8 @@ func TestValidateFindsMissingFiles(t *testing.T) {
 	if problems := validate(spec); len(problems) > 0 {
 		t.Fatalf("a new spec has problems: %v", problems)
 	}
-	r.must(os.Remove(d.Libraries[0].HostPath))
-	r.must(os.Remove(r.dir + "/hook"))
+	testenv.Must(r.t, os.Remove(d.Libraries[0].HostPath))
+	testenv.Must(r.t, os.Remove(r.dir+"/hook"))
 	if problems := validate(spec); len(problems) != 2 {
 		t.Errorf("problems %v, want one for the library and one for the hook", problems)
 	}

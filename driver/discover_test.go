@@ -17,6 +17,7 @@ import (
 	"gpu-cdi-plugin/internal/ldcache"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestDiscoverFindsLibraries(t *testing.T) {
@@ -150,13 +151,9 @@ func TestDiscoverInOtherDirectories(t *testing.T) {
 	files := func(dir string) []string {
 		n := simtest.Node(t, "workstation", simtest.LibDir(dir))
 		h, err := host.New(n.Root(), "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		d, err := Discover(h, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		var names []string
 		for _, l := range d.Libraries {
 			names = append(names, filepath.Base(l.Path))
@@ -287,7 +284,7 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 			func(r *tree) { r.file(cuda, "", 0o755) }, []string{cuda}, ErrDamaged,
 		},
 		"with a libcuda that is truncated": {
-			func(r *tree) { r.core("/usr/lib64", testVersion); r.must(os.Truncate(r.dir+cuda, 300)) },
+			func(r *tree) { r.core("/usr/lib64", testVersion); testenv.Must(r.t, os.Truncate(r.dir+cuda, 300)) },
 			[]string{cuda},
 			ErrDamaged,
 		},
@@ -295,8 +292,8 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 			func(r *tree) {
 				r.core("/usr/lib64", testVersion)
 				info, err := os.Stat(r.dir + cuda)
-				r.must(err)
-				r.must(os.Truncate(r.dir+cuda, info.Size()/2))
+				testenv.Must(r.t, err)
+				testenv.Must(r.t, os.Truncate(r.dir+cuda, info.Size()/2))
 			},
 			[]string{cuda},
 			ErrDamaged,
@@ -305,7 +302,7 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 			func(r *tree) { r.fifo(cuda) }, []string{cuda, "a FIFO"}, ErrDamaged,
 		},
 		"with a libcuda that is a directory": {
-			func(r *tree) { r.must(os.MkdirAll(r.dir+cuda, 0o755)) }, []string{cuda, "a directory"}, ErrDamaged,
+			func(r *tree) { testenv.Must(r.t, os.MkdirAll(r.dir+cuda, 0o755)) }, []string{cuda, "a directory"}, ErrDamaged,
 		},
 		"without libcuda": {
 			func(r *tree) { r.library("/usr/lib64/libnvidia-ml.so." + testVersion) },
@@ -315,7 +312,7 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 		"with a link for libcuda and no file": {
 			func(r *tree) {
 				r.core("/usr/lib64", testVersion)
-				r.must(os.Remove(r.dir + cuda))
+				testenv.Must(r.t, os.Remove(r.dir+cuda))
 			},
 			[]string{"for compute", "no libcuda under ", ": a link that leads nowhere"},
 			ErrNoCUDA,
@@ -323,7 +320,7 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 		"with a libnvidia-ml that is empty": {
 			func(r *tree) {
 				r.core("/usr/lib64", testVersion)
-				r.must(os.Truncate(r.dir+"/usr/lib64/libnvidia-ml.so."+testVersion, 0))
+				testenv.Must(r.t, os.Truncate(r.dir+"/usr/lib64/libnvidia-ml.so."+testVersion, 0))
 			},
 			[]string{"for utility", "libnvidia-ml.so." + testVersion},
 			ErrDamaged,
@@ -354,9 +351,7 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 
 func TestDiscoverRefusesARootThatIsNotThere(t *testing.T) {
 	h, err := host.New("", filepath.Join(t.TempDir(), "nowhere"), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	_, err = Discover(h, testVersion)
 	checkError(t, err, "nowhere", "no such file")
 	if !errors.Is(err, gpu.ErrNoDriver) {
@@ -370,7 +365,7 @@ func writeForeign(r *tree, p string) {
 	if runtime.GOARCH == "arm64" {
 		arch = "amd64"
 	}
-	r.must(sim.Library{SONAME: "libx.so.1", Arch: arch}.WriteELF(r.path(p)))
+	testenv.Must(r.t, sim.Library{SONAME: "libx.so.1", Arch: arch}.WriteELF(r.path(p)))
 }
 
 // A driver without libcuda serves the capabilities that do not need it.
@@ -392,18 +387,18 @@ func TestCheckConsidersCapabilities(t *testing.T) {
 func TestExplainMarksBrokenLibraries(t *testing.T) {
 	t.Parallel()
 	r := newTree(t)
-	r.library("/usr/lib64/libnvidia-ml.so." + testVersion)                           // without libcuda
-	r.file("/usr/lib64/libnvcuvid.so."+testVersion, "not ELF", 0o755)                // damaged
-	r.link("/usr/lib64/libnvoptix.so.1", "libnvoptix.so."+testVersion)               // gone
-	r.link("/usr/lib64/libnvidia-egl-gbm.so.1", "libnvidia-egl-gbm.so.1.1.3")        // gone, with a version of its own
-	r.link("/usr/lib64/libnvidia-cfg.so.1", "libnvidia-cfg.so.575.57.08")            // of an old driver
-	r.library("/usr/lib64/libnvidia-cfg.so.575.57.08")                               //
-	r.link("/usr/lib64/libnvidia-fbc.so", "libnvidia-fbc.so.1")                      // only linkers open it
-	writeForeign(r, "/usr/lib64/libnvidia-encode.so."+testVersion)                   // for another machine
-	r.file("/usr/lib64/libnvidia-opencl.so."+testVersion, "damaged", 0o755)          // with a good copy
-	r.library(multiarchDir + "/libnvidia-opencl.so." + testVersion)                  //
-	r.file("/usr/lib64/nvidia/xorg/nvidia_drv.so", "not ELF", 0o755)                 // a module of the X server
-	r.must(sim.Library{}.WriteELF(r.path("/usr/lib64/libnvidia-glsi.so.575.57.08"))) // of another version
+	r.library("/usr/lib64/libnvidia-ml.so." + testVersion)                                      // without libcuda
+	r.file("/usr/lib64/libnvcuvid.so."+testVersion, "not ELF", 0o755)                           // damaged
+	r.link("/usr/lib64/libnvoptix.so.1", "libnvoptix.so."+testVersion)                          // gone
+	r.link("/usr/lib64/libnvidia-egl-gbm.so.1", "libnvidia-egl-gbm.so.1.1.3")                   // gone, of its own version
+	r.link("/usr/lib64/libnvidia-cfg.so.1", "libnvidia-cfg.so.575.57.08")                       // of an old driver
+	r.library("/usr/lib64/libnvidia-cfg.so.575.57.08")                                          //
+	r.link("/usr/lib64/libnvidia-fbc.so", "libnvidia-fbc.so.1")                                 // only linkers open it
+	writeForeign(r, "/usr/lib64/libnvidia-encode.so."+testVersion)                              // for another machine
+	r.file("/usr/lib64/libnvidia-opencl.so."+testVersion, "damaged", 0o755)                     // with a good copy
+	r.library(multiarchDir + "/libnvidia-opencl.so." + testVersion)                             //
+	r.file("/usr/lib64/nvidia/xorg/nvidia_drv.so", "not ELF", 0o755)                            // a module of the X server
+	testenv.Must(r.t, sim.Library{}.WriteELF(r.path("/usr/lib64/libnvidia-glsi.so.575.57.08"))) // of another version
 	d := r.discover(testVersion)
 	for c, want := range map[Capabilities][]string{
 		All: {
@@ -432,7 +427,7 @@ func TestFindingsSayWhatIsNotUsed(t *testing.T) {
 	r.core("/usr/lib64", testVersion)
 	r.file("/usr/lib64/libnvcuvid.so."+testVersion, "\x7fELF but not for long", 0o755)
 	writeForeign(r, "/usr/lib64/libnvidia-encode.so."+testVersion)
-	r.must(sim.Library{SONAME: "a,b=c.so.1"}.WriteELF(r.path("/usr/lib64/libnvidia-fbc.so." + testVersion)))
+	testenv.Must(r.t, sim.Library{SONAME: "a,b=c.so.1"}.WriteELF(r.path("/usr/lib64/libnvidia-fbc.so."+testVersion)))
 	r.library("/usr/lib64/libnvidia-cfg.so.575.57.08")
 	r.core(multiarchDir, testVersion)
 	d := r.discover(testVersion)
@@ -461,7 +456,7 @@ func TestDiscoverMakesLinks(t *testing.T) {
 	r.link("/usr/lib64/libnvidia-ml.so", "libnvidia-ml.so.1")
 	r.library("/usr/lib64/libGLX_nvidia.so." + testVersion)
 	r.library("/usr/lib64/libnvidia-allocator.so." + testVersion)
-	r.must(sim.Library{}.WriteELF(r.path("/usr/lib64/libnvidia-tls.so." + testVersion)))
+	testenv.Must(r.t, sim.Library{}.WriteELF(r.path("/usr/lib64/libnvidia-tls.so."+testVersion)))
 	r.library("/usr/lib64/nvidia/xorg/libglxserver_nvidia.so." + testVersion)
 	got := map[string]string{}
 	for _, l := range r.discover(testVersion).Libraries {

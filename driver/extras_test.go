@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestDiscoverExtraRefuses(t *testing.T) {
@@ -67,9 +68,7 @@ func TestDiscoverExtraInADriverContainer(t *testing.T) {
 	driver.file("/opt/cufile.json", "", 0o644)
 	driver.link("/etc/cufile.json", "/opt/cufile.json")
 	h, err := host.New(node.dir, driver.dir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	found, _ := DiscoverExtra(h, GDS, nil)
 	want := map[string]string{"/etc/cufile.json": driver.dir + "/opt/cufile.json", "/run/udev": node.dir + "/run/udev"}
 	got := map[string]string{}

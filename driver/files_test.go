@@ -43,7 +43,7 @@ func TestDiscoverFindsFiles(t *testing.T) {
 		"the first program that can be executed": {
 			func(r *tree) {
 				r.file("/usr/local/bin/nvidia-smi", "", 0o644)
-				r.must(os.MkdirAll(r.dir+"/usr/sbin/nvidia-smi", 0o755))
+				testenv.Must(r.t, os.MkdirAll(r.dir+"/usr/sbin/nvidia-smi", 0o755))
 				r.file("/usr/bin/nvidia-smi", "", 0o755)
 			},
 			map[string]string{"/usr/bin/nvidia-smi": "/usr/bin/nvidia-smi"},
@@ -124,13 +124,13 @@ func TestDiscoverTakesOnlyAnMPSDirectoryOfRoot(t *testing.T) {
 		make func(*tree)
 		used bool
 	}{
-		"root's": {func(r *tree) { r.must(os.MkdirAll(r.dir+"/tmp/nvidia-mps", 0o755)) }, true},
+		"root's": {func(r *tree) { testenv.Must(r.t, os.MkdirAll(r.dir+"/tmp/nvidia-mps", 0o755)) }, true},
 		"a user's": {func(r *tree) {
-			r.must(os.MkdirAll(r.dir+"/tmp/nvidia-mps", 0o755))
-			r.must(os.Chown(r.dir+"/tmp/nvidia-mps", 1000, 1000))
+			testenv.Must(r.t, os.MkdirAll(r.dir+"/tmp/nvidia-mps", 0o755))
+			testenv.Must(r.t, os.Chown(r.dir+"/tmp/nvidia-mps", 1000, 1000))
 		}, false},
 		"a link": {func(r *tree) {
-			r.must(os.MkdirAll(r.dir+"/root", 0o700))
+			testenv.Must(r.t, os.MkdirAll(r.dir+"/root", 0o700))
 			r.link("/tmp/nvidia-mps", "/root")
 		}, false},
 		"not a folder": {func(r *tree) { r.file("/tmp/nvidia-mps", "", 0o644) }, false},
@@ -153,8 +153,8 @@ func TestDiscoverFindsNodes(t *testing.T) {
 	r.core("/usr/lib64", testVersion)
 	node := func(p string, mode uint32) {
 		full := r.path(p)
-		r.must(unix.Mknod(full, unix.S_IFCHR|mode, int(unix.Mkdev(1, 3))))
-		r.must(os.Chmod(full, os.FileMode(mode)))
+		testenv.Must(r.t, unix.Mknod(full, unix.S_IFCHR|mode, int(unix.Mkdev(1, 3))))
+		testenv.Must(r.t, os.Chmod(full, os.FileMode(mode)))
 	}
 	for _, p := range []string{
 		"nvidiactl", "nvidia0", "nvidia12", "nvidia-caps/nvidia-cap30", "nvidia-caps/nvidia-capx",
@@ -169,11 +169,11 @@ func TestDiscoverFindsNodes(t *testing.T) {
 	for p, vendor := range map[string]string{
 		"0000:00:02.0/drm/card0": "0x8086", "0000:1b:00.0/drm/card1": vendorNVIDIA,
 	} {
-		r.must(os.MkdirAll(filepath.Join(r.dir, "sys/bus/pci/devices", p), 0o755))
+		testenv.Must(r.t, os.MkdirAll(filepath.Join(r.dir, "sys/bus/pci/devices", p), 0o755))
 		r.file("/sys/bus/pci/devices/"+p[:12]+"/vendor", vendor+"\n", 0o644)
 	}
-	r.must(os.MkdirAll(filepath.Join(r.dir, "sys/bus/pci/devices/0000:1b:00.0/drm/renderD129"), 0o755))
-	r.must(os.MkdirAll(filepath.Join(r.dir, "sys/bus/pci/devices/0000:1b:00.0/drm/renderD130"), 0o755))
+	testenv.Must(r.t, os.MkdirAll(filepath.Join(r.dir, "sys/bus/pci/devices/0000:1b:00.0/drm/renderD129"), 0o755))
+	testenv.Must(r.t, os.MkdirAll(filepath.Join(r.dir, "sys/bus/pci/devices/0000:1b:00.0/drm/renderD130"), 0o755))
 
 	d := r.discover(testVersion)
 	var got []string
@@ -206,11 +206,11 @@ func TestDiscoverKeepsRootsApart(t *testing.T) {
 	testenv.Root(t)
 	r := newTree(t)
 	r.core("/run/nvidia/driver/usr/lib64", testVersion)
-	r.must(unix.Mknod(r.path("/devices/dev/nvidiactl"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
+	testenv.Must(r.t, unix.Mknod(r.path("/devices/dev/nvidiactl"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
 	h, err := host.New(r.dir, r.dir+"/run/nvidia/driver", r.dir+"/devices")
-	r.must(err)
+	testenv.Must(r.t, err)
 	d, err := Discover(h, testVersion)
-	r.must(err)
+	testenv.Must(r.t, err)
 	l := d.Libraries[0]
 	if l.Path != "/usr/lib64/libcuda.so."+testVersion || l.HostPath != r.dir+"/run/nvidia/driver"+l.Path {
 		t.Errorf("library %+v", l)

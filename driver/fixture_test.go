@@ -14,6 +14,7 @@ import (
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/ldcache"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 const testVersion = "580.126.09"
@@ -32,22 +33,15 @@ func newTree(t testing.TB) *tree { return &tree{t, t.TempDir()} }
 // host is a host with the tree as its root, its driver root and its dev root.
 func (r *tree) host() host.Host {
 	h, err := host.New(r.dir, "", "")
-	r.must(err)
+	testenv.Must(r.t, err)
 	return h
-}
-
-func (r *tree) must(err error) {
-	r.t.Helper()
-	if err != nil {
-		r.t.Fatal(err)
-	}
 }
 
 // path makes the directory of a file, and returns the file's path on the host.
 func (r *tree) path(p string) string {
 	r.t.Helper()
 	full := filepath.Join(r.dir, p)
-	r.must(os.MkdirAll(filepath.Dir(full), 0o755))
+	testenv.Must(r.t, os.MkdirAll(filepath.Dir(full), 0o755))
 	return full
 }
 
@@ -59,7 +53,7 @@ func (r *tree) library(p string) {
 	if version != "" {
 		soname += ".1"
 	}
-	r.must(sim.Library{SONAME: soname}.WriteELF(r.path(p)))
+	testenv.Must(r.t, sim.Library{SONAME: soname}.WriteELF(r.path(p)))
 }
 
 // core writes libcuda and libnvidia-ml of a version, with their links.
@@ -73,19 +67,19 @@ func (r *tree) core(dir, version string) {
 
 func (r *tree) link(p, target string) {
 	r.t.Helper()
-	r.must(os.Symlink(target, r.path(p)))
+	testenv.Must(r.t, os.Symlink(target, r.path(p)))
 }
 
 func (r *tree) file(p, content string, mode os.FileMode) {
 	r.t.Helper()
 	full := r.path(p)
-	r.must(os.WriteFile(full, []byte(content), mode))
-	r.must(os.Chmod(full, mode))
+	testenv.Must(r.t, os.WriteFile(full, []byte(content), mode))
+	testenv.Must(r.t, os.Chmod(full, mode))
 }
 
 func (r *tree) fifo(p string) {
 	r.t.Helper()
-	r.must(unix.Mkfifo(r.path(p), 0o644))
+	testenv.Must(r.t, unix.Mkfifo(r.path(p), 0o644))
 }
 
 // socket makes a socket. Its path in the test's directory may be longer than a socket's address can be.
@@ -93,12 +87,12 @@ func (r *tree) socket(p string) {
 	r.t.Helper()
 	full := r.path(p)
 	short, err := os.MkdirTemp("", "s")
-	r.must(err)
+	testenv.Must(r.t, err)
 	r.t.Cleanup(func() { _ = os.RemoveAll(short) })
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(short, "s"), Net: "unix"})
-	r.must(err)
+	testenv.Must(r.t, err)
 	l.SetUnlinkOnClose(false)
-	r.must(os.Rename(filepath.Join(short, "s"), full))
+	testenv.Must(r.t, os.Rename(filepath.Join(short, "s"), full))
 	r.t.Cleanup(func() { _ = l.Close() })
 }
 
@@ -117,7 +111,7 @@ func (r *tree) cache(paths ...string) {
 func (r *tree) discover(version string) *Driver {
 	r.t.Helper()
 	d, err := Discover(r.host(), version)
-	r.must(err)
+	testenv.Must(r.t, err)
 	return d
 }
 

@@ -11,14 +11,13 @@ import (
 
 	"gpu-cdi-plugin/internal/elffile"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func stub(t testing.TB, soname string) []byte {
 	t.Helper()
 	data, err := sim.Library{SONAME: soname, Needed: []string{"libc.so.6"}}.ELF()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return data
 }
 
@@ -52,9 +51,7 @@ func TestReadSONAMEOfARealLibrary(t *testing.T) {
 
 func TestReadSONAMEReturnsTheFileNameWithoutOne(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "plugin.so")
-	if err := os.WriteFile(path, stub(t, ""), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(path, stub(t, ""), 0o755))
 	if got, err := readSONAME(path); got != "plugin.so" || err != nil {
 		t.Errorf("got %q, %v", got, err)
 	}
@@ -131,11 +128,11 @@ func FuzzDiscover(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, garbage, cache []byte, core bool) {
 		r := &tree{t, trees[core].dir}
-		r.must(os.WriteFile(r.dir+"/garbage", garbage, 0o755))
-		r.must(os.WriteFile(r.dir+"/etc/ld.so.cache", cache, 0o644))
+		testenv.Must(r.t, os.WriteFile(r.dir+"/garbage", garbage, 0o755))
+		testenv.Must(r.t, os.WriteFile(r.dir+"/etc/ld.so.cache", cache, 0o644))
 		s := newLibraryScan(newRoot(r.dir), testVersion)
 		s.run("")
-		r.must(s.check())
+		testenv.Must(r.t, s.check())
 		d := s.driver()
 		if err := d.Check(All); err != nil && !core {
 			t.Errorf("a damaged library that is not needed is an error: %v", err)

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -78,9 +80,7 @@ func FuzzNormalizePCIBusID(f *testing.F) {
 func TestPCIePathTextAndBack(t *testing.T) {
 	for p := PathUnknown; p <= PathSameBoard; p++ {
 		text, err := p.MarshalText()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		var got PCIePath
 		if err := got.UnmarshalText(text); err != nil || got != p {
 			t.Errorf("%s came back as %s, error %v", p, got, err)
@@ -144,9 +144,7 @@ func TestDeviceJSON(t *testing.T) {
 		UUID: "GPU-1", NUMANode: NoNUMANode, Minor: 2,
 		MIG: []MIGDevice{{UUID: "MIG-1", Profile: "1g.10gb", GPUInstanceCap: 30}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	want := `{"index":0,"uuid":"GPU-1","name":"","minor":2,"pciBusID":"","numaNode":-1,"memoryBytes":0,` +
 		`"computeCapability":"","migEnabled":false,` +
 		`"mig":[{"index":0,"uuid":"MIG-1","profile":"1g.10gb","gpuInstance":0,` +

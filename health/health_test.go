@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -91,13 +92,9 @@ func fabricStarting(p *gpu.Probe) { p.Fabric = gpu.FabricStarting }
 func (n *node) restart(t *testing.T, from, to Identity) *node {
 	t.Helper()
 	data, err := n.Record(from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	next := &node{New(n.rules), n.now}
-	if err := next.Restore(data, to); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, next.Restore(data, to))
 	next.setDevices()
 	return next
 }
@@ -529,13 +526,9 @@ func TestHoldForReset(t *testing.T) {
 	_, _ = m.Cordon(start, migA1, "y")
 
 	data, err := m.Record(Identity{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	m = New(Rules{})
-	if err := m.Restore(data, Identity{}); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, m.Restore(data, Identity{}))
 	if diff := cmp.Diff([]string{gpuA}, m.Held()); diff != "" {
 		t.Errorf("held after a restart: %s", diff)
 	}
@@ -555,9 +548,7 @@ func TestCannotReset(t *testing.T) {
 		t.Errorf("%q and %q, want %q and nothing", got, other, why)
 	}
 	data, err := n.Record(id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for now, want := range map[Identity]string{id: why, {"1", "590"}: "", {"2", "580"}: ""} {
 		m := New(Rules{})
 		if err := m.Restore(data, now); err != nil || m.CannotReset(gpuB) != want {
@@ -629,9 +620,7 @@ func TestTheRecordKeepsItsFormat(t *testing.T) {
 }
 `
 	m := New(Rules{})
-	if err := m.Restore([]byte(data), Identity{"1", "580"}); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, m.Restore([]byte(data), Identity{"1", "580"}))
 	got, err := m.Record(Identity{"1", "580"})
 	if diff := cmp.Diff(data, string(got)); diff != "" || err != nil {
 		t.Errorf("error %v, (-want +got):\n%s", err, diff)
@@ -682,9 +671,7 @@ func TestEventsMissedAreRecordedAndNotRestored(t *testing.T) {
 		}
 	}
 	data, err := n.Record(id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	all, err := Recorded(data, id)
 	if err != nil || all[gpuB].EventsMissed != "nvmlEventSetCreate: Unknown Error" || all[gpuA].EventsMissed != "" {
 		t.Errorf("recorded: %v, error %v", all, err)
@@ -702,18 +689,14 @@ func TestEditCordon(t *testing.T) {
 	id := Identity{"1", "580"}
 	n := newNode(t, Rules{}).xid(gpuB, 95, noRecovery)
 	data, err := n.Record(id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	edit := func(d Device, reason string) map[string]Status {
 		t.Helper()
 		if data, err = EditCordon(data, Identity{}, start, d, reason); err != nil {
 			t.Fatal(err)
 		}
 		all, err := Recorded(data, id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		return all
 	}
 	other := Device{"GPU-c", "GPU-c", noInstance, noInstance}
@@ -972,13 +955,9 @@ func TestGPUsAndCordonsAreForgottenLast(t *testing.T) {
 	}
 	m.Event(start, event(gpuA, noInstance, noInstance, 95, noRecovery))
 	data, err := m.Record(Identity{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	n := New(Rules{})
-	if err := n.Restore(data, Identity{}); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.Restore(data, Identity{}))
 	n.SetDevices(start, nil)       // the driver has none of them
 	n.SetDevices(start, layout(0)) // MIG-0-1 is created again
 	for uuid, want := range map[string]State{gpuA: Unhealthy, gpuB: Cordoned, "MIG-0-1": Cordoned} {
@@ -1011,9 +990,7 @@ func FuzzRestore(f *testing.F) {
 	n.setDevices()
 	_, _ = n.xid(gpuA, 95, noRecovery).Cordon(start, gpuB, "x")
 	data, err := n.Record(Identity{"1", "580"})
-	if err != nil {
-		f.Fatal(err)
-	}
+	testenv.Must(f, err)
 	f.Add(data)
 	f.Add([]byte(`{"version":1,"devices":[{"uuid":"GPU-b","state":"cordoned"}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // Random faults and repairs, which overlap: what was repaired is healthy in the end, and what was not is not.
@@ -315,13 +316,9 @@ func (s *soak) restart() { s.restartFrom(s.boot) }
 
 func (s *soak) restartFrom(boot int) {
 	data, err := s.machine.Record(Identity{Boot: fmt.Sprint(boot)})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testenv.Must(s.t, err)
 	s.machine = New(soakRules)
-	if err := s.machine.Restore(data, Identity{Boot: fmt.Sprint(s.boot)}); err != nil {
-		s.t.Fatal(err)
-	}
+	testenv.Must(s.t, s.machine.Restore(data, Identity{Boot: fmt.Sprint(s.boot)}))
 	s.setDevices()
 	for _, g := range s.gpus {
 		for _, d := range g.devices {

@@ -11,15 +11,14 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // loadSnapshot returns the snapshot of a simulated machine.
 func loadSnapshot(t testing.TB, machine string) *gpu.Snapshot {
 	t.Helper()
 	m, err := sim.LoadMachine(machine)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return m.Snapshot(sim.DefaultDriver)
 }
 
@@ -39,9 +38,7 @@ func changed(change func(*Config)) Config {
 func build(t testing.TB, s *gpu.Snapshot, c Config) ([]Resource, []string) {
 	t.Helper()
 	resources, findings, err := Build(s, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	var texts []string
 	for _, f := range findings {
 		texts = append(texts, f.Text)

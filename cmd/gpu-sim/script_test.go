@@ -26,9 +26,7 @@ func TestMain(m *testing.M) {
 func TestScripts(t *testing.T) {
 	testenv.Command(t, "cc")
 	cache, err := os.UserCacheDir() // the library is compiled once, not once for each script
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		UpdateScripts:       *update,

@@ -36,7 +36,7 @@ func TestTheHookEndsAtTheDeadline(t *testing.T) {
 	c := newContainer(t)
 	mountSilent(t, c.path("/opt/driver"))
 	silent, w, err := os.Pipe()
-	c.must(err)
+	testenv.Must(c.t, err)
 	defer func() { _ = silent.Close(); _ = w.Close() }()
 	state := func() io.Reader { return strings.NewReader(fmt.Sprintf(`{"id":"test","bundle":%q}`, c.bundle)) }
 	ctx, cancel := context.WithTimeout(t.Context(), engineTimeout)
@@ -46,7 +46,7 @@ func TestTheHookEndsAtTheDeadline(t *testing.T) {
 		cmd := exec.CommandContext(ctx, hookBinary(t), "create-container",
 			"--libraries=/opt/driver:libcuda.so.1=libcuda.so.580.1")
 		cmd.Stdin, cmd.Stderr = stdin, stderr
-		c.must(cmd.Start())
+		testenv.Must(c.t, cmd.Start())
 		started = append(started, cmd)
 	}
 	var noState, noFiles bytes.Buffer
@@ -99,11 +99,7 @@ func takesBack(t *testing.T, act func(*os.Process) error, want string) bool {
 	cmd.Stderr = &stderr
 	testenv.Must(t, cmd.Start())
 	// The last mount of the spec is there: it makes links on the file system that does not respond.
-	for end := time.Now().Add(deadline); !strings.Contains(a.mountTable(), "libcuda.so.580.1"); {
-		if time.Sleep(5 * time.Millisecond); time.Now().After(end) {
-			t.Fatalf("no mount: %s", a.mountTable())
-		}
-	}
+	testenv.Eventually(t, "the last mount", func() bool { return strings.Contains(a.mountTable(), "libcuda.so.580.1") })
 	time.Sleep(100 * time.Millisecond)
 	ended := func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
@@ -138,9 +134,7 @@ func mountSilent(t *testing.T, dir string) (server *os.File) {
 		testenv.Skip(t, "needs FUSE: "+err.Error())
 	}
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse.Fd())
-	if err := unix.Mount("silent", dir, "fuse", 0, options); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, unix.Mount("silent", dir, "fuse", 0, options))
 	t.Cleanup(func() {
 		_ = unix.Unmount(dir, unix.MNT_DETACH)
 		_ = fuse.Close()
@@ -152,15 +146,11 @@ func mountSilent(t *testing.T, dir string) (server *os.File) {
 func fullPipe(t *testing.T) *os.File {
 	t.Helper()
 	var fds [2]int
-	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, unix.Pipe2(fds[:], unix.O_CLOEXEC))
 	r, w := os.NewFile(uintptr(fds[0]), "read"), os.NewFile(uintptr(fds[1]), "write")
 	t.Cleanup(func() { _ = r.Close(); _ = w.Close() })
 	size, err := unix.FcntlInt(w.Fd(), unix.F_GETPIPE_SZ, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if _, err := io.WriteString(w, strings.Repeat("x", size)); err != nil {
 		t.Fatal(err)
 	}

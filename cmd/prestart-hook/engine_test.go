@@ -157,12 +157,8 @@ func (b *bundle) run(e engine) (stdout, stderr string, err error) {
 		// crun discards the standard error of hooks.
 		"annotations": map[string]string{"run.oci.hooks.stderr": filepath.Join(b.dir, "hook-stderr")},
 	})
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(b.dir, "config.json"), config, 0o600); err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.Must(b.t, err)
+	testenv.Must(b.t, os.WriteFile(filepath.Join(b.dir, "config.json"), config, 0o600))
 	return e.run(b.t, b.dir, b.setup)
 }
 
@@ -277,12 +273,8 @@ func (b *bundle) moveDriverToDefaultDir() {
 	b.args.Libraries[0].Path = dir + "/libcuda.so.580.1"
 	b.args.Links = nil
 	root := filepath.Join(b.root(), dir)
-	if err := os.MkdirAll(root, 0o755); err != nil {
-		b.t.Fatal(err)
-	}
-	if err := os.Symlink("libcuda.so.580.1", filepath.Join(root, "libcuda.so.1")); err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.Must(b.t, os.MkdirAll(root, 0o755))
+	testenv.Must(b.t, os.Symlink("libcuda.so.580.1", filepath.Join(root, "libcuda.so.1")))
 }
 
 // In a user namespace the hook cannot read config.json.
@@ -350,9 +342,7 @@ func TestEnginesInTheWrongStageChangeNothing(t *testing.T) {
 func ownerOf(t *testing.T, name string) uint32 {
 	t.Helper()
 	var st syscall.Stat_t
-	if err := syscall.Stat(name, &st); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, syscall.Stat(name, &st))
 	return st.Uid
 }
 
@@ -361,16 +351,12 @@ func chown(t *testing.T, dir string, id int) {
 	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		return errors.Join(err, os.Lchown(path, id, id))
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for ; dir != "/"; dir = filepath.Dir(dir) {
 		i, err := os.Stat(dir)
 		if err == nil && i.Mode()&0o001 == 0 {
 			err = os.Chmod(dir, i.Mode()|0o011)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 	}
 }

@@ -24,18 +24,18 @@ func needRoot(t testing.TB) {
 }
 
 func makeFIFO(c *container, name string) {
-	c.must(os.MkdirAll(filepath.Dir(c.path(name)), 0o755))
-	c.must(unix.Mkfifo(c.path(name), 0o666))
+	testenv.Must(c.t, os.MkdirAll(filepath.Dir(c.path(name)), 0o755))
+	testenv.Must(c.t, unix.Mkfifo(c.path(name), 0o666))
 }
 
 func makeDevice(c *container, name string, major, minor uint32) {
-	c.must(os.MkdirAll(filepath.Dir(c.path(name)), 0o755))
-	c.must(unix.Mknod(c.path(name), unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor))))
+	testenv.Must(c.t, os.MkdirAll(filepath.Dir(c.path(name)), 0o755))
+	testenv.Must(c.t, unix.Mknod(c.path(name), unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor))))
 }
 
 func makeSparse(c *container, name string) {
 	c.write(name, "")
-	c.must(os.Truncate(c.path(name), 4<<30))
+	testenv.Must(c.t, os.Truncate(c.path(name), 4<<30))
 }
 
 func validCache() []byte {
@@ -124,7 +124,7 @@ func TestHostileImagesCannotLeadTheHookOutside(t *testing.T) {
 			image: func(c *container) { c.link("../../../../../../../..", "/etc") }, noLib: true,
 		},
 		"/etc is a file": {
-			image: func(c *container) { c.must(os.RemoveAll(c.path("/etc"))); c.write("/etc", "") }, status: 1,
+			image: func(c *container) { testenv.Must(c.t, os.RemoveAll(c.path("/etc"))); c.write("/etc", "") }, status: 1,
 			want: "/etc", noLib: true,
 		},
 		"/etc is a link to itself": {
@@ -143,7 +143,7 @@ func TestHostileImagesCannotLeadTheHookOutside(t *testing.T) {
 			noLib: true,
 		},
 		"a library is a FIFO": {image: func(c *container) {
-			c.must(os.Remove(c.path("/opt/driver/libcuda.so.580.1")))
+			testenv.Must(c.t, os.Remove(c.path("/opt/driver/libcuda.so.580.1")))
 			makeFIFO(c, "/opt/driver/libcuda.so.580.1")
 		}, noLib: true},
 		"compat is the host's (CVE-2024-0132)": {
@@ -294,7 +294,7 @@ func TestSlowLinksThatAppearMeanwhileAreNotFollowed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newContainer(t)
-			c.must(os.MkdirAll(c.path(tc.dir), 0o755))
+			testenv.Must(c.t, os.MkdirAll(c.path(tc.dir), 0o755))
 			c.link(tc.target, tc.dir+".other")
 			stop := make(chan struct{})
 			var swapper sync.WaitGroup
@@ -332,12 +332,12 @@ func TestACacheOf100000LibrariesIsMerged(t *testing.T) {
 	}
 	c.write("/etc/ld.so.cache", string(cache.Marshal()))
 	before, err := os.ReadFile(c.path("/etc/ld.so.cache"))
-	c.must(err)
+	testenv.Must(c.t, err)
 	if status, stderr := c.run("--libraries=/opt/driver:libcuda.so.1=libcuda.so.580.1"); status != 0 || stderr != "" {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 	after, err := os.ReadFile(c.path("/etc/ld.so.cache"))
-	c.must(err)
+	testenv.Must(c.t, err)
 	if c.found("libcuda.so.1") == "" || c.found("lib99999.so."+strings.Repeat("1", 99999%50)) == "" ||
 		bytes.Equal(before, after) {
 		t.Error("the merged cache lacks libraries")

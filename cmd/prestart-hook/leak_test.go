@@ -103,7 +103,7 @@ func makeBothLibcImage(b *bundle) {
 	_, loader := multiarch()
 	c.write(loader, "loader")
 	addMuslLoader(c)
-	c.must(os.MkdirAll(c.path("/etc"), 0o755))
+	testenv.Must(c.t, os.MkdirAll(c.path("/etc"), 0o755))
 	b.user = 1000
 	b.process = []string{
 		"/bin/busybox", "sh", "-c",
@@ -121,9 +121,7 @@ func makeSecrets(t *testing.T, path string) string {
 		{Name: "libcuda.so.1", Path: "/opt/driver/libcuda.so.580.1", Flags: flags},
 	}}
 	for name, data := range map[string]string{"path": path, "cache": string(cache.Marshal())} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(data), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(data), 0o600))
 	}
 	return dir
 }

@@ -54,15 +54,11 @@ func newLiveBundle(t *testing.T) *liveBundle {
 	for name, device := range map[string]uint64{
 		"nvidia0": unix.Mkdev(195, 0), "nvidia1": unix.Mkdev(195, 1), "zero": unix.Mkdev(1, 5),
 	} {
-		if err := unix.Mknod(filepath.Join(b.dir, name), unix.S_IFCHR|0o666, int(device)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, unix.Mknod(filepath.Join(b.dir, name), unix.S_IFCHR|0o666, int(device)))
 	}
 	// Only root can change what the hook trusts.
 	for dir := b.dir; dir != "/tmp" && dir != "/"; dir = filepath.Dir(dir) {
-		if err := os.Chmod(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.Chmod(dir, 0o755))
 	}
 	return b
 }
@@ -116,9 +112,7 @@ func (b *liveBundle) write(name string, content any) {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(b.dir, name), data, 0o644)
 	}
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.Must(b.t, err)
 }
 
 func (b *liveBundle) config() map[string]any {
@@ -265,9 +259,7 @@ func (b *liveBundle) useTmpfs() {
 // useLinks makes links of the image where the driver's files go, and a cache.
 func (b *liveBundle) useLinks() {
 	b.t.Helper()
-	if err := errors.Join(os.Mkdir(b.root+"/other", 0o755), os.Symlink("/other", b.root+"/opt")); err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.Must(b.t, errors.Join(os.Mkdir(b.root+"/other", 0o755), os.Symlink("/other", b.root+"/opt")))
 	(&bundle{t: b.t, dir: b.dir}).makeCache()
 }
 
@@ -279,9 +271,7 @@ func (b *liveBundle) usePlainDev() {
 	if err == nil {
 		err = os.Symlink("/bin/busybox", b.root+"/dev/nvidia0")
 	}
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.Must(b.t, err)
 }
 
 // What cannot be given leaves nothing behind, and the container does not start.
@@ -337,15 +327,11 @@ func TestLiveRefuses(t *testing.T) {
 			t.Run(name+", "+e.name, func(t *testing.T) {
 				t.Parallel()
 				b := newLiveBundle(t)
-				if err := os.Mkdir(b.dir+"/volume", 0o755); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, os.Mkdir(b.dir+"/volume", 0o755))
 				tc.change(b)
 				// Without its own changes, the runtime makes these.
 				for _, dir := range []string{"dev", "proc", "opt/driver"} {
-					if err := os.MkdirAll(filepath.Join(b.root, dir), 0o755); err != nil {
-						t.Fatal(err)
-					}
+					testenv.Must(t, os.MkdirAll(filepath.Join(b.root, dir), 0o755))
 				}
 				before := testimage.Digest(t, b.root)
 				out, stderr, err := b.run(e)

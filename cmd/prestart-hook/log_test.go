@@ -34,7 +34,7 @@ func TestALogThatHangs(t *testing.T) {
 			}
 			c.write("/a/file", "")
 			hook, err := exec.LookPath(hookName)
-			c.must(err)
+			testenv.Must(c.t, err)
 			cmd := exec.Command(hook, "create-container", "--link=/a/file/link::target")
 			cmd.Dir, cmd.Env = c.root, append(os.Environ(), "NODE="+dir)
 			cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"id":"test","bundle":%q}`, c.bundle))

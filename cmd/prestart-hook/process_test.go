@@ -66,9 +66,7 @@ func (c cleaning) Run() int {
 func hookBinary(t testing.TB) string {
 	t.Helper()
 	path, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return path
 }
 
@@ -116,24 +114,17 @@ func (c *container) hashCanary() { c.canaryHash = testimage.Fingerprint(c.t, c.c
 
 func (c *container) path(name string) string { return filepath.Join(c.root, name) }
 
-func (c *container) must(err error) {
-	c.t.Helper()
-	if err != nil {
-		c.t.Fatal(err)
-	}
-}
-
 func (c *container) write(name, data string) {
 	c.t.Helper()
-	c.must(os.MkdirAll(filepath.Dir(c.path(name)), 0o755))
+	testenv.Must(c.t, os.MkdirAll(filepath.Dir(c.path(name)), 0o755))
 	testenv.WriteProgram(c.t, c.path(name), []byte(data))
 }
 
 func (c *container) link(target, name string) {
 	c.t.Helper()
-	c.must(os.MkdirAll(filepath.Dir(c.path(name)), 0o755))
-	c.must(os.RemoveAll(c.path(name)))
-	c.must(os.Symlink(target, c.path(name)))
+	testenv.Must(c.t, os.MkdirAll(filepath.Dir(c.path(name)), 0o755))
+	testenv.Must(c.t, os.RemoveAll(c.path(name)))
+	testenv.Must(c.t, os.Symlink(target, c.path(name)))
 }
 
 // run runs the hook as runc does: in the container's mount namespace, with the root as its working directory.
@@ -258,13 +249,13 @@ func TestATerminalIsNoState(t *testing.T) {
 func TestTheWorkingDirectoryIsTheRootIfItIsAMountPoint(t *testing.T) {
 	needRoot(t)
 	c := newContainer(t)
-	c.must(os.Remove(filepath.Join(c.bundle, "config.json")))
+	testenv.Must(c.t, os.Remove(filepath.Join(c.bundle, "config.json")))
 	args := []string{"--libraries=/opt/driver:libcuda.so.1=libcuda.so.580.1"}
 	if status, stderr := c.run(args...); status != 0 || stderr != "" ||
 		c.found("libcuda.so.1") != "/opt/driver/libcuda.so.580.1" {
 		t.Errorf("a mount: status %d, %s, library at %q", status, stderr, c.found("libcuda.so.1"))
 	}
-	c.must(syscall.Unmount(c.root, syscall.MNT_DETACH))
+	testenv.Must(c.t, syscall.Unmount(c.root, syscall.MNT_DETACH))
 	if status, stderr := c.run(args...); status != 1 ||
 		!strings.Contains(stderr, "the working directory is not a container's root") {
 		t.Errorf("an ordinary directory: status %d, %s", status, stderr)
@@ -277,7 +268,7 @@ func TestASecondRunInAReadOnlyRootChangesNothing(t *testing.T) {
 	addMuslLoader(c)
 	c.write("/etc/ld.so.cache", string(validCache()))
 	c.write("/etc/ld-musl-x86_64.path", "/image/lib")
-	c.must(syscall.Mount("", c.root, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+	testenv.Must(c.t, syscall.Mount("", c.root, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 	t.Cleanup(func() {
 		_ = syscall.Unmount(c.path("/etc/ld.so.cache"), syscall.MNT_DETACH)
 		_ = syscall.Unmount(c.path("/etc/ld-musl-x86_64.path"), syscall.MNT_DETACH)
@@ -295,7 +286,7 @@ func TestASecondRunInAReadOnlyRootChangesNothing(t *testing.T) {
 			t.Errorf("musl's path: %q, %v", path, err)
 		}
 		mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
-		c.must(err)
+		testenv.Must(c.t, err)
 		if before != "" && string(mounts) != before {
 			t.Errorf("the second run changed the mounts:\n%s\nbefore:\n%s", mounts, before)
 		}
@@ -308,8 +299,8 @@ func TestWarningsThatCannotBeWrittenAreNoError(t *testing.T) {
 	c := newContainer(t)
 	c.write("/etc/ld.so.cache", "damaged, which is a warning")
 	r, w, err := os.Pipe()
-	c.must(err)
-	c.must(r.Close())
+	testenv.Must(c.t, err)
+	testenv.Must(c.t, r.Close())
 	defer func() { _ = w.Close() }()
 	cmd := exec.Command(hookBinary(t), "create-container", "--libraries=/opt/driver:libcuda.so.1=libcuda.so.580.1")
 	cmd.Stdin, cmd.Stderr = strings.NewReader(fmt.Sprintf(`{"id":"test","bundle":%q}`, c.bundle)), w
@@ -320,9 +311,7 @@ func TestWarningsThatCannotBeWrittenAreNoError(t *testing.T) {
 
 func TestTheBinaryIsSmall(t *testing.T) {
 	i, err := os.Stat(hookBinary(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if i.Size() > 7e6 {
 		t.Errorf("the binary has %d bytes, want at most 7 MB", i.Size())
 	}

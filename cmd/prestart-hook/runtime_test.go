@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -23,16 +25,10 @@ func newRuntime(t *testing.T, script string) (dir string, env []string) {
 	t.Helper()
 	needRoot(t)
 	dir = t.TempDir()
-	if err := makeNode(dir, "#!/bin/sh\n"+script+"\n"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(filepath.Join(dir, "bundle"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, makeNode(dir, "#!/bin/sh\n"+script+"\n"))
+	testenv.Must(t, os.Mkdir(filepath.Join(dir, "bundle"), 0o755))
 	config := `{"process": {"cwd": "/"}, "annotations": {"cdi.k8s.io/gpu": "nvidia.com/gpu=0"}}`
-	if err := os.WriteFile(filepath.Join(dir, "bundle/config.json"), []byte(config), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(filepath.Join(dir, "bundle/config.json"), []byte(config), 0o644))
 	return dir, append(os.Environ(), "NODE="+dir)
 }
 
@@ -42,15 +38,11 @@ func TestTheRuntimeInherits(t *testing.T) {
 	dir, _ := newRuntime(t, `echo "$# $*"; env | grep -v '^_=' | sort; umask; ulimit -Sn; pwd; echo $PPID
 ls /proc/self/fd; cat <&3; grep -E 'Sig(Blk|Ign|Cgt)|Cap|NoNewPrivs|Seccomp:' /proc/self/status; cat; exit 7`)
 	path, err := exec.LookPath(runtimeName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	inherited := filepath.Join(dir, "inherited")
 	start := func(args ...string) string {
 		t.Helper()
-		if err := os.WriteFile(inherited, []byte("descriptor 3\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(inherited, []byte("descriptor 3\n"), 0o644))
 		// A shell that ignores signals, and has a umask, a limit and a file of its own.
 		const script = `trap "" HUP INT; umask 027; ulimit -Sn 100; exec "$@" 3<"$0"`
 		cmd := exec.Command("/bin/sh", append([]string{"-c", script, inherited}, args...)...)
@@ -83,12 +75,8 @@ func TestTheRuntimeIsTheProcess(t *testing.T) {
 		cmd := exec.Command(runtimeName, verb, "--bundle", strings.TrimPrefix(env[len(env)-1], "NODE=")+"/bundle", "x")
 		cmd.Env = env
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
+		testenv.Must(t, cmd.Start())
 		var pid int
 		if _, err := fmt.Fscan(out, &pid); err != nil || pid != cmd.Process.Pid {
 			t.Errorf("the runtime's process is %d, want %d, %v", pid, cmd.Process.Pid, err)
@@ -111,23 +99,15 @@ func TestTheRuntimeDiesWithItsParent(t *testing.T) {
 	etc := filepath.Join(dir, "etc/gpu-cdi-plugin")
 	err := errors.Join(os.Symlink(hookBinary(t), program), os.MkdirAll(etc, 0o755),
 		os.Rename(filepath.Join(dir, "hook.yaml"), filepath.Join(etc, "hook.yaml")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	// A large one takes so long to read that Go uses several threads.
 	bundle := filepath.Join(dir, "bundle")
 	config := `{"process": {"env": ["` + strings.Repeat("x", 4<<20) + `"]}}`
-	if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte(config), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(filepath.Join(bundle, "config.json"), []byte(config), 0o644))
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer func() { _ = r.Close() }()
-	if err := r.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, r.SetReadDeadline(time.Now().Add(20*time.Second)))
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
@@ -144,9 +124,7 @@ func TestTheRuntimeDiesWithItsParent(t *testing.T) {
 		}
 		done <- err
 	}()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, <-done)
 	_ = w.Close()
 	if _, err := io.ReadAll(r); err != nil { // the end of the pipe is the end of the process
 		t.Errorf("the runtime lives on without its parent: %v", err)
@@ -158,9 +136,7 @@ func TestPrecreateDoesNotWaitForEver(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer func() { _ = r.Close(); _ = w.Close() }()
 	if _, err := io.WriteString(w, `{"process": {`); err != nil {
 		t.Fatal(err)

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 )
@@ -47,9 +49,7 @@ func TestHelpListsTheExitStatuses(t *testing.T) {
 		var b strings.Builder
 		root.SetOut(&b)
 		root.SetArgs(args)
-		if err := root.Execute(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, root.Execute())
 		got := b.String()
 		if !strings.HasPrefix(got, "Does it.\n\nUsage:") ||
 			!strings.HasSuffix(got, "\nExit Status:\n    0  done\n  130  interrupted\n") {

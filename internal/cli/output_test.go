@@ -6,6 +6,8 @@ import (
 	"errors"
 	"testing"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
 )
@@ -23,9 +25,7 @@ func TestTablesEscapeNames(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var b bytes.Buffer
-			if err := (&Table{Rows: [][]string{{"r", c.in, "Healthy"}}}).Write(&b, false, true); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, (&Table{Rows: [][]string{{"r", c.in, "Healthy"}}}).Write(&b, false, true))
 			if want := "r   " + c.want + "   Healthy\n"; b.String() != want {
 				t.Errorf("got %q, want %q", b.String(), want)
 			}
@@ -43,17 +43,11 @@ func TestYAMLHasTheValuesOfJSON(t *testing.T) {
 		"whole": 1 << 53, "list": []any{"x"}, "none": []any{}, "map": map[string]any{"k": true}, "nothing": nil,
 	}
 	var asJSON, asYAML bytes.Buffer
-	if err := errors.Join(printJSON(&asJSON, v), printYAML(&asYAML, v)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, errors.Join(printJSON(&asJSON, v), printYAML(&asYAML, v)))
 	var fromYAML any
-	if err := yaml.Unmarshal(asYAML.Bytes(), &fromYAML); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, yaml.Unmarshal(asYAML.Bytes(), &fromYAML))
 	again, err := json.MarshalIndent(fromYAML, "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if diff := cmp.Diff(asJSON.String(), string(again)+"\n"); diff != "" {
 		t.Errorf("JSON and YAML differ (-json +yaml):\n%s\nYAML:\n%s", diff, &asYAML)
 	}

@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"testing"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -16,9 +18,7 @@ func TestNoSignalIsLostAtTheRelease(t *testing.T) {
 		ctx, end := context.WithCancelCause(t.Context())
 		release := endAtSignal(end)
 		if n%2 == 0 {
-			if err := unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGTERM); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGTERM))
 		}
 		if signalled := release(); signalled != (n%2 == 0) {
 			t.Fatalf("round %d: signalled: %t", n, signalled)

@@ -8,14 +8,13 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // BenchmarkSONAME measures opening a library and reading its SONAME, beside debug/elf.
 func BenchmarkSONAME(b *testing.B) {
 	library := filepath.Join(b.TempDir(), "libcuda.so.1")
-	if err := (sim.Library{SONAME: "libcuda.so.1"}).WriteELF(library); err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, (sim.Library{SONAME: "libcuda.so.1"}).WriteELF(library))
 	files := map[string]string{"a simulated library": library}
 	for _, libc := range []string{
 		"/lib/x86_64-linux-gnu/libc.so.6", "/lib/aarch64-linux-gnu/libc.so.6", "/lib64/libc.so.6",
@@ -32,9 +31,7 @@ func BenchmarkSONAME(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					f, err := os.Open(file)
-					if err != nil {
-						b.Fatal(err)
-					}
+					testenv.Must(b, err)
 					if soname, err := read(f); err != nil || soname == "" {
 						b.Fatalf("%q, %v", soname, err)
 					}

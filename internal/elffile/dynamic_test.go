@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func sonameOf(data []byte) (string, error) {
@@ -208,9 +209,7 @@ func TestASONAMECostsFourReads(t *testing.T) {
 	data := library(t)
 	r := &counting{ReaderAt: bytes.NewReader(data)}
 	f, err := ReadLibrary(r, int64(len(data)), x86)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if r.reads != 2 {
 		t.Errorf("the headers cost %d reads, want 2", r.reads)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 const x86 = elf.EM_X86_64
@@ -26,9 +27,7 @@ func makeLibrary(t testing.TB, l sim.Library) []byte {
 	t.Helper()
 	l.Arch = "amd64"
 	data, err := l.ELF()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return data
 }
 

@@ -82,9 +82,7 @@ func TestNote(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, err := read(c.file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			got, err := f.Note(section, owner)
 			if string(got) != c.want || (got == nil) != (c.want == "") || err != nil {
 				t.Errorf("got %q, %v, want %q", got, err, c.want)
@@ -129,9 +127,7 @@ func TestNoteRefusesDamagedFiles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, err := read(c.file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if got, err := f.Note(section, owner); got != nil || err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %q, %v, want an error with %q", got, err, c.want)
 			}
@@ -155,13 +151,9 @@ func TestNoteOfACompiledLibrary(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	f, err := ReadLibrary(bytes.NewReader(data), int64(len(data)), MachineOf(runtime.GOARCH))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if got, err := f.Note(section, owner); string(got) != content || err != nil {
 		t.Errorf("got %q, %v, want %q", got, err, content)
 	}
@@ -170,9 +162,7 @@ func TestNoteOfACompiledLibrary(t *testing.T) {
 func TestNoteReturnsTheErrorOfTheDisk(t *testing.T) {
 	data := withNote(t)
 	f, err := ReadLibrary(failing{bytes.NewReader(data), int64(len(data) - 1)}, int64(len(data)), x86)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if got, err := f.Note(section, owner); got != nil || !errors.Is(err, errDisk) {
 		t.Errorf("got %q, %v, want the error of the disk", got, err)
 	}

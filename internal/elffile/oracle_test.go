@@ -8,22 +8,20 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // Every library and position-independent program of this machine is compared.
 func TestRealFilesAgreeWithTheStandardLibrary(t *testing.T) {
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	files := []string{self}
 	for _, pattern := range []string{
 		"/usr/lib/*-linux-gnu/*.so*", "/usr/lib/*-linux-gnu/*/*.so", "/usr/lib64/*.so*", "/usr/bin/*", "/usr/sbin/*",
 	} {
 		found, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		files = append(files, found...)
 	}
 	seen := map[string]bool{}
@@ -48,14 +46,10 @@ func compare(t *testing.T, file string) bool {
 	if errors.Is(err, os.ErrPermission) {
 		return false
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer r.Close()
 	info, err := r.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	f, ours := ReadLibrary(r, info.Size(), MachineOf(runtime.GOARCH))
 	peer, theirs := elf.NewFile(r)
 	switch {
@@ -80,9 +74,7 @@ func compare(t *testing.T, file string) bool {
 		return false
 	}
 	names, err := peer.DynString(elf.DT_SONAME)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	want := strings.Join(names, "")
 	if got, err := f.SONAME(); err != nil || got != want {
 		t.Errorf("%s: got the SONAME %q and the error %v, debug/elf has %q", file, got, err, want)

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestWriteHasItsModeWhateverTheUmask(t *testing.T) {
@@ -26,13 +27,9 @@ func TestWriteHasItsModeWhateverTheUmask(t *testing.T) {
 	defer syscall.Umask(old)
 	path := filepath.Join(t.TempDir(), "spec.json")
 	for _, mode := range []os.FileMode{0o644, 0o600, 0o666} {
-		if err := Replace(path, []byte("{}"), mode); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, Replace(path, []byte("{}"), mode))
 		info, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		if info.Mode() != mode {
 			t.Errorf("the file has mode %v, want %v", info.Mode(), mode)
 		}
@@ -42,15 +39,9 @@ func TestWriteHasItsModeWhateverTheUmask(t *testing.T) {
 func TestWriteReplacesALinkAndNotItsTarget(t *testing.T) {
 	dir := t.TempDir()
 	link, target := filepath.Join(dir, "link"), filepath.Join(dir, "target")
-	if err := os.WriteFile(target, []byte("old"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("target", link); err != nil {
-		t.Fatal(err)
-	}
-	if err := Replace(link, []byte("new"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(target, []byte("old"), 0o600))
+	testenv.Must(t, os.Symlink("target", link))
+	testenv.Must(t, Replace(link, []byte("new"), 0o644))
 	want := map[string]string{"link": "new", "target": "old"}
 	if diff := cmp.Diff(want, readFiles(t, dir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
@@ -99,26 +90,20 @@ func makeTestDir(t *testing.T) string {
 	err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755),
 		os.MkdirAll(filepath.Join(dir, "dir", "full"), 0o755), os.Symlink("dir", filepath.Join(dir, "link")),
 		Replace(filepath.Join(dir, "spec.json"), []byte("old"), 0o644))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return dir
 }
 
 func directly(_ *testing.T, _ string, write func()) { write() }
 
 func inWritableDir(t *testing.T, dir string, write func()) {
-	if err := os.Chmod(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Chmod(dir, 0o777))
 	write()
 }
 
 // asUnprivilegedUser writes to a read-only directory without root's rights to files, which a thread can drop alone.
 func asUnprivilegedUser(t *testing.T, dir string, write func()) {
-	if err := os.Chmod(dir, 0o555); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Chmod(dir, 0o555))
 	defer func() { _ = os.Chmod(dir, 0o755) }()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -145,9 +130,7 @@ func without(calls ...uintptr) func(*testing.T, string, func()) {
 			}
 			done <- err
 		}()
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, <-done)
 	}
 }
 
@@ -181,12 +164,8 @@ func withSmallFiles(t *testing.T, _ string, write func()) {
 	signal.Ignore(syscall.SIGXFSZ)
 	defer signal.Reset(syscall.SIGXFSZ)
 	var old unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: smallFile, Max: old.Max}); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, unix.Getrlimit(unix.RLIMIT_FSIZE, &old))
+	testenv.Must(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: smallFile, Max: old.Max}))
 	defer func() {
 		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
 			t.Error(err)
@@ -198,9 +177,7 @@ func withSmallFiles(t *testing.T, _ string, write func()) {
 func TestReadersSeeTheOldOrTheNewFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "spec.json")
 	versions := [][]byte{bytes.Repeat([]byte("a"), 1<<16), bytes.Repeat([]byte("b"), 1<<17)}
-	if err := Replace(path, versions[0], 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, Replace(path, versions[0], 0o644))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -217,9 +194,7 @@ func TestReadersSeeTheOldOrTheNewFile(t *testing.T) {
 		default:
 		}
 		got, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		if !bytes.Equal(got, versions[0]) && !bytes.Equal(got, versions[1]) {
 			t.Fatalf("read %d bytes that are neither version", len(got))
 		}
@@ -247,18 +222,12 @@ func TestWriteLike(t *testing.T) {
 			if uid == 0 {
 				uid, gid = 1000, 100
 			}
-			if err := errors.Join(os.Chown(file, uid, gid), os.Chmod(file, 0o640)); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, errors.Join(os.Chown(file, uid, gid), os.Chmod(file, 0o640)))
 			before, mode, want := readFiles(t, path), os.FileMode(0o640), "old"
 			info, err := os.Stat(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			dir, err := os.Open(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			defer dir.Close()
 			c.run(t, path, func() { err = ReplaceLike(dir, "spec.json", []byte("new"), info) })
 			if !errors.Is(err, c.want) {
@@ -284,20 +253,12 @@ func TestWriteLike(t *testing.T) {
 func TestWriteLikeWritesToTheOpenDirectoryIfItIsReplaced(t *testing.T) {
 	path := makeTestDir(t)
 	dir, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer dir.Close()
 	info, err := os.Stat(filepath.Join(path, "spec.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(os.Rename(path, path+".old"), os.Mkdir(path, 0o755)); err != nil {
-		t.Fatal(err)
-	}
-	if err := ReplaceLike(dir, "spec.json", []byte("new"), info); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
+	testenv.Must(t, errors.Join(os.Rename(path, path+".old"), os.Mkdir(path, 0o755)))
+	testenv.Must(t, ReplaceLike(dir, "spec.json", []byte("new"), info))
 	if got := readFiles(t, path+".old")["spec.json"]; got != "new" {
 		t.Errorf("the directory that was opened has %q", got)
 	}
@@ -314,23 +275,15 @@ func TestWriteRemovesStaleTemporaryFiles(t *testing.T) {
 		".spec.json.c": 2 * staleAge, "spec.json.d.tmp": 2 * staleAge, ".other.json.e.tmp": 2 * staleAge,
 	} {
 		path, then := filepath.Join(dir, name), time.Now().Add(-age)
-		if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Chtimes(path, then, then)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, errors.Join(os.WriteFile(path, nil, 0o600), os.Chtimes(path, then, then)))
 		want[name] = ""
 	}
-	if err := os.Symlink("dir", filepath.Join(dir, ".spec.json.f.tmp")); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Symlink("dir", filepath.Join(dir, ".spec.json.f.tmp")))
 	then := unix.NsecToTimeval(time.Now().Add(-2 * staleAge).UnixNano())
-	if err := unix.Lutimes(filepath.Join(dir, ".spec.json.f.tmp"), []unix.Timeval{then, then}); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, unix.Lutimes(filepath.Join(dir, ".spec.json.f.tmp"), []unix.Timeval{then, then}))
 	delete(want, ".spec.json.a.tmp")
 	want[".spec.json.f.tmp"], want["spec.json"] = "", "new"
-	if err := Replace(filepath.Join(dir, "spec.json"), []byte("new"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, Replace(filepath.Join(dir, "spec.json"), []byte("new"), 0o644))
 	if diff := cmp.Diff(want, readFiles(t, dir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
@@ -388,9 +341,7 @@ func TestMakeDir(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := makeTestDir(t)
-			if err := os.Mkdir(filepath.Join(dir, "private"), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, os.Mkdir(filepath.Join(dir, "private"), 0o700))
 			var err error
 			c.run(t, dir, func() { err = MakeDir(filepath.Join(dir, c.dir)) })
 			if !errors.Is(err, c.want) {
@@ -403,9 +354,7 @@ func TestMakeDir(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if info.Mode() != os.ModeDir|c.mode {
 				t.Errorf("mode %v, want %v", info.Mode(), c.mode)
 			}
@@ -435,9 +384,7 @@ func TestMakeDirs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := makeTestDir(t)
-			if err := os.Symlink("none", filepath.Join(dir, "dangling")); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, os.Symlink("none", filepath.Join(dir, "dangling")))
 			path := filepath.Join(dir, c.path)
 			var err error
 			c.run(t, dir, func() { err = MakeDirs(path) })
@@ -461,17 +408,13 @@ func TestMakeDirs(t *testing.T) {
 func TestMakeDirFollowsNoLinkInItsPlace(t *testing.T) {
 	dir := makeTestDir(t)
 	private, path, link := filepath.Join(dir, "private"), filepath.Join(dir, "new"), filepath.Join(dir, "other")
-	if err := os.Mkdir(private, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Mkdir(private, 0o700))
 	refused := false
 	for end := time.Now().Add(time.Minute); !refused; {
 		if time.Now().After(end) {
 			t.Fatal("the link was never in the directory's place in time")
 		}
-		if err := os.Symlink("private", link); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.Symlink("private", link))
 		swapped := make(chan error)
 		go func() {
 			for {
@@ -484,9 +427,7 @@ func TestMakeDirFollowsNoLinkInItsPlace(t *testing.T) {
 			}
 		}()
 		refused = MakeDir(path) != nil
-		if err := errors.Join(<-swapped, os.Remove(path), os.Remove(link)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, errors.Join(<-swapped, os.Remove(path), os.Remove(link)))
 		if info, err := os.Stat(private); err != nil || info.Mode() != os.ModeDir|0o700 {
 			t.Fatalf("the mode of the link's target has changed: %v, %v", info, err)
 		}
@@ -498,9 +439,7 @@ func TestNoHandleIsLeaked(t *testing.T) {
 	path := func(name string) string { return filepath.Join(dir, name) }
 	open := func() int {
 		list, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		return len(list)
 	}
 	before := open()
@@ -520,9 +459,7 @@ func TestNoHandleIsLeaked(t *testing.T) {
 func readFiles(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	files := map[string]string{}
 	for _, e := range entries {
 		data, err := os.ReadFile(filepath.Join(dir, e.Name()))

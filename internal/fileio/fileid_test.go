@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestOfChangesWithTheFile(t *testing.T) {
@@ -46,18 +48,14 @@ func TestOfChangesWithTheFile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			err := errors.Join(createFile(dir+"/file"), os.Mkdir(dir+"/dir", 0o700), createFile(dir+"/dir/entry"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			path := filepath.Join(dir, c.watch)
 			before := IDOf(path)
 			time.Sleep(20 * time.Millisecond) // the kernel's clock for file times advances every 10 ms at least
 			if before.IsZero() || IDOf(path) != before {
 				t.Fatalf("%+v and then %+v without a change", before, IDOf(path))
 			}
-			if err := c.act(dir); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, c.act(dir))
 			after := IDOf(path)
 			if after == before || after.IsZero() != c.gone {
 				t.Errorf("%+v before, %+v afterwards", before, after)

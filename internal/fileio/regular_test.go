@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -15,13 +17,9 @@ func TestReadFile(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }
 	for name, content := range map[string]string{"empty": "", "small": "12345678", "large": "123456789"} {
-		if err := os.WriteFile(path(name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(path(name), []byte(content), 0o600))
 	}
-	if err := unix.Mkfifo(path("fifo"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, unix.Mkfifo(path("fifo"), 0o600))
 	for name, want := range map[string]string{"empty": "", "small": "12345678"} {
 		if got, err := ReadFile(path(name), 8); string(got) != want || err != nil {
 			t.Errorf("%s: %q, %v", name, got, err)
@@ -45,12 +43,8 @@ func TestReadInput(t *testing.T) {
 	const within = 200 * time.Millisecond
 	dir := t.TempDir()
 	file, fifo := filepath.Join(dir, "file"), filepath.Join(dir, "fifo")
-	if err := os.WriteFile(file, []byte("12345678"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(file, []byte("12345678"), 0o600))
+	testenv.Must(t, unix.Mkfifo(fifo, 0o600))
 	pipe := func(text string, end bool) string { // as of a shell's <(command)
 		t.Helper()
 		r, w, err := os.Pipe()
@@ -60,9 +54,7 @@ func TestReadInput(t *testing.T) {
 		if err == nil && end {
 			err = w.Close()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		t.Cleanup(func() { _, _ = r.Close(), w.Close() })
 		return fmt.Sprintf("/proc/self/fd/%d", r.Fd())
 	}

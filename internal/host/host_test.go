@@ -5,14 +5,14 @@ import (
 	"path/filepath"
 	"testing"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"github.com/google/go-cmp/cmp"
 )
 
 func TestPaths(t *testing.T) {
 	wd, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for name, c := range map[string]struct {
 		root, driver, dev string
 		want              []string // Proc, Sys, Dev, Driver
@@ -50,9 +50,7 @@ func TestPaths(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, err := New(c.root, c.driver, c.dev)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			got := []string{h.Proc("driver"), h.Sys("bus", "pci"), h.Dev("nvidia0"), h.Driver("usr/bin", "nvidia-smi")}
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("paths (-want +got):\n%s", diff)
@@ -78,9 +76,7 @@ func TestWithLibrary(t *testing.T) {
 		"/libnvidia-ml.so.1":                                       "/",
 	} {
 		h, err := New("", "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		h = h.WithLibrary(library)
 		if h.DriverRoot() != want || h.Libraries() != filepath.Dir(library) || h.Root() != "/" || h.Dev() != "/dev" {
 			t.Errorf("the driver of %s is under %s with libraries in %s; want %s",

@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestDriverVersion(t *testing.T) {
@@ -23,16 +25,10 @@ func TestDriverVersion(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, err := New(t.TempDir(), "", "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			path := filepath.Join(h.Root(), c.file)
-			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+			testenv.Must(t, os.WriteFile(path, []byte(c.text), 0o600))
 			if got := DriverVersion(h); got != c.want {
 				t.Errorf("got %q, want %q", got, c.want)
 			}

@@ -11,14 +11,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/internal/kubelet"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func read(t testing.TB, name string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("testdata", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return data
 }
 
@@ -26,13 +25,9 @@ func read(t testing.TB, name string) []byte {
 func TestAKubeletsFileIsWrittenAgainByteForByte(t *testing.T) {
 	want := read(t, "kubelet-1.36.json")
 	c, err := kubelet.ParseCheckpoint(want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	got, err := c.Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
 		t.Errorf("the file (-want +got):\n%s", diff)
 	}
@@ -41,9 +36,7 @@ func TestAKubeletsFileIsWrittenAgainByteForByte(t *testing.T) {
 // The kubelet writes null for no entries, and an object for no resources.
 func TestAnEmptyCheckpoint(t *testing.T) {
 	data, err := (&kubelet.Checkpoint{RegisteredDevices: map[string][]string{}}).Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	const want = `{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":3467439661}`
 	if diff := cmp.Diff(want, string(data)); diff != "" {
 		t.Errorf("the file (-want +got):\n%s", diff)
@@ -125,9 +118,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		written, err := c.Marshal()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		again, err := kubelet.ParseCheckpoint(written)
 		if err != nil {
 			t.Fatalf("%q is refused: %v", written, err)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -42,9 +44,7 @@ func TestParseDecodesMarshal(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			data := c.Marshal()
 			got, err := Parse(data)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if diff := cmp.Diff(c, got); diff != "" {
 				t.Errorf("Parse(Marshal()) (-want +got):\n%s", diff)
 			}
@@ -61,9 +61,7 @@ func TestMarshalSorts(t *testing.T) {
 		c := &Cache{Entries: slices.Concat(want[i:], want[:i])}
 		before := slices.Clone(c.Entries)
 		got, err := Parse(c.Marshal())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		if diff := cmp.Diff(want, got.Entries); diff != "" {
 			t.Errorf("rotated by %d (-want +got):\n%s", i, diff)
 		}
@@ -165,9 +163,7 @@ func TestParseBehindTheOldLayout(t *testing.T) {
 		both := le.AppendUint32([]byte(magicOld+"\x00"), uint32(entries))
 		both = append(both, make([]byte, (entries*entryOld+7)&^7)...)
 		c, err := Parse(append(both, noExtension.Marshal()...))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		if diff := cmp.Diff(noExtension.Entries, c.Entries); diff != "" {
 			t.Errorf("new behind %d old entries (-want +got):\n%s", entries, diff)
 		}
@@ -265,9 +261,7 @@ func BenchmarkParseAndMarshal(b *testing.B) {
 	data := c.Marshal()
 	for b.Loop() {
 		c, err := Parse(data)
-		if err != nil {
-			b.Fatal(err)
-		}
+		testenv.Must(b, err)
 		c.Prepend(Entry{Name: "libcuda.so.1", Path: "/usr/lib/libcuda.so.580", Flags: FlagsX8664})
 		c.Marshal()
 	}

@@ -43,9 +43,7 @@ func flags(t *testing.T) int32 {
 
 func writeCache(t *testing.T, root string, c *ldcache.Cache) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(root, "etc/ld.so.cache"), c.Marshal(), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(filepath.Join(root, "etc/ld.so.cache"), c.Marshal(), 0o644))
 }
 
 func TestLoaderFindsLibrariesThroughCache(t *testing.T) {
@@ -86,22 +84,16 @@ func TestLibrariesOfHWCapsDirectoriesAreStillPreferred(t *testing.T) {
 		image.Library(t, filepath.Join(root, "opt/app", dir, "libapp.so.1"), "libapp.so.1")
 	}
 	conf := filepath.Join(root, "etc/ld.so.conf")
-	if err := os.WriteFile(conf, []byte("/opt/app\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(conf, []byte("/opt/app\n"), 0o644))
 	if out, err := exec.Command(ldconfig, "-r", root).CombinedOutput(); err != nil {
 		t.Fatalf("ldconfig: %v\n%s", err, out)
 	}
 	before := load(t, root, "libapp.so.1")
 
 	data, err := os.ReadFile(filepath.Join(root, "etc/ld.so.cache"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	c, err := ldcache.Parse(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if runtime.GOARCH == "amd64" && (len(c.HWCaps) != 2 || c.Generator == "") {
 		t.Errorf("extension block: names %q, generator %q", c.HWCaps, c.Generator)
 	}
@@ -120,18 +112,14 @@ func TestLdconfigAgrees(t *testing.T) {
 	root := t.TempDir()
 	image.Library(t, filepath.Join(root, "lib/libapp.so.1"), "libapp.so.1")
 	image.Library(t, filepath.Join(root, "lib/libapp.so.10"), "libapp.so.10")
-	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.MkdirAll(filepath.Join(root, "etc"), 0o755))
 	file := filepath.Join(root, "etc/ld.so.cache")
 	for _, format := range []string{"new", "compat"} {
 		if out, err := exec.Command(ldconfig, "-r", root, "-c", format).CombinedOutput(); err != nil {
 			t.Fatalf("ldconfig -c %s: %v\n%s", format, err, out)
 		}
 		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		c, err := ldcache.Parse(data)
 		if err != nil {
 			t.Errorf("%s: %v", format, err)

@@ -12,29 +12,25 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // listen opens systemd's end of the socket.
 func listen(t *testing.T, name string) *net.UnixConn {
 	t.Helper()
 	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
 func receive(t *testing.T, c *net.UnixConn) string {
 	t.Helper()
-	if err := c.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, c.SetReadDeadline(time.Now().Add(time.Minute)))
 	b := make([]byte, 4096)
 	n, err := c.Read(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return string(b[:n])
 }
 
@@ -52,9 +48,7 @@ func TestMessages(t *testing.T) {
 			"reloading": {n.Reloading, "RELOADING=1\nMONOTONIC_USEC="},
 		}
 		for what, c := range cases {
-			if err := c.send(); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, c.send())
 			got := receive(t, systemd)
 			if what == "reloading" {
 				got, _, _ = strings.Cut(got, "USEC=")

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -23,13 +24,9 @@ var update = flag.Bool("update", false, "write the golden files")
 func machine(t testing.TB, name string) *gpu.Snapshot {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("..", "..", "nvml", "testdata", name+".golden.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	s := &gpu.Snapshot{}
-	if err := json.Unmarshal(data, s); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, json.Unmarshal(data, s))
 	return s
 }
 
@@ -127,17 +124,13 @@ func TestGolden(t *testing.T) {
 			got := drawNode(t, n)
 			checkPicture(t, n)
 			if *update {
-				if err := os.WriteFile(path, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, os.WriteFile(path, got, 0o644))
 			}
 			if !bytes.Equal(got, drawNode(t, n)) {
 				t.Error("the same node gives two pictures")
 			}
 			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if diff := cmp.Diff(string(want), string(got)); diff != "" {
 				t.Errorf("%s (-want +got; -update writes the file):\n%s", path, diff)
 			}
@@ -223,9 +216,7 @@ func isolated(n int) *gpu.Snapshot {
 func drawNode(t testing.TB, n Node) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := WriteSVG(&b, n); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, WriteSVG(&b, n))
 	return b.Bytes()
 }
 

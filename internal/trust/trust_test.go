@@ -26,9 +26,7 @@ func newTree(t *testing.T) string {
 	t.Helper()
 	testenv.Root(t)
 	top, err := os.MkdirTemp(safeDir(t), "trust-") //nolint:usetesting // t.TempDir is under /tmp
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(top) })
 	testenv.Must(t, os.Chmod(top, 0o755), os.MkdirAll(top+"/dir/sub", 0o755), os.WriteFile(top+"/dir/file", nil, 0o755),
 		os.Symlink("dir/file", top+"/link"), os.Symlink("../"+filepath.Base(top)+"/dir", top+"/up"),

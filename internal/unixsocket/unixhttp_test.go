@@ -15,6 +15,7 @@ import (
 
 	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/unixsocket"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestPeersOfRootAndTheOwnUserAreOwn(t *testing.T) {
@@ -55,9 +56,7 @@ func TestTheSocketBelongsToItsGroup(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "made")
 			o := options(dir, c.group)
 			l, err := unixsocket.ListenHTTP(t.Context(), o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if info, err := os.Lstat(o.Path); err != nil || info.Mode() != c.mode {
 				t.Errorf("mode %v, want %v, error %v", info.Mode(), c.mode, err)
 			}
@@ -78,18 +77,14 @@ func TestTheSocketBelongsToItsGroup(t *testing.T) {
 func TestPeer(t *testing.T) {
 	o := options(t.TempDir(), unixsocket.OwnerOnly)
 	l, err := unixsocket.ListenHTTP(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	peers := make(chan *unix.Ucred, 1)
 	handler := http.HandlerFunc(func(_ http.ResponseWriter, q *http.Request) { peers <- unixsocket.Peer(q.Context()) })
 	ctx, end := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- l.Serve(ctx, handler, slog.New(slog.DiscardHandler)) }()
 	answer, err := unixsocket.NewHTTPClient(o.Path, time.Minute).Get("http://unix/")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	_ = answer.Body.Close()
 	peer := <-peers
 	if peer == nil || int(peer.Uid) != os.Geteuid() || int(peer.Gid) != os.Getegid() || int(peer.Pid) != os.Getpid() {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -33,14 +35,10 @@ func TestListen(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			defer l.Close()
 			var st unix.Stat_t
-			if err := unix.Stat(path, &st); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, unix.Stat(path, &st))
 			if mode := fs.FileMode(st.Mode) & fs.ModePerm; mode != c.mode || int(st.Gid) != os.Getgid() {
 				t.Errorf("mode %o of group %d, want %o", mode, st.Gid, c.mode)
 			}
@@ -51,18 +49,12 @@ func TestListen(t *testing.T) {
 func leaveSocket(t *testing.T, path string) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	l.SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, l.Close())
 }
 
 func leaveFile(t *testing.T, path string) {
 	t.Helper()
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(path, nil, 0o600))
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -28,9 +30,7 @@ func TestLineInAShell(t *testing.T) {
 		"<x", "!", "é\u2028", "\xff\x01", "a=b", "{a,b}", "[a]", "?",
 	}
 	out, err := exec.Command("sh", "-c", `printf '%s\0' `+Line(words)).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if diff := cmp.Diff(words, strings.Split(strings.TrimSuffix(string(out), "\x00"), "\x00")); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -25,9 +27,7 @@ func TestDays(t *testing.T) {
 	for _, share := range []float64{0.5, load, 0.9} {
 		t.Run(fmt.Sprintf("load %.1f", share), func(t *testing.T) {
 			all, err := simulateAll(share)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			for name, results := range all {
 				checkDays(t, name, results)
 			}
@@ -78,9 +78,7 @@ func checkDefault(t *testing.T, all map[string][]result) {
 func checkTable(t *testing.T, all map[string][]result) {
 	t.Helper()
 	text, err := os.ReadFile(document)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	before, rest, found := strings.Cut(string(text), tableBegins)
 	old, after, ends := strings.Cut(rest, tableEnds)
 	if !found || !ends {
@@ -90,9 +88,7 @@ func checkTable(t *testing.T, all map[string][]result) {
 	writeTable(&table, all)
 	if *update {
 		updated := before + tableBegins + table.String() + tableEnds + after
-		if err := os.WriteFile(document, []byte(updated), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(document, []byte(updated), 0o644))
 		return
 	}
 	if diff := cmp.Diff(table.String(), old); diff != "" {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // BenchmarkAllocate measures Allocate over each plugin's own socket, with CDI names. First calls are each for a set of
@@ -39,9 +40,7 @@ func firstAllocations(p *plugin, n int) call {
 	return call{
 		prepare: func() {
 			if len(sets) == 0 {
-				if err := p.removeState(); err != nil {
-					p.t.Fatal(err)
-				}
+				testenv.Must(p.t, p.removeState())
 				p.start()
 				sets = choices(p.ids(), n)
 			}

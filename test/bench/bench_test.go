@@ -24,6 +24,7 @@ import (
 	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/lib/suite"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // rounds is how often each contender runs, freshRounds where each run needs a fresh root file system.
@@ -58,9 +59,7 @@ func install(t testing.TB, root string, others ...string) []build {
 	suite.Install(t, root, append(others, builds[0].program, shared.Program(t, "prestart-hook"))...)
 	if program := os.Getenv("GPU_CDI_PLUGIN_BINARY"); program != "" {
 		builds = append(builds, build{before, program, "gpu-cdi-plugin-before"})
-		if err := image.AddProgram(root, program, "/usr/bin/gpu-cdi-plugin-before"); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, image.AddProgram(root, program, "/usr/bin/gpu-cdi-plugin-before"))
 	}
 	return builds
 }
@@ -71,9 +70,7 @@ var drivers = map[string]func(testing.TB) *sim.Node{
 	"with MIG minors": func(t testing.TB) *sim.Node { return simtest.Node(t, "dgx-h100") },
 	"without MIG minors": func(t testing.TB) *sim.Node {
 		n := simtest.Node(t, "dgx1-v100")
-		if err := os.Remove(filepath.Join(n.Root(), "proc/driver/nvidia-caps/mig-minors")); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.Remove(filepath.Join(n.Root(), "proc/driver/nvidia-caps/mig-minors")))
 		return n
 	},
 }
@@ -87,9 +84,7 @@ func floorProgram(t testing.TB, n *sim.Node) (program, library string) {
 	proc.Must(t, 0,
 		proc.Cmd{Args: []string{"go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "./floor"}, Env: env})
 	h, err := host.New(n.Root(), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if library, err = nvml.Find(h, ""); err != nil {
 		t.Fatal(err)
 	}
@@ -122,9 +117,7 @@ func compare(b *testing.B, rounds int, columns []string, all []*contender) {
 		for _, i := range rand.Perm(len(all)) {
 			c := all[i]
 			if c.prepare != nil {
-				if err := c.prepare(); err != nil {
-					b.Fatal(err)
-				}
+				testenv.Must(b, c.prepare())
 			}
 			for column, took := range c.run() {
 				if round > 0 {

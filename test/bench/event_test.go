@@ -12,6 +12,7 @@ import (
 
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // BenchmarkEvent measures from an XID until the kubelet has a list with that GPU as unhealthy. "behind" is the time
@@ -24,9 +25,7 @@ func BenchmarkEvent(b *testing.B) {
 	)
 	node := drivers["with MIG minors"](b)
 	// An older driver: otherwise its verdict, that the GPU needs nothing, would overrule the code.
-	if err := node.Fail("nvmlDeviceGetFieldValues", sim.AnyGPU, notSupported); err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, node.Fail("nvmlDeviceGetFieldValues", sim.AnyGPU, notSupported))
 	all := newPlugins(b, node)
 	program, library := floorProgram(b, node)
 	received := startReceiving(b, program, library)
@@ -34,16 +33,12 @@ func BenchmarkEvent(b *testing.B) {
 	for b.Loop() {
 		for range rounds {
 			for _, p := range all {
-				if err := p.removeState(); err != nil {
-					b.Fatal(err)
-				}
+				testenv.Must(b, p.removeState())
 				p.start()
 				time.Sleep(200 * time.Millisecond) // until it waits for events
 				for i := range p.machine.GPUs {
 					begin := time.Now()
-					if err := node.XID(i, xid, nil); err != nil {
-						b.Fatal(err)
-					}
+					testenv.Must(b, node.XID(i, xid, nil))
 					p.kubelet.WaitFor(resource, hasUnhealthy(p.machine.GPUs[i].UUID))
 					end := time.Now()
 					took[p] = append(took[p], end.Sub(begin))
@@ -75,17 +70,11 @@ func hasUnhealthy(id string) func([]*v1beta1.Device) bool {
 func startReceiving(b *testing.B, program, library string) func() time.Time {
 	b.Helper()
 	in, end, err := os.Pipe()
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	out, write, err := os.Pipe()
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	p, err := proc.Start(proc.Cmd{Args: []string{program, library, "events"}, Stdin: in}, write)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	_ = write.Close()
 	b.Cleanup(func() {
 		_ = end.Close()
@@ -94,13 +83,9 @@ func startReceiving(b *testing.B, program, library string) func() time.Time {
 	lines := bufio.NewReader(out)
 	return func() time.Time {
 		line, err := lines.ReadString('\n')
-		if err != nil {
-			b.Fatal(err)
-		}
+		testenv.Must(b, err)
 		ns, err := strconv.ParseInt(strings.TrimSpace(line), 10, 64)
-		if err != nil {
-			b.Fatal(err)
-		}
+		testenv.Must(b, err)
 		return time.Unix(0, ns)
 	}
 }

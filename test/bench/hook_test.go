@@ -55,9 +55,7 @@ func benchmarkHook(b *testing.B, kind image.Kind, fresh bool) {
 	exits := filepath.Join(b.TempDir(), "exits")
 	image.Compile(b, exits, "int main(void) { return 0; }", "-static")
 	wrapper := filepath.Join(b.TempDir(), "gpu-cdi-runtime")
-	if err := os.Symlink(program, wrapper); err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, os.Symlink(program, wrapper))
 	// What a runtime makes of a spec, and the link that a hook makes to a mounted library.
 	const node, link = "/dev/nvidia7", "/usr/lib/x86_64-linux-gnu/libcuda.so.1"
 	annotations := map[string]string{"cdi.k8s.io/devices": "nvidia.com/gpu=all"}
@@ -160,9 +158,7 @@ func createContainer(args ...string) *specs.Hooks {
 func emptyGo(b *testing.B) string {
 	b.Helper()
 	dir := b.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte("package main\n\nfunc main() {}\n"), 0o644); err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, os.WriteFile(filepath.Join(dir, "main.go"), []byte("package main\n\nfunc main() {}\n"), 0o644))
 	proc.Must(b, 0, proc.Cmd{
 		Args: []string{"go", "build", "-ldflags", "-s -w", "-o", "empty", "main.go"},
 		Dir:  dir, Env: append(os.Environ(), "CGO_ENABLED=0"),
@@ -181,9 +177,7 @@ func useSpecs(b *testing.B, cdiDir string) {
 	if err == nil {
 		err = unix.Mount(cdiDir, "/run/cdi", "", unix.MS_BIND, "")
 	}
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 }
 
 // start is how a contender starts its container.
@@ -214,19 +208,13 @@ func (s start) contender(b *testing.B, name string) *contender {
 	}
 	bundle := shared.Runtimes()[0].Bundle(b, root, options)
 	if s.edit != nil {
-		if err := bundle.Edit(func(spec *specs.Spec) error { s.edit(spec); return nil }); err != nil {
-			b.Fatal(err)
-		}
+		testenv.Must(b, bundle.Edit(func(spec *specs.Spec) error { s.edit(spec); return nil }))
 	}
 	config, err := os.ReadFile(filepath.Join(bundle.Dir, "config.json"))
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	// containerd and docker have their bundles in /run too, a tmpfs.
 	bundle.Dir = filepath.Join("/run", name)
-	if err := os.Mkdir(bundle.Dir, 0o755); err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, os.Mkdir(bundle.Dir, 0o755))
 	bundle.Runtime = cmp.Or(s.runtime, bundle.Runtime)
 	return &contender{
 		name: name,
@@ -247,9 +235,7 @@ func (s start) run(b *testing.B, bundle *image.Bundle, config string) []time.Dur
 	var before proc.Result
 	if s.precreate != "" {
 		before = proc.Must(b, 0, proc.Cmd{Args: []string{s.precreate, "precreate"}, Stdin: strings.NewReader(config)})
-		if err := os.WriteFile(filepath.Join(bundle.Dir, "config.json"), []byte(before.Stdout), 0o644); err != nil {
-			b.Fatal(err)
-		}
+		testenv.Must(b, os.WriteFile(filepath.Join(bundle.Dir, "config.json"), []byte(before.Stdout), 0o644))
 	}
 	args := bundle.Command()
 	if strings.HasSuffix(s.runtime, "nvidia-container-runtime") {
@@ -265,9 +251,7 @@ func peerConfig(b *testing.B, cdiDir string) (env []string) {
 	path := filepath.Join(b.TempDir(), "config.toml")
 	config := fmt.Sprintf("[nvidia-container-runtime]\nmode = \"cdi\"\nruntimes = [%q]\n"+
 		"[nvidia-container-runtime.modes.cdi]\nspec-dirs = [%q]\n", testenv.Command(b, "runc"), cdiDir)
-	if err := os.WriteFile(path, []byte(config), 0o644); err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, os.WriteFile(path, []byte(config), 0o644))
 	return []string{"NVIDIA_CTK_CONFIG_FILE_PATH=" + path}
 }
 
@@ -286,13 +270,9 @@ func peerSpec(b *testing.B, n *suite.Node) (dir string) {
 		relocate(&spec.Devices[i].ContainerEdits, n.Root(), hook)
 	}
 	data, err := json.Marshal(&spec)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	dir = b.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "nvidia.json"), data, 0o644); err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, os.WriteFile(filepath.Join(dir, "nvidia.json"), data, 0o644))
 	return dir
 }
 

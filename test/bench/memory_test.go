@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // BenchmarkMemory measures the memory of a plugin while it serves eight GPUs, each of which was allocated, and the size
@@ -59,9 +60,7 @@ func BenchmarkMemory(b *testing.B) {
 	theirs := all[len(all)-1]
 	for _, p := range all {
 		info, err := os.Stat(p.program)
-		if err != nil {
-			b.Fatal(err)
-		}
+		testenv.Must(b, err)
 		b.ReportMetric(float64(info.Size())/1e6, p.prefix+"binary-MB")
 		b.ReportMetric(median(anonymous[p]), p.prefix+"anonymous-MB")
 		b.ReportMetric(slices.Max(anonymous[p]), p.prefix+"anonymous-most-MB")
@@ -79,13 +78,9 @@ func BenchmarkMemory(b *testing.B) {
 func startWaiting(b *testing.B, program, library string) (pid int) {
 	b.Helper()
 	r, w, err := os.Pipe()
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	p, err := proc.Start(proc.Cmd{Args: []string{program, library, "wait"}, Stdin: r}, os.Stderr)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	_ = r.Close()
 	b.Cleanup(func() {
 		_ = w.Close()
@@ -104,9 +99,7 @@ func rssAnon(b *testing.B, pid int) float64 {
 func processorTime(b *testing.B, pid int) float64 {
 	b.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	var user, system float64
 	_, afterName, _ := strings.Cut(string(data), ") ")
 	for i, to := range map[int]*float64{11: &user, 12: &system} {
@@ -150,17 +143,11 @@ func usageFiles(dir string) (usage, cache string, err error) {
 func cgroupUsage(b *testing.B, dir string) float64 {
 	b.Helper()
 	usage, cache, err := usageFiles(dir)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	data, err := os.ReadFile(usage)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	bytes, err := strconv.ParseFloat(strings.TrimSpace(string(data)), 64)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	return (bytes - field(b, filepath.Join(dir, "memory.stat"), cache)) / 1e6
 }
 
@@ -168,15 +155,11 @@ func cgroupUsage(b *testing.B, dir string) float64 {
 func field(b *testing.B, path, name string) float64 {
 	b.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	for line := range strings.Lines(string(data)) {
 		if words := strings.Fields(line); len(words) > 1 && words[0] == name {
 			value, err := strconv.ParseFloat(words[1], 64)
-			if err != nil {
-				b.Fatal(err)
-			}
+			testenv.Must(b, err)
 			return value
 		}
 	}

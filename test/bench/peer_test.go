@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/testenv"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -40,9 +41,7 @@ func sorted(list []*v1beta1.Device) []*v1beta1.Device {
 func allocated(t *testing.T, p *plugin, ids []string) []string {
 	t.Helper()
 	response, err := p.allocate(ids...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	var names []string
 	for _, d := range response.GetContainerResponses()[0].GetCdiDevices() {
 		_, name, _ := strings.Cut(d.GetName(), "=")

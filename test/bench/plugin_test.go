@@ -17,6 +17,7 @@ import (
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // resource is the resource that all plugins serve.
@@ -65,17 +66,13 @@ func newPlugins(t testing.TB, node *sim.Node) []*plugin {
 func newPlugin(t testing.TB, node *sim.Node, prefix, program string, args ...string) *plugin {
 	t.Helper()
 	log, err := os.OpenFile(filepath.Join(t.TempDir(), "log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	p := &plugin{
 		t: t, prefix: prefix, program: program, machine: node.Machine(), state: t.TempDir(), log: log,
 		kubelet: kubelettest.New(t),
 		cmd:     proc.Cmd{Args: args, Dir: "/", Env: []string{"PATH=/usr/sbin:/usr/bin"}, Chroot: node.Root()},
 	}
-	if err := os.Chmod(p.state, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Chmod(p.state, 0o755))
 	p.kubelet.Start()
 	t.Cleanup(func() {
 		p.stop()
@@ -114,9 +111,7 @@ func (p *plugin) start() (registered time.Duration) {
 		p.process, err = proc.Start(cmd, p.log)
 		return err
 	})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testenv.Must(p.t, err)
 	return p.awaitRegistration(p.begun)
 }
 
@@ -194,9 +189,7 @@ func (p *plugin) checkPreferred() {
 	response, err := p.client.GetPreferredAllocation(p.t.Context(), &v1beta1.PreferredAllocationRequest{
 		ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{request},
 	})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testenv.Must(p.t, err)
 	got := slices.Sorted(slices.Values(response.GetContainerResponses()[0].GetDeviceIDs()))
 	want := slices.Sorted(slices.Values(request.GetAvailableDeviceIDs()[1:]))
 	if !slices.Equal(got, want) {

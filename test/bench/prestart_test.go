@@ -13,6 +13,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // BenchmarkPreStart measures PreStartContainer with the policy check, for one idle GPU. The floor reads the same of the
@@ -34,9 +35,7 @@ func benchmarkPreStart(b *testing.B, latency time.Duration) {
 	for _, p := range all {
 		p.start()
 	}
-	if err := node.SetLatency(latency); err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, node.SetLatency(latency))
 	uuid := node.Machine().GPUs[3].UUID
 	contenders := []*contender{{
 		name: "the driver's answers alone", prefix: floor, run: startChecking(b, program, library, uuid),
@@ -67,17 +66,11 @@ func benchmarkPreStart(b *testing.B, latency time.Duration) {
 func startChecking(b *testing.B, program, library, uuid string) func() []time.Duration {
 	b.Helper()
 	in, ask, err := os.Pipe()
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	out, write, err := os.Pipe()
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	p, err := proc.Start(proc.Cmd{Args: []string{program, library, "check", uuid}, Stdin: in}, write)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	_, _ = in.Close(), write.Close()
 	b.Cleanup(func() {
 		_ = ask.Close()
@@ -89,9 +82,7 @@ func startChecking(b *testing.B, program, library, uuid string) func() []time.Du
 			b.Fatal(err)
 		}
 		line, err := lines.ReadString('\n')
-		if err != nil {
-			b.Fatal(err)
-		}
+		testenv.Must(b, err)
 		ns, err := strconv.ParseInt(strings.TrimSpace(line), 10, 64)
 		if err != nil {
 			b.Fatal(fmt.Errorf("the floor printed %q: %w", line, err))

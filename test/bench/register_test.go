@@ -11,6 +11,7 @@ import (
 
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // BenchmarkStart measures from the start of the process until the plugin calls Register, and until it has returned the
@@ -23,9 +24,7 @@ func BenchmarkStart(b *testing.B) {
 	}
 	b.Run("first on the node", func(b *testing.B) {
 		benchmarkStart(b, drivers["with MIG minors"](b), func(p *plugin) {
-			if err := p.removeState(); err != nil {
-				b.Fatal(err)
-			}
+			testenv.Must(b, p.removeState())
 		})
 	})
 }
@@ -115,14 +114,10 @@ func connect(b *testing.B, socket string) time.Duration {
 	b.Helper()
 	begin := time.Now()
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	defer conn.Close()
 	stream, err := v1beta1.NewDevicePluginClient(conn).ListAndWatch(b.Context(), &v1beta1.Empty{})
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 	if _, err := stream.Recv(); err != nil {
 		b.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/lib/suite"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // The messages for the result of open. The device numbers of a simulated node have no driver, and the kernel checks the
@@ -30,9 +31,7 @@ func TestAccess(t *testing.T) {
 	t.Parallel()
 	n := shared.Node(t, "dgx-h100")
 	snapshot, err := n.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	const given = 5
 	var nodes []node
 	var list []listed
@@ -51,9 +50,7 @@ func TestMIGAccess(t *testing.T) {
 	t.Parallel()
 	n := shared.Node(t, "mig-h100")
 	snapshot, err := n.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	given, list, nodes := migNodes(t, n, snapshot.Devices)
 	checkAccess(t, n, nodes, list, given)
 }

@@ -10,6 +10,7 @@ import (
 	"gpu-cdi-plugin/test/lib/engine"
 	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // annotations asks for devices, each in an annotation of its own: podman's --annotation splits values at commas.
@@ -25,9 +26,7 @@ func annotations(devices ...string) map[string]string {
 func hookInstalled(t *testing.T, root, engine string) (wrapper string) {
 	t.Helper()
 	hook := filepath.Join(t.TempDir(), "prestart-hook")
-	if err := os.Symlink(shared.Program(t, "prestart-hook"), hook); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Symlink(shared.Program(t, "prestart-hook"), hook))
 	proc.Must(t, 0, proc.Cmd{Args: []string{
 		shared.Program(t, "gpu-cdi-plugin"), "--root", root, "--hook-path", hook, "hook", "install", engine,
 	}})

@@ -51,9 +51,7 @@ func TestSlowAnnotationsInContainerd(t *testing.T) {
 	n := shared.Node(t, "workstation")
 	all := requests(t, n)["an index"]
 	wrapper := filepath.Join(t.TempDir(), "gpu-cdi-runtime")
-	if err := os.Symlink(shared.Program(t, "prestart-hook"), wrapper); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Symlink(shared.Program(t, "prestart-hook"), wrapper))
 	run := func(device string) proc.Result {
 		t.Helper()
 		last := device[len(device)-1:]
@@ -67,9 +65,7 @@ func TestSlowAnnotationsInContainerd(t *testing.T) {
 			"--rootfs", shared.Images.Copy(t, image.Glibc), fmt.Sprintf("gpu-test-%d-%s", os.Getpid(), last),
 		}, smi(t, n)...)
 		res, err := proc.Run(t.Context(), proc.Cmd{Args: args})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		return res
 	}
 	checkList(t, run(names(all.names...)[0]), all.want)

@@ -34,9 +34,7 @@ func demo(t *testing.T, machine, dir string) *exec.Cmd {
 	// The demo needs no exception for insecure paths: all that root loads or runs is in its own directory.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "GPU_CDI_") })
 	cache, err := os.UserCacheDir() // the simulated driver is compiled only once
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	cmd.Env = append(cmd.Env, "BIN="+filepath.Dir(shared.Program(t, "gpu-sim")), "PATH="+dir+":"+os.Getenv("PATH"),
 		"XDG_CACHE_HOME="+cache)
 	_, before := os.Stat("/run/cdi")
@@ -100,9 +98,7 @@ func TestDemoWithoutPodmanShowsTheRest(t *testing.T) {
 	dir := t.TempDir() // all programs but podman
 	for _, from := range []string{"/usr/bin", "/usr/sbin"} {
 		entries, err := os.ReadDir(from)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		for _, e := range entries {
 			if e.Name() != "podman" {
 				_ = os.Symlink(filepath.Join(from, e.Name()), filepath.Join(dir, e.Name()))
@@ -148,20 +144,14 @@ exec %[1]s "$@"
 `, runc))
 	cmd := demo(t, "workstation", dir)
 	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
+	testenv.Must(t, cmd.Start())
 	lines := bufio.NewScanner(stderr)
 	if !lines.Scan() || lines.Text() != "created" {
 		t.Errorf("want the container created, got %q", lines.Text())
 	}
 	// A terminal sends Ctrl-C to all processes in the foreground.
-	if err := syscall.Kill(-cmd.Process.Pid, syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, syscall.Kill(-cmd.Process.Pid, syscall.SIGINT))
 	rest := ""
 	for lines.Scan() {
 		rest += lines.Text() + "\n"

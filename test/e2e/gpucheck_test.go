@@ -17,18 +17,14 @@ func gpuCheck(t *testing.T, root string) (res proc.Result, report string) {
 	t.Helper()
 	testenv.Root(t)
 	dir, err := suite.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	report = filepath.Join(t.TempDir(), "hardware.md")
 	res, err = proc.Run(t.Context(), proc.Cmd{
 		Args: []string{filepath.Join(dir, "scripts/gpu-check"), "--root", root, "--report", report, "--watch", "1"},
 		Env: append(os.Environ(), "BIN="+filepath.Dir(shared.Program(t, "gpu-cdi-plugin")),
 			"RUNC="+testenv.Command(t, "runc")),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return res, report
 }
 
@@ -55,9 +51,7 @@ func TestSlowGPUCheckOfAHealthyNode(t *testing.T) {
 func TestSlowGPUCheckReportsALostGPU(t *testing.T) {
 	t.Parallel()
 	n := simtest.Node(t, "workstation")
-	if err := n.Lose(0); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.Lose(0))
 	if res, _ := gpuCheck(t, n.Root()); res.Code != 1 || !strings.Contains(res.Stdout, "FAILED        GPUs") {
 		t.Errorf("want exit status 1 and a failed step, got %v", res)
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // TestHardening checks the ELF headers of the programs that `make build` makes.
@@ -43,9 +44,7 @@ func TestHardening(t *testing.T) {
 func openELF(t *testing.T, path string) *elf.File {
 	t.Helper()
 	f, err := elf.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { _ = f.Close() })
 	stack := segments(f, elf.PT_GNU_STACK)
 	if len(stack) != 1 {
@@ -94,8 +93,6 @@ func flags(t *testing.T, f *elf.File, tag elf.DynTag) (bits uint64) {
 func values(t *testing.T, f *elf.File, tag elf.DynTag) []uint64 {
 	t.Helper()
 	list, err := f.DynValue(tag)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return list
 }

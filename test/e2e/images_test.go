@@ -10,6 +10,7 @@ import (
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/engine"
 	"gpu-cdi-plugin/test/lib/image"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // TestImages gives one GPU to a container of each kind of image with a C library. The loader finds the driver only
@@ -44,9 +45,7 @@ func TestImagesNeedTheHook(t *testing.T) {
 			t.Parallel()
 			c := engine.Container{Args: smi(t, n), CDIDir: n.CDIDir, Devices: names("all")}
 			bundle := e.Bundle(t, shared.Images.Copy(t, image.Glibc), c)
-			if err := bundle.Edit(func(s *specs.Spec) error { s.Hooks = nil; return nil }); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, bundle.Edit(func(s *specs.Spec) error { s.Hooks = nil; return nil }))
 			res := e.Start(t, bundle)
 			if res.Code == 0 || !strings.Contains(res.Stdout+res.Stderr, "libnvidia-ml.so") {
 				t.Errorf("want an error about libnvidia-ml.so, got %v", res)

@@ -13,6 +13,7 @@ import (
 	"gpu-cdi-plugin/test/lib/engine"
 	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/lib/suite"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // listed is a line of `nvidia-smi -L`: a GPU, or a MIG device of the GPU above it.
@@ -50,9 +51,7 @@ type request struct {
 func requests(t *testing.T, n *suite.Node) map[string]request {
 	t.Helper()
 	snapshot, err := n.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	var whole, sliced []gpu.Device
 	var everything []listed
 	for _, d := range snapshot.Devices {

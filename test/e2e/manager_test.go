@@ -39,9 +39,7 @@ pod-resources-socket: %[1]s/pod-resources.sock
 api-socket: %[1]s/manager.sock
 state-dir: %[1]s/manager
 `, m.dir, m.node.Root(), m.cdi)
-	if err := os.WriteFile(filepath.Join(m.dir, "config.yaml"), []byte(config), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(filepath.Join(m.dir, "config.yaml"), []byte(config), 0o644))
 	// What simulated nodes have besides devices is not simulated.
 	m.start("device-manager", m.args("serve", "--root", "/")[1:]...)
 	testenv.Eventually(m, "the manager", func() bool { return m.run("node").Code == 0 })
@@ -65,9 +63,7 @@ func (m *managed) args(args ...string) []string {
 func (m *managed) start(program string, args ...string) {
 	m.Helper()
 	log, err := os.Create(filepath.Join(m.dir, program+".log"))
-	if err != nil {
-		m.Fatal(err)
-	}
+	testenv.Must(m, err)
 	m.Cleanup(func() {
 		if text, _ := os.ReadFile(log.Name()); m.Failed() {
 			m.Logf("%s", text)
@@ -75,18 +71,14 @@ func (m *managed) start(program string, args ...string) {
 		_ = log.Close()
 	})
 	p, err := proc.Start(proc.Cmd{Args: append([]string{shared.Program(m.T, program)}, args...)}, log)
-	if err != nil {
-		m.Fatal(err)
-	}
+	testenv.Must(m, err)
 	m.Cleanup(func() { _ = p.Kill() })
 }
 
 func (m *managed) run(args ...string) proc.Result {
 	m.Helper()
 	r, err := proc.Run(m.Context(), proc.Cmd{Args: m.args(args...)})
-	if err != nil {
-		m.Fatal(err)
-	}
+	testenv.Must(m, err)
 	return r
 }
 
@@ -103,9 +95,7 @@ spec:
       image: docker.io/library/debian
       resources: {limits: {nvidia.com/gpu: %d}}
 `, name, gpus)
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		m.Fatal(err)
-	}
+	testenv.Must(m, os.WriteFile(path, []byte(text), 0o644))
 	return path
 }
 
@@ -113,9 +103,7 @@ spec:
 func (m *managed) devices() map[string][]string {
 	m.Helper()
 	var list api.PodList
-	if err := json.Unmarshal([]byte(m.run("pods", "-o", "json").Stdout), &list); err != nil {
-		m.Fatal(err)
-	}
+	testenv.Must(m, json.Unmarshal([]byte(m.run("pods", "-o", "json").Stdout), &list))
 	held := map[string][]string{}
 	for _, p := range list.Items {
 		for _, d := range p.Containers[0].Devices {
@@ -131,9 +119,7 @@ func TestAdmittedContainersHaveTheirGPUs(t *testing.T) {
 	t.Parallel()
 	m := startManaged(t, "dgx-h100")
 	snapshot, err := m.node.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	index := func(uuid string) int {
 		return slices.IndexFunc(snapshot.Devices, func(d gpu.Device) bool { return d.UUID == uuid })
 	}

@@ -55,9 +55,7 @@ func TestRootlessPodman(t *testing.T) {
 	n := shared.Node(t, "dgx-h100")
 	archive := filepath.Join(t.TempDir(), "image.tar")
 	env := []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
-	if err := image.WriteArchive(archive, "localhost/gpu:test", shared.Images.Copy(t, image.Glibc), env, nil); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, image.WriteArchive(archive, "localhost/gpu:test", shared.Images.Copy(t, image.Glibc), env, nil))
 	bin := filepath.Dir(shared.Program(t, "prestart-hook"))
 	for _, runtime := range []string{"runc", "crun"} {
 		t.Run(runtime, func(t *testing.T) {
@@ -106,8 +104,6 @@ func userAccount(t *testing.T, runtime string) (etc string) {
 	} {
 		errs = append(errs, os.WriteFile(filepath.Join(etc, name), []byte(text), 0o644))
 	}
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, errors.Join(errs...))
 	return etc
 }

@@ -11,6 +11,7 @@ import (
 	"gpu-cdi-plugin/manager/conformance"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/suite"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // TestConformanceOfAForeignPlugin checks NVIDIA's device plugin, unmodified, with its usual directory.
@@ -19,18 +20,12 @@ func TestConformanceOfAForeignPlugin(t *testing.T) {
 	node := simtest.Node(t, "dgx-h100")
 	suite.Install(t, node.Root(), plugin)
 	dir := filepath.Join(node.Root(), "var/lib/kubelet/device-plugins")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.MkdirAll(dir, 0o755))
 	short, err := os.MkdirTemp("", "kubelet") //nolint:usetesting // t.TempDir may be too long for the path of a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(short) })
 	link := filepath.Join(short, "dir")
-	if err := os.Symlink(dir, link); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Symlink(dir, link))
 	report, err := conformance.Run(t.Context(), conformance.Options{
 		Command: []string{
 			"/usr/sbin/chroot", node.Root(), "/usr/bin/" + filepath.Base(plugin), "--device-list-strategy", "cdi-cri",
@@ -38,9 +33,7 @@ func TestConformanceOfAForeignPlugin(t *testing.T) {
 		},
 		KubeletDir: link, Root: node.Root(), Timeout: 10 * time.Second, Output: t.Output(),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	got := map[string]string{}
 	for _, r := range report.Results {
 		t.Logf("%s (%s): %s: %s", r.ID, r.Severity, r.Outcome, r.Seen)

@@ -121,22 +121,16 @@ var listing = regexp.MustCompile(`(?s)(<!-- differences -->\n).*?(<!-- end of di
 // specs/README.md has the list of differences that the comparison uses.
 func TestDifferencesAreListed(t *testing.T) {
 	root, err := suite.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	file := filepath.Join(root, "specs/README.md")
 	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if !listing.Match(data) {
 		t.Fatalf("%s lacks a line %q or %q", file, "<!-- differences -->", "<!-- end of differences -->")
 	}
 	want := listing.ReplaceAllString(string(data), "${1}"+strings.ReplaceAll(table(), "$", "$$")+"${2}")
 	if *update {
-		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(file, []byte(want), 0o644))
 		return
 	}
 	if want != string(data) {

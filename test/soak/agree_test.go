@@ -14,6 +14,7 @@ import (
 
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 var agreeFor = flag.Duration("agree", 5*time.Second, "how long TestDevicesAndKubeletAgree makes faults")
@@ -40,7 +41,7 @@ func TestDevicesAndKubeletAgree(t *testing.T) {
 		byRecord.compare(t, "the record", withoutFaults(slices.Clone(all), s.recorded()), s.healthy())
 		if s.random.IntN(20) == 0 {
 			listed, err := s.listed()
-			s.must(err)
+			testenv.Must(s, err)
 			byVerb.compare(t, "devices", listed, s.healthy())
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -69,7 +70,7 @@ func (s *soak) storm() {
 		{begin: func(g int) error { return s.node.Set(g, map[string]string{"remap-pending": "1"}) }},
 		{begin: func(g int) error { return s.node.Set(g, map[string]string{"temperature": "91"}) }},
 	}[s.random.IntN(4)]
-	s.must(f.begin(g))
+	testenv.Must(s, f.begin(g))
 	s.broken[g] = f
 	s.made++
 }
@@ -81,11 +82,11 @@ func (s *soak) recorded() map[string]health.Status {
 	if errors.Is(err, fs.ErrNotExist) { // nothing has happened yet
 		return nil
 	}
-	s.must(err)
+	testenv.Must(s, err)
 	var of health.Identity
-	s.must(json.Unmarshal(data, &of))
+	testenv.Must(s, json.Unmarshal(data, &of))
 	all, err := health.Recorded(data, of)
-	s.must(err)
+	testenv.Must(s, err)
 	return all
 }
 

@@ -58,9 +58,7 @@ func TestInjectWhileTheBundleIsSwapped(t *testing.T) {
 					program, "--root", s.roots, "--cdi-dir", s.specs,
 					"cdi", "inject", "--bundle", filepath.Join(s.users, c.bundle), "0",
 				}})
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				if res.Code == 0 {
 					changed++
 				}
@@ -96,9 +94,7 @@ func newSwap(t *testing.T, swapped, bundle string, config bool) *swap {
 	s := &swap{users: top + "/users", roots: top + "/roots", specs: top + "/cdi", swapped: swapped}
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 	}
 	below, err := filepath.Rel(swapped, bundle)
 	must(err)
@@ -127,12 +123,8 @@ func newSwap(t *testing.T, swapped, bundle string, config bool) *swap {
 func (s *swap) reset(t *testing.T) {
 	t.Helper()
 	path := fmt.Sprintf("/proc/self/fd/%d/config.json", s.handle.Fd())
-	if err := os.WriteFile(path, []byte(bundleConfig), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chown(path, user, user); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(path, []byte(bundleConfig), 0o600))
+	testenv.Must(t, os.Chown(path, user, user))
 }
 
 // exchange exchanges the directory and the link repeatedly.
@@ -151,9 +143,7 @@ func (s *swap) exchange(ctx context.Context, duration time.Duration) {
 func entries(t *testing.T, dir string) []string {
 	t.Helper()
 	list, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	var names []string
 	for _, e := range list {
 		names = append(names, e.Name())

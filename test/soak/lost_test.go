@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // A wait for events can return at once, for ever, that the GPU is lost, although all else about the GPU works. That
@@ -19,7 +20,7 @@ func TestServeDoesNotSpinWhileWaitsForEventsFail(t *testing.T) {
 	)
 	s := startServe(t, "dgx-h100", "")
 	anyway := s.processorTimeOf(length)
-	s.must(s.node.Fail("nvmlEventSetWait", sim.AnyGPU, gpuIsLost))
+	testenv.Must(s, s.node.Fail("nvmlEventSetWait", sim.AnyGPU, gpuIsLost))
 	gpus := len(s.node.Machine().GPUs)
 	s.await("the events of no GPU are received", func() string {
 		if n := s.number(s.readMetrics(), "gpu_cdi_plugin_gpu_events_received{"); n != 0 || len(s.healthy()) != gpus {

@@ -22,6 +22,7 @@ import (
 	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // served is a simulated node with a kubelet, and serve as a process of the shipped program.
@@ -38,11 +39,11 @@ type served struct {
 func startServe(t *testing.T, machine, config string) *served {
 	t.Helper()
 	s := &served{T: t, node: simtest.Node(t, machine), kubelet: kubelettest.New(t), dir: t.TempDir()}
-	s.must(image.AddGlibc(s.node.Root())) // for the driver's nvidia-smi, which resets GPUs
+	testenv.Must(s, image.AddGlibc(s.node.Root())) // for the driver's nvidia-smi, which resets GPUs
 	config += fmt.Sprintf("\nlisten: 127.0.0.1:0\nstate-dir: %[1]s/state\nruntime-dir: %[1]s/run\n", s.dir)
-	s.must(os.WriteFile(filepath.Join(s.dir, "config.yaml"), []byte(config), 0o644))
+	testenv.Must(s, os.WriteFile(filepath.Join(s.dir, "config.yaml"), []byte(config), 0o644))
 	log, err := os.Create(filepath.Join(s.dir, "log"))
-	s.must(err)
+	testenv.Must(s, err)
 	t.Cleanup(func() {
 		if text, _ := os.ReadFile(log.Name()); t.Failed() {
 			t.Logf("%s", text)
@@ -52,11 +53,11 @@ func startServe(t *testing.T, machine, config string) *served {
 	s.kubelet.Start()
 	s.process, err = proc.Start(s.command(
 		"serve", "--device-plugin-dir", s.kubelet.Dir, "--hook-path", shared.Program(t, "prestart-hook")), log)
-	s.must(err)
-	t.Cleanup(func() { s.must(s.process.Kill()) })
+	testenv.Must(s, err)
+	t.Cleanup(func() { testenv.Must(s, s.process.Kill()) })
 	s.await("the address of the metrics", func() string {
 		text, err := os.ReadFile(log.Name())
-		s.must(err)
+		testenv.Must(s, err)
 		found := regexp.MustCompile(`address=(\S+)\n`).FindSubmatch(text)
 		if found == nil {
 			return "it is not in the log"
@@ -74,13 +75,6 @@ func (s *served) command(args ...string) proc.Cmd {
 		shared.Program(s.T, "gpu-cdi-plugin"), "--root", s.node.Root(), "--cdi-dir", filepath.Join(s.dir, "cdi"),
 		"--config", filepath.Join(s.dir, "config.yaml"),
 	}, args...)}
-}
-
-func (s *served) must(err error) {
-	s.Helper()
-	if err != nil {
-		s.Fatal(err)
-	}
 }
 
 // await waits until problem returns nothing.
@@ -122,7 +116,7 @@ func (s *served) usage() usage {
 	s.Helper()
 	metrics := s.readMetrics()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.process.Pid()))
-	s.must(err)
+	testenv.Must(s, err)
 	return usage{
 		Goroutines: s.number(metrics, "go_goroutines"), Descriptors: s.number(metrics, "process_open_fds"),
 		Threads: s.number(string(status), "Threads:"), Anonymous: s.number(string(status), "RssAnon:"),
@@ -132,12 +126,12 @@ func (s *served) usage() usage {
 func (s *served) readMetrics() string {
 	s.Helper()
 	request, err := http.NewRequestWithContext(s.Context(), http.MethodGet, s.metrics, nil)
-	s.must(err)
+	testenv.Must(s, err)
 	answer, err := http.DefaultClient.Do(request)
-	s.must(err)
+	testenv.Must(s, err)
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
-	s.must(err)
+	testenv.Must(s, err)
 	return string(text)
 }
 
@@ -150,7 +144,7 @@ func (s *served) number(text, name string) (sum int) {
 	}
 	for _, match := range found {
 		n, err := strconv.Atoi(match[1])
-		s.must(err)
+		testenv.Must(s, err)
 		sum += n
 	}
 	return sum
@@ -162,7 +156,7 @@ func (s *served) processorTime() time.Duration {
 	// The identifier of a process's clock, by its process ID: MAKE_PROCESS_CPUCLOCK in linux/posix-timers.h.
 	const scheduler = 2
 	var used unix.Timespec
-	s.must(unix.ClockGettime(int32(^s.process.Pid()<<3|scheduler), &used))
+	testenv.Must(s, unix.ClockGettime(int32(^s.process.Pid()<<3|scheduler), &used))
 	return time.Duration(used.Nano())
 }
 

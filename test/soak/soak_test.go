@@ -15,6 +15,7 @@ import (
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 var soakRounds = flag.Int("soak", 1, "rounds in each of the three phases of TestSoak; 60 take 10 minutes")
@@ -98,7 +99,7 @@ func (s *soak) makeFaults() {
 		}
 		switch before := s.broken[g]; {
 		case before == nil:
-			s.must(next.begin(g))
+			testenv.Must(s, next.begin(g))
 			s.broken[g], s.due = next, s.due[1:]
 			s.made++
 		case !before.reset:
@@ -119,19 +120,19 @@ func (s *soak) makeFaults() {
 
 func (s *soak) repair(g int) {
 	s.Helper()
-	s.must(s.node.ClearGPU(g))
+	testenv.Must(s, s.node.ClearGPU(g))
 	delete(s.broken, g)
 }
 
 // repairAll repairs all GPUs, and has serve reset those that need it.
 func (s *soak) repairAll() {
 	s.Helper()
-	s.must(s.node.Clear())
+	testenv.Must(s, s.node.Clear())
 	for g, f := range s.broken {
 		if f.reset {
 			s.await(fmt.Sprintf("reset of GPU %d", g), func() string {
 				result, err := proc.Run(s.Context(), s.command("device", "reset", s.node.Machine().GPUs[g].UUID))
-				s.must(err)
+				testenv.Must(s, err)
 				if result.Code != 0 { // such as: the driver has just been opened again
 					return result.String()
 				}
@@ -208,7 +209,7 @@ func (s *soak) settle() usage {
 func (s *soak) all() []string {
 	s.Helper()
 	snapshot, err := s.node.Snapshot()
-	s.must(err)
+	testenv.Must(s, err)
 	return allocatable(snapshot.Devices)
 }
 
@@ -239,7 +240,7 @@ func (s *soak) listed() ([]string, error) {
 	s.Helper()
 	cmd := s.command("devices", "-o", "json")
 	result, err := proc.Run(s.Context(), cmd)
-	s.must(err)
+	testenv.Must(s, err)
 	var list struct {
 		Devices []struct {
 			gpu.Device

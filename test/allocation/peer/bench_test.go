@@ -10,6 +10,7 @@ import (
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func all(n int) []int {
@@ -23,9 +24,7 @@ func all(n int) []int {
 func simulated(t testing.TB, name string) *gpu.Snapshot {
 	t.Helper()
 	m, err := sim.LoadMachine(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return m.Snapshot(sim.DefaultDriver)
 }
 
@@ -46,9 +45,7 @@ func (f figures) measure(b *testing.B, name string, n *allocator.GPUs, p allocat
 	begin := time.Now()
 	_, err := n.Choose(p, r)
 	f[name] = append(f[name], time.Since(begin))
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.Must(b, err)
 }
 
 func (f figures) report(b *testing.B) {

@@ -11,6 +11,7 @@ import (
 
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // randomNode returns a node with random PCIe paths and up to 18 NVLinks for each pair.
@@ -96,9 +97,7 @@ func choose(t testing.TB, n *allocator.GPUs, p allocator.Policy, q question) (al
 func newNode(t testing.TB, s *gpu.Snapshot, w allocator.Weights) *allocator.GPUs {
 	t.Helper()
 	n, err := allocator.NewGPUs(s, w)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return n
 }
 

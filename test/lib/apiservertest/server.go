@@ -28,6 +28,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // Node is the name of the Node object.
@@ -93,9 +95,7 @@ func New(t testing.TB) *Server {
 // Env returns the variables of a pod on the node.
 func (s *Server) Env() []string {
 	host, port, err := net.SplitHostPort(s.server.Listener.Addr().String())
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testenv.Must(s.t, err)
 	return []string{"KUBERNETES_SERVICE_HOST=" + host, "KUBERNETES_SERVICE_PORT=" + port, "NODE_NAME=" + Node}
 }
 
@@ -115,12 +115,8 @@ func (s *Server) NewCA() {
 
 func (s *Server) write(name string, data []byte) {
 	path := filepath.Join(s.Dir, name)
-	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
-		s.t.Fatal(err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		s.t.Fatal(err)
-	}
+	testenv.Must(s.t, os.WriteFile(path+".new", data, 0o600))
+	testenv.Must(s.t, os.Rename(path+".new", path))
 }
 
 // Instead makes f answer all requests from now on; nil restores the server's own answers.
@@ -289,9 +285,7 @@ func (s *Server) patchNode(w http.ResponseWriter, patch map[string]any) {
 func certificates(t testing.TB) (tls.Certificate, []byte) {
 	t.Helper()
 	must := func(err error) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 	}
 	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	must(err)

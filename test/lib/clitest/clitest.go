@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
@@ -33,9 +35,7 @@ func (r Run) Result(args ...string) (code int, stdout, stderr string) {
 func Scripts(t *testing.T, dir string, update bool, more map[string]Command, env ...string) {
 	t.Helper()
 	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	known := commands(t)
 	maps.Copy(known, more)
 	const scriptTimeout = 5 * time.Minute
@@ -61,9 +61,7 @@ func Scripts(t *testing.T, dir string, update bool, more map[string]Command, env
 func SafeDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/run", "gpu-cdi-test-") //nolint:usetesting // t.TempDir is under /tmp
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -73,9 +71,7 @@ func Programs(t *testing.T, names ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, d := range []string{dir, filepath.Dir(dir)} {
-		if err := os.Chmod(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.Chmod(d, 0o755))
 	}
 	for _, name := range names {
 		cmd := exec.Command("go", "build", "-o", dir, "../"+name)
@@ -131,17 +127,11 @@ func verbs(cmd *cobra.Command) []*cobra.Command {
 func Golden(t *testing.T, path, got string, update bool) {
 	t.Helper()
 	if update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		testenv.Must(t, os.WriteFile(path, []byte(got), 0o644))
 	}
 	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("%s (-want +got; -update writes the file):\n%s", path, diff)
 	}

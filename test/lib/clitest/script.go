@@ -2,7 +2,7 @@ package clitest
 
 import (
 	"errors"
-	"io/fs"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,16 +37,18 @@ func awaitFile(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: appears FILE")
 	}
-	deadline := time.Now().Add(time.Minute)
-	for {
+	await(ts, args[0], func() bool {
 		_, err := os.Lstat(ts.MkAbs(args[0]))
-		if err == nil {
-			return
+		return err == nil
+	})
+}
+
+// await waits until a condition holds, and ends the script if it never does.
+func await(ts *testscript.TestScript, what string, holds func() bool) {
+	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			ts.Fatalf("never: %s", what)
 		}
-		if !errors.Is(err, fs.ErrNotExist) || time.Now().After(deadline) {
-			ts.Fatalf("%v", err)
-		}
-		time.Sleep(5 * time.Millisecond)
 	}
 }
 
@@ -66,16 +68,9 @@ func awaitOutput(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	pattern, err := regexp.Compile("(?m)" + args[0])
 	ts.Check(err)
-	deadline := time.Now().Add(time.Minute)
-	for {
-		if ts.Exec(args[1], args[2:]...) == nil && len(pattern.FindAllString(ts.ReadFile("stdout"), -1)) == want {
-			return
-		}
-		if time.Now().After(deadline) {
-			ts.Fatalf("the output never has %d matches of %s", want, args[0])
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
+	await(ts, fmt.Sprintf("%d matches of %s in the output", want, args[0]), func() bool {
+		return ts.Exec(args[1], args[2:]...) == nil && len(pattern.FindAllString(ts.ReadFile("stdout"), -1)) == want
+	})
 }
 
 // silent fails if the last program printed anything to stderr besides the warning of --insecure-paths.

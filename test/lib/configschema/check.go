@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"go.yaml.in/yaml/v3"
@@ -58,18 +60,12 @@ func structPaths(t reflect.Type, path string) []string {
 func (g *Generator) Published(t *testing.T, defaults any, path string, update bool) {
 	t.Helper()
 	got, err := g.Generate(defaults)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if update {
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(path, got, 0o644))
 	}
 	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
 		t.Errorf("-specs +program; make generate updates it\n%s", diff)
 	}
@@ -79,21 +75,13 @@ func (g *Generator) Published(t *testing.T, defaults any, path string, update bo
 func (g *Generator) Compile(t *testing.T, defaults any) (validate func(t *testing.T, file string) error) {
 	t.Helper()
 	data, err := g.Generate(defaults)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	c := jsonschema.NewCompiler()
-	if err := c.AddResource("config.json", doc); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, c.AddResource("config.json", doc))
 	s, err := c.Compile("config.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return func(t *testing.T, file string) error {
 		t.Helper()
 		return s.Validate(parseInstance(t, file))
@@ -104,16 +92,10 @@ func (g *Generator) Compile(t *testing.T, defaults any) (validate func(t *testin
 func parseInstance(t *testing.T, text string) any {
 	t.Helper()
 	var v any
-	if err := yaml.Unmarshal([]byte(text), &v); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, yaml.Unmarshal([]byte(text), &v))
 	data, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return doc
 }

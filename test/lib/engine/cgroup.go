@@ -96,9 +96,7 @@ func arrangement(t testing.TB, c Cgroup) string {
 func hostCgroups(t testing.TB) map[Cgroup]bool {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mounts")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	has := map[Cgroup]bool{}
 	for line := range strings.Lines(string(mounts)) {
 		f := strings.Fields(line)

@@ -110,9 +110,7 @@ func (b *Bare) runHook(t testing.TB, c Container) proc.Result {
 		}}}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	res := execute(t, inNamespace(t, c.CDIDir, "", b.Cgroup, bundle.Command()...))
 	if message, err := os.ReadFile(log); err == nil && res.Code != 0 {
 		res.Stderr += string(message)
@@ -134,9 +132,7 @@ func policyFor(t testing.TB, runtime string) string {
 	policy := "runtime: " + testenv.Command(t, runtime) + "\n"
 	err := errors.Join(os.Mkdir(filepath.Join(etc, "gpu-cdi-plugin"), 0o755),
 		os.WriteFile(filepath.Join(etc, "gpu-cdi-plugin/hook.yaml"), []byte(policy), 0o644))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return etc
 }
 
@@ -147,9 +143,7 @@ func (b *Bare) Bundle(t testing.TB, rootfs string, c Container) *image.Bundle {
 		image.BundleOptions{
 			Root: rootfs, ReadOnly: c.ReadOnly, Args: c.Args, Mknod: c.Mknod, Annotations: c.Annotations, Env: c.Env,
 		})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if len(c.Devices) > 0 {
 		b.Inject(t, bundle.Dir, c.CDIDir, c.Devices)
 	}
@@ -167,8 +161,6 @@ func execute(t testing.TB, args []string) proc.Result {
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	res, err := proc.Run(ctx, proc.Cmd{Args: args})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return res
 }

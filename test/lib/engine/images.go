@@ -31,9 +31,7 @@ func (im *Images) Copy(t testing.TB, kind image.Kind) string {
 	src := im.build(t, kind)
 	im.mu.Unlock()
 	dst := filepath.Join(t.TempDir(), "rootfs")
-	if err := image.Copy(src, dst); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, image.Copy(src, dst))
 	return dst
 }
 
@@ -60,12 +58,8 @@ func (im *Images) build(t testing.TB, kind image.Kind) string {
 		testenv.Command(t, name)
 	}
 	// An earlier attempt may have failed.
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
-	if err := image.Build(t.Context(), kind, dir); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.RemoveAll(dir))
+	testenv.Must(t, image.Build(t.Context(), kind, dir))
 	im.built[kind] = true
 	return dir
 }
@@ -81,9 +75,7 @@ func (im *Images) imported(t testing.TB, kind image.Kind) string {
 	}
 	archive := filepath.Join(t.TempDir(), "image.tar")
 	env := []string{"PATH=/usr/sbin:/usr/bin"}
-	if err := image.WriteArchive(archive, imageName(kind), im.build(t, kind), env, nil); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, image.WriteArchive(archive, imageName(kind), im.build(t, kind), env, nil))
 	args := append(podman(t, store), "load", "--input", archive)
 	if res := execute(t, inNamespace(t, t.TempDir(), "", V1, args...)); res.Code != 0 {
 		t.Fatalf("import the image %s: %v", kind, res)

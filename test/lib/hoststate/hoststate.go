@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/test/lib/image"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // State is the state of a host at one time.
@@ -100,9 +101,7 @@ var sizes = regexp.MustCompile(`,(size|nr_inodes)=\w+`)
 func mounts(t testing.TB) map[string]string {
 	t.Helper()
 	table, err := os.ReadFile("/proc/thread-self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	lines := map[string]string{}
 	for line := range strings.Lines(string(table)) {
 		id, rest, _ := strings.Cut(line, " ")

@@ -52,12 +52,8 @@ func TestCheck(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			testenv.MountNamespace(t)
 			dir := t.TempDir()
-			if err := unix.Mount("test", dir, "tmpfs", 0, "size=2m"); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(dir+"/file", []byte("x"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, unix.Mount("test", dir, "tmpfs", 0, "size=2m"))
+			testenv.Must(t, os.WriteFile(dir+"/file", []byte("x"), 0o600))
 			dirs := []string{dir}
 			const cgroup = "/sys/fs/cgroup/devices/hoststate-test"
 			if strings.Contains(tc.want, cgroup) {
@@ -68,9 +64,7 @@ func TestCheck(t *testing.T) {
 				dirs = append(dirs, cgroup)
 			}
 			before := Take(t, dirs...)
-			if err := tc.attack(dir); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, tc.attack(dir))
 			r := &recorder{TB: t}
 			before.Check(r)
 			if text := strings.Join(r.errors, "\n"); (text == "") != (tc.want == "") ||

@@ -42,9 +42,7 @@ func GlibcRoot(t testing.TB, dir string) {
 	t.Helper()
 	program := filepath.Join(dir, "bin", "loader")
 	Compile(t, program, loaderSource)
-	if err := addNeeded(dir, program); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, addNeeded(dir, program))
 	makeDirs(t, dir)
 }
 
@@ -52,9 +50,7 @@ func GlibcRoot(t testing.TB, dir string) {
 func MuslRoot(t testing.TB, dir string) {
 	t.Helper()
 	program := filepath.Join(dir, "bin", "loader")
-	if err := compile(t.Context(), testenv.Command(t, "musl-gcc"), program, loaderSource); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, compile(t.Context(), testenv.Command(t, "musl-gcc"), program, loaderSource))
 	loaders, err := filepath.Glob("/lib/ld-musl-*.so.1")
 	if err != nil || len(loaders) != 1 {
 		t.Fatalf("musl's loader: found %q, error %v, want one", loaders, err)
@@ -66,18 +62,14 @@ func MuslRoot(t testing.TB, dir string) {
 func makeDirs(t testing.TB, dir string) {
 	t.Helper()
 	for _, sub := range []string{"etc", "proc", "dev", "tmp"} {
-		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.MkdirAll(filepath.Join(dir, sub), 0o755))
 	}
 }
 
 // Compile compiles C source into the file out, and makes the directories above it.
 func Compile(t testing.TB, out, source string, flags ...string) {
 	t.Helper()
-	if err := compile(t.Context(), testenv.Command(t, "cc"), out, source, flags...); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, compile(t.Context(), testenv.Command(t, "cc"), out, source, flags...))
 }
 
 // Library compiles an empty shared library with that SONAME.

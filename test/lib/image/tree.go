@@ -11,6 +11,8 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // Copy copies a tree of directories, files and links to dst, which must not exist.
@@ -68,9 +70,7 @@ func copyFile(src, dst string) (err error) {
 // CopyFile copies a file, with its permissions, and makes the directories above the copy.
 func CopyFile(t testing.TB, from, to string) {
 	t.Helper()
-	if err := copyFile(from, to); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, copyFile(from, to))
 }
 
 // Digest describes every entry of a tree, by path: type, permissions, owner, and content, target or device number. Two
@@ -126,8 +126,6 @@ func digest(t testing.TB, dir string, more func(fs.FileInfo, *syscall.Stat_t) st
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return tree
 }

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -66,9 +68,7 @@ type Endpoint struct {
 func New(t testing.TB) *Kubelet {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kubelet") //nolint:usetesting // t.TempDir may be too long for the path of a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	k := &Kubelet{Dir: dir, t: t, changed: make(chan struct{}), endpoints: map[string]*Endpoint{}}
 	t.Cleanup(func() {
 		k.Stop()
@@ -80,13 +80,9 @@ func New(t testing.TB) *Kubelet {
 // Start starts the kubelet like the real one: it removes all sockets in its directory, then creates its own.
 func (k *Kubelet) Start() {
 	k.t.Helper()
-	if err := k.removeSockets(); err != nil {
-		k.t.Fatal(err)
-	}
+	testenv.Must(k.t, k.removeSockets())
 	l, err := net.Listen("unix", filepath.Join(k.Dir, Socket))
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	testenv.Must(k.t, err)
 	server := grpc.NewServer()
 	v1beta1.RegisterRegistrationServer(server, k)
 	k.mu.Lock()

@@ -106,9 +106,7 @@ func (s *Suite) NodePeer(t testing.TB, name string) string {
 	t.Helper()
 	failUnbuilt(t, name, s.buildNode[nodePrograms[name]]())
 	root, err := Root()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return filepath.Join(root, nodeDir, name)
 }
 
