@@ -61,12 +61,6 @@ func (k *kubelet) start(t *testing.T) {
 	}
 }
 
-func (k *kubelet) restart(t *testing.T) {
-	t.Helper()
-	testenv.Must(t, k.Stop())
-	k.start(t)
-}
-
 // admit admits a pod and returns the CDI devices that it gets.
 func (k *kubelet) admit(t *testing.T, name string, count int64) []string {
 	t.Helper()
