@@ -16,7 +16,7 @@ TAGS    := grpcnotrace,nethttpomithttp2
 LDFLAGS := -s -w -X main.version=$(VERSION) -X gpu-cdi-plugin/internal/cli.version=$(VERSION)
 # The daemon is loaded at a random address, and what the loader has written is read-only before main begins. The table
 # of bound functions must stay writable: NVML's are bound late (above). Static programs are not position independent: Go
-# would make them ask for a dynamic loader, which a container's host need not have.
+# would make them depend on a dynamic loader, which a container's host need not have.
 HARDEN  := -buildmode=pie -ldflags '$(LDFLAGS) -extldflags=-Wl,-z,relro'
 LINT    := $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint
 LINT_PATH := $(GO) tool -modfile=$(CURDIR)/tools/go.mod -n golangci-lint
@@ -47,7 +47,7 @@ test: setup build ## unit, golden, race detector, end to end on podman, runc, cr
 	scripts/test
 
 .PHONY: test-all
-test-all: setup build peers ## what test has not: kubelet, containerd, comparisons with peers, fuzz, soaks (half an hour)
+test-all: setup build peers ## what test does not run: kubelet, containerd, comparisons with peers, fuzz, soaks (half an hour)
 	scripts/test --all
 
 .PHONY: peers
