@@ -40,7 +40,7 @@ var _ control.Handler = (*administrator)(nil)
 func (a *administrator) Handle(ctx context.Context, r control.Request, progress func(string)) (string, error) {
 	switch r.Act {
 	case control.Release:
-		return "the NVIDIA driver is released: device reopen opens it again", a.releaser.release(ctx)
+		return "the NVIDIA driver is released; open it again with: gpu-cdi-plugin device reopen", a.releaser.release(ctx)
 	case control.Reopen:
 		return "the NVIDIA driver is opened again", a.releaser.reopen(ctx)
 	case control.Allocation:
@@ -48,7 +48,7 @@ func (a *administrator) Handle(ctx context.Context, r control.Request, progress 
 	}
 	d, title, err := a.find(r.Device)
 	if err != nil && r.Act != control.Reset && a.monitor.Knows(r.Device) {
-		d, title, err = health.Device{UUID: r.Device}, "the device that is not there now", nil
+		d, title, err = health.Device{UUID: r.Device}, "the absent device", nil
 	}
 	if err != nil {
 		return "", err
@@ -97,12 +97,12 @@ func (a *administrator) reset(
 		return "", err
 	}
 	if _, busy := a.resetting.LoadOrStore(d.UUID, true); busy {
-		return "", fmt.Errorf("%s is being reset already", title)
+		return "", fmt.Errorf("%s is already being reset", title)
 	}
 	defer a.resetting.Delete(d.UUID)
 	one := a.node.State().Snapshot.Find(d.UUID)
 	if one == nil {
-		return "", fmt.Errorf("%s is gone", title)
+		return "", fmt.Errorf("the driver no longer reports %s", title)
 	}
 	if err := a.monitor.HoldForReset(d.UUID); err != nil {
 		return "", err
@@ -123,7 +123,7 @@ func (a *administrator) reset(
 	probe := func(ctx context.Context) error { return a.monitor.CheckReset(ctx, d.UUID) }
 	err := a.runner.Reset(ctx, device, probe)
 	if r.Force && prepare.InUse(err) {
-		err = fmt.Errorf("%w; --force does not do that", err)
+		err = fmt.Errorf("%w; --force does not end processes", err)
 	}
 	if err != nil {
 		return "", err
@@ -145,12 +145,12 @@ func (a *administrator) awaitFree(
 		case ctx.Err() != nil:
 			return fmt.Errorf("wait until %s is not in use: %w", title, context.Cause(ctx))
 		case err != nil:
-			text = fmt.Sprintf("it is unknown what uses %s: %v", title, err)
+			text = fmt.Sprintf("the users of %s are unknown: %v", title, err)
 		case len(users) == 0:
 			return nil
 		}
 		if !r.Wait {
-			return errors.New(text + "; --wait waits until it is not in use")
+			return errors.New(text + "; use --wait to wait until it is free")
 		}
 		if text != reported || time.Since(at) > repeatAfter {
 			progress("waiting: " + text)

@@ -37,7 +37,7 @@ func (a *administrator) allocation(ctx context.Context, r control.Request) (stri
 		}
 	}
 	if len(names) == 0 {
-		return "", errors.New("the kubelet gave it no device of this plugin")
+		return "", errors.New("the kubelet gave the container no device of this plugin")
 	}
 	slices.Sort(names)
 	return strings.Join(slices.Compact(names), ","), nil

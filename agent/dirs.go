@@ -87,7 +87,7 @@ func checkWritable(option, dir string, log *slog.Logger) error {
 	err := fileio.CheckWritable(dir)
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		log.Warn(option + " is full, and containers cannot be given devices until there is room: " + err.Error())
+		log.Warn(option + " is full; containers get no devices until it has space: " + err.Error())
 		return nil
 	case err != nil:
 		return &NotWritableError{option, err}

@@ -79,7 +79,7 @@ const holdersLimit = 2 * time.Second
 
 // othersOf returns a function for prepare.Device.Others: which other containers have a GPU of a request, as a replica
 // or under another name, from before a reload or from another plugin. No container has a MIG device of the GPU, since
-// GPUs in MIG mode are not offered whole. The kubelet is asked once for all GPUs. Without its PodResources socket the
+// GPUs in MIG mode are not offered whole. The kubelet is called once for all GPUs. Without its PodResources socket the
 // function returns none.
 func (p *preparer) othersOf(
 	ctx context.Context, resourceName string, requested []*resource.Device,
@@ -110,8 +110,9 @@ func (p *preparer) othersOf(
 	}
 }
 
-// held returns the UUIDs of the devices that containers hold, as the kubelet reports them. It does not ask the kubelet
-// while the driver is released, since no device can be checked then. Without a kubelet there are no containers.
+// held returns the UUIDs of the devices that containers hold, as the kubelet reports them. It does not call the
+// kubelet while the driver is released, since no device can be checked then. Without a kubelet there are no
+// containers.
 func (p *preparer) held(ctx context.Context) (map[string]bool, error) {
 	if err := p.releaser.checkOpen(); err != nil {
 		return nil, err

@@ -95,7 +95,7 @@ func (p *publisher) advertise() {
 func (p *publisher) updateConnections(snapshot *gpu.Snapshot) {
 	connections, err := allocator.NewGPUs(snapshot, p.weights)
 	if err != nil {
-		p.log.Error("containers get any GPUs instead of the best connected ones: " + wording.OneLine(err))
+		p.log.Error("containers get arbitrary GPUs instead of the best connected ones: " + wording.OneLine(err))
 	}
 	p.connections.Store(connections)
 }

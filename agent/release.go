@@ -37,8 +37,8 @@ type release struct {
 }
 
 var (
-	errReleased = errors.New("an administrator has released the NVIDIA driver: " +
-		"gpu-cdi-plugin device reopen opens it again")
+	errReleased = errors.New("an administrator has released the NVIDIA driver; " +
+		"open it again with: gpu-cdi-plugin device reopen")
 	errNotReleased = errors.New("the NVIDIA driver is not released")
 )
 
@@ -131,7 +131,7 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	err := r.runner.WithoutDriver(limited, func() (reopen bool) {
 		closed = true
 		one.began <- nil
-		r.log.Warn("the NVIDIA driver is released: its devices stay advertised, and no container starts with one, " +
+		r.log.Warn("the NVIDIA driver is released: its devices stay advertised, but no container with one can start " +
 			"until gpu-cdi-plugin device reopen or until the driver is loaded again")
 		r.changed.Wake()
 		reopen, reloaded = r.awaitEnd(ctx, one, loaded)
@@ -146,7 +146,7 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	case ctx.Err() != nil:
 		return
 	case err != nil:
-		r.log.Error("the NVIDIA driver cannot be opened again, and this is tried at each reconciliation: " +
+		r.log.Error("the NVIDIA driver cannot be opened again; each reconciliation retries: " +
 			wording.OneLine(err))
 	default:
 		r.log.Info("the NVIDIA driver is opened again")

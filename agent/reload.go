@@ -33,7 +33,7 @@ func (d *daemon) reload(ctx context.Context) error {
 				return ErrRestart
 			}
 			d.opts.Log.Warn("the old configuration stays in use until the driver is no longer released: the new one needs " +
-				"a restart of this program, which would open the driver (gpu-cdi-plugin device reopen)")
+				"a restart of this program, which would open the driver; run: gpu-cdi-plugin device reopen")
 		default:
 			offered := d.role.offer(&fresh.Config)
 			d.offer.Store(&offered)

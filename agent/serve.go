@@ -27,7 +27,7 @@ import (
 )
 
 // Serve advertises the devices of the host to the kubelet until ctx ends. The error may wrap node.ErrDriverChanged or
-// ErrRestart, which ask for a new process.
+// ErrRestart, after which the process must restart.
 //
 // The parts are made from the bottom up, and each gets those below it: the node, the preparation of devices, the
 // plugin, and the publisher.

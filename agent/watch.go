@@ -15,7 +15,7 @@ import (
 )
 
 // Watch keeps the CDI spec of all GPUs up to date until ctx ends. The error may wrap node.ErrDriverChanged or
-// ErrRestart, which ask for a new process.
+// ErrRestart, after which the process must restart.
 func Watch(ctx context.Context, o *Options) error {
 	w := &watcher{opts: o, offered: &offer{}, metrics: metrics.New(o.Build), changed: wake.New()}
 	first := w.offer(&o.Config)

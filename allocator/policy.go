@@ -31,11 +31,9 @@ const (
 	// optimal there, a larger set may not be, and L is not considered.
 	Topology Policy = "topology"
 	// Partition maximises Σ S(P) over the sets P of a partition of A into sets of k GPUs, one of which contains M. If
-	// k does not divide
-	// A
-	// , one set is smaller. X is the set of k GPUs in that partition that contains M and has the highest S(X). Of
-	// equal partitions the first in order counts, and likewise of equal sets. This is the best effort policy of
-	// NVIDIA's go-gpuallocator, with the same answers, except that X is never the smaller set.
+	// k does not divide A , one set is smaller. X is the set of k GPUs in that partition that contains M and has the
+	// highest S(X). Of equal partitions the first in order counts, and likewise of equal sets. This is the best-effort
+	// policy of NVIDIA's go-gpuallocator, with the same answers, except that X is never the smaller set.
 	//
 	// On nodes of more than MaxExact GPUs it equals Topology.
 	Partition Policy = "partition"

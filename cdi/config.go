@@ -74,7 +74,7 @@ func parseConfig(data []byte) (*oci.Spec, error) {
 		return nil, fmt.Errorf("not an OCI configuration: %w", err)
 	}
 	if config.Process == nil {
-		return nil, errors.New("not the configuration of a container that can be started: it has no process")
+		return nil, errors.New("the OCI configuration has no process, so its container cannot be started")
 	}
 	return &config, nil
 }

@@ -25,7 +25,7 @@ type Conflict struct {
 func (c Conflict) Unavailable() bool { return c.State != Available }
 
 // String names the other file and the device.
-func (c Conflict) String() string { return c.File + " defines " + c.Name + " too" }
+func (c Conflict) String() string { return c.File + " also defines " + c.Name }
 
 // ConflictError means that a spec is not written because another file defines one of its names.
 type ConflictError struct{ Conflict Conflict }
@@ -33,9 +33,9 @@ type ConflictError struct{ Conflict Conflict }
 // Error names the other file and the device, and what engines would do with both files.
 func (e *ConflictError) Error() string {
 	effect := map[State]string{
-		Conflicting: "engines would have neither",
-		Shadowed:    "engines would take that one",
-		Available:   "engines would no longer see that one",
+		Conflicting: "engines would offer neither",
+		Shadowed:    "engines would use the device of that file",
+		Available:   "engines would ignore the device of that file",
 	}[e.Conflict.State]
 	return e.Conflict.String() + ": " + effect
 }

@@ -60,7 +60,7 @@ func TestDiff(t *testing.T) {
 			want: []string{
 				"all devices: hook argument --dri=0000:02:00.0/card2: gone",
 				"device 1 (GPU-1): gone",
-				"device all: node /dev/dri/card2: gone", "device all: node /dev/nvidia5: gone",
+				"device all: device node /dev/dri/card2: gone", "device all: device node /dev/nvidia5: gone",
 			},
 		},
 		"the first GPU is gone, so that the second has another index": {
@@ -68,8 +68,8 @@ func TestDiff(t *testing.T) {
 			want: []string{
 				"all devices: hook argument --dri=0000:01:00.0/card1,renderD128: gone",
 				"device 0: was GPU-0, is GPU-1", "device 1 (GPU-1): gone", "device GPU-0: gone",
-				"device all: node /dev/dri/card1: gone", "device all: node /dev/dri/renderD128: gone",
-				"device all: node /dev/nvidia4: gone",
+				"device all: device node /dev/dri/card1: gone", "device all: device node /dev/dri/renderD128: gone",
+				"device all: device node /dev/nvidia4: gone",
 			},
 		},
 		"a GPU has another minor number": {
@@ -77,9 +77,9 @@ func TestDiff(t *testing.T) {
 			change:   func(w *specs.Spec) { w.Devices = append(w.Devices[2:4:4], w.Devices[4]) },
 			want: []string{
 				"all devices: hook argument --dri=0000:01:00.0/card1,renderD128: gone",
-				"device 1 (GPU-1): node /dev/nvidia4: new", "device 1 (GPU-1): node /dev/nvidia5: gone",
-				"device all: node /dev/dri/card1: gone", "device all: node /dev/dri/renderD128: gone",
-				"device all: node /dev/nvidia5: gone",
+				"device 1 (GPU-1): device node /dev/nvidia4: new", "device 1 (GPU-1): device node /dev/nvidia5: gone",
+				"device all: device node /dev/dri/card1: gone", "device all: device node /dev/dri/renderD128: gone",
+				"device all: device node /dev/nvidia5: gone",
 			},
 		},
 		"MIG was enabled": {
@@ -87,9 +87,9 @@ func TestDiff(t *testing.T) {
 			want: []string{
 				"all devices: hook argument --dri=0000:02:00.0/card2: gone",
 				"device 1 (GPU-1): gone", "device 1:0 (MIG-0): new",
-				"device all: node /dev/dri/card2: gone",
-				"device all: node /dev/nvidia-caps/nvidia-cap30: new",
-				"device all: node /dev/nvidia-caps/nvidia-cap31: new",
+				"device all: device node /dev/dri/card2: gone",
+				"device all: device node /dev/nvidia-caps/nvidia-cap30: new",
+				"device all: device node /dev/nvidia-caps/nvidia-cap31: new",
 			},
 		},
 		"a MIG device is another one": {
@@ -129,7 +129,7 @@ func TestDiff(t *testing.T) {
 				"all devices: mount /run/nvidia-persistenced/socket: " +
 					`hostPath "/elsewhere" -> "/run/nvidia-persistenced/socket"`,
 				`all devices: mount /usr/bin/nvidia-smi: options ["rw"] -> ["nodev","nosuid","rbind","ro","rprivate"]`,
-				"device 0 (GPU-0): node /dev/dri/card1: fileMode none -> 438, major 226 -> none",
+				"device 0 (GPU-0): device node /dev/dri/card1: fileMode none -> 438, major 226 -> none",
 			},
 		},
 	} {

@@ -74,7 +74,7 @@ func partsOf(e *specs.ContainerEdits) parts {
 	for _, n := range e.DeviceNodes {
 		node := *n
 		node.HostPath, node.Permissions = cmp.Or(n.HostPath, n.Path), cmp.Or(n.Permissions, "rwm")
-		p["node "+n.Path] = attributesOf(node)
+		p["device node "+n.Path] = attributesOf(node)
 	}
 	for _, m := range e.Mounts {
 		mount := *m

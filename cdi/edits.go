@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// nodePermissions is what the device cgroup allows: all but mknod, since the engine makes the nodes.
+	// nodePermissions is what the device cgroup allows: all but mknod, since the engine makes the device nodes.
 	nodePermissions = "rw"
 	// hookProgram is the first argument of the hook, its own name.
 	hookProgram = "prestart-hook"
@@ -113,8 +113,8 @@ func hookWork(
 	return work
 }
 
-// deviceNodes returns the nodes sorted by path. They have no device numbers: those of nvidia-uvm and nvidia-caps are
-// dynamic, so a spec with them would be wrong after a reboot.
+// deviceNodes returns the device nodes sorted by path. They have no device numbers: those of nvidia-uvm and
+// nvidia-caps are dynamic, so a spec with them would be wrong after a reboot.
 func deviceNodes(nodes []driver.DeviceNode) []*specs.DeviceNode {
 	nodes = slices.Clone(nodes)
 	slices.SortStableFunc(nodes, func(a, b driver.DeviceNode) int { return strings.Compare(a.Path, b.Path) })

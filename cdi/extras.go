@@ -48,7 +48,7 @@ func extraDevices(f *driver.ExtraFiles) []specs.Device {
 }
 
 // WroteExtra reports whether GenerateExtra made a spec of this extra, on any node. The spec of another program differs
-// in its devices, nodes, variables or hooks.
+// in its devices, device nodes, variables or hooks.
 func WroteExtra(e driver.Extra, spec *specs.Spec) bool {
 	f := &driver.ExtraFiles{Extra: e}
 	for i := range spec.Devices {

@@ -156,7 +156,7 @@ func newNamedDevice(
 			return dev, fmt.Errorf("its name %q cannot be used: %w", name, err)
 		}
 		if owner, ok := owners[name]; ok {
-			return dev, fmt.Errorf("its name %s is that of %s", name, owner)
+			return dev, fmt.Errorf("its name %s is already used by %s", name, owner)
 		}
 	}
 	for _, name := range dev.names {

@@ -158,7 +158,7 @@ func TestGenerateOffers(t *testing.T) {
 				"0": "dri/card1 dri/renderD128 nvidia4", "GPU-0": "dri/card1 dri/renderD128 nvidia4",
 				"all": "dri/card1 dri/renderD128 nvidia4",
 			},
-			notes: map[string]string{"GPU 1": "its name GPU-0 is that of GPU 0"},
+			notes: map[string]string{"GPU 1": "its name GPU-0 is already used by GPU 0"},
 		},
 		"no GPU whose UUID cannot be a name": {
 			change: func(s *gpu.Snapshot, _ *driver.Driver) { s.Devices[0].UUID = "GPU/../x" },

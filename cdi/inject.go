@@ -40,7 +40,7 @@ type OtherDriverError struct{ Config, Specs string }
 
 // Error names both versions.
 func (e *OtherDriverError) Error() string {
-	return fmt.Sprintf("devices of driver %s are in it, and the CDI specs are for %s", e.Config, e.Specs)
+	return fmt.Sprintf("it has devices of driver %s, but the CDI specs are for %s", e.Config, e.Specs)
 }
 
 // Additions are what a container gets in addition to devices.
@@ -71,7 +71,7 @@ func Inject(bundle string, names []string, more Additions, dirs ...string) (bool
 // these is the cause.
 //
 // A runtime cannot make device nodes in a user namespace. The container then gets bind mounts of the host's nodes,
-// unless makesNodes says that the caller makes the nodes.
+// unless makesNodes says that the caller makes the device nodes.
 func (d *SpecDirs) EditConfig(config []byte, names []string, makesNodes bool) ([]byte, error) {
 	edits, err := d.edits(names)
 	if err != nil {

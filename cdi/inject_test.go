@@ -617,7 +617,7 @@ func TestInjectRefusesAnotherDriver(t *testing.T) {
 			before := r.config()
 			testenv.Must(r.t, put("580.126.09"))
 			err := put("585.10.02")
-			checkError(t, err, "devices of driver 580.126.09 are in it, and the CDI specs are for 585.10.02")
+			checkError(t, err, "it has devices of driver 580.126.09, but the CDI specs are for 585.10.02")
 			if r.config() != before {
 				t.Error("the configuration has changed")
 			}

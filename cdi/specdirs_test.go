@@ -142,10 +142,10 @@ func TestCheckConflicts(t *testing.T) {
 			high + "/nvidia.yaml", specWith(DefaultKind, "x", "GPU-a"), high + "/ours.json", "neither",
 		},
 		"a file of a higher priority": {
-			high + "/nvidia.yaml", specWith(DefaultKind, "all"), low + "/ours.json", "that one",
+			high + "/nvidia.yaml", specWith(DefaultKind, "all"), low + "/ours.json", "would use",
 		},
 		"a file of a lower priority": {
-			low + "/nvidia.yaml", specWith(DefaultKind, "all"), high + "/ours.json", "no longer see",
+			low + "/nvidia.yaml", specWith(DefaultKind, "all"), high + "/ours.json", "would ignore",
 		},
 		"the file itself": {
 			high + "/ours.json", specWith(DefaultKind, "all"), high + "/../run/ours.json", "",

@@ -158,7 +158,7 @@ func (v *validator) checkHook(where string, h *specs.Hook) {
 	case info.Mode()&0o111 == 0:
 		v.add(where, "hook: %s is not executable", h.Path)
 	case len(h.Env) == 0:
-		v.add(where, "hook %s has no environment of its own, and would get that of the image", h.Path)
+		v.add(where, "hook %s has no environment of its own, so it would run with the container's", h.Path)
 	}
 }
 

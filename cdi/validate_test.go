@@ -68,7 +68,7 @@ func TestValidate(t *testing.T) {
 		},
 		"a hook with the image's environment": {
 			specs.ContainerEdits{Hooks: []*specs.Hook{{HookName: "createContainer", Path: r.dir + "/hook"}}},
-			[]string{"hook " + r.dir + "/hook has no environment of its own, and would get that of the image"},
+			[]string{"hook " + r.dir + "/hook has no environment of its own, so it would run with the container's"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -90,7 +90,7 @@ func (s *libraryScan) check() error {
 		return fmt.Errorf("%w under %s: %w: %w", gpu.ErrNoDriver, s.root.dir, ErrDamaged, errors.Join(damaged...))
 	case len(others) > 0:
 		slices.Sort(others)
-		return fmt.Errorf("%w under %s: %w: the driver is %s, the libraries are %s",
+		return fmt.Errorf("%w under %s: %w: the driver has version %s, the libraries have %s",
 			gpu.ErrNoDriver, s.root.dir, ErrOtherVersion, s.version, strings.Join(slices.Compact(others), ", "))
 	}
 	var searched []string

@@ -268,7 +268,7 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 		},
 		"with libraries of another version only": {
 			func(r *tree) { r.core("/usr/lib64", "575.57.08"); r.core(multiarchDir, "570.1.2") },
-			[]string{"the driver is " + testVersion, "are 570.1.2, 575.57.08"},
+			[]string{"the driver has version " + testVersion, "have 570.1.2, 575.57.08"},
 			ErrOtherVersion,
 		},
 		"with a libcuda that is text": {

@@ -30,7 +30,7 @@ type Driver struct {
 	// Control are the device nodes under /dev that belong to no GPU. Nodes are those of GPUs and MIG devices, without
 	// DRM nodes.
 	Control, Nodes []DeviceNode
-	// DRM has the nodes under /dev/dri of each GPU, by PCI address in the form of sysfs.
+	// DRM has the device nodes under /dev/dri of each GPU, by PCI address in the form of sysfs.
 	DRM map[string][]DeviceNode
 	// Findings has everything that was searched for, found or not, in the order of the search.
 	Findings []Finding

@@ -89,7 +89,7 @@ func DiscoverExtra(h host.Host, e Extra, channels []int) (*ExtraFiles, []Finding
 	return found, findings
 }
 
-// names returns the nodes under /dev to search for.
+// names returns the device nodes under /dev to search for.
 func (r *extraRow) names(h host.Host, channels []int) []string {
 	if r.extra == IMEX {
 		names := make([]string, len(channels))

@@ -13,7 +13,7 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// addNodes adds the control nodes, with findings, and the nodes of GPUs and MIG devices.
+// addNodes adds the control device nodes, with findings, and the device nodes of GPUs and MIG devices.
 func (d *Driver) addNodes(h host.Host) {
 	for _, c := range controlNodes {
 		n, err := findNode(h, c.name, c.capabilities)
@@ -74,7 +74,7 @@ func (n DeviceNode) finding(err error) Finding {
 	return f
 }
 
-// addDRM adds the nodes under /dev/dri of each of NVIDIA's PCI devices.
+// addDRM adds the device nodes under /dev/dri of each of NVIDIA's PCI devices.
 func (d *Driver) addDRM(h host.Host) {
 	d.DRM = map[string][]DeviceNode{}
 	addresses, _ := readNames(h.Sys("bus/pci/devices"))

@@ -110,9 +110,9 @@ var xorgDirs = []string{
 	"xorg/modules/updates/extensions",
 }
 
-// fileRow is a file of the driver that is not a library: name in the first of the directories that has it. It is
-// mounted at the path where it was found, or, with a target, in the target directory, where the container's libraries
-// search.
+// fileRow is a file of the driver that is not a library. The first of the directories that has a file of this name
+// counts. The file is mounted at the path where it was found, or, with a target, in the target directory, where the
+// container's libraries search.
 type fileRow struct {
 	name         string
 	kind         Kind
@@ -173,7 +173,7 @@ const mpsDir = "nvidia-mps"
 // since driver 615 for its other processors.
 var firmwareNames = []string{"gsp*.bin", "ucode*.bin"}
 
-// controlNodes are the nodes that belong to no GPU. Every program that uses the driver opens nvidiactl.
+// controlNodes are the device nodes that belong to no GPU. Every program that uses the driver opens nvidiactl.
 var controlNodes = []struct {
 	name         string
 	capabilities Capabilities
@@ -184,17 +184,17 @@ var controlNodes = []struct {
 	{"nvidia-modeset", Graphics | Display},
 }
 
-// UsesDRM are the capabilities that need a GPU's nodes under /dev/dri.
+// UsesDRM are the capabilities that need a GPU's device nodes under /dev/dri.
 const UsesDRM = Graphics | Video | Display
 
-// imexChannel begins the names of the nodes of IMEX channels; the number follows.
+// imexChannel begins the names of the device nodes of IMEX channels; the number follows.
 const imexChannel = "nvidia-caps-imex-channels/channel"
 
 // extraRow is an extra of the table. The classes are those of NVIDIA's own specs.
 type extraRow struct {
 	extra Extra
 	class string
-	// nodes are names under /dev, and numbered is the prefix of names that end with a number.
+	// nodes are names of device nodes under /dev, and numbered is the prefix of names that end with a number.
 	nodes    []string
 	numbered string
 	files    []extraFileRow

@@ -22,7 +22,7 @@ const (
 	Application Action = "application"
 	// Probe: the event proves no fault; the device is suspect until its probes are clean.
 	Probe Action = "probe"
-	// Reset, Reboot and Service: the device needs a reset, a reboot of the node, or a person.
+	// Reset, Reboot and Service: the device needs a reset, a reboot of the node, or an administrator.
 	Reset   Action = "reset"
 	Reboot  Action = "reboot"
 	Service Action = "service"
@@ -120,13 +120,13 @@ var recoveryActions = []struct {
 	text   string
 }{
 	{None, ""},
-	{Reset, "the driver asks for a reset of the GPU"},
-	{Reboot, "the driver asks for a reboot of the node"},
-	{Reset, "the driver asks to end the GPU's peer-to-peer traffic"},
-	{Reset, "the driver asks to end what uses the GPU, and for a reset"},
-	{Service, "the driver asks to recover the IMEX domain"},
-	{Reset, "the driver asks for a reset of the GPU's bus"},
-	{Reboot, "the driver asks for a reboot of the node"},
+	{Reset, "the driver requires a reset of the GPU"},
+	{Reboot, "the driver requires a reboot of the node"},
+	{Reset, "the driver requires an end of the GPU's peer-to-peer traffic"},
+	{Reset, "the driver requires that all processes on the GPU end, and a reset"},
+	{Service, "the driver requires a recovery of the IMEX domain"},
+	{Reset, "the driver requires a reset of the GPU's bus"},
+	{Reboot, "the driver requires a reboot of the node"},
 }
 
 // recoveryFinding returns the finding of a recovery action, and whether there is one. A GPU with an unknown recovery
@@ -139,7 +139,7 @@ func recoveryFinding(action int) (Finding, bool) {
 		known := recoveryActions[action]
 		return Finding{Text: known.text, Action: known.action}, true
 	default:
-		text := fmt.Sprintf("the driver asks for recovery action %d, which is not known", action)
+		text := fmt.Sprintf("the driver requires the unknown recovery action %d", action)
 		return Finding{Text: text, Action: Service}, true
 	}
 }

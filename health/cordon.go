@@ -76,7 +76,7 @@ func (m *Machine) setWithMIG(uuid string, set func(*entry)) ([]Transition, error
 		}
 	}
 	if !known {
-		return nil, fmt.Errorf("nothing is known of a device %s", uuid)
+		return nil, fmt.Errorf("no device %s is known", uuid)
 	}
 	return transitions, nil
 }

@@ -26,9 +26,9 @@ const shutdownMargin = 2
 func (b *baseline) findings(p *gpu.Probe) []Finding {
 	switch {
 	case p.NeedsReset:
-		return []Finding{{Text: "the driver cannot use it before a reset", Action: Reset}}
+		return []Finding{{Text: "the driver cannot use the GPU before a reset", Action: Reset}}
 	case p.Lost: // Machine.Probe clears this when the GPU answers again
-		return []Finding{{Text: "the driver has lost it, as when it falls off the bus", Action: Reboot}}
+		return []Finding{{Text: "the driver has lost the GPU, for example because it fell off the bus", Action: Reboot}}
 	case p.Error != "":
 		return []Finding{{Text: NotAnswering, Action: None}}
 	}
@@ -48,9 +48,9 @@ func (b *baseline) findings(p *gpu.Probe) []Finding {
 	add(p.UncorrectedECC > b.UncorrectedECC, Probe, "its memory had uncorrected errors since the last probe")
 	add(down != 0, None, "%d of its %d NVLinks are down", bits.OnesCount64(down), bits.OnesCount64(b.NVLinks|p.NVLinks))
 	add(p.Fabric == gpu.FabricStarting && !p.MIGEnabled, None, "the fabric manager has not configured it yet")
-	add(p.Fabric == gpu.FabricFailed && !p.MIGEnabled, Reset, "it could not be made a part of the NVSwitches' fabric")
+	add(p.Fabric == gpu.FabricFailed && !p.MIGEnabled, Reset, "it could not join the NVLink fabric")
 	add(p.ShutdownTemperature > 0 && p.Temperature >= p.ShutdownTemperature-shutdownMargin, None,
-		"it is about to shut down from heat, at %d degrees", p.ShutdownTemperature)
+		"it is about to overheat: it shuts down at %d °C", p.ShutdownTemperature)
 	if !p.MIGEnabled {
 		b.NVLinks |= p.NVLinks
 	}

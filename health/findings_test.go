@@ -16,11 +16,11 @@ func TestFindingsOfAProbe(t *testing.T) {
 		"nothing has changed": {func(*gpu.Probe) {}, "", ""},
 		"the GPU is lost": {
 			func(p *gpu.Probe) { p.Error, p.Lost = "GPU is lost", true },
-			"the driver has lost it, as when it falls off the bus", Reboot,
+			"the driver has lost the GPU, for example because it fell off the bus", Reboot,
 		},
 		"the GPU needs a reset": {
 			func(p *gpu.Probe) { p.Error, p.NeedsReset = "GPU requires reset", true },
-			"the driver cannot use it before a reset", Reset,
+			"the driver cannot use the GPU before a reset", Reset,
 		},
 		"a row remapping is pending": {
 			func(p *gpu.Probe) { p.RemapPending = true }, "a row of its memory is remapped at the next reset", Reset,
@@ -46,15 +46,15 @@ func TestFindingsOfAProbe(t *testing.T) {
 			func(p *gpu.Probe) { p.Fabric = gpu.FabricStarting }, "the fabric manager has not configured it yet", None,
 		},
 		"the GPU cannot join the fabric": {
-			func(p *gpu.Probe) { p.Fabric = gpu.FabricFailed }, "it could not be made a part of the NVSwitches' fabric", Reset,
+			func(p *gpu.Probe) { p.Fabric = gpu.FabricFailed }, "it could not join the NVLink fabric", Reset,
 		},
 		"the GPU is part of the fabric": {func(p *gpu.Probe) { p.Fabric = gpu.FabricCompleted }, "", ""},
 		"the GPU is about to shut down": {
-			func(p *gpu.Probe) { p.Temperature = 90 }, "it is about to shut down from heat, at 92 degrees", None,
+			func(p *gpu.Probe) { p.Temperature = 90 }, "it is about to overheat: it shuts down at 92 °C", None,
 		},
 		"the GPU is hot": {func(p *gpu.Probe) { p.Temperature = 89 }, "", ""},
 		"the driver asks for a reset": {
-			func(p *gpu.Probe) { p.RecoveryAction = 1 }, "the driver asks for a reset of the GPU", Reset,
+			func(p *gpu.Probe) { p.RecoveryAction = 1 }, "the driver requires a reset of the GPU", Reset,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

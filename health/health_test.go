@@ -179,12 +179,12 @@ func TestStateOfADevice(t *testing.T) {
 		},
 		"the driver's recovery action overrules a harmless code": {
 			do:    func(_ *testing.T, n *node) *node { return n.xid(gpuB, 45, 2) },
-			state: Unhealthy, reason: "XID 45 (an application's channel was cleaned up); the driver asks for a reboot",
+			state: Unhealthy, reason: "XID 45 (an application's channel was cleaned up); the driver requires a reboot",
 			remedy: Reboot,
 		},
 		"a recovery action that is not known is not healthy": {
 			do:    func(_ *testing.T, n *node) *node { return n.clean(gpuB, 99) },
-			state: Unhealthy, reason: "recovery action 99, which is not known", remedy: Service,
+			state: Unhealthy, reason: "the unknown recovery action 99", remedy: Service,
 		},
 		"the recovery action none lifts what an event reported": {
 			do: func(_ *testing.T, n *node) *node {

@@ -61,7 +61,7 @@ type recordedState struct {
 	Remedy Action    `json:"remedy,omitempty"`
 	Since  time.Time `json:"since"`
 	// Event is what the device needs because of events, and Rule because of an administrator's rule; zero if nothing.
-	// Clean probes do not end either, and the driver does not end a rule's.
+	// Clean probes clear neither. A probe clears Event if the driver reports that no recovery action is needed.
 	Event Finding `json:"event,omitzero"`
 	Rule  Finding `json:"rule,omitzero"`
 	Lost  bool    `json:"lost,omitempty"` // whether the last probe reported it lost
@@ -103,7 +103,7 @@ func parseRecord(data []byte) (record, error) {
 		return record{}, err
 	}
 	if r.Version != recordVersion {
-		return record{}, fmt.Errorf("version %d is not known", r.Version)
+		return record{}, fmt.Errorf("unknown version %d", r.Version)
 	}
 	return r, nil
 }

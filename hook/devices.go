@@ -26,7 +26,7 @@ const (
 	maxParams = 1 << 20 // bytes; real ones have about 1,000
 )
 
-// findNodes reports, for each of the GPUs' nodes in /dev/dri, whether the container has it.
+// findNodes reports, for each of the GPUs' device nodes in /dev/dri, whether the container has it.
 func findNodes(root *rootfs.Root, gpus []hookargs.DRI) map[string]bool {
 	nodes := map[string]bool{}
 	for _, gpu := range gpus {
@@ -38,7 +38,7 @@ func findNodes(root *rootfs.Root, gpus []hookargs.DRI) map[string]bool {
 	return nodes
 }
 
-// driLinks returns links in /dev/dri/by-path to the container's nodes, like those that udev makes on a host.
+// driLinks returns links in /dev/dri/by-path to the container's device nodes, like those that udev makes on a host.
 func driLinks(gpus []hookargs.DRI, nodes map[string]bool) []hookargs.Link {
 	var links []hookargs.Link
 	for _, gpu := range gpus {
@@ -59,7 +59,7 @@ func driLinks(gpus []hookargs.DRI, nodes map[string]bool) []hookargs.Link {
 	return links
 }
 
-// findMinors returns the minor numbers of the GPUs' nodes /dev/nvidiaN in the container.
+// findMinors returns the minor numbers of the GPUs' device nodes /dev/nvidiaN in the container.
 func findMinors(root *rootfs.Root) ([]uint32, error) {
 	names, err := root.ReadDir("/dev", maxNodes)
 	if isMissing(err) {

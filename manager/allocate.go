@@ -205,7 +205,7 @@ func (a *attempt) allocate(ctx context.Context, c choice, allocation *model.Allo
 
 func marshal(r *pluginapi.ContainerAllocateResponse) ([]byte, error) {
 	if size := proto.Size(r); size > maxResponse {
-		return nil, fmt.Errorf("it has %d bytes, and at most %d are kept", size, maxResponse)
+		return nil, fmt.Errorf("it has %d bytes, more than the maximum of %d", size, maxResponse)
 	}
 	return proto.MarshalOptions{Deterministic: true}.Marshal(r)
 }

@@ -24,7 +24,7 @@ func TestResponsesAreBounded(t *testing.T) {
 		Envs: map[string]string{"A": strings.Repeat("a", 1<<20)},
 	}), plugintest.Devices(1)...)
 	_, err := n.m.Admit(t.Context(), pod("a", wants("main", gpu, 1)), model.Caller{})
-	if err == nil || !strings.Contains(err.Error(), "at most 1048576 are kept") {
+	if err == nil || !strings.Contains(err.Error(), "more than the maximum of 1048576") {
 		t.Error("got", err)
 	}
 	if len(n.free(gpu)) != 1 {

@@ -12,13 +12,13 @@ var (
 	// ErrConflict means that a request contradicts a placement: the UID has another request, or the container has
 	// ended.
 	ErrConflict = errors.New("conflict")
-	// ErrPlaced means that an imported pod, or a device of it, is placed already.
-	ErrPlaced = errors.New("is placed already")
+	// ErrPlaced means that an imported pod, or a device of it, is already placed.
+	ErrPlaced = errors.New("is already placed")
 	// ErrInvalid means that a pod cannot be placed as described, for example because it has no UID.
 	ErrInvalid = errors.New("invalid pod")
 	// ErrBadResponse means that a plugin's response to Allocate is not valid for any container. The response is kept
 	// until the pod is released.
-	ErrBadResponse = errors.New("answered Allocate with what no container can have")
+	ErrBadResponse = errors.New("returned an invalid response to Allocate")
 	// ErrRetry means that nothing was changed and that the same call can succeed later: a plugin is disconnected, a
 	// device left the list during Allocate, or the state could not be written. If it also wraps state.ErrBroken, it is
 	// unknown what is on the disk: the change may be there after the next start.
@@ -31,7 +31,7 @@ const (
 	ReasonTopology   = "TopologyAffinityError"
 )
 
-// RejectedError is the answer to a pod that cannot have the devices it asks for.
+// RejectedError is the answer to a pod that cannot have the devices that it requests.
 type RejectedError struct {
 	Reason string // ReasonUnexpected or ReasonTopology
 	// Message is the message that the kubelet writes into the pod's status.

@@ -126,7 +126,8 @@ func (m *Manager) recordResources() {
 	m.mu.Unlock()
 	slices.Sort(names)
 	if err := m.store.SetResources(names); err != nil {
-		m.o.Log.Error("a restart will not know the resources whose plugins are away: their names cannot be written",
+		m.o.Log.Error("the names of the resources cannot be written: a restart will not know those whose plugins are "+
+			"disconnected",
 			"error", err)
 	}
 }

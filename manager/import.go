@@ -10,12 +10,13 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// Importable returns the imported placements that must be added to a state that no manager has open, without those that
-// an earlier import has added. resources are the names of all resources after the import. The error wraps ErrInvalid if
-// a manager would refuse a pod, and ErrPlaced if a pod or one of its devices is placed already.
+// Importable returns those of the imported placements that an earlier import has not added yet. placed are the
+// placements in the state, which no manager may have open, and resources the names of all resources after the import.
+// The error wraps ErrInvalid if a manager would refuse a pod, and ErrPlaced if a pod or one of its devices is already
+// placed.
 func Importable(placed, imported []model.Placement, resources []string) ([]model.Placement, error) {
 	if len(resources) > endpoint.MaxResources {
-		return nil, fmt.Errorf("there are %d resources, and the manager takes %d", len(resources), endpoint.MaxResources)
+		return nil, fmt.Errorf("there are %d resources, more than the maximum of %d", len(resources), endpoint.MaxResources)
 	}
 	for _, p := range imported {
 		if err := Validate(p.Pod); err != nil {

@@ -38,11 +38,11 @@ func TestImportsAreCheckedAsAWhole(t *testing.T) {
 		},
 		"a pod that has another device": {
 			pods: []model.Placement{placed("b", "1"), placed("a", "2")}, err: manager.ErrPlaced,
-			text: "pod a is placed already",
+			text: "pod a is already placed",
 		},
 		"a device of another pod": {
 			pods: []model.Placement{placed("b", "0")}, err: manager.ErrPlaced,
-			text: "r=0 of pod b is placed already: pod a has it",
+			text: "r=0 of pod b is already placed: pod a has it",
 		},
 		"a pod without a UID": {
 			pods: []model.Placement{placed("b", "1"), placed("", "2")}, err: manager.ErrInvalid, text: `pod ""`,
@@ -50,7 +50,7 @@ func TestImportsAreCheckedAsAWhole(t *testing.T) {
 		"a pod with a long UID": {
 			pods: []model.Placement{placed(strings.Repeat("u", 254), "2")}, err: manager.ErrInvalid, text: "253 characters",
 		},
-		"too many resources": {resources: many, text: "there are 257 resources, and the manager takes 256"},
+		"too many resources": {resources: many, text: "there are 257 resources, more than the maximum of 256"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

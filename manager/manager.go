@@ -54,7 +54,7 @@ type Manager struct {
 	running   context.Context // until nothing can be changed any more, with the cause
 	stop      context.CancelCauseFunc
 
-	mu       sync.Mutex       // is held for short: never during a call to a plugin, and never while the state is written
+	mu       sync.Mutex       // held only briefly: never during a call to a plugin or a write of the state
 	pools    map[string]*pool // by resource
 	pods     map[string]placed
 	admitted uint64                   // the number of pods that were placed so far

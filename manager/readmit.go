@@ -9,7 +9,7 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// readmit returns the placement of a pod that is placed already.
+// readmit returns the placement of a pod that is already placed.
 func (m *Manager) readmit(have model.Placement, p model.Pod) (model.Placement, error) {
 	if err := sameRequest(have.Pod, p); err != nil {
 		rejected := unexpected(err)

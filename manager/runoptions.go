@@ -99,7 +99,7 @@ func (m *merger) first(resource, kind, key, value string) bool {
 	}
 	if have.value != value {
 		m.Conflicts = append(m.Conflicts,
-			fmt.Sprintf("%s is %q by %s, and %q by %s is left out", name, have.value, have.resource, value, resource))
+			fmt.Sprintf("%s: %q from %s is used, and %q from %s is ignored", name, have.value, have.resource, value, resource))
 	}
 	return false
 }

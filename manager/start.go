@@ -47,7 +47,7 @@ func (m *Manager) preStart(ctx context.Context, a model.Allocation) error {
 	plugin, err := m.registry.Endpoint(a.Resource)
 	if err != nil || plugin.Socket() == "" {
 		return fmt.Errorf("%w: no plugin is registered for %s, "+
-			"and it may have to prepare the devices", ErrRetry, a.Resource)
+			"which may have to prepare the devices", ErrRetry, a.Resource)
 	}
 	if !plugin.Options().GetPreStartRequired() {
 		return nil

@@ -58,10 +58,11 @@ func TestContainersGetRunOptions(t *testing.T) {
 		Mounts:     []model.Mount{{ContainerPath: "/lib", HostPath: "/lib-gpu", ReadOnly: true}},
 		CDIDevices: []string{"example.com/gpu=1", "example.com/gpu=0", "example.com/nic=0"},
 		Conflicts: []string{
-			`the environment variable "A" is "gpu" by example.com/gpu, and "nic" by example.com/nic is left out`,
-			`the annotation "note" is "gpu" by example.com/gpu, and "nic" by example.com/nic is left out`,
-			`the device node "/dev/b" is "/dev/b rw" by example.com/gpu, and "/dev/other rw" by example.com/nic is left out`,
-			`the mount "/lib" is "/lib-gpu ro" by example.com/gpu, and "/lib-gpu" by example.com/nic is left out`,
+			`the environment variable "A": "gpu" from example.com/gpu is used, and "nic" from example.com/nic is ignored`,
+			`the annotation "note": "gpu" from example.com/gpu is used, and "nic" from example.com/nic is ignored`,
+			`the device node "/dev/b": "/dev/b rw" from example.com/gpu is used, and "/dev/other rw" from ` +
+				"example.com/nic is ignored",
+			`the mount "/lib": "/lib-gpu ro" from example.com/gpu is used, and "/lib-gpu" from example.com/nic is ignored`,
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -232,8 +233,8 @@ func TestWhatNoContainerCanHaveIsRefused(t *testing.T) {
 	n.pluginWith(nic, answers(&v1beta1.ContainerAllocateResponse{}), plugintest.Devices(1)...)
 	n.admit(pod("a", model.Container{Name: "main", Limits: map[string]int{nic: 1, gpu: 1}}))
 	got, err := n.m.Start(t.Context(), "a", "main")
-	want := `start container "main" of pod "a": the plugin of example.com/gpu answered Allocate with what no container ` +
-		`can have: permissions of a device node "rwx": want some of r, w and m` + "\n" +
+	want := `start container "main" of pod "a": the plugin of example.com/gpu returned an invalid response to Allocate: ` +
+		`permissions of a device node "rwx": want some of r, w and m` + "\n" +
 		`host path of a mount "../..": want an absolute path`
 	if !errors.Is(err, manager.ErrBadResponse) || err.Error() != want || !cmp.Equal(got, model.RunOptions{}) ||
 		p.Calls().PreStart != 0 {

@@ -38,7 +38,8 @@ func TestBrokenLibraries(t *testing.T) {
 	testenv.Must(t, os.WriteFile(optix, whole, 0o755))
 	b.wantDevices(b.reconcile(), count{healthy: 4})
 	b.wantDevices(b.reconcile(), count{healthy: 4})
-	if got := log.String(); strings.Count(got, "no longer: containers go without the driver library "+optix) != 1 ||
+	const end = "no longer the case: containers do not get the driver library "
+	if got := log.String(); strings.Count(got, end+optix) != 1 ||
 		strings.Contains(got, "WARN") {
 		t.Errorf("its end was not logged once:\n%s", got)
 	}

@@ -34,7 +34,7 @@ func (e *TakenError) Error() string {
 	}
 	var lines []string
 	for _, file := range slices.Sorted(maps.Keys(names)) {
-		lines = append(lines, fmt.Sprintf("%s defines %s too", file, wording.ShortenList(names[file], 8, ", ")))
+		lines = append(lines, fmt.Sprintf("%s also defines %s", file, wording.ShortenList(names[file], 8, ", ")))
 	}
 	return fmt.Sprintf("other CDI spec files define the names of %s of this node: %s", what, strings.Join(lines, "; "))
 }
@@ -91,7 +91,7 @@ func (r *Reconciler) conflictRemarks(p *plan) []remark {
 	for _, g := range groups {
 		list = append(list, remark{
 			key: g.file + ": " + g.effect, level: g.level,
-			text:   fmt.Sprintf("%s defines %s too: %s", g.file, wording.ShortenList(names[g], 8, ", "), g.effect),
+			text:   fmt.Sprintf("%s also defines %s: %s", g.file, wording.ShortenList(names[g], 8, ", "), g.effect),
 			advice: "remove that file, or give this node's devices another CDI kind",
 		})
 	}

@@ -40,8 +40,8 @@ func (r *Reconciler) checkDriver() error {
 	}
 	module := host.DriverVersion(r.opts.Host)
 	if module != "" && module != d.Version {
-		return fmt.Errorf("the driver's libraries are %s now, the loaded kernel module is %s: "+
+		return fmt.Errorf("the driver's libraries have version %s, but the loaded kernel module has %s: "+
 			"reload the module, or reboot", d.Version, module)
 	}
-	return fmt.Errorf("%w: the libraries are %s now", ErrDriverChanged, d.Version)
+	return fmt.Errorf("%w: its libraries now have version %s", ErrDriverChanged, d.Version)
 }

@@ -30,7 +30,7 @@ func (m *Monitor) receive(e gpu.Event) {
 func (m *Monitor) logFirst(e gpu.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	line := fmt.Sprintf("%s reported %s; further events of this kind are counted", m.names[e.GPU], eventTexts[e.Kind])
+	line := fmt.Sprintf("%s reported %s; further events of this kind are only counted", m.names[e.GPU], eventTexts[e.Kind])
 	if m.names[e.GPU] != "" && !m.loggedEvents[line] {
 		m.loggedEvents[line] = true
 		m.log.Info(line)
@@ -55,7 +55,7 @@ func (m *Monitor) receiveXID(e gpu.Event) {
 	name := m.names[e.GPU]
 	m.mu.Unlock()
 	if first && len(transitions) == 0 {
-		m.log.Info(fmt.Sprintf("%s reported %s; its devices stay as they are, and further events of this code are counted",
+		m.log.Info(fmt.Sprintf("%s reported %s; its devices keep their state; further events of this code are only counted",
 			name, health.XIDName(e.XID)))
 	}
 	m.report(transitions)

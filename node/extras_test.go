@@ -185,7 +185,7 @@ func TestAnotherSpecTakesAChannelThatIsRequired(t *testing.T) {
 	edit(t, other, "nvidia.com/gpu", "nvidia.com/imex-channel")
 	s := b.reconcile()
 	b.wantDevices(s, count{unhealthy: 4})
-	why := "imex is required: " + other + " defines nvidia.com/imex-channel=1 too"
+	why := "imex is required: " + other + " also defines nvidia.com/imex-channel=1"
 	if got := reasons(s)[b.uuids()[0]]; got != why || s.Ready() == nil {
 		t.Errorf("the devices are unhealthy because %q; readiness: %v", got, s.Ready())
 	}

@@ -31,7 +31,8 @@ func (m *Monitor) loadRecord(driverVersion string) (usable bool) {
 		return true
 	}
 	aside := m.opts.Path + ".damaged"
-	m.log.Error("the recorded health of the devices cannot be used; cordons are lost, and probes decide: "+err.Error(),
+	m.log.Error("the recorded health of the devices cannot be used; cordons are lost, and devices are suspect until "+
+		"probes pass: "+err.Error(),
 		"set aside as", aside)
 	if err := os.Rename(m.opts.Path, aside); err != nil {
 		m.log.Error("the recorded health of the devices cannot be set aside: " + err.Error())
@@ -74,8 +75,8 @@ func (m *Monitor) takeOverHolds() {
 		if slices.Contains(m.heldByOldReset, gpuUUID) {
 			continue
 		}
-		m.log.Warn(cmp.Or(m.names[gpuUUID], gpuUUID) + " is no longer held for a reset, since this program ended " +
-			"meanwhile: ask for the reset again if it is still needed")
+		m.log.Warn(cmp.Or(m.names[gpuUUID], gpuUUID) + " is no longer held for a reset, during which this program " +
+			"restarted: repeat the reset if it is still needed")
 	}
 }
 
@@ -114,9 +115,9 @@ func (m *Monitor) endOldResets(gpuUUIDs []string) {
 		m.heldByOldReset = slices.DeleteFunc(m.heldByOldReset, func(uuid string) bool { return uuid == gpuUUID })
 		name := cmp.Or(m.names[gpuUUID], gpuUUID)
 		m.mu.Unlock()
-		m.log.Warn(name + " is no longer held: nvidia-smi does not reset it any more. Whether " +
-			"it was reset is not known: if it stays unhealthy, reset it again. If its persistence mode was on, switch it on " +
-			"again: nvidia-smi -i " + gpuUUID + " -pm 1")
+		m.log.Warn(name + " is no longer held: the nvidia-smi that was resetting it has " +
+			"ended, with an unknown result. If the GPU stays unhealthy, reset it again. If its persistence mode was " +
+			"on, switch it on again: nvidia-smi -i " + gpuUUID + " -pm 1")
 		m.EndHold(gpuUUID)
 	}
 }

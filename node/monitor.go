@@ -137,7 +137,7 @@ func (m *Monitor) replaceDevices(s *gpu.Snapshot) (xids []waitingXID) {
 func (m *Monitor) logChangedGPUs(before map[string]string) {
 	for _, uuid := range slices.Sorted(maps.Keys(before)) {
 		if name := before[uuid]; isGPU(name) && m.names[uuid] == "" {
-			m.log.Warn(name + " is gone: the driver does not have " + uuid + " any more")
+			m.log.Warn(name + " is gone: the driver no longer reports " + uuid)
 		}
 	}
 	for _, uuid := range slices.Sorted(maps.Keys(m.names)) {
@@ -300,7 +300,7 @@ func (m *Monitor) checkState(
 	defer m.mu.Unlock()
 	switch s, known := status(); {
 	case !known:
-		return errors.New("the driver does not have it")
+		return errors.New("the driver does not report it")
 	case !slices.Contains(wanted, s.State):
 		return errors.New("it is " + s.String())
 	}

@@ -250,7 +250,7 @@ func TestAGPUThatGoesAndComesIsLogged(t *testing.T) {
 	log := &testenv.Log{}
 	b := newFixture(t, "pcie-quad", func(o *Options) { o.Log = slog.New(slog.NewTextHandler(log, nil)) })
 	b.start()
-	gone, back := "GPU 2 is gone: the driver does not have "+b.uuids()[2], "GPU 2 is new: "+b.uuids()[2]
+	gone, back := "GPU 2 is gone: the driver no longer reports "+b.uuids()[2], "GPU 2 is new: "+b.uuids()[2]
 	testenv.Must(t, b.node.Remove(2))
 	b.reconcile()
 	if text := log.String(); strings.Count(text, " is gone") != 1 || !strings.Contains(text, gone) {

@@ -6,7 +6,7 @@
 //   - scan reads the node and returns what is desired;
 //   - newPlan plans the files for that beside the spec files of others, and writes nothing;
 //   - writeSpecs and writeDescriptors write the difference to the disk;
-//   - stateOf makes the State that is published, of the plan less what could not be written (pure).
+//   - stateOf makes the State that is published: the plan without what could not be written (pure).
 //
 // A device is healthy in a State if engines take it from the spec on disk with the desired edits: a new device is
 // published after it is in the spec, and a device that is gone leaves the published state before it leaves the spec.
@@ -169,12 +169,12 @@ func (r *Reconciler) Receive(e gpu.Event) {
 // receiveUnbind triggers a reconciliation, since a GPU is about to be unbound from the driver.
 func (r *Reconciler) receiveUnbind(err error) {
 	if err != nil {
-		r.log.Warn("the driver does not report that a GPU is to be unbound from it, which then waits until this program " +
-			"has closed the driver: " + err.Error())
+		r.log.Warn("unbinding a GPU from the driver waits until this program closes the driver, since the driver does not " +
+			"report it beforehand: " + err.Error())
 		return
 	}
-	r.log.Info("the driver is about to be unbound from a GPU; the kernel waits until no program has the GPU open: " +
-		"this program closes it")
+	r.log.Info("a GPU is about to be unbound from the driver: closing the driver, since the kernel waits until no " +
+		"program has the GPU open")
 	r.Trigger()
 }
 

@@ -237,7 +237,7 @@ func brokenLibraries(findings []driver.Finding) []remark {
 		if name := cmp.Or(f.Path, f.Name); f.Broken {
 			list = append(list, remark{
 				key: name, level: slog.LevelWarn, advice: "install the NVIDIA driver again",
-				text: "containers go without the driver library " + name + ", which cannot be used: " + f.Note,
+				text: "containers do not get the driver library " + name + ", which cannot be used: " + f.Note,
 			})
 		}
 	}

@@ -66,7 +66,7 @@ func TestStartRefuses(t *testing.T) {
 	}{
 		"the names of all devices in another file of our directory": {
 			func(b *fixture) { b.foreign(filepath.Join(b.dirs[1], "other.yaml"), b.uuids()...) },
-			[]string{"define the names of all 4 healthy devices", "other.yaml defines nvidia.com/gpu=GPU-"},
+			[]string{"define the names of all 4 healthy devices", "other.yaml also defines nvidia.com/gpu=GPU-"},
 			isType[*TakenError],
 		},
 		"the names of all devices in two files": {
@@ -74,7 +74,7 @@ func TestStartRefuses(t *testing.T) {
 				b.foreign(filepath.Join(b.dirs[1], "one.yaml"), b.uuids()[:1]...)
 				b.foreign(filepath.Join(b.dirs[1], "two.yaml"), b.uuids()[1:]...)
 			},
-			[]string{"one.yaml defines nvidia.com/gpu=GPU-", "two.yaml defines nvidia.com/gpu=GPU-"},
+			[]string{"one.yaml also defines nvidia.com/gpu=GPU-", "two.yaml also defines nvidia.com/gpu=GPU-"},
 			isType[*TakenError],
 		},
 		"the names of all devices beside a spec of ours": {
@@ -82,7 +82,7 @@ func TestStartRefuses(t *testing.T) {
 				b.foreign(filepath.Join(b.dirs[1], "other.yaml"), b.uuids()...)
 				b.foreign(b.path, b.uuids()...)
 			},
-			[]string{"other.yaml defines nvidia.com/gpu=GPU-"},
+			[]string{"other.yaml also defines nvidia.com/gpu=GPU-"},
 			func(err error) bool { e, ok := errors.AsType[*TakenError](err); return ok && e.Path != "" },
 		},
 		"a name of an extra that is required": {
@@ -92,7 +92,7 @@ func TestStartRefuses(t *testing.T) {
 				b.foreign(other, "all")
 				edit(b.t, other, "nvidia.com/gpu", "nvidia.com/gds")
 			},
-			[]string{"gds is required: ", "gds.yaml defines nvidia.com/gds=all"},
+			[]string{"gds is required: ", "gds.yaml also defines nvidia.com/gds=all"},
 			isType[*RequiredError],
 		},
 		"a directory of lower priority that engines cannot read": {
@@ -326,7 +326,7 @@ func TestAnotherSpecTakesADevice(t *testing.T) {
 			b.foreign(other, uuid)
 			s := b.reconcile()
 			b.wantDevices(s, count{healthy: c.good, unhealthy: c.bad})
-			why := other + " defines nvidia.com/gpu=" + uuid + " too"
+			why := other + " also defines nvidia.com/gpu=" + uuid
 			if reason := reasons(s)[uuid]; c.bad > 0 && reason != why {
 				t.Errorf("it is unhealthy for the reason %q", reason)
 			}
@@ -405,17 +405,17 @@ func TestConflictsAreLoggedWhenTheyBeginAndWhenTheyEnd(t *testing.T) {
 	b.foreign(extra, "all")
 	edit(t, extra, "nvidia.com/gpu", "nvidia.com/gds")
 	begin := []string{
-		both + " defines nvidia.com/gpu=" + b.uuids()[0] + ", nvidia.com/gpu=" + b.uuids()[1] +
-			" too: these devices are unhealthy; remove that file",
-		both + " defines nvidia.com/gpu=0, nvidia.com/gpu=all too: engines do not take these names from this node's spec",
-		low + " defines nvidia.com/gpu=" + b.uuids()[2] +
-			" too: engines take these from this node's spec, and not from that file",
-		extra + " defines nvidia.com/gds=all too: containers do not get these",
+		both + " also defines nvidia.com/gpu=" + b.uuids()[0] + ", nvidia.com/gpu=" + b.uuids()[1] +
+			": these devices are unhealthy; remove that file",
+		both + " also defines nvidia.com/gpu=0, nvidia.com/gpu=all: engines do not take these names from this node's spec",
+		low + " also defines nvidia.com/gpu=" + b.uuids()[2] +
+			": engines take these from this node's spec, and not from that file",
+		extra + " also defines nvidia.com/gds=all: containers do not get these",
 	}
 	var end []string
 	for i, line := range begin {
 		begin[i] = `msg="` + line
-		end = append(end, `msg="no longer: `+strings.TrimSuffix(line, "; remove that file"))
+		end = append(end, `msg="no longer the case: `+strings.TrimSuffix(line, "; remove that file"))
 	}
 	expect := func(lines []string, times int) {
 		t.Helper()
@@ -667,7 +667,7 @@ func TestADriverWhoseModuleIsNotReloadedMakesItsDevicesUnhealthy(t *testing.T) {
 	s := b.reconcile()
 	b.wantDevices(s, count{unhealthy: 1})
 	if s.Err == nil ||
-		!strings.Contains(s.Err.Error(), "libraries are 590.44.01 now, the loaded kernel module is 580.126.09") {
+		!strings.Contains(s.Err.Error(), "libraries have version 590.44.01, but the loaded kernel module has 580.126.09") {
 		t.Errorf("error %v", s.Err)
 	}
 	testenv.Must(t, node.SetKernelVersion("590.44.01"))

@@ -81,7 +81,7 @@ func logRemarks(log *slog.Logger, before, now []remark) {
 	}
 	for _, m := range before {
 		if !slices.ContainsFunc(now, func(n remark) bool { return n.key == m.key }) {
-			log.Info("no longer: " + m.text)
+			log.Info("no longer the case: " + m.text)
 		}
 	}
 }

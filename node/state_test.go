@@ -19,7 +19,7 @@ func TestRemarksAreLoggedWhenTheyBeginChangeAndEnd(t *testing.T) {
 		"new":      {nil, []remark{one, note}, "WARN A is wrong; repair it\nINFO B is so\n"},
 		"the same": {[]remark{one, note}, []remark{note, one}, ""},
 		"changed":  {[]remark{one}, []remark{worse}, "ERROR A is worse\n"},
-		"ended":    {[]remark{one, note}, []remark{note}, "INFO no longer: A is wrong\n"},
+		"ended":    {[]remark{one, note}, []remark{note}, "INFO no longer the case: A is wrong\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log strings.Builder

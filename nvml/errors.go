@@ -27,7 +27,7 @@ var (
 	// ErrNoPermission means that the process may not use the driver, or may not change a setting of a GPU.
 	ErrNoPermission error = driverError("no permission to use the NVIDIA driver")
 	// ErrReleased means that the session has released the driver; see [Session.Release].
-	ErrReleased error = driverError("the NVIDIA driver is released for now")
+	ErrReleased error = driverError("the NVIDIA driver is temporarily released")
 	// ErrDriverFailed means that the driver returned any other error.
 	ErrDriverFailed error = driverError("the NVIDIA driver failed")
 )

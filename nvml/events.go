@@ -57,7 +57,7 @@ type watchers struct {
 var errNoXIDs = errors.New("the driver reports no XIDs of this GPU")
 
 // errWatchStopped means that no events are received because closing the library failed.
-var errWatchStopped = errors.New("the library was to be closed and is still in use")
+var errWatchStopped = errors.New("closing the library failed, since calls still use it")
 
 // watchDriver receives the driver's events while the library is open.
 func (s *Session) watchDriver() {

@@ -378,7 +378,7 @@ func (s *Session) links(ctx context.Context, snapshot *gpu.Snapshot, handles []n
 	for i, err := range errs {
 		unread[gpus[i]] = true
 		if !before.unread[gpus[i]] && ctx.Err() == nil {
-			const message = "the links of GPU %d cannot be read; its position on PCIe and its NUMA node are used"
+			const message = "the links of GPU %d cannot be read; its position on PCIe and its NUMA node are used instead"
 			s.opts.Log.Warn(fmt.Sprintf(message, i), "gpu", gpus[i], "error", err)
 		}
 	}

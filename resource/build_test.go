@@ -151,14 +151,14 @@ func TestBuildOnKnownMachines(t *testing.T) {
 			"mig-h100", func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Include = []Selector{"2", "4"} },
 			[]string{"nvidia.com/gpu: 2:0! 4:0! 4:1! 4:2! 4:3! 4:4! 4:5! 4:6!"},
 			append(excluded(0, 1, 3, 5, 6, 7),
-				"mig-strategy single needs the same profile on all GPUs, and there are: 1g.10gb, 7g.80gb; "+
+				"mig-strategy single needs the same profile on all GPUs, but there are: 1g.10gb, 7g.80gb; "+
 					"partition them alike, or use mixed"),
 		},
 		"whole GPUs besides MIG devices are unhealthy with mig-strategy single": {
 			"mig-h100", func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Include = []Selector{"2", "6"} },
 			[]string{"nvidia.com/gpu: 2:0! 6!"},
 			append(excluded(0, 1, 3, 4, 5, 7),
-				"mig-strategy single needs the same profile on all GPUs, and there are: 7g.80gb, whole GPUs; "+
+				"mig-strategy single needs the same profile on all GPUs, but there are: 7g.80gb, whole GPUs; "+
 					"partition them alike, or use mixed"),
 		},
 		"MIG devices of one profile are offered as GPUs with mig-strategy single": {

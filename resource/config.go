@@ -123,7 +123,7 @@ func (s *Sharing) methods() []method {
 	}
 	return []method{slicing, {
 		key: mpsKey, rules: m.Resources, renameByDefault: m.RenameByDefault,
-		limitReason: "a process can use one MPS control daemon only",
+		limitReason: "a process can use only one MPS control daemon",
 	}}
 }
 

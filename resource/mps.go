@@ -38,7 +38,7 @@ func mpsLimits(p *plan, n int) (*MPSLimits, error) {
 	switch {
 	case n > maxClients:
 		return nil, fmt.Errorf("MPS supports at most %d clients on this GPU (compute capability %s), "+
-			"and there are %d replicas", maxClients, cmp.Or(p.gpu.ComputeCapability, "unknown"), n)
+			"but there are %d replicas", maxClients, cmp.Or(p.gpu.ComputeCapability, "unknown"), n)
 	case limits.MemoryBytes == 0:
 		return nil, errors.New("its memory size is unknown, so containers cannot be limited to a part of it")
 	}

@@ -74,9 +74,9 @@ func TestMPS(t *testing.T) {
 			limits: []string{"a.b/c: 1::0 23034/0 1::1 23034/0"},
 			findings: []string{
 				"GPU-0 is not shared: MPS supports at most 16 clients on this GPU (compute capability 6.1), " +
-					"and there are 17 replicas",
+					"but there are 17 replicas",
 				"GPU-2 is not shared: MPS supports at most 16 clients on this GPU (compute capability unknown), " +
-					"and there are 17 replicas",
+					"but there are 17 replicas",
 			},
 		},
 		"MIG devices are not shared": {
@@ -149,7 +149,7 @@ func TestMPS(t *testing.T) {
 			want: []string{"nvidia.com/gpu: 1"},
 			findings: append(excluded(0, 2, 3),
 				"GPU-1 is not shared: MPS supports at most 48 clients on this GPU (compute capability 8.9), "+
-					"and there are 49 replicas"),
+					"but there are 49 replicas"),
 		},
 		"a rule that matches nothing is reported": {
 			machine:  "workstation",
@@ -202,7 +202,7 @@ func TestValidateMPS(t *testing.T) {
 		"rules without mps: true": {
 			off: true, mps: []SharingRule{{Name: "a.b/e", Replicas: 2}},
 			want: []string{
-				"sharing.mps.resources: needs mps: true: MPS is experimental and runs programs of the driver",
+				"sharing.mps.resources: requires mps: true, since MPS is experimental and runs programs of the driver",
 			},
 		},
 		"devices that time-slicing shares too": {
@@ -213,11 +213,11 @@ func TestValidateMPS(t *testing.T) {
 			},
 			want: []string{
 				"sharing.mps.resources[0]: sharing.time-slicing.resources[0] matches the same devices of a.b/c; " +
-					"a device is shared by one method only",
+					"only one method can share a device",
 				"sharing.mps.resources[1]: sharing.time-slicing.resources[1] matches the same devices of a.b/d; " +
-					"a device is shared by one method only",
+					"only one method can share a device",
 				"sharing.mps.resources[2]: sharing.time-slicing.resources[0] matches the same devices of a.b/c; " +
-					"a device is shared by one method only",
+					"only one method can share a device",
 			},
 		},
 		"all kinds of problems in rules": {

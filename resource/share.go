@@ -118,9 +118,9 @@ func (b *builder) requireUniform() {
 	for i := range b.plans {
 		d := &b.plans[i].device
 		d.Healthy = false
-		d.Reason = cmp.Or(d.Reason, "mig-strategy single needs the same profile on all GPUs, and there are: "+names)
+		d.Reason = cmp.Or(d.Reason, "mig-strategy single needs the same profile on all GPUs, but there are: "+names)
 	}
-	b.problem("mig-strategy", "single needs the same profile on all GPUs, and there are: %s; "+
+	b.problem("mig-strategy", "single needs the same profile on all GPUs, but there are: %s; "+
 		"partition them alike, or use mixed", names)
 }
 

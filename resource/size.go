@@ -43,7 +43,7 @@ type TooManyDevicesError struct {
 }
 
 func (e *TooManyDevicesError) Error() string {
-	return fmt.Sprintf("resource %s: a list of %d devices takes %d bytes, and the kubelet reads at most %d",
+	return fmt.Sprintf("resource %s: a list of %d devices takes %d bytes, but the kubelet reads at most %d",
 		e.Resource, e.Devices, e.Bytes, MaxList)
 }
 

@@ -56,13 +56,13 @@ func (p *problems) addSharing(c *Config) {
 		p.addRules(&methods[i])
 	}
 	if len(c.Sharing.MPS.Resources) > 0 && !c.MPS {
-		p.add(mpsKey, errors.New("needs mps: true: MPS is experimental and runs programs of the driver"))
+		p.add(mpsKey, errors.New("requires mps: true, since MPS is experimental and runs programs of the driver"))
 	}
 	for i, r := range c.Sharing.MPS.Resources {
 		sliced := c.Sharing.TimeSlicing.Resources
 		if j := slices.IndexFunc(sliced, func(t SharingRule) bool { return overlap(&t, &r) }); j >= 0 {
 			p.add(item(mpsKey, i), fmt.Errorf("%s matches the same devices of %s; "+
-				"a device is shared by one method only", item(timeSlicingKey, j), r.Name))
+				"only one method can share a device", item(timeSlicingKey, j), r.Name))
 		}
 	}
 }

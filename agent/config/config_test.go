@@ -378,7 +378,7 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		`prestart.policy: unknown value ""; known are none, check, clean, reset`,
 		"prestart.exec-timeout 0s: want more than 0 and at most 1h0m0s",
 		`prestart.programs[1] "/bin/x": want the name of an executable without its directory`,
-		"prestart.resources[1].name a.b/c: another entry has it",
+		"prestart.resources[1].name a.b/c: another entry has the same name",
 		`listen ":9400": want a host; use 0.0.0.0:9400 or [::]:9400 for all addresses of the node`,
 		`extras: unknown value "rdma"; known are gds, gdrcopy, mofed, nvswitch`,
 		"extras: duplicate value gds",
@@ -413,10 +413,10 @@ func TestRulesForXIDs(t *testing.T) {
 	want := []string{
 		"health.xids[0].xid 0: want a code of 1 or more",
 		`health.xids[1].action: unknown value "panic"; known are none, application, probe, reset, reboot, service`,
-		"health.xids[2].xid 48: another rule has it",
+		"health.xids[2].xid 48: another rule has the same XID",
 		"health.xids[2].count -1: want 1 to 1000",
-		"health.xids[3]: count and within are given together, for more than one event",
-		"health.xids[4]: count and within are given together, for more than one event",
+		"health.xids[3]: want count (more than 1) and within together",
+		"health.xids[4]: want count (more than 1) and within together",
 	}
 	if diff := cmp.Diff(strings.Join(want, "\n"), fmt.Sprint(c.Validate())); diff != "" {
 		t.Errorf("-want +got\n%s", diff)

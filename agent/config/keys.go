@@ -43,21 +43,21 @@ var keys = [][2]string{
 	{"health", "When a device is unhealthy, and when it is healthy again."},
 	{"health.clean-for", "How long the probes of a device must pass before it is healthy again; at most 1h; twice as " +
 		"long after each relapse within an hour."},
-	{"health.xids", "Rules for XIDs of the driver. A rule decides about events of its XID, before the driver's recovery " +
-		"action and NVIDIA's catalogue. What the driver still asks for at the next probe counts all the same."},
+	{"health.xids", "Rules for XIDs of the driver. For events of its XID a rule overrides the driver's recovery " +
+		"action and NVIDIA's catalogue, unless the next probe still reports the recovery action."},
 	{"health.xids[].xid", "Code of the XID."},
-	{"health.xids[].action", "What it means for the device: none, application (it stays healthy), probe (probes " +
+	{"health.xids[].action", "What the XID means: none, application (the device stays healthy), probe (probes " +
 		"decide), reset, reboot, service."},
 	{"health.xids[].count", "Number of events that are needed, if more than one."},
 	{"health.xids[].within", "Duration within which that many events must happen."},
-	{"report-health", "`list` of what the API server gets of the health of the devices: events, node-condition " +
+	{"report-health", "`list` of ways to report the health of the devices to the API server: events, node-condition " +
 		"(default: none)"},
 	{"service-account-dir", "`directory` with the token and ca.crt of the service account that report-health uses"},
-	{"prestart", "What is done with a device before a container starts with it. A device that does not pass is not " +
-		"given to the container, which starts again later."},
-	{"prestart.policy", "Policy: none, check (the device is healthy and nothing uses it), clean (also its settings are " +
-		"put back to their defaults), reset (also the GPU is reset, if the container has it alone)."},
-	{"prestart.strict", "Whether a device is refused that policy reset cannot reset; otherwise it is cleaned."},
+	{"prestart", "How a device is prepared before a container starts with it. If that fails, the container does " +
+		"not start, and the kubelet retries."},
+	{"prestart.policy", "Policy: none, check (the device is healthy and nothing uses it), clean (also restores its " +
+		"settings to their defaults), reset (also resets the GPU, if no other container has it)."},
+	{"prestart.strict", "Whether policy reset refuses a device that it cannot reset, instead of only cleaning it."},
 	{"prestart.programs", "Names of programs of the host that may use a device."},
 	{"prestart.memory-tolerance-mib", "MiB that may be in use on a device without processes."},
 	{"prestart.exec", "Program that runs last, with the device in its environment (GPU_DEVICE_UUID, GPU_UUID, " +
@@ -76,8 +76,8 @@ var keys = [][2]string{
 	{"imex.required", "Whether all devices are unhealthy while the host lacks one of the channels."},
 
 	{"allocation", "Which of the available devices the kubelet should prefer."},
-	{"allocation.policy", "Policy for GPUs: topology (best connected), partition (as NVIDIA's best effort), numa " +
-		"(fewest NUMA nodes, then topology)."},
+	{"allocation.policy", "Policy for GPUs: topology (best connected), partition (like NVIDIA's best-effort policy), " +
+		"numa (fewest NUMA nodes, then topology)."},
 	{"allocation.shared-policy", "Policy for replicas and MIG devices: spread (GPUs with the fewest in use), pack " +
 		"(the fullest GPUs that have room; MIG devices count by their compute slices), or one of the others."},
 	{"allocation.weights", "Scores for the connection of two GPUs: one for their nearest common point on PCIe, and " +
@@ -112,7 +112,7 @@ var keys = [][2]string{
 	{"sharing.time-slicing.rename-by-default", "Whether the names of shared resources end in .shared unless a rule " +
 		"has a rename."},
 	{"sharing.time-slicing.fail-requests-greater-than-one", "Whether requests for more than one device of a shared " +
-		"resource are refused; more would give no more compute."},
+		"resource are refused: several replicas give no more compute than one."},
 	{"sharing.time-slicing.resources", "Rules; the first one that matches a device applies."},
 	{"sharing.time-slicing.resources[].name", "Resource that the devices would have without the rule."},
 	{"sharing.time-slicing.resources[].devices", "Devices of the resource that are shared, selected as in gpus, or " +
@@ -176,12 +176,12 @@ var gone = map[string]string{
 	"pod-resources-socket": ofManager("pod-resources-socket"),
 	"api-socket":           ofManager("api-socket"),
 	"api-group":            ofManager("api-group"),
-	"dialect": "this key is gone: the device manager has none of the kubelet's faults; test a plugin against a kubelet " +
-		"to see them",
-	"sharing.mps.shared-memory-mib": "this key is gone: set the size of the tmpfs in gpu-cdi-mps@.service or in " +
+	"dialect": "this key was removed: the device manager does not imitate the kubelet's faults; test a plugin " +
+		"against a kubelet to see them",
+	"sharing.mps.shared-memory-mib": "this key was removed: set the size of the tmpfs in gpu-cdi-mps@.service or in " +
 		"mps-daemonset.yaml",
-	"prestart.kill-orphans": "this key is gone: use prestart.exec with a program that ends such processes, and policy " +
-		"none, since the other policies refuse a device in use before the program runs",
+	"prestart.kill-orphans": "this key was removed: use prestart.exec with a program that ends such processes, and " +
+		"policy none, since the other policies refuse a device in use before the program runs",
 	"topology-policy": ofManager("topology-policy"),
 	"topology-scope":  ofManager("topology-scope"),
 	"seed":            ofManager("seed"),

@@ -79,7 +79,7 @@ func checkHealth(h *Health) error {
 		case x.XID < 1:
 			errs = append(errs, fmt.Errorf("%s.xid %d: want a code of 1 or more", at, x.XID))
 		case seen[x.XID]:
-			errs = append(errs, fmt.Errorf("%s.xid %d: another rule has it", at, x.XID))
+			errs = append(errs, fmt.Errorf("%s.xid %d: another rule has the same XID", at, x.XID))
 		}
 		seen[x.XID] = true
 		errs = append(errs, configfile.OneOf(at+".action", x.Action, health.Actions()))
@@ -87,7 +87,7 @@ func checkHealth(h *Health) error {
 			errs = append(errs, fmt.Errorf("%s.count %d: want 1 to %d", at, x.Count, health.MaxCount))
 		}
 		if (x.Count > 1) != (x.Within > 0) {
-			errs = append(errs, fmt.Errorf("%s: count and within are given together, for more than one event", at))
+			errs = append(errs, fmt.Errorf("%s: want count (more than 1) and within together", at))
 		}
 	}
 	return errors.Join(errs...)
@@ -114,7 +114,7 @@ func checkPreStart(p *PreStart) error {
 			errs = append(errs, fmt.Errorf("prestart.resources[%d].name: %w", i, err))
 		}
 		if seen[r.Name] {
-			errs = append(errs, fmt.Errorf("prestart.resources[%d].name %s: another entry has it", i, r.Name))
+			errs = append(errs, fmt.Errorf("prestart.resources[%d].name %s: another entry has the same name", i, r.Name))
 		}
 		seen[r.Name] = true
 		at := fmt.Sprintf("prestart.resources[%d].policy", i)

@@ -57,12 +57,12 @@ func Send(ctx context.Context, dir string, r Request, progress func(string)) (st
 	case errors.Is(err, fs.ErrPermission):
 		return "", fmt.Errorf("%w %s", ErrNotAllowed, SocketPath(dir))
 	case unixsocket.IsEnd(err):
-		return "", fmt.Errorf("ask at %s: %w", SocketPath(dir), unixsocket.ErrEnded)
+		return "", fmt.Errorf("send a request to %s: %w", SocketPath(dir), unixsocket.ErrEnded)
 	case err != nil:
 		if request, ok := errors.AsType[*url.Error](err); ok {
 			err = request.Err // without "Post" and the URL
 		}
-		return "", fmt.Errorf("ask at %s: %w", SocketPath(dir), err)
+		return "", fmt.Errorf("send a request to %s: %w", SocketPath(dir), err)
 	}
 	defer answer.Body.Close()
 	if answer.StatusCode != http.StatusOK {

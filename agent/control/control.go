@@ -94,7 +94,7 @@ func (r *Request) Check() error {
 	needs, known := acts[r.Act]
 	switch {
 	case !known:
-		return fmt.Errorf("there is no act %q", r.Act)
+		return fmt.Errorf("unknown act %q", r.Act)
 	case needs.device && r.Device == "":
 		return fmt.Errorf("%s: name a device", r.Act)
 	case !needs.device && r.Device != "":
@@ -104,7 +104,7 @@ func (r *Request) Check() error {
 	case !needs.reason && r.Reason != "":
 		return fmt.Errorf("%s: takes no reason", r.Act)
 	case !needs.options && (r.Wait || r.Force):
-		return fmt.Errorf("%s: neither waits nor is forced", r.Act)
+		return fmt.Errorf("%s: takes neither wait nor force", r.Act)
 	case needs.container && (r.Namespace == "" || r.Pod == "" || r.Container == ""):
 		return fmt.Errorf("%s: name a container, its pod and its namespace", r.Act)
 	case !needs.container && r.Namespace+r.Pod+r.Container != "":
@@ -117,7 +117,7 @@ func (r *Request) Check() error {
 
 func checkText(name, text string, most int) error {
 	if len(text) > most {
-		return fmt.Errorf("the %s has %d bytes, and at most %d are possible", name, len(text), most)
+		return fmt.Errorf("the %s has %d bytes, more than the maximum of %d", name, len(text), most)
 	}
 	notPrinted := func(c rune) bool { return !unicode.IsPrint(c) }
 	if !utf8.ValidString(text) || strings.ContainsFunc(text, notPrinted) || strings.TrimSpace(text) != text {
@@ -145,10 +145,10 @@ func parseRequest(from io.Reader) (Request, error) {
 		return Request{}, fmt.Errorf("read the request: %w", err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return Request{}, errors.New("read the request: something follows it")
+		return Request{}, errors.New("read the request: unexpected data after the request")
 	}
 	if err := r.Check(); err != nil {
-		return Request{}, fmt.Errorf("the request is wrong: %w", err)
+		return Request{}, fmt.Errorf("the request is invalid: %w", err)
 	}
 	return r, nil
 }

@@ -82,7 +82,7 @@ func TestRequest(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	for _, want := range []string{
-		"user 0 with process ", "asks for: cordon 3:0 (<noise>)", "uid=0", "failed: uncordon 1",
+		"request of an administrator (user 0, process ", "): cordon 3:0 (<noise>)", "uid=0", "failed: uncordon 1",
 	} {
 		if os.Geteuid() == 0 && !strings.Contains(log.String(), want) {
 			t.Errorf("the log does not have %q:\n%s", want, log)
@@ -167,19 +167,19 @@ func TestASocketThatWasLeftIsReplaced(t *testing.T) {
 func TestWrongRequests(t *testing.T) {
 	for text, want := range map[string]string{
 		``:                              "EOF",
-		`{}`:                            `there is no act ""`,
-		`{"act":"shut"}`:                `there is no act "shut"`,
+		`{}`:                            `unknown act ""`,
+		`{"act":"shut"}`:                `unknown act "shut"`,
 		`{"act":"cordon","device":"1"}`: "cordon: give a reason",
 		`{"act":"uncordon","device":"1","reason":"x"}`:           "uncordon: takes no reason",
-		`{"act":"uncordon","device":"1","force":true}`:           "neither waits nor is forced",
+		`{"act":"uncordon","device":"1","force":true}`:           "takes neither wait nor force",
 		`{"act":"release","device":"1"}`:                         "release: takes no device",
 		`{"act":"release","pod":"p"}`:                            "release: takes no container",
 		`{"act":"allocation","namespace":"ns","pod":"p"}`:        "allocation: name a container, its pod and its namespace",
 		`{"act":"uncordon"}`:                                     "uncordon: name a device",
 		`{"act":"uncordon","device":"1\n"}`:                      "not one line",
 		`{"act":"uncordon","device":"1","x":1}`:                  "unknown field",
-		`{"act":"uncordon","device":"1"} {}`:                     "something follows",
-		`{"act":"uncordon","device":"` + long(maxDevice) + `1"}`: "at most 100",
+		`{"act":"uncordon","device":"1"} {}`:                     "unexpected data after",
+		`{"act":"uncordon","device":"` + long(maxDevice) + `1"}`: "more than the maximum of 100",
 	} {
 		if _, err := parseRequest(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %q", text, err, want)

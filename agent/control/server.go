@@ -43,7 +43,7 @@ func (s *Server) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := s.serve(ctx); err != nil && err.Error() != logged && ctx.Err() == nil {
 			logged = err.Error()
-			s.Log.Warn("administrators cannot reach this program, and it tries again: " + logged)
+			s.Log.Warn("the control socket cannot be served to administrators; retrying: " + logged)
 		}
 		select {
 		case <-time.After(cmp.Or(s.retry, retryAfter)):
@@ -95,11 +95,11 @@ func (s *Server) handler() http.Handler {
 func (s *Server) answer(w http.ResponseWriter, q *http.Request, r Request, peer *unix.Ucred) {
 	log := s.Log.With("act", r.Act, "device", r.Device, "uid", peer.Uid, "gid", peer.Gid, "pid", peer.Pid)
 	what, caller, info := r.String(), "an administrator", slog.LevelInfo
-	if r.Act == Allocation { // each container may ask, and the hook reports what is refused
+	if r.Act == Allocation { // each container may send one, and the hook reports refusals
 		caller, info = "the hook of a container", slog.LevelDebug
 	}
 	log.Log(q.Context(), info,
-		fmt.Sprintf("%s, user %d with process %d, asks for: %s", caller, peer.Uid, peer.Pid, what))
+		fmt.Sprintf("request of %s (user %d, process %d): %s", caller, peer.Uid, peer.Pid, what))
 	conn := http.NewResponseController(w)
 	_ = conn.SetReadDeadline(time.Time{}) // the deadline was for the request; it would also end the context
 	send := func(m message) {
@@ -109,13 +109,13 @@ func (s *Server) answer(w http.ResponseWriter, q *http.Request, r Request, peer 
 		}
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
-	_ = conn.Flush() // tells the client that this program is alive
+	_ = conn.Flush() // so the client knows that this program is alive
 	result, err := s.Handler.Handle(q.Context(), r, func(text string) { send(message{Progress: text}) })
 	switch {
 	case err != nil && errors.Is(err, context.Cause(q.Context())):
 		log.Log(q.Context(), info,
 			"a request of "+caller+" was not carried out, since the client or this program has ended: "+what)
-		send(message{Error: "the program that was asked is ending"})
+		send(message{Error: "the service is shutting down"})
 		return
 	case err != nil:
 		log.Warn("a request of " + caller + " failed: " + what + ": " + err.Error())

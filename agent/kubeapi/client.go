@@ -110,7 +110,7 @@ func (c *client) do(ctx context.Context, method, path, contentType string, objec
 	}
 	answer, err := sender.Do(q)
 	if err != nil {
-		return fmt.Errorf("ask the API server: %w", err)
+		return fmt.Errorf("call the API server: %w", err)
 	}
 	defer answer.Body.Close()
 	if answer.StatusCode/100 == 2 {

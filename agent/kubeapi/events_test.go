@@ -125,7 +125,7 @@ func TestWhatWaitsIsBounded(t *testing.T) {
 		}
 		text := logged.String()
 		if strings.Count(text, "connection refused") != 1 || !strings.Contains(text, "Events are lost") ||
-			!strings.Contains(text, "no longer: an Event cannot be reported") {
+			!strings.Contains(text, "no longer the case: an Event cannot be reported") {
 			t.Errorf("the log:\n%s", text)
 		}
 	})

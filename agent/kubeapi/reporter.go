@@ -73,8 +73,8 @@ func New(o Options) *Reporter {
 	}
 	c, nodeName, err := o.client()
 	if err != nil {
-		o.Log.Warn("the health of the GPUs is not reported to the API server, and will not be until this program is " +
-			"started with the credentials of a service account: " + err.Error())
+		o.Log.Warn("the health of the GPUs is not reported to the API server, since this program was started without " +
+			"the credentials of a service account: " + err.Error())
 		return r
 	}
 	if o.Events {
@@ -167,13 +167,13 @@ func (r *Reporter) sendLoop(
 			return
 		case err == nil:
 			if logged != "" {
-				r.log.Info("no longer: " + what + " cannot be reported to the API server")
+				r.log.Info("no longer the case: " + what + " cannot be reported to the API server")
 			}
 			listen, pause, logged = woken, r.timing.firstPause, ""
 		default:
 			if text := wording.Shorten(err.Error(), maxMessage); logged != text {
 				logged = text
-				r.log.Warn(what + " cannot be reported to the API server, and this is tried again: " + logged)
+				r.log.Warn(what + " cannot be reported to the API server; retrying: " + logged)
 			}
 			// A random pause keeps nodes that lost the API server together from calling it again at the same time.
 			next = pause/2 + rand.N(pause)

@@ -219,7 +219,7 @@ func TestABadAPIServer(t *testing.T) {
 			api.Instead(nil)
 			awaitStatus(t, api, "False")
 			waitFor(t, "the end of the warning", func() bool {
-				return strings.Contains(l.String(), "no longer: the node condition GPUsHealthy cannot be reported")
+				return strings.Contains(l.String(), "no longer the case: the node condition GPUsHealthy cannot be reported")
 			})
 			if strings.Contains(l.String(), strings.Repeat("x", 2000)) {
 				t.Error("a whole answer is in the log")

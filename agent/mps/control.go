@@ -65,7 +65,7 @@ func (c *control) limit(ctx context.Context, l resource.MPSLimits) error {
 		return err
 	}
 	if !has {
-		return fmt.Errorf("it did not accept the limits %s", describe(l))
+		return fmt.Errorf("the daemon did not accept the limits %s", describe(l))
 	}
 	return nil
 }

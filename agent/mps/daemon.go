@@ -99,8 +99,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 }
 
 // Run waits until MPS shares a GPU, and then runs the GPU's daemon. It returns nil when ctx ends, when the service
-// asks it to end, and when MPS no longer shares the GPU and the last client has ended. Errors wrap ErrNotGPU, ErrShm,
-// or fileio.ErrHeld if another process runs the GPU's daemon.
+// requests the end, and when MPS no longer shares the GPU and the last client has ended. Errors wrap ErrNotGPU,
+// ErrShm, or fileio.ErrHeld if another process runs the GPU's daemon.
 func Run(ctx context.Context, o Options, uuid string) error {
 	if !isUUID(uuid) {
 		return fmt.Errorf("%q is %w", uuid, ErrNotGPU)
@@ -110,11 +110,11 @@ func Run(ctx context.Context, o Options, uuid string) error {
 		return err
 	}
 	if err := o.Check(trust.Dir, o.Dir); err != nil {
-		return fmt.Errorf("%s is not used for MPS, set another runtime-dir: %w", o.Dir, err)
+		return fmt.Errorf("MPS cannot use the directory %s; set another runtime-dir: %w", o.Dir, err)
 	}
 	gpuDir := filepath.Join(o.Dir, uuid)
 	if err := os.MkdirAll(gpuDir, 0o755); err != nil {
-		return fmt.Errorf("make the directory of %s: %w", uuid, err)
+		return fmt.Errorf("make the MPS directory of %s: %w", uuid, err)
 	}
 	held, err := fileio.AcquireLock(filepath.Join(gpuDir, lockName))
 	if err != nil {
@@ -132,7 +132,7 @@ func Run(ctx context.Context, o Options, uuid string) error {
 func awaitLimits(ctx context.Context, o Options, uuid string) (*resource.MPSLimits, error) {
 	limits, err := readLimits(o.Descriptors, uuid)
 	if limits == nil && err == nil {
-		o.Log.Info(uuid + " is not shared by MPS; its MPS control daemon is started when it is")
+		o.Log.Info(uuid + ": serve does not share the GPU by MPS yet; its MPS control daemon starts when it does")
 	}
 	for limits == nil && err == nil && sleep(ctx, shareInterval) {
 		limits, err = readLimits(o.Descriptors, uuid)
@@ -209,7 +209,7 @@ func (d *daemon) run(ctx context.Context, limits resource.MPSLimits) error {
 	d.opts.Log.Info(d.uuid + ": the MPS control daemon is ready; each client may use " + describe(limits))
 	select {
 	case <-ctx.Done():
-		d.stop(ctx, p) // before the connection ends, which tells the service that the GPU is free
+		d.stop(ctx, p) // before the connection ends, by which the service knows that the GPU is free
 		return nil
 	case <-p.ended:
 		return d.howEnded(p)
@@ -236,7 +236,7 @@ func (d *daemon) begin(ctx context.Context, p *process, limits resource.MPSLimit
 	}
 }
 
-// howEnded returns an error unless the daemon was asked to end.
+// howEnded returns an error unless the end of the daemon was requested.
 func (d *daemon) howEnded(p *process) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -244,7 +244,7 @@ func (d *daemon) howEnded(p *process) error {
 		d.opts.Log.Info(d.uuid + ": the MPS control daemon has ended, since " + d.ending)
 		return nil
 	}
-	return fmt.Errorf("%s ended (%w): its output says why", ControlProgram, p.err)
+	return fmt.Errorf("%s ended (%w): see its output for the reason", ControlProgram, p.err)
 }
 
 // stop ends the daemon, if it runs, and its servers, which have the GPU open even without clients. It works also after

@@ -222,7 +222,7 @@ func TestRunRefuses(t *testing.T) {
 			func(t *testing.T, h *host) {
 				testenv.Must(t, os.MkdirAll(filepath.Join(h.opts.Dir, h.uuid, shmName), 0o755))
 			},
-			"/dev/shm is another directory than", ErrShm,
+			"the directory /dev/shm is not ", ErrShm,
 		},
 		"to run beside another process": {
 			func(t *testing.T, h *host) {

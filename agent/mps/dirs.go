@@ -73,7 +73,7 @@ func checkShm(dir, uuid string) error {
 		return fmt.Errorf("%w: %w", ErrShm, err)
 	}
 	if !os.SameFile(shared, own) {
-		return fmt.Errorf("%w: %s is another directory than %s", ErrShm, devShm, path)
+		return fmt.Errorf("%w: the directory %s is not %s", ErrShm, devShm, path)
 	}
 	return nil
 }

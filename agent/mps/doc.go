@@ -11,8 +11,8 @@
 //	err = m.Run(ctx)
 //
 // The process that runs a daemon reads its GPU's limits from the descriptor that the service writes for containers.
-// The service asks the process for the daemon's actual limits, over a socket in the GPU's directory that only root can
-// use (status.go).
+// The service gets the daemon's actual limits from the process, over a socket in the GPU's directory that only root
+// can use (status.go).
 //
 // The unit or pod of the daemon confines it: see deploy/gpu-cdi-mps@.service and deploy/mps-daemonset.yaml. The
 // package does not trust files in the GPU's /dev/shm, where containers can write.

@@ -20,7 +20,7 @@ import (
 
 // Reasons why a device is withheld from containers.
 const (
-	unchecked = "its MPS control daemon was not checked yet"
+	unchecked = "its MPS control daemon has not been checked yet"
 	limiting  = "the limits of its MPS control daemon are being changed"
 	occupied  = "its GPU is still shared by MPS until the last client has ended"
 )
@@ -259,7 +259,7 @@ func (w *watcher) use(ctx context.Context, a answer, desired resource.MPSLimits)
 		return nil
 	}
 	if err := m.opts.Modes.SetExclusive(ctx, w.uuid, true); err != nil {
-		return fmt.Errorf("the compute mode of the GPU cannot be set, and processes could use it without MPS: %w", err)
+		return fmt.Errorf("the GPU's compute mode cannot be set, so processes could use the GPU without MPS: %w", err)
 	}
 	m.opts.Log.Info(w.uuid + ": its MPS control daemon is ready; each client may use " + describe(desired))
 	w.set(func() { w.reason, w.ready, w.released = "", desired, false })

@@ -61,7 +61,7 @@ func receive(conn net.Conn, into any) error {
 func (d *daemon) listen(ctx context.Context) (*net.UnixListener, error) {
 	l, err := unixsocket.Listen(ctx, statusPath(d.opts.Dir, d.uuid), unixsocket.OwnerOnly)
 	if err != nil {
-		return nil, fmt.Errorf("listen for the service: %w", err)
+		return nil, fmt.Errorf("listen on the status socket: %w", err)
 	}
 	return l, nil
 }
@@ -88,7 +88,7 @@ func (d *daemon) converse(ctx context.Context, conn net.Conn) {
 		return
 	}
 	if r.End {
-		d.opts.Log.Info(d.uuid + ": the MPS control daemon ends, since serve has asked for that")
+		d.opts.Log.Info(d.uuid + ": serve requested the end of the MPS control daemon")
 		d.end()
 	} else if err := json.NewEncoder(conn).Encode(d.status(ctx)); err != nil {
 		return
@@ -139,7 +139,7 @@ func (d *daemon) update(ctx context.Context) error {
 	return nil
 }
 
-// drain tells the daemon to end after its last client. Meanwhile it accepts no new clients.
+// drain makes the daemon end after its last client. Meanwhile it accepts no new clients.
 func (d *daemon) drain(ctx context.Context, why string) error {
 	if d.ending == "" {
 		d.ending = why

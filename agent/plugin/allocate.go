@@ -104,7 +104,7 @@ func (l *list) find(ids []string) ([]*device, error) {
 	}
 	if limit > 0 && len(ids) > limit {
 		return nil, status.Errorf(codes.InvalidArgument,
-			"allocate %s: a container requests %d devices, and may have %d; %s",
+			"allocate %s: a container requests %d devices, but may have %d; %s",
 			name, len(ids), limit, l.resource.LimitReason)
 	}
 	devices := make([]*device, 0, len(ids))

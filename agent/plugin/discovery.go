@@ -51,7 +51,7 @@ func (d *discovery) NotifyRegistrationStatus(
 ) (*pluginregistration.RegistrationStatusResponse, error) {
 	var err error
 	if !s.GetPluginRegistered() {
-		err = errors.New("the kubelet refused it: " + s.GetError())
+		err = errors.New("the kubelet refused the registration: " + s.GetError())
 	}
 	d.endpoint.registered(err)
 	return &pluginregistration.RegistrationStatusResponse{}, nil

@@ -174,7 +174,7 @@ func (e *endpoint) registered(err error) {
 	if e.status.Watched || e.status.Reason == errNotWatched.Error() {
 		return
 	}
-	e.status.Reason = "registered, and the kubelet has not called ListAndWatch yet"
+	e.status.Reason = "registered, but the kubelet has not called ListAndWatch yet"
 	e.log.Info(e.name + " is registered with the kubelet")
 }
 

@@ -192,5 +192,6 @@ func (e *endpoint) callRegister(ctx context.Context) answer {
 		return answer{true, fmt.Errorf("the kubelet at %s does not answer; its log may say why: %w",
 			kubelet, context.Cause(ctx))}
 	}
-	return answer{true, fmt.Errorf("the kubelet at %s refuses: %s", kubelet, status.Convert(err).Message())}
+	return answer{true, fmt.Errorf("the kubelet at %s refused the registration: %s",
+		kubelet, status.Convert(err).Message())}
 }

@@ -38,7 +38,7 @@ func TestAnAcceptedRegistrationIsReported(t *testing.T) {
 	p := start(t, o, gpusOf(1))
 	p.awaitProblem("is the kubelet running?")
 	k.Start()
-	p.awaitProblem("registered, and the kubelet has not called ListAndWatch yet")
+	p.awaitProblem("registered, but the kubelet has not called ListAndWatch yet")
 	if want := `level=INFO msg="` + gpus + ` is registered with the kubelet"`; !strings.Contains(log.String(), want) {
 		t.Errorf("the log has no %s:\n%s", want, log)
 	}

@@ -177,7 +177,7 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 		case <-stream.Context().Done():
 			return status.FromContextError(stream.Context().Err()).Err()
 		case <-s.stopped:
-			return status.Error(codes.Unavailable, "the device plugin stops")
+			return status.Error(codes.Unavailable, "the device plugin is stopping")
 		}
 	}
 }

@@ -326,7 +326,7 @@ func TestWhatAllocateRefuses(t *testing.T) {
 			by(resource.CDICRI),
 			[]string{uuid(0) + "::0", uuid(1) + "::0"},
 			codes.InvalidArgument,
-			"requests 2 devices, and may have 1",
+			"requests 2 devices, but may have 1",
 		},
 		"a flood of long names": {ill, by(resource.CDICRI), many, codes.NotFound, "and 12 more"},
 	}

@@ -39,7 +39,7 @@ func hashedName(name string) string {
 func checkLength(dir string) error {
 	limit := unixsocket.MaxPath - len("/") - len(hashedName(""))
 	if n := len(filepath.Clean(dir)); n > limit {
-		return fmt.Errorf("%w: %s has %d bytes, and at most %d are possible, as the path of a socket has at most %d",
+		return fmt.Errorf("%w: %s has %d bytes; use one of at most %d, since the path of a socket has at most %d",
 			ErrLongPath, dir, n, limit, unixsocket.MaxPath)
 	}
 	return nil

@@ -1,6 +1,6 @@
-// Package podresources asks the kubelet which containers have which devices; a container that has a device is its
-// holder. It uses the PodResources service (k8s.io/kubelet/pkg/apis/podresources/v1), which covers the devices of all
-// device plugins.
+// Package podresources reads from the kubelet which containers have which devices; a container that has a device is
+// its holder. It uses the PodResources service (k8s.io/kubelet/pkg/apis/podresources/v1), which covers the devices of
+// all device plugins.
 package podresources
 
 import (

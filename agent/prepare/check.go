@@ -12,13 +12,13 @@ import (
 func (x *target) checkSharing(ctx context.Context) (string, error) {
 	var err error
 	if x.shared, err = x.opts.State.Shared(ctx, x.d.UUID); err != nil {
-		return "", fmt.Errorf("find who else may use it: %w", err)
+		return "", fmt.Errorf("find other containers that may use the device: %w", err)
 	}
 	if x.shared != "" || !x.d.whole() || x.d.Others == nil || !x.rules.Policy.includes(Clean) {
 		return x.shared, nil
 	}
 	if x.others, err = x.d.Others(); err != nil {
-		return "", fmt.Errorf("find who else may use it: %w", err)
+		return "", fmt.Errorf("find other containers that may use the device: %w", err)
 	}
 	return x.others, nil
 }
@@ -96,7 +96,7 @@ func (x *target) checkMemory(ctx context.Context) (string, error) {
 	case x.shared != "":
 		return "", skippedError("the device is shared: " + x.shared)
 	case x.d.SharesMemory:
-		return "", skippedError("the device has its memory together with other MIG devices")
+		return "", skippedError("the device shares its memory with other MIG devices")
 	case x.rules.Policy == Check && x.whyNotSeen() != "":
 		return "", skippedError(x.whyNotSeen())
 	}
@@ -138,7 +138,7 @@ func (x *target) memoryInUse(ctx context.Context) (used uint64, unknown int, err
 func (x *target) memoryError(used uint64) error {
 	if x.wasReset {
 		return inUseError{fmt.Errorf(
-			"%d MiB are in use although the GPU was reset: find by nvidia-smi what uses them", used>>20)}
+			"%d MiB of GPU memory are in use although the GPU was reset: find the process with nvidia-smi", used>>20)}
 	}
 	do := "reset the GPU"
 	if x.whyNotSeen() != "" {

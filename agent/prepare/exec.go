@@ -104,7 +104,7 @@ func (p *Program) run(ctx context.Context, check func(string) error) (output str
 	if len(p.inherits) > 0 { // if this process ends first, writing to a pipe would end the program
 		fd, err := unix.MemfdCreate(filepath.Base(p.Path), unix.MFD_CLOEXEC)
 		if err != nil {
-			return "", 0, fmt.Errorf("make a file for its output: %w", err)
+			return "", 0, fmt.Errorf("make a file for the program's output: %w", err)
 		}
 		file := os.NewFile(uintptr(fd), p.Path)
 		defer file.Close()

@@ -48,7 +48,7 @@ func NewFreedChecker(opts FreedOptions) *FreedChecker {
 }
 
 const (
-	// freedInterval is how often the kubelet is asked which devices containers hold.
+	// freedInterval is how often the devices that containers hold are read from the kubelet.
 	freedInterval = 5 * time.Second
 	// freedLimit bounds the checks that follow.
 	freedLimit = 10 * time.Second
@@ -68,7 +68,7 @@ func (f *FreedChecker) Run(ctx context.Context) error {
 	}
 }
 
-// round asks the kubelet once which devices containers hold, and checks those that were freed.
+// round reads once from the kubelet which devices containers hold, and checks those that were freed.
 func (f *FreedChecker) round(ctx context.Context) {
 	devices := f.opts.Offered()
 	for uuid, d := range devices {
@@ -83,7 +83,7 @@ func (f *FreedChecker) round(ctx context.Context) {
 	}
 	held, err := f.opts.Held(ctx)
 	if err != nil {
-		f.opts.Log.Debug("devices are not checked after their containers: " + err.Error())
+		f.opts.Log.Debug("devices that containers have released are not checked: " + err.Error())
 		return
 	}
 	maps.DeleteFunc(devices, func(uuid string, _ FreedDevice) bool {
@@ -107,7 +107,7 @@ func (f *FreedChecker) check(ctx context.Context, devices map[string]FreedDevice
 		all.Go(func() {
 			found, err := f.opts.Runner.FindUse(ctx, d.Device, d.Rules)
 			if err != nil {
-				f.opts.Log.Debug(uuid + " is not checked after its container: " + err.Error())
+				f.opts.Log.Debug(uuid + " was released by its container, but cannot be checked: " + err.Error())
 				return
 			}
 			f.judge(uuid, found)

@@ -84,7 +84,7 @@ func TestUsers(t *testing.T) {
 	}
 	f.useErr = fmt.Errorf("read what uses it: %w", gpu.ErrResetRequired)
 	if _, _, err := r.Users(t.Context(), uuid, nil); err != nil {
-		t.Errorf("before a reset that the driver asks for: %v", err)
+		t.Errorf("before a reset that the driver requires: %v", err)
 	}
 	f.useErr = errors.New("GPU is lost")
 	if _, _, err := r.Users(t.Context(), uuid, nil); err == nil {
@@ -98,7 +98,7 @@ func TestWithoutDriver(t *testing.T) {
 		r := newRunner(t, f)
 		err := r.WithoutDriver(t.Context(), func() bool {
 			_, err := runOne(r, within(t, time.Second), device, Rules{Policy: Check})
-			checkError(t, err, "wait until the driver is free")
+			checkError(t, err, "wait for the driver (it is released")
 			return true
 		})
 		checkError(t, err, "")

@@ -32,7 +32,7 @@ func openers(ctx context.Context, h host.Host, nodes []string, except ...int) ([
 		case err != nil:
 			return nil, &os.PathError{Op: "stat", Path: node, Err: err}
 		case st.Mode&unix.S_IFMT != unix.S_IFCHR:
-			return nil, fmt.Errorf("%s is no device node", node)
+			return nil, fmt.Errorf("%s is not a device node", node)
 		}
 		numbers[st.Rdev], names[i] = true, filepath.Base(node)
 	}

@@ -18,14 +18,14 @@ func (r *DriverReset) byPCI(d *Device) (Outcome, error) {
 	dir := r.Host.Sys("bus/pci/devices", d.PCIBusID)
 	display, err := os.ReadFile(filepath.Join(dir, "boot_vga"))
 	if err == nil && strings.TrimSpace(string(display)) == "1" {
-		return ResetRefused, errors.New("it is the primary GPU")
+		return ResetRefused, errors.New("it is the machine's primary GPU")
 	}
 	if len(d.Nodes) == 0 {
 		return ResetFailed, errors.New("the device nodes of the GPU are unknown, so it may be in use: reload the driver")
 	}
 	switch users, err := openers(context.Background(), r.Host, d.Nodes); {
 	case err != nil:
-		return ResetFailed, fmt.Errorf("find who uses the GPU: %w", err)
+		return ResetFailed, fmt.Errorf("find the processes that use the GPU: %w", err)
 	case len(users) > 0:
 		return ResetBusy, errors.New("the GPU is in use")
 	}

@@ -52,7 +52,7 @@ func TestPolicies(t *testing.T) {
 			node:  &fakeNode{sharedErr: errors.New("the kubelet does not answer")},
 			rules: Rules{Policy: Check},
 			want:  []string{"sharing failed"},
-			err:   "(sharing): find who else may use it: the kubelet does not answer",
+			err:   "(sharing): find other containers that may use the device: the kubelet does not answer",
 		},
 		"check tolerates some memory": {
 			node:  &fakeNode{use: gpu.Use{MemoryUsed: 256 << 20}},
@@ -122,7 +122,7 @@ func TestPolicies(t *testing.T) {
 		},
 		"clean refuses a GPU if it is unknown which containers have it": {
 			device: unknown, rules: Rules{Policy: Clean}, want: []string{"sharing failed"},
-			err: "(sharing): find who else may use it: the kubelet hangs",
+			err: "(sharing): find other containers that may use the device: the kubelet hangs",
 		},
 		"clean leaves the settings of a GPU that another container has, and checks it": {
 			device: had, rules: Rules{Policy: Clean}, want: append(checked[:4:4], "settings skipped"),
@@ -173,7 +173,7 @@ func TestDriverHangs(t *testing.T) {
 		began := time.Now()
 		other := devices(1)[0]
 		records, err := r.Run(within(t, time.Second), []Device{other, device}, Rules{Policy: Reset})
-		const late = " is not ready for a container (processes): it has not returned in time: context deadline exceeded"
+		const late = " is not ready for a container (processes): the step has not returned in time: context deadline exceeded"
 		if want := uuid + late; err == nil || err.Error() != want {
 			t.Errorf("error %v, want %s", err, want)
 		}
@@ -184,7 +184,7 @@ func TestDriverHangs(t *testing.T) {
 			t.Errorf("steps (-want +got):\n%s", diff)
 		}
 		_, err = runOne(r, within(t, time.Second), device, Rules{Policy: Check})
-		checkError(t, err, "(wait): an earlier preparation or reset of it has not ended")
+		checkError(t, err, "(wait): an earlier preparation or reset of the device has not ended")
 		_, err = runOne(r, within(t, time.Second), other, Rules{Policy: Check})
 		checkError(t, err, "")
 		close(f.hang)

@@ -51,7 +51,7 @@ func (f *RecordFile) Run(ctx context.Context) error {
 		clear(f.fresh)
 		f.mu.Unlock()
 		if err := f.write(unsaved); err != nil {
-			f.log.Warn("the last preparations of devices are not recorded until the next one: " + err.Error())
+			f.log.Warn("the record of device preparations cannot be written; the next preparation tries again: " + err.Error())
 			continue
 		}
 		clear(unsaved)
@@ -74,7 +74,7 @@ func (f *RecordFile) write(fresh map[string]Record) error {
 	}
 	recorded, err := f.read()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		f.log.Warn("the recorded preparations of devices cannot be used, and a new record begins: " + err.Error())
+		f.log.Warn("the record of device preparations cannot be read and is replaced: " + err.Error())
 	}
 	all := map[string]Record{}
 	maps.Copy(all, recorded)

@@ -45,7 +45,7 @@ type AbandonedError struct {
 }
 
 func (e *AbandonedError) Error() string {
-	return fmt.Sprintf("the reset has not ended: %v; until it has, this program gives the GPU to no container", e.Err)
+	return fmt.Sprintf("the reset has not ended: %v; containers do not get the GPU before it has ended", e.Err)
 }
 
 func (e *AbandonedError) Unwrap() error { return e.Err }
@@ -66,10 +66,10 @@ func (x *target) whyNotReset() string {
 		return why
 	}
 	if x.opts.Resetter == nil {
-		return "there is nothing that resets GPUs"
+		return "this program has no way to reset GPUs"
 	}
 	if why := x.opts.State.CannotReset(x.d.GPU); why != "" && !x.manual {
-		return why + " (tried before)"
+		return why + " (found by an earlier reset)"
 	}
 	return ""
 }
@@ -118,7 +118,7 @@ func (x *target) checkBeforeReset(ctx context.Context) (string, error) {
 		return "", x.withoutReset(why)
 	}
 	if x.resetBefore() {
-		x.wasReset, x.resetNote = true, "it was reset before, and no container has had it since"
+		x.wasReset, x.resetNote = true, "it was already reset, and no container has had it since"
 		x.setUnusedReset(time.Time{}) // a fault that is found from now on is a reason to reset it again
 		return "", errNotDue
 	}

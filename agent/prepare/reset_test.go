@@ -129,8 +129,8 @@ func TestResetThatIsNotSupportedIsRemembered(t *testing.T) {
 		note   string
 	}{
 		{false, 1, "not reset: Not Supported"},
-		{false, 1, "not reset: Not Supported (tried before)"},
-		{true, 1, "the GPU must be reset and cannot be: Not Supported (tried before)"},
+		{false, 1, "not reset: Not Supported (found by an earlier reset)"},
+		{true, 1, "the GPU must be reset and cannot be: Not Supported (found by an earlier reset)"},
 	} {
 		rec, err := runOne(r, t.Context(), device, Rules{Policy: Reset, Strict: c.strict})
 		last := rec.Steps[len(rec.Steps)-1]
@@ -435,7 +435,7 @@ exit 255`)
 	if got != ResetFailed {
 		t.Errorf("an address that is none: outcome %d", got)
 	}
-	checkError(t, err, `the PCI address "0000:17:00", which is none`)
+	checkError(t, err, `the GPU's PCI address "0000:17:00" is invalid`)
 }
 
 func TestSMIOfOthersIsNotRun(t *testing.T) {
@@ -471,7 +471,7 @@ func TestAbandonedReset(t *testing.T) {
 		part.UUID = "MIG-1"
 		for _, d := range []Device{device, part, other} {
 			_, err := runOne(r, within(t, time.Second), d, Rules{Policy: None})
-			checkError(t, err, "(wait): an earlier preparation or reset of it has not ended")
+			checkError(t, err, "(wait): an earlier preparation or reset of the device has not ended")
 		}
 		_, err = runOne(r, within(t, time.Second), Device{UUID: "GPU-9", GPU: "GPU-9"}, Rules{Policy: Check})
 		checkError(t, err, "")
@@ -501,7 +501,7 @@ func TestCanceledReset(t *testing.T) {
 		ctx, cancel := context.WithCancel(within(t, 20*time.Second))
 		time.AfterFunc(time.Second, cancel)
 		_, err := runOne(r, ctx, device, Rules{Policy: Reset})
-		checkError(t, err, "(reset): it has not returned in time: context canceled")
+		checkError(t, err, "(reset): the step has not returned in time: context canceled")
 		r.Wait(t.Context())
 		want := []string{
 			"restore exclusive=false", "persistence false", "released true", "reset", "released false", "was reset",
@@ -521,8 +521,8 @@ func TestAbandonedSMI(t *testing.T) {
 	_, err := resetOne(r, ctx, device)
 	checkError(t, err, "context canceled")
 	_, err = resetOne(r, within(t, 50*time.Millisecond), device)
-	checkError(t, err, "the reset has not ended: context deadline exceeded; until it has, this program gives the GPU to "+
-		"no container")
+	checkError(t, err, "the reset has not ended: context deadline exceeded; containers do not get the GPU "+
+		"before it has ended")
 	const still = "nvidia-smi still resets 0000:17:00.0"
 	checkError(t, r.Ready(), still)
 	_, again := resetOne(r, within(t, plenty), device)
@@ -590,7 +590,7 @@ func TestAResetThatIsTooLateCounts(t *testing.T) {
 				if n := strings.Count(strings.Join(f.log, "; "), "was reset"); n != 1 {
 					t.Errorf("it was reset %d times for the node: %v", n, f.log)
 				}
-				for i, want := range []string{"it was reset before, and no container has had it since", ""} {
+				for i, want := range []string{"it was already reset, and no container has had it since", ""} {
 					rec, err := runOne(r, within(t, time.Second), device, Rules{Policy: Reset})
 					checkError(t, err, "")
 					if note := resetStep(rec).Note; note != want || reset.calls != i+1 {
@@ -754,7 +754,7 @@ func TestPCIReset(t *testing.T) {
 		"a process has it":      {map[string]string{"reset": ""}, true, node, ResetBusy, "the GPU is in use"},
 		"its nodes are unknown": {map[string]string{"reset": ""}, false, none, ResetFailed, "unknown"},
 		"its node is missing":   {map[string]string{"reset": ""}, false, "nvidia-1", ResetFailed, "nvidia-1: no such"},
-		"its node is a file":    {map[string]string{"reset": ""}, false, "file", ResetFailed, "is no device node"},
+		"its node is a file":    {map[string]string{"reset": ""}, false, "file", ResetFailed, "is not a device node"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()

@@ -93,7 +93,7 @@ func (r *Runner) withDriver(ctx context.Context, call func() error) error {
 
 func (r *Runner) hold(ctx context.Context, weight int64) error {
 	if r.driver.Acquire(ctx, weight) != nil {
-		return fmt.Errorf("wait until the driver is free (it is released, or a GPU is prepared or reset): %w",
+		return fmt.Errorf("wait for the driver (it is released, or a GPU is being prepared or reset): %w",
 			context.Cause(ctx))
 	}
 	return nil
@@ -211,7 +211,7 @@ func (p *preparation) lock(ctx context.Context) bool {
 		p.mu.Lock()
 		for _, x := range p.targets {
 			if x.otherRun() != nil {
-				x.err = fmt.Errorf("an earlier preparation or reset of it has not ended: %w", context.Cause(ctx))
+				x.err = fmt.Errorf("an earlier preparation or reset of the device has not ended: %w", context.Cause(ctx))
 			}
 		}
 		p.mu.Unlock()
@@ -290,7 +290,7 @@ func (x *target) await(ctx context.Context, ended <-chan struct{}) {
 	case <-ended:
 		x.err = x.result
 	case <-x.late:
-		x.err = fmt.Errorf("it has not returned in time: %w", context.Cause(ctx))
+		x.err = fmt.Errorf("the step has not returned in time: %w", context.Cause(ctx))
 		x.abandoned = ended
 	}
 }

@@ -94,7 +94,7 @@ func (r *DriverReset) begin(ctx context.Context, gpus []Device) error {
 	}
 	for _, d := range gpus {
 		if _, ok := parseAddress(d.PCIBusID); !ok {
-			return fmt.Errorf("the GPU has the PCI address %q, which is none", d.PCIBusID)
+			return fmt.Errorf("the GPU's PCI address %q is invalid", d.PCIBusID)
 		}
 	}
 	if err := r.Ready(); err != nil {

@@ -30,10 +30,10 @@ func (a *app) admitCommand() *cobra.Command {
 	cmd := a.asksServe(&cobra.Command{
 		Use:   "admit -f FILE",
 		Short: "Give a pod its devices, and print how to start its containers with them",
-		Long: `Gives the pod of a manifest, a v1.Pod in YAML or JSON, its devices. What counts of the manifest are names, the
-UID, limits and restart policies. Containers are started by an engine, not by admit. A pod that is placed already keeps
-its devices, so admit can be called again, for example before each start of a container. A pod that a kubelet would
-reject is an error with the kubelet's reason and text, and nothing is placed.
+		Long: `Gives the pod of a manifest, a v1.Pod in YAML or JSON, its devices. Of the manifest, only names, the
+UID, limits and restart policies have an effect. Containers are started by an engine, not by admit. A pod that already
+has its devices keeps them, so admit can be called again, for example before each start of a container. A pod that a
+kubelet would reject is an error with the kubelet's reason and text, and nothing is placed.
 
 With --start the plugins prepare the devices of each container for its start (PreStartContainer), in the order in which
 a kubelet starts containers, and -o json and yaml have the containers' run options: variables, mounts, device nodes,
@@ -41,7 +41,7 @@ annotations and CDI names.
 
 The formats podman, docker and nerdctl imply --start for one container, and print its run options as arguments of these
 engines. The format oci puts them into the config.json in --bundle, for runc and others. If the pod has several
-containers, --container names the one.`,
+containers, name one with --container.`,
 		Example: `  device-manager admit -f pod.yaml
   podman run --rm $(device-manager admit -f pod.yaml -o podman) docker.io/library/debian nvidia-smi -L
   device-manager admit -f pod.yaml --container main -o oci --bundle /run/bundles/main
@@ -79,9 +79,9 @@ func (o *admitOptions) containers(p model.Pod) ([]string, error) {
 	case (o.Format == formatOCI) != (o.bundle != ""):
 		return nil, errors.New("-o oci and --bundle DIR go together")
 	case o.container != "" && !o.forOne() && !o.start:
-		return nil, errors.New("--container is for --start and the formats for an engine")
+		return nil, errors.New("--container needs --start or an output format for an engine")
 	case o.container != "" && !slices.Contains(names, o.container):
-		return nil, fmt.Errorf("the pod has no container %q; there are %s", o.container, all)
+		return nil, fmt.Errorf("the pod has no container %q; it has %s", o.container, all)
 	case o.container != "":
 		return []string{o.container}, nil
 	case o.forOne() && len(names) != 1:

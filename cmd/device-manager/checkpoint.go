@@ -46,11 +46,11 @@ func checkpointFile(cmd *cobra.Command, args []string) error {
 func (a *app) importCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "import FILE",
-		Short: "Take the placements of a kubelet over",
-		Long: `Adds the placements of a kubelet's file to those of the manager, all of them or none. The file has the UIDs of
-pods but no names. None is added if a pod or a device is placed already, but a pod that has the same devices is left as
-it is, so the same file can be imported again. Devices that were withheld since the manager's own file was damaged are
-free afterwards, unless an imported pod has them. - is standard input.`,
+		Short: "Import the placements of a kubelet",
+		Long: `Adds the placements in a kubelet's file to those of the manager, all of them or none. The file has the
+UIDs of pods, but no names. If a pod or a device is already placed, the import fails, but a pod with the same devices
+is left as it is, so a file can be imported twice. If devices are withheld because the manager's own file was damaged,
+the import frees those that no imported pod has. - is standard input.`,
 		Example:           `  device-manager checkpoint import /var/lib/kubelet/device-plugins/` + kubelet.CheckpointName,
 		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Locked, cli.Interrupted),
 		Args:              checkpointFile,
@@ -62,7 +62,7 @@ free afterwards, unless an imported pod has them. - is standard input.`,
 func (a *app) exportCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "export FILE",
-		Short: "Write the manager's placements as a kubelet would",
+		Short: "Export the manager's placements for a kubelet",
 		Long: `Writes the placements of the manager to a file that a kubelet reads when it starts, with its checksum. - is
 standard output. The kubelet knows a pod by its UID, so the pods keep their devices if the kubelet runs them under
 the same UIDs.`,

@@ -25,7 +25,7 @@ func (a *app) asksServe(cmd *cobra.Command) *cobra.Command {
 func (a *app) client() *api.Client { return api.NewClient(a.APISocket) }
 
 // errNoPod means that a name or UID does not name exactly one placed pod.
-var errNoPod = errors.New("there is no such pod")
+var errNoPod = errors.New("find the pod")
 
 // findPod finds a placed pod by its UID, its name, or NAMESPACE/NAME.
 func findPod(pods []api.Pod, name string) (api.Pod, error) {
@@ -40,7 +40,7 @@ func findPod(pods []api.Pod, name string) (api.Pod, error) {
 	}
 	switch len(found) {
 	case 0:
-		return api.Pod{}, fmt.Errorf("%w: %q", errNoPod, name)
+		return api.Pod{}, fmt.Errorf("%w: no placed pod has the name or UID %q", errNoPod, name)
 	case 1:
 		return found[0], nil
 	}
@@ -82,9 +82,9 @@ func (a *app) podsCommand() *cobra.Command {
 	cmd := a.asksServe(&cobra.Command{
 		Use:   "pods",
 		Short: "List the pods that the device manager has placed",
-		Long: `Lists the pods that hold devices of device-manager serve, in the order of their admission. -o wide has the
-devices too, and the process that admitted the pod. -o json and yaml have the health of the devices in
-allocatedResourcesStatus, as a v1.PodStatus has it. -o name prints the pods' UIDs.`,
+		Long: `Lists the pods that hold devices of device-manager serve, in the order of their admission. -o wide also
+shows the devices and the process that admitted the pod. -o json and yaml also show the health of the devices in
+allocatedResourcesStatus, like a v1.PodStatus. -o name prints the pods' UIDs.`,
 		Example: `  device-manager pods
   device-manager pods -o json | jq -r '.items[].containers[].devices[]?.deviceIds[]'
   device-manager pods -o json | jq '.items[].containers[].allocatedResourcesStatus[]?'`,
@@ -158,8 +158,8 @@ storage, and the resources of the plugins that are registered with device-manage
 v1.NodeStatus.
 
 --devices lists the devices of these resources instead, with their health and the pods that hold them. A device whose
-plugin is away has the health Unknown. When the placements were lost with a damaged file, all devices are withheld: see
-device-manager release --withheld. -o name prints RESOURCE=ID.`,
+plugin is disconnected has the health Unknown. If the placements were lost because their file was damaged, all devices
+are withheld: see device-manager release --withheld. -o name prints RESOURCE=ID.`,
 		Example: `  device-manager node
   device-manager node -o json | jq '.allocatable["nvidia.com/gpu"]'
   device-manager node --devices -o wide`,
@@ -205,7 +205,7 @@ func (a *app) nodeDevices(ctx context.Context, out cli.Output) error {
 		return err
 	}
 	if list.Withheld != nil {
-		a.Log.Warn("devices are withheld, since placements were lost and pods that are not known may hold them: see "+
+		a.Log.Warn("devices are withheld, since placements were lost and unknown pods may hold them: see "+
 			"device-manager release --withheld", "reason", list.Withheld.Reason, "file", list.Withheld.File)
 	}
 	return nil

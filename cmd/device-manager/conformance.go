@@ -27,18 +27,18 @@ func (a *app) conformanceCommand() *cobra.Command {
 		Use:   "conformance",
 		Short: "Check a device plugin against the rules of the API",
 		Long: `Takes the kubelet's place and checks any device plugin against the rules of the device plugin API:
-registration, lists of devices, Allocate, GetPreferredAllocation, PreStartContainer, restarts of the kubelet, and its
-end. docs/conformance.md explains the rules. Exit status 4 means that a rule of severity must is broken; rules of
-severity should are reported only.
+registration, lists of devices, Allocate, GetPreferredAllocation, PreStartContainer, restarts of the kubelet, and the
+end of the plugin. docs/conformance.md explains the rules. Exit status 4 means that a rule of severity must is broken;
+broken rules of severity should are only reported.
 
---command starts the plugin. It is split at blanks and quotes as by a shell, and nothing is expanded. In it, {dir}
-stands for the directory of kubelet.sock, which DEVICE_PLUGIN_DIR names too. Without {dir}, and as root, the plugin
-sees that directory at /var/lib/kubelet/device-plugins. --kubelet-dir without --command is for a plugin that runs
-already and registers there. --socket calls a plugin that has registered elsewhere; registration and restarts are not
-checked. {registry} in --command stands for a directory like the kubelet's plugins_registry, for a plugin that registers
-by a socket there.
+--command starts the plugin. It is split like in a shell, but nothing is expanded. In it, {dir} stands for the
+directory of kubelet.sock, which is also in DEVICE_PLUGIN_DIR. Without {dir}, and as root, the plugin sees that
+directory at /var/lib/kubelet/device-plugins. --kubelet-dir without --command is for a plugin that is already running
+and registers there. --socket calls a plugin that has registered elsewhere; registration and restarts are not checked.
+{registry} in --command stands for a directory like the kubelet's plugins_registry, for a plugin that registers by a
+socket there.
 
-Allocate is called for all devices: run it where no container uses them.`,
+Allocate is called for all devices: run this only where no container uses them.`,
 		Example: `  device-manager conformance --command 'gpu-cdi-plugin serve --device-plugin-dir {dir}'
   device-manager conformance --command 'gpu-cdi-plugin serve --registration watcher --plugins-registry-dir {registry}'
   device-manager conformance --command nvidia-device-plugin -o junit > report.xml

@@ -25,11 +25,12 @@ func (a *app) releaseCommand() *cobra.Command {
 	cmd := a.asksServe(&cobra.Command{
 		Use:   "release POD [--container NAME] | release --withheld {--all | RESOURCE=ID...}",
 		Short: "Take the devices of a pod back",
-		Long: `Takes the devices of a pod back: device-manager serve can give them to others. POD is a name, NAMESPACE/NAME
-or a UID. The containers are not stopped, so stop them first. With --container only that container has ended for good,
-as an init container does: devices that no other container of the pod has are free.
+		Long: `Releases the devices of a pod, so that device-manager serve can give them to other pods. POD is a name,
+NAMESPACE/NAME or a UID. The containers are not stopped, so stop them first. With --container only that container is
+marked as ended for good, like an init container that has succeeded: its devices become free unless another container
+of the pod has them.
 
-When the placements were lost with a damaged file, all devices are withheld, since pods that are not known may use them.
+If the placements were lost because their file was damaged, all devices are withheld, since unknown pods may use them.
 --withheld makes the devices RESOURCE=ID, or with --all all of them, available to pods again: make sure that no
 container uses them.`,
 		Example: `  device-manager release training
@@ -38,7 +39,7 @@ container uses them.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if o.all && !o.withheld {
 				return cli.With(cli.Usage, "release pods one by one; device-manager pods lists them",
-					errors.New("--all is for withheld devices: it goes with --withheld"))
+					errors.New("--all needs --withheld, since it means withheld devices"))
 			}
 			if o.withheld || len(args) == 1 {
 				return nil
@@ -51,7 +52,7 @@ container uses them.`,
 			case !o.withheld:
 				return a.releasePod(cmd.Context(), args[0], o.container)
 			case o.container != "":
-				return cli.With(cli.Usage, "", errors.New("--withheld and --container are both given"))
+				return cli.With(cli.Usage, "", errors.New("--withheld and --container exclude each other"))
 			}
 			return a.releaseWithheld(cmd.Context(), args, o.all)
 		},

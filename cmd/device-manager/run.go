@@ -40,9 +40,9 @@ func (a *app) rootCommand() *cobra.Command {
 	return a.Command(
 		&cobra.Command{
 			Short: "Gives pods the devices of device plugins, without a kubelet",
-			Long: `Runs a device manager, which is what a kubelet does for device plugins: plugins register with it, pods get
-devices, and their containers get run options. It checks any device plugin against the rules of the API too. It speaks
-to plugins through their sockets only.
+			Long: `Does what a kubelet does for device plugins: plugins register with it, pods get devices, and their
+containers get run options. It also checks device plugins against the rules of the API. It communicates with plugins
+only through their sockets.
 
 Options come from flags, then from the environment (--state-dir is DEVICE_MANAGER_STATE_DIR), then from the file of
 --config (state-dir: DIR). device-manager config default prints a file with all of them.`,

@@ -32,26 +32,26 @@ func (a *app) serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the kubelet's device manager without a kubelet",
-		Long: `Runs a device manager: what a kubelet does for device plugins, for hosts without Kubernetes and for tests of
-plugins. Plugins register with it as with a kubelet, at kubelet.sock in --socket-dir or by --plugins-registry-dir. admit
-gives the pod of a manifest its devices and prints what its containers get, as arguments for podman and others; pods,
-node and release are its other verbs. They ask at --api-socket, which only root and --api-group may use; its requests
-are documented in specs/manager.openapi.yaml.
+		Long: `Runs a device manager: what a kubelet does for device plugins, for hosts without Kubernetes and for
+tests of plugins. Plugins register with it as with a kubelet, at kubelet.sock in --socket-dir or by
+--plugins-registry-dir. admit gives the pod of a manifest its devices and prints what its containers get, as arguments
+for podman and others; pods, node and release are its other verbs. They call serve at --api-socket, which only root and
+--api-group may use; its requests are documented in specs/manager.openapi.yaml.
 
-It runs until SIGTERM or SIGINT. Pods keep their devices meanwhile: the placements are in placements.json in
+It runs until SIGTERM or SIGINT. Pods keep their devices when it ends: the placements are in placements.json in
 --state-dir, and each is on the disk when admit returns. If that file is damaged, it is set aside, and all devices are
 withheld: see release --withheld.
 
 Only root, or the user that runs the manager, may be able to write to the directories of plugins, of the state and of
-the sockets. With --insecure-paths other users may be able to write to the directories of --api-socket and
---pod-resources-socket, and to no others.
+the sockets. --insecure-paths allows other users to write to the directories of --api-socket and
+--pod-resources-socket, but to no others.
 
-A kubelet and this manager cannot serve the same --socket-dir. device-manager checkpoint takes a kubelet's placements
-over, and gives them back.
+A kubelet and this manager cannot serve the same --socket-dir. device-manager checkpoint imports a kubelet's
+placements, and exports them for a kubelet.
 
 It behaves like a kubelet, without the kubelet's known faults.
 
-Under systemd it reports readiness and the watchdog (Type=notify).`,
+Under systemd it reports readiness and notifies the watchdog (Type=notify).`,
 		Example: `  device-manager serve
   device-manager serve --topology-policy restricted --api-group gpu
   device-manager serve --socket-dir /run/bench --pod-resources-socket= --seed 7`,

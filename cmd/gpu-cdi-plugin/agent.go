@@ -43,11 +43,11 @@ func (a *app) runService(cmd *cobra.Command, run func(context.Context, *agent.Op
 	err = a.Classify(run(cmd.Context(), o))
 	switch {
 	case errors.Is(err, agent.ErrRestart), errors.Is(err, node.ErrDriverChanged):
-		// Before the release a signal asks the program to end. After it, signals kill the process.
+		// Before the signals are released, they only request the end of the program. Afterwards they kill the process.
 		if a.ReleaseSignals() || cmd.Context().Err() != nil {
 			return nil
 		}
-		a.Log.Info("starting again, since " + err.Error())
+		a.Log.Info("restarting: " + err.Error())
 		return restart(a.Env)
 	case cli.CodeOf(err) == cli.NoDriver:
 		return cli.With(cli.NoDriver, cli.HintOf(err)+"; --fail-on-init-error=false waits for a driver", err)
@@ -100,5 +100,5 @@ func restart(env []string) error {
 	// configuration at its start.
 	signal.Ignore(unix.SIGHUP)
 	err := unix.Exec("/proc/self/exe", os.Args, env)
-	return fmt.Errorf("start again: %w", err)
+	return fmt.Errorf("restart this program: %w", err)
 }

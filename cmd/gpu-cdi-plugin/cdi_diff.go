@@ -28,11 +28,11 @@ func (a *app) diffCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diff [FILE]",
 		Short: "Compare a written spec with this host",
-		Long: `Compares a spec file with the spec that this host should have now, and lists the differences: an upgraded
-driver, a GPU that is gone or new, changed MIG devices, moved files, a hook that users other than root can
-change. Without a file it compares those that generate --write has written, including those of configured
-extras. Give it the --capabilities, --cdi-kind and --hook-path that the spec was written with. A spec that
-another program wrote is not compared.`,
+		Long: `Compares a spec file with the spec that this host should have now, and lists the differences: an
+upgraded driver, a GPU that is gone or new, changed MIG devices, moved files, a hook that users other than root can
+change. Without FILE it compares the specs that generate --write has written, including those of configured extras. Use
+the --capabilities, --cdi-kind and --hook-path with which the spec was written. A spec that another program wrote is
+not compared.`,
 		Example: `  gpu-cdi-plugin cdi diff || gpu-cdi-plugin cdi generate --write
   gpu-cdi-plugin cdi diff /etc/cdi/nvidia.yaml -o json`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial, cli.Differs, cli.NoDriver,
@@ -105,7 +105,7 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 	}
 	if n := len(c.Differences); n > 0 {
 		return cli.With(cli.Differs, hint,
-			fmt.Errorf("%s is not what this host should have: %s", strings.Join(paths, ", "), wording.Count(n, "difference")))
+			fmt.Errorf("%s does not match this host: %s", strings.Join(paths, ", "), wording.Count(n, "difference")))
 	}
 	return g.checkComplete()
 }
@@ -159,7 +159,7 @@ func comparisonView(c comparison) cli.View {
 		t.Rows = append(t.Rows, []string{d.Where, d.What})
 	}
 	if len(c.Differences) == 0 {
-		t.Header = []string{c.Path + " is what this host should have"}
+		t.Header = []string{c.Path + " matches this host"}
 	}
 	return cli.View{Data: c, Table: t}
 }

@@ -41,14 +41,14 @@ func (a *app) generateCommand() *cobra.Command {
 driver's files and one hook. It prints the spec, or with --write writes it into --cdi-dir, where engines
 read it.
 
-Each GPU has its index and its UUID as names, each MIG device GPU:INDEX and its UUID, and "all" is all of
-them. A GPU that cannot be read is left out. No spec is written if another file in the CDI directories
-defines one of its names, since engines would then offer neither; nor if users other than root can change
-the hook, which engines run as root, the driver's library or --cdi-dir (see --insecure-paths).
+Each GPU has its index and its UUID as names, each MIG device GPU:INDEX and its UUID, and "all" is all of them. A GPU
+that cannot be read is left out. No spec is written if another file in the CDI directories defines one of its names,
+since engines would then offer neither device. Nor is it written if users other than root can change the hook, which
+engines run as root, the driver's library or --cdi-dir (see --insecure-paths).
 
-Extras (see extras and imex in the configuration) are what containers can get besides GPUs. Each that is
-configured and that the host has is a spec of its own kind: a document of its own, or a file of its own in
---cdi-dir. The file of an extra that the host no longer has is removed.`,
+Extras (see extras and imex in the configuration) are what containers can get besides GPUs. Each configured extra that
+the host has gets a spec of its own kind: its own document, or its own file in --cdi-dir. The file of an extra that the
+host no longer has is removed.`,
 		Example: `  gpu-cdi-plugin cdi generate
   gpu-cdi-plugin cdi generate --write
   gpu-cdi-plugin cdi generate --write --extras gds,gdrcopy
@@ -186,7 +186,7 @@ func (a *app) checkDestination(opts generateOptions, path string) error {
 	case opts.Format == "table":
 		return errors.New("--output table needs --explain")
 	case path != "" && opts.given("output"):
-		return errors.New("--output is for what is printed; the format of a spec file is that of its extension")
+		return errors.New("--output formats what is printed; the extension of a spec file selects its format")
 	}
 	if path == "" {
 		return nil
@@ -195,7 +195,7 @@ func (a *app) checkDestination(opts generateOptions, path string) error {
 	return err
 }
 
-const hintSpecDir = "name a directory that can be made or written to, with --cdi-dir or --file"
+const hintSpecDir = "use --cdi-dir or --file to name a directory that can be created or written to"
 
 // write writes the expected files. If one of them cannot be written, it writes none.
 func (a *app) write(h host.Host, files []specFile) error {

@@ -18,10 +18,10 @@ func (a *app) injectCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inject --bundle DIR NAME...",
 		Short: "Put devices into an OCI bundle",
-		Long: `Puts CDI devices into the config.json of an OCI bundle, for a runtime without CDI: runc, crun, youki. The
-specs are those in /etc/cdi (under --root) and --cdi-dir. A name is VENDOR/CLASS=DEVICE, or DEVICE for one
-of --cdi-kind. It puts in all devices or none; devices that are in already stay as they are. A bundle with
-the files of another driver than the specs is an error: make a new config.json after an upgrade.`,
+		Long: `Puts CDI devices into the config.json of an OCI bundle, for a runtime without CDI: runc, crun, youki.
+The specs are those in /etc/cdi (under --root) and --cdi-dir. A name is VENDOR/CLASS=DEVICE, or DEVICE for one of
+--cdi-kind. It puts in all devices or none; devices that the file already has stay as they are. It is an error if the
+bundle has files of another driver version than the specs: make a new config.json after an upgrade.`,
 		Example: `  gpu-cdi-plugin cdi inject --bundle . nvidia.com/gpu=0 nvidia.com/gpu=1
   gpu-cdi-plugin cdi inject --bundle /run/bundles/a all`,
 		Args:              someNames,

@@ -18,9 +18,8 @@ func (a *app) listCommand() *cobra.Command {
 		Long: `Lists the devices of all spec files in /etc/cdi (under --root) and in --cdi-dir, of every vendor, as
 engines see them.
 
-A device is shadowed if a file in a directory of higher priority defines it too, and in conflict if
-another file of the same directory does: then engines offer neither. A file that cannot be read is listed
-with its error.`,
+A device is shadowed if a file in a directory of higher priority also defines it, and in conflict if another file of
+the same directory does: then engines offer neither. A file that cannot be read is listed with its error.`,
 		Example: `  gpu-cdi-plugin cdi list
   gpu-cdi-plugin cdi list -o name`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial),

@@ -19,11 +19,10 @@ func (a *app) validateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "validate [FILE...]",
 		Short: "Check that spec files are valid on this host",
-		Long: `Checks spec files against the rules of CDI and against this host: the files to mount exist, nodes are
-device nodes, hooks can be executed and only root can change them, and the driver has the GPUs and MIG
-devices that are named by UUID. If the driver cannot be used, a warning is logged in place of that last
-check. Without a file it checks the one that generate --write has written, and those of configured extras
-that exist.`,
+		Long: `Checks spec files against the rules of CDI and against this host: the files to mount and the device
+nodes exist, hooks can be executed and only root can change them, and the driver has the GPUs and MIG devices that are
+named by UUID. If the driver cannot be used, a warning is logged in place of that last check. Without FILE it checks
+the spec that generate --write has written, and the existing specs of configured extras.`,
 		Example: `  gpu-cdi-plugin cdi validate
   gpu-cdi-plugin cdi validate /etc/cdi/*.yaml -o json`,
 		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Differs),

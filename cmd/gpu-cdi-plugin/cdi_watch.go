@@ -11,9 +11,10 @@ func (a *app) watchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch",
 		Short: "Keep the CDI spec up to date on a host without a kubelet",
-		Long: `Writes the CDI spec of this host's GPUs to --cdi-dir, as cdi generate --write does, and keeps it up to date
-until SIGTERM or SIGINT: for podman, docker and containerd without Kubernetes. It writes a new spec when GPUs or MIG
-devices come or go, when the driver was replaced, and when the spec was changed or removed. The spec stays at the end.
+		Long: `Writes the CDI spec of this host's GPUs to --cdi-dir, as cdi generate --write does, and keeps it up to
+date until SIGTERM or SIGINT: for podman, docker and containerd without Kubernetes. It writes a new spec when GPUs or
+MIG devices come or go, when the driver was replaced, and when the spec was changed or removed. The spec remains when
+cdi watch ends.
 
 Metrics, SIGHUP and systemd (Type=notify) work as for serve. Ready means that the driver was read and that the spec is
 written, if the host has GPUs. serve keeps the spec up to date as well, so only one of the two can run for the same

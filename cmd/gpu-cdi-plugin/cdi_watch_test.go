@@ -184,7 +184,7 @@ func TestWatchIgnoresTheRulesOfResources(t *testing.T) {
 	s.configure(rules + "sharing: {time-slicing: {resources: [{name: example.com/gpu, replicas: 50000}]}}\n")
 	s.reconcile() // which waits for the reload
 	s.reconcile() // and for a reconciliation with its rules
-	if !healthy() || s.countMessages("no longer: ") > 0 {
+	if !healthy() || s.countMessages("no longer the case: ") > 0 {
 		t.Error("the rules for the kubelet's resources changed the devices")
 	}
 }
@@ -198,7 +198,7 @@ func TestWatchReloadsWithoutTheDirectoriesOfServe(t *testing.T) {
 	for i, dir := range []string{s.config, unused} { // the first one is a file, in which no directory can be made
 		s.configure("state-dir: " + dir + "\n")
 		s.signal(syscall.SIGHUP)
-		waitFor(t, "a restart", func() bool { return s.countMessages("starting again, since ") == i+1 })
+		waitFor(t, "a restart", func() bool { return s.countMessages("restarting: ") == i+1 })
 		testenv.Must(t, os.Remove(s.spec))
 		s.waitForDevices(s.uuids()...) // the new program has read the configuration
 	}

@@ -23,9 +23,9 @@ func (a *app) deviceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "device",
 		Short: "Take devices out of service, reset them, release the driver",
-		Long: `The verbs of an administrator. They ask the serve of this host, at the socket control.sock in its
---runtime-dir, which only root and the user of serve may use. DEVICE is a UUID, the index of a GPU (3) or that of a MIG
-device (3:0), as gpu-cdi-plugin devices lists them.`,
+		Long: `The verbs of an administrator. They send requests to the serve of this host, through the socket
+control.sock in its --runtime-dir, which only root and the user of serve may use. DEVICE is a UUID, the index of a GPU
+(3) or that of a MIG device (3:0), as gpu-cdi-plugin devices lists them.`,
 		Annotations: cli.Statuses(cli.OK, cli.Usage),
 		Args:        cli.UnknownVerb,
 		RunE:        cli.ShowHelp,
@@ -46,8 +46,8 @@ func (a *app) cordonCommand() *cobra.Command {
 		Long: `Takes a device out of service, and with a GPU its MIG devices: it stays advertised, as unhealthy, and no
 container gets it until device uncordon. Containers that have it keep it. devices shows the reason.
 
-A cordon survives restarts of serve and of the host. Where no serve runs, it is written to the record in --state-dir,
-and the next serve finds it there.`,
+A cordon survives restarts of serve and of the host. If serve is not running, the cordon is written to the record in
+--state-dir, which serve reads at its next start.`,
 		Example: `  gpu-cdi-plugin device cordon 3 --reason "a fan is loud, ticket 4711"
   gpu-cdi-plugin device cordon GPU-8f6c3a1e-0000-4000-8000-000000000001 --reason maintenance`,
 		Annotations:       deviceStatuses(cli.NoDriver, cli.NoGPU, cli.Locked),
@@ -67,8 +67,8 @@ func (a *app) uncordonCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uncordon DEVICE",
 		Short: "Bring a device back into service",
-		Long: `Ends device cordon, for a GPU also that of its MIG devices. The device is then as healthy as its probes and
-events say. Where no serve runs, the record in --state-dir is changed, and the next serve finds it there.`,
+		Long: `Ends device cordon; for a GPU, also for its MIG devices. The device is then as healthy as its probes and
+events say. If serve is not running, the record in --state-dir is changed, which serve reads at its next start.`,
 		Example:           `  gpu-cdi-plugin device uncordon 3`,
 		Annotations:       deviceStatuses(cli.NoDriver, cli.NoGPU, cli.Locked),
 		Args:              oneDevice,
@@ -86,16 +86,17 @@ func (a *app) resetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reset DEVICE",
 		Short: "Reset a GPU that is not in use",
-		Long: `Resets a whole GPU, by nvidia-smi or, if the driver has none, by the kernel: serve cordons it, resets it,
-probes it and uncordons it. One that was cordoned stays so. The driver is closed meanwhile, for all GPUs.
+		Long: `Resets a whole GPU, by nvidia-smi or, if the driver has none, by the kernel: serve cordons it, resets
+it, probes it and uncordons it. A GPU that was cordoned before stays cordoned. The driver is closed meanwhile, for all
+GPUs.
 
-A GPU that a container uses, by what the kubelet or the driver reports, is not reset: the container is printed, and the
-verb fails or, with --wait, waits. The same holds for processes outside containers, unless --force is given. That does
+A GPU that a container uses, as the kubelet or the driver reports, is not reset: the container is printed, and the verb
+fails or, with --wait, waits. The same holds for processes outside containers, unless --force is given. --force does
 not end them, and the driver refuses to reset a GPU that a process has open. Programs that prestart.programs lists are
-left out. An interrupt ends the waiting, but not a reset that has begun.
+ignored. An interrupt ends the waiting, but not a reset that has begun.
 
-A GPU in MIG mode may lose its MIG devices by the reset. Some machines cannot reset one GPU: virtual ones, and those
-with NVSwitches. The error says so.`,
+A GPU in MIG mode may lose its MIG devices by the reset. On virtual machines, and on machines with NVSwitches, a single
+GPU may not be resettable; the error says so.`,
 		Example: `  gpu-cdi-plugin device reset 3
   gpu-cdi-plugin device reset GPU-8f6c3a1e-0000-4000-8000-000000000001 --wait`,
 		Annotations:       deviceStatuses(cli.Unreachable),
@@ -115,11 +116,12 @@ func (a *app) releaseCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "release",
 		Short: "Close the driver, so that it can be unloaded or upgraded",
-		Long: `Has serve close the driver's library, so that the kernel module can be unloaded without stopping serve. The
-devices stay advertised, but no container starts with one, and the kubelet gets the reason. Their health is not probed.
+		Long: `Makes serve close the driver's library, so that the kernel module can be unloaded without stopping
+serve. The devices stay advertised, but no container starts with one, and the kubelet gets the reason. Their health is
+not probed.
 
-This ends with device reopen, when the kernel module was loaded again, when the driver was replaced, and when serve
-starts again. Containers, MPS daemons and other programs that use the driver are not ended.`,
+The release ends with device reopen, when the kernel module was loaded again, when the driver was replaced, and when
+serve restarts. Containers, MPS daemons and other programs that use the driver are not ended.`,
 		Example: `  gpu-cdi-plugin device release
   gpu-cdi-plugin device release && rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia`,
 		Annotations: deviceStatuses(cli.Unreachable),
@@ -133,7 +135,7 @@ func (a *app) reopenCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:         "reopen",
 		Short:       "End device release",
-		Long:        `Has serve open the driver's library again after device release.`,
+		Long:        `Makes serve open the driver's library again after device release.`,
 		Example:     `  gpu-cdi-plugin device reopen`,
 		Annotations: deviceStatuses(cli.Unreachable),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -175,12 +177,12 @@ func (a *app) setCordon(ctx context.Context, r control.Request) error {
 	switch editing := node.EditHealthRecord(agent.DescriptorDir(a.config), agent.HealthRecord(a.config), edit); {
 	case errors.Is(editing, fileio.ErrHeld):
 		return cli.With(cli.Locked,
-			"name the --runtime-dir of the serve that runs; if its control.sock was removed, restart it",
-			fmt.Errorf("%w, but a serve uses %s", err, a.plugin.StateDir))
+			"name the --runtime-dir of the running serve; if its control.sock was removed, restart serve",
+			fmt.Errorf("%w, but a running serve uses %s", err, a.plugin.StateDir))
 	case editing != nil:
 		return editing
 	}
-	_, err = fmt.Fprintf(a.Stdout, "%s in %s: no serve runs here, and the next one finds it there\n",
+	_, err = fmt.Fprintf(a.Stdout, "%s in %s; serve is not running here, and will read it at its next start\n",
 		what, agent.HealthRecord(a.config))
 	return err
 }

@@ -48,7 +48,7 @@ var errorTable = []cli.ErrorRow{
 		return cli.Failure, "name a directory that can be made and written to, with --" + e.Option + ", the same on the host"
 	}),
 	cli.Typed(func(*node.SpecError) (cli.Code, string) {
-		return cli.Failure, "name a directory that can be made or written to, with --cdi-dir"
+		return cli.Failure, "use --cdi-dir to name a directory that can be created or written to"
 	}),
 	cli.Typed(func(*node.KindError) (cli.Code, string) {
 		return cli.Failure, "remove it by hand if it is not needed, or name another directory with --cdi-dir"
@@ -101,13 +101,14 @@ var errorTable = []cli.ErrorRow{
 		"name the libnvidia-ml.so.1 of the installed driver, built for this machine, or install the driver again if "+
 			"the file is damaged"),
 	cli.Sentinel(nvml.ErrLibraryConflict, cli.NoDriver,
-		"start the process again; it can use one NVIDIA driver library only"),
+		"start the process again; it can use only one NVIDIA driver library"),
 	cli.Sentinel(nvml.ErrDriverNotLoaded, cli.NoDriver,
 		"load the kernel module (modprobe nvidia); if that fails, the kernel log has the reason (dmesg)"),
 	cli.Sentinel(nvml.ErrVersionMismatch, cli.NoDriver,
 		"reboot, or stop everything that uses the GPUs and reload the kernel modules"),
 	cli.Sentinel(nvml.ErrNoPermission, cli.NoDriver,
-		"run as root, or as a user who may open /dev/nvidiactl and /dev/nvidia*; a container must have these nodes"),
+		"run as root, or as a user who may open /dev/nvidiactl and /dev/nvidia*; a container must have these device "+
+			"nodes"),
 	cli.Sentinel(gpu.ErrNotAnswering, cli.NoDriver,
 		"see the kernel log (dmesg) for messages of NVRM; a GPU that hangs needs a reset or a reboot"),
 	cli.Sentinel(nvml.ErrDriverFailed, cli.NoDriver, "see the kernel log (dmesg) for messages of NVRM"),

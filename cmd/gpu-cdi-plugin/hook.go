@@ -18,9 +18,9 @@ func (a *app) hookCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "hook",
 		Short: "Make engines use prestart-hook for annotations",
-		Long: `Configures engines to give containers the CDI devices that their annotations name: with an OCI hook in podman
-and CRI-O, or with gpu-cdi-runtime in front of runc or crun. Engines that read CDI specs themselves do not need it for
-the devices that a user or the kubelet asks for.`,
+		Long: `Configures engines to give containers the CDI devices that their annotations name: with an OCI hook in
+podman and CRI-O, or with gpu-cdi-runtime in front of runc or crun. Engines that read CDI specs themselves do not need
+it for the devices that a user or the kubelet requests.`,
 		Annotations: cli.Statuses(cli.OK, cli.Usage),
 		Args:        cli.UnknownVerb,
 		RunE:        cli.ShowHelp,

@@ -18,8 +18,8 @@ func (a *app) hookInstallCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "install ENGINE...",
 		Short: "Configure engines for annotations",
-		Long: `Configures engines, prints which files it has made and changed, and says which engine has to be restarted; it
-restarts none. Without arguments it changes nothing and prints what each engine would get.
+		Long: `Configures engines, prints which files it has made and changed, and lists the engines that must be
+restarted; it restarts none. Without arguments it changes nothing and prints what each engine would get.
 
   podman      a precreate hook in /etc/containers/oci/gpu-cdi-plugin.d, and a drop-in by which podman reads it
   docker      in /etc/docker/daemon.json the feature cdi, and the runtime gpu-cdi
@@ -27,13 +27,13 @@ restarts none. Without arguments it changes nothing and prints what each engine 
               a part of config.toml; with version 2 also runc's table if it has no runtimes
   crio        a drop-in with the runtime handler gpu-cdi
   live        a createRuntime hook for CRI-O and podman, beside their own hooks
-  wrapper     gpu-cdi-runtime alone, for runc and crun without an engine; the engines have it too
+  wrapper     only gpu-cdi-runtime, for runc and crun without an engine; the engines have it too
 
-gpu-cdi-runtime is made as a link beside prestart-hook, also with --root. What is in a file already stays, byte for
-byte. All files are written or none; a file of another program with one of our names, a setting that contradicts and a
-file that cannot be read are errors. A second call changes nothing. If one of our own files has been changed since it
-was written, it stays as it is, with a warning. Another warning is logged on a node with a kubelet and without a policy
-in /etc/gpu-cdi-plugin/hook.yaml: every container that can be annotated may take any GPU there.`,
+gpu-cdi-runtime is a link beside prestart-hook, also with --root. The existing content of a file stays, byte for byte.
+All files are written or none. These are errors: a file of another program at one of the paths, a contradicting
+setting, and a file that cannot be read. A second call changes nothing. A file that hook install wrote and that was
+changed afterwards stays as it is, with a warning. Another warning is logged on a node with a kubelet and without a
+policy in /etc/gpu-cdi-plugin/hook.yaml: there, every container that can be annotated may take any GPU.`,
 		Example: `  gpu-cdi-plugin hook install
   gpu-cdi-plugin hook install podman
   gpu-cdi-plugin hook install docker containerd --dry-run`,

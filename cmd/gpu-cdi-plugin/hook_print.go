@@ -15,8 +15,8 @@ func (a *app) hookPrintCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "print ENGINE...",
 		Short: "Print the files that hook install would write",
-		Long: `Prints the files of engines as they would be after hook install, each after a line with its path, changed or
-not. The hook need not exist: with --hook-path the files can be for another host.`,
+		Long: `Prints the files of engines as they would be after hook install, each after a line with its path,
+whether it would change or not. The hook need not exist: with --hook-path the files can be for another host.`,
 		Example: `  gpu-cdi-plugin hook print podman
   gpu-cdi-plugin hook print containerd -o json`,
 		ValidArgsFunction: completeEngines,

@@ -13,10 +13,10 @@ func (a *app) hookUninstallCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall [ENGINE...]",
 		Short: "Undo hook install",
-		Long: `Removes what hook install has written for these engines, or for all. Files that it made are removed; those that
-were changed since stay, with a warning. Other files are as they were, byte for byte; if they have been changed since,
-only our entries are removed. Uninstall before prestart-hook is removed: podman starts no container with a hook that
-does not exist.`,
+		Long: `Removes what hook install has written for these engines, or for all. Files that it made are removed;
+those that were changed afterwards stay, with a warning. Other files are restored, byte for byte; if they were changed
+afterwards, only the entries of hook install are removed. Run this before you remove prestart-hook: podman starts no
+container with a hook that does not exist.`,
 		Example: `  gpu-cdi-plugin hook uninstall
   gpu-cdi-plugin hook uninstall docker --dry-run`,
 		ValidArgsFunction: completeEngines,

@@ -17,9 +17,9 @@ func (a *app) serveCommand() *cobra.Command {
 their CDI spec to --cdi-dir and keeps it up to date; devices are in the spec before they are advertised.
 
 It runs until SIGTERM or SIGINT, then ends open calls and removes its sockets; the spec stays. It registers again when
-the kubelet restarts, and starts itself again when the driver was replaced. SIGHUP reads the configuration again; an
-invalid one is logged, and the old one stays in use. Under systemd it reports readiness, status and the watchdog
-(Type=notify).
+the kubelet restarts, and restarts itself when the driver was replaced. SIGHUP reads the configuration again; an
+invalid one is logged, and the old one stays in use. Under systemd it reports readiness and status, and notifies the
+watchdog (Type=notify).
 
 A container finds a description of each of its devices in ` + node.DescriptorsPath + `: UUID.json with index, model,
 PCI address, NUMA node, memory and how the device is shared.
@@ -27,13 +27,13 @@ PCI address, NUMA node, memory and how the device is shared.
 With sharing.mps (experimental) containers share GPUs by CUDA's multi-process service. Each such GPU needs a control
 daemon: see gpu-cdi-plugin mps. While it is not ready, the GPU's devices are unhealthy.
 
-The spec of something that containers get besides GPUs (extras, imex) is a file of its own. It stays when that is no
-longer configured, since running containers may need it to start again; cdi remove removes it.
+Each extra that containers get besides GPUs (extras, imex) has its own spec file. The file stays when the extra is no
+longer configured, since running containers may need it to restart; cdi remove removes it.
 
 The hook, the driver's library and the directories that serve writes to must belong to root, with all directories above
 them. Otherwise serve does not start, unless --insecure-paths allows it.
 
-A device whose UUID another CDI spec file defines too is unhealthy; the log and /readyz name that file. If other files
+A device whose UUID another CDI spec file also defines is unhealthy; the log and /readyz name that file. If other files
 define all devices, as the vendor's own spec does, serve does not start.
 
 A GPU that does not answer is unhealthy after --gpu-timeout; the others are served. Without a driver serve exits, or

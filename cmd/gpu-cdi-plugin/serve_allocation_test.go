@@ -44,7 +44,7 @@ func TestServeSaysWhatTheKubeletGave(t *testing.T) {
 		"a free GPU": {
 			"team-b/train", "nvidia.com/gpu=0", "container main of pod team-b/train only nvidia.com/gpu=" + uuids[3],
 		},
-		"an unknown pod": {"team-b/gone", "nvidia.com/gpu=3", "the kubelet gave it no device of this plugin"},
+		"an unknown pod": {"team-b/gone", "nvidia.com/gpu=3", "the kubelet gave the container no device of this plugin"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			namespace, pod, _ := strings.Cut(c.pod, "/")

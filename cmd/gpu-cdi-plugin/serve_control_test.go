@@ -107,7 +107,7 @@ func TestServeKeepsACordonOverARestart(t *testing.T) {
 	s.does("GPU 2 ("+s.uuids()[2]+") is cordoned", "cordon", "2", "--reason", "a fan is loud")
 	s.onlyUnhealthy(2)
 	s.logs("GPU 2 is cordoned: a fan is loud")
-	s.logs("asks for: cordon 2 (a fan is loud)")
+	s.logs("): cordon 2 (a fan is loud)")
 	s.wantRefused(e, s.uuids()[2], "is not ready for a container: cordoned: a fan is loud")
 	s.fails(1, `the driver of this host has no device`, "cordon", "7", "--reason", "x")
 
@@ -135,7 +135,7 @@ func TestServeKeepsACordonOverARestart(t *testing.T) {
 	// One that is not there can be cordoned too.
 	testenv.Must(t, s.node.Unplug(3))
 	s.listed(gpuResource, 3, 0)
-	s.does("is not there now ("+s.uuids()[3]+") is cordoned", "cordon", s.uuids()[3], "--reason", "x")
+	s.does("the absent device ("+s.uuids()[3]+") is cordoned", "cordon", s.uuids()[3], "--reason", "x")
 	testenv.Must(t, s.end(syscall.SIGTERM))
 	testenv.Must(t, s.node.Plug(3))
 	s.start()
@@ -156,8 +156,8 @@ func TestServeCordonsADeviceBeforeTheDriverComes(t *testing.T) {
 	s.start()
 	s.listed(gpuResource, 0, 0)
 	s.awaitControl()
-	s.does("is not there now ("+uuids[2]+") is cordoned", "cordon", uuids[2], "--reason", "a fan is loud")
-	s.does("is not there now ("+uuids[1]+") is uncordoned", "uncordon", uuids[1])
+	s.does("the absent device ("+uuids[2]+") is cordoned", "cordon", uuids[2], "--reason", "a fan is loud")
+	s.does("the absent device ("+uuids[1]+") is uncordoned", "uncordon", uuids[1])
 	s.fails(1, "no device", "cordon", "GPU-unknown", "--reason", "x")
 	s.fails(1, "no device", "reset", uuids[2])
 	testenv.Must(t, s.node.Clear())
@@ -256,7 +256,7 @@ func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
 	waitFor(t, "the second cordon", func() bool {
 		return strings.Count(s.log.String(), "GPU 3 is held for a reset by an administrator") >= 4
 	})
-	s.fails(1, "GPU 3 is being reset already", "reset", "3")
+	s.fails(1, "GPU 3 is already being reset", "reset", "3")
 	stop()
 	pods = &kubelettest.PodResources{}
 	stop, err = pods.Serve(socket)
@@ -310,7 +310,7 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	}
 	s.start()
 	s.listed(gpuResource, 4, 0)
-	s.logs("GPU 3 is no longer held for a reset, since this program ended meanwhile")
+	s.logs("GPU 3 is no longer held for a reset, during which this program restarted")
 	waitFor(t, "the record", func() bool { return !strings.Contains(recorded(), "heldSince") })
 	testenv.Must(t, s.end(syscall.SIGTERM))
 
@@ -336,7 +336,7 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	// While the driver is released, a reset that waits says so.
 	reset = begin()
 	s.does("is released", "release")
-	reset.prints("waiting: it is unknown what uses GPU 3: wait until the driver is free")
+	reset.prints("waiting: the users of GPU 3 are unknown: wait for the driver (it is released")
 	_ = reset.interrupt()
 	s.does("is opened again", "reopen")
 	s.listed(gpuResource, 4, 0)
@@ -391,7 +391,7 @@ func TestServeHoldsAGPUWhoseResetOutlivedTheServeBefore(t *testing.T) {
 			testenv.Must(t, syscall.Kill(smi, syscall.SIGKILL))
 			testenv.Must(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks}))
 			s.listed(gpuResource, 4, 0)
-			s.logs("GPU 3 is no longer held: nvidia-smi does not reset it any more. Whether it was reset is not known")
+			s.logs("GPU 3 is no longer held: the nvidia-smi that was resetting it has ended, with an unknown result")
 			s.does("was reset", "reset", "3")
 			s.listed(gpuResource, 4, 0)
 		})
@@ -441,7 +441,7 @@ func TestServeNamesWhatKeepsAGPUFromAForcedReset(t *testing.T) {
 	s.fails(1, "GPU 3 is in use by "+name, "reset", "3")
 	testenv.Must(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetBusy}))
 	code, _, stderr := s.device("reset", "3", "--force")
-	const what = "has the GPU open, so it cannot be reset: end it; --force does not do that"
+	const what = "has the GPU open, so it cannot be reset: end it; --force does not end processes"
 	if code != 1 || !strings.Contains(stderr, name) || !strings.Contains(stderr, what) {
 		t.Errorf("exit %d, %q, want %q and %q", code, stderr, name, what)
 	}
@@ -501,7 +501,7 @@ func TestServeReleasesTheDriver(t *testing.T) {
 		t.Error("the released driver has a device node open")
 	}
 	s.logs("the NVIDIA driver is released: its devices stay advertised")
-	const why = "an administrator has released the NVIDIA driver: gpu-cdi-plugin device reopen opens it again"
+	const why = "an administrator has released the NVIDIA driver; open it again with: gpu-cdi-plugin device reopen"
 	if refused := s.preStart(e, s.uuids()[1]); refused != why {
 		t.Errorf("refused for %q, want %q", refused, why)
 	}
@@ -543,7 +543,7 @@ func TestServeReleasesTheDriver(t *testing.T) {
 	s.does("the NVIDIA driver is released", "release")
 	_, err = sim.Create(t.Context(), s.node.Root(), s.node.Machine(), sim.Options{Driver: "590.44.01", Force: true})
 	testenv.Must(t, err)
-	s.logs("the NVIDIA driver was replaced: the libraries are 590.44.01 now")
+	s.logs("the NVIDIA driver was replaced: its libraries now have version 590.44.01")
 	waitFor(t, "a device of the new driver", func() bool {
 		e = s.listed(gpuResource, 4, 0)
 		return s.tryPreStart(e, s.uuids()[1]) == nil
@@ -615,7 +615,7 @@ func TestServeStaysReleasedWhenTheConfigurationChanges(t *testing.T) {
 	})
 	total := s.kubelet.Registrations()
 	s.does("the NVIDIA driver is opened again", "reopen")
-	s.logs("starting again, since the configuration has changed")
+	s.logs("restarting: the configuration has changed")
 	s.kubelet.WaitRegistrations(total + 1)
 	if names := s.allocate(s.listed(gpuResource, 4, 0), s.uuids()[1]); len(names) > 0 {
 		t.Errorf("the old configuration is in use: %v", names)
@@ -655,7 +655,7 @@ func TestServeForgetsAReleaseThatWasInterrupted(t *testing.T) {
 	testenv.Must(t, s.node.Hang("nvmlDeviceGetTemperature", 0)) // the driver cannot be closed while a call is under way
 	s.onlyUnhealthy(0)
 	release := s.startDevice("release")
-	s.logs("asks for: release")
+	s.logs("): release")
 	_ = release.interrupt()
 	s.logs("was not carried out, since the client or this program has ended: release")
 	s.wantReady(e, s.uuids()[1])

@@ -81,7 +81,7 @@ func TestServeGoesOnWithoutRoom(t *testing.T) {
 	fill()
 	s.start()
 	s.listed(gpuResource, 0, 4)
-	s.logs("until there is room")
+	s.logs("until it has space")
 	testenv.Must(t, os.Remove(full))
 	e := s.listed(gpuResource, 4, 0)
 	first := s.node.Machine().GPUs[0].UUID

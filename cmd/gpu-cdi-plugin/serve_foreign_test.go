@@ -87,7 +87,7 @@ func TestServeSaysWhichDeviceAnotherSpecTakes(t *testing.T) {
 	begin := time.Now()
 	s.listed(gpuResource, 7, 1)
 	s.measured(7, 1)
-	why := path + " defines " + cdi.DefaultKind + "=" + taken + " too"
+	why := path + " also defines " + cdi.DefaultKind + "=" + taken
 	waitFor(t, "a warning", func() bool { return strings.Contains(s.log.String(), why) })
 	if took := time.Since(begin); took > 15*time.Second { // one second, and what a busy machine adds
 		t.Errorf("the list, the metrics and the log agree after %s", took)

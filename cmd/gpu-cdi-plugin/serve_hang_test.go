@@ -203,7 +203,7 @@ func TestServeReconcilesWhileLinksHang(t *testing.T) {
 		s.allocate(e, s.node.Machine().GPUs[0].UUID)
 	}
 	waitFor(t, "a message", func() bool {
-		return strings.Contains(s.log.String(), "cannot be read; its position on PCIe and its NUMA node are used")
+		return strings.Contains(s.log.String(), "cannot be read; its position on PCIe and its NUMA node are used instead")
 	})
 }
 

@@ -87,7 +87,7 @@ func TestServeRemembersAnUnhealthyGPU(t *testing.T) {
 	testenv.Must(t, os.WriteFile(record, []byte(`{"version": 1, "devices": [{`), 0o644))
 	s.start()
 	s.listed(gpuResource, 4, 0)
-	s.logs("the recorded health of the devices cannot be used; cordons are lost, and probes decide")
+	s.logs("the recorded health of the devices cannot be used; cordons are lost, and devices are suspect until ")
 	if _, err := os.Stat(record + ".damaged"); err != nil {
 		t.Error(err)
 	}

@@ -99,9 +99,9 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 	testenv.Must(t, s.node.ClearGPU(6))
 	s.signal(syscall.SIGHUP)
 	s.listed(gpuResource, 2, 0)
-	s.logsOnce("no longer: GPU 6 is unhealthy: cannot be read: ")
+	s.logsOnce("no longer the case: GPU 6 is unhealthy: cannot be read: ")
 	s.logsOnce("GPU 3 is in MIG mode and has no MIG device")
-	if n := s.countMessages("no longer: GPU 3"); n != 0 {
+	if n := s.countMessages("no longer the case: GPU 3"); n != 0 {
 		t.Errorf("%d lines say that GPU 3 has a MIG device", n)
 	}
 
@@ -116,7 +116,7 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 	s.logsOnce(lasting)
 	testenv.Must(t, os.Remove(dir))
 	s.signal(syscall.SIGHUP)
-	s.logsOnce("no longer: " + lasting)
+	s.logsOnce("no longer the case: " + lasting)
 
 	s.kubelet.Stop()
 	s.logsOnce("the kubelet no longer watches nvidia.com/mig-7g.80gb: ")

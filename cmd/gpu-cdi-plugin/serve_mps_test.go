@@ -239,9 +239,9 @@ func TestServeNeedsPermissionForMPS(t *testing.T) {
 	s.start()
 	s.listed(gpuResource, 3, 0)
 	e := s.listed(sharedResource, 0, 2)
-	s.logs("the compute mode of the GPU cannot be set, and processes could use it without MPS: ")
+	s.logs("the GPU's compute mode cannot be set, so processes could use the GPU without MPS: ")
 	s.logs("no permission to use the NVIDIA driver")
-	s.wantRefused(e, uuid+"::0", "is not ready for a container: the compute mode of the GPU cannot be set")
+	s.wantRefused(e, uuid+"::0", "is not ready for a container: the GPU's compute mode cannot be set")
 	testenv.Must(t, s.node.Clear())
 	s.listed(sharedResource, 2, 0)
 }

@@ -72,7 +72,7 @@ func TestDevicesShowsTheLastPreparations(t *testing.T) {
 	testenv.Must(t, os.Remove(path))
 	testenv.Must(t, os.Mkdir(path, 0o755))
 	s.wantReady(e, s.uuids()[0])
-	s.logs("the last preparations of devices are not recorded until the next one")
+	s.logs("the record of device preparations cannot be written; the next preparation tries again")
 	testenv.Must(t, os.Remove(path))
 	s.wantReady(e, s.uuids()[2])
 	shown(when+" check ok"+took, "-", when+" check ok"+took, "-")

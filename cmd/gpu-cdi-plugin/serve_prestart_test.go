@@ -125,7 +125,7 @@ func TestServeRemembersWhichGPUCannotBeReset(t *testing.T) {
 	testenv.Must(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks}))
 	s.start()
 	e = s.listed(gpuResource, 4, 0)
-	s.wantRefused(e, s.uuids()[3], "Not Supported (tried before)")
+	s.wantRefused(e, s.uuids()[3], "Not Supported (found by an earlier reset)")
 	s.wantReady(e, s.uuids()[2])
 	s.awaitControl()
 	s.does("was reset", "reset", "3")
@@ -152,12 +152,12 @@ func TestServeHealsAGPUByAReset(t *testing.T) {
 	s.xid(3, 31, nil)                                               // its events are received after the reset
 	testenv.Must(t, s.node.Fail("nvmlDeviceGetTemperature", 3, 16)) // NVML_ERROR_RESET_REQUIRED
 	s.onlyUnhealthy(3)
-	s.logs("GPU 3 is unhealthy: the driver cannot use it before a reset; it needs a reset")
+	s.logs("GPU 3 is unhealthy: the driver cannot use the GPU before a reset; it needs a reset")
 	s.wantReady(e, s.uuids()[3])
 	s.listed(gpuResource, 8, 0)
 	testenv.Must(t, s.node.Set(3, map[string]string{"recovery-action": "reboot"}))
 	s.onlyUnhealthy(3)
-	s.wantRefused(e, s.uuids()[3], "(health): it is unhealthy: the driver asks for a reboot of the node")
+	s.wantRefused(e, s.uuids()[3], "(health): it is unhealthy: the driver requires a reboot of the node")
 }
 
 // A driver may answer any call with "GPU requires reset": then the steps before the reset do not refuse the GPU.
@@ -275,7 +275,8 @@ func TestServeLeavesAGPUThatAnotherContainerHas(t *testing.T) {
 	hung, err := net.Listen("unix", socket)
 	testenv.Must(t, err)
 	began := time.Now()
-	s.wantRefused(e, all[0], "(sharing): find who else may use it: list the pods' devices from the kubelet's socket ")
+	s.wantRefused(e, all[0], "(sharing): find other containers that may use the device: "+
+		"list the pods' devices from the kubelet's socket ")
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("a kubelet that does not answer was waited for %s", took)
 	}

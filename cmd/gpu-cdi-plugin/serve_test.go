@@ -263,7 +263,7 @@ func TestServeRestartsWithAnotherDriver(t *testing.T) {
 	s.offered(s.allocate(s.listed(gpuResource, 4, 0), s.node.Machine().GPUs[0].UUID)...)
 	if log := s.log.String(); !strings.Contains(
 		log,
-		"the NVIDIA driver was replaced: the libraries are 590.44.01 now",
+		"the NVIDIA driver was replaced: its libraries now have version 590.44.01",
 	) {
 		t.Errorf("the log does not have the reason of the restart")
 	}

@@ -133,7 +133,7 @@ func (g *generated) checkComplete() error {
 	}
 	missing := partly("install the NVIDIA driver again; "+
 		"gpu-cdi-plugin cdi generate --explain shows what was searched for",
-		"containers go without libraries of the driver that cannot be used: %s", strings.Join(broken, ", "))
+		"containers do not get these libraries of the driver, which cannot be used: %s", strings.Join(broken, ", "))
 	return errors.Join(err, missing)
 }
 
@@ -160,7 +160,7 @@ func (a *app) hook() (string, error) {
 
 func noHook(err error) error {
 	return cli.With(cli.Failure,
-		"build it beside this program (make build), or name its path on the host with --hook-path",
+		"install prestart-hook beside this program, or name its path on the host with --hook-path",
 		fmt.Errorf("find the hook for the spec: %w", err))
 }
 

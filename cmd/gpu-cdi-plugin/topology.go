@@ -24,7 +24,7 @@ func (a *app) topologyCommand() *cobra.Command {
 		Long: `Prints a matrix of the links between the GPUs, as nvidia-smi topo -m does, and the NUMA node of each GPU.
 
 -o svg draws the node: NUMA nodes, PCIe switches, NVLinks, MIG devices, unusable GPUs, and the pods that hold devices.
-JSON and YAML have the pods too, as holders: null without a kubelet.`,
+JSON and YAML also have the pods, as holders, or null without a kubelet.`,
 		Example: `  gpu-cdi-plugin topology
   gpu-cdi-plugin topology -o json | jq '.links[] | select(.nvlinks > 0)'
   gpu-cdi-plugin topology -o svg > node.svg`,

@@ -29,8 +29,8 @@ func (a *app) explainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain --size N",
 		Short: "Show which GPUs a request would get, and why",
-		Long: `Prints the set of --size whole GPUs that a container would get, its score, the pairs that add up to it, and
-the GPUs left.
+		Long: `Prints the set of --size whole GPUs that a container would get, its score, the pairs that add up to it,
+and the remaining GPUs.
 
 The weights of links and the default policy are those of the configuration (allocation), as for serve. For whole GPUs
 the policies spread and pack are the same as topology. -o name prints the CDI names of the chosen GPUs.`,

@@ -12,7 +12,7 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(sim.ErrMachineFile, cli.Usage,
 		"the files in sim/machines of the sources are examples and explain every key"),
 	cli.Typed(func(*sim.InvalidError) (cli.Code, string) { return cli.Usage, "" }),
-	cli.Sentinel(sim.ErrExists, cli.Failure, "--force replaces it, as an upgrade of the driver in place would"),
+	cli.Sentinel(sim.ErrExists, cli.Failure, "--force replaces it, like an upgrade of the driver in place"),
 	cli.Sentinel(sim.ErrNotEmpty, cli.Failure, "name a directory that does not exist yet"),
 	cli.Sentinel(sim.ErrNotNode, cli.Failure, "gpu-sim create makes one"),
 	cli.Sentinel(sim.ErrNoCompiler, cli.Failure, "install one, for example with: apt-get install gcc libc6-dev"),

@@ -213,7 +213,7 @@ profiles do not fit on the GPU together, nothing changes.`, 0,
 
 func kernelVersionCommand() *cobra.Command {
 	return faultVerb("kernel-version", " VERSION", "Change the version of the kernel module",
-		"As after an upgrade of the driver without a reboot: the library reports that the versions do not match.", 1,
+		"The library then reports that the versions do not match, like after an upgrade of the driver without a reboot.", 1,
 		func(n *sim.Node, args []string) error { return n.SetKernelVersion(args[0]) })
 }
 

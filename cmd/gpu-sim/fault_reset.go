@@ -60,7 +60,7 @@ When no program has the GPU open, or after 10 s, sysfs shows it without a driver
 		{"bind", "Bind the driver to a GPU again", "Undoes unbind.", (*sim.Node).Bind},
 		{
 			"unplug", "Remove a GPU from the PCI bus",
-			"As unbind, and the GPU's PCI device is no longer in sysfs. Its /dev/nvidiaN stays.", (*sim.Node).Unplug,
+			"Like unbind, and the GPU's PCI device is also no longer in sysfs. Its /dev/nvidiaN stays.", (*sim.Node).Unplug,
 		},
 		{"plug", "Put a GPU on the PCI bus again", "Undoes unplug.", (*sim.Node).Plug},
 	} {

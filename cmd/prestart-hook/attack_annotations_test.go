@@ -31,11 +31,11 @@ func TestAttackByAnnotations(t *testing.T) {
 		more map[string]string
 		want string
 	}{
-		"another kind":             {value: "their.com/disk=all", want: "is of another program"},
-		"another kind behind ours": {value: "nvidia.com/gpu=0,their.com/disk=all", want: "is of another program"},
+		"another kind":             {value: "their.com/disk=all", want: "was written by another program"},
+		"another kind behind ours": {value: "nvidia.com/gpu=0,their.com/disk=all", want: "was written by another program"},
 		"another annotation": {
 			value: "nvidia.com/gpu=0", more: map[string]string{"cdi.k8s.io/x": "their.com/disk=all"},
-			want: "is of another program",
+			want: "was written by another program",
 		},
 		"all devices":               {value: "nvidia.com/gpu=all", want: "does not exist"},
 		"a path":                    {value: "/etc/cdi/gpu.json", want: "want VENDOR/CLASS=NAME"},

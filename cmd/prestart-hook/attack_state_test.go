@@ -94,10 +94,10 @@ func TestAttackByTheState(t *testing.T) {
 			a.annotations = map[string]string{"team": "blue"}
 			a.writeJSON(a.bundle+"/config.json", a.config("rootfs"))
 			return state
-		}, "its annotation \"team\" is not that of the OCI state"},
+		}, "its annotation \"team\" differs from the OCI state's"},
 		"a state without annotations": {func(a *attack) string {
 			return strings.Replace(a.state(), `"annotations"`, `"x"`, 1)
-		}, "its annotation \"cdi.k8s.io/gpu\" is not that of the OCI state"},
+		}, "its annotation \"cdi.k8s.io/gpu\" differs from the OCI state's"},
 		"config.json of another user than the bundle": {func(a *attack) string {
 			testenv.Must(a.t, os.Chown(a.bundle+"/config.json", 1000, 1000))
 			return a.state()

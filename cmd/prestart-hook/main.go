@@ -31,7 +31,7 @@ An OCI hook. Runtimes and engines run it, in one of four positions. It is not me
 create-container, a hook of the createContainer stage with the OCI state on standard input. "gpu-cdi-plugin cdi
 generate" writes it, with its flags, into CDI specs. It makes the links and the loader cache by which programs in the
 container find the driver's libraries. It never runs another program, never leaves the container's root, and changes
-nothing that is right already. Flags (paths are those in the container):
+nothing that is already right. Flags (paths are those in the container):
   --libraries=DIR:SONAME=FILE,...   driver libraries for the loader cache, which are mounted in DIR
   --link=PATH::TARGET               make a symbolic link
   --dri=PCI-ADDRESS/NODE,...        a GPU's nodes in /dev/dri, for the links in /dev/dri/by-path
@@ -54,19 +54,19 @@ runtime, with the same arguments, environment and files.
 
 An annotation whose key begins with cdi.k8s.io/ has qualified names of CDI devices, separated by commas:
   cdi.k8s.io/gpu: nvidia.com/gpu=0,nvidia.com/gpu=1
-The specs are those in /etc/cdi and /var/run/cdi. Variables such as NVIDIA_VISIBLE_DEVICES give nothing. A container
+The specs are those in /etc/cdi and /var/run/cdi. Variables such as NVIDIA_VISIBLE_DEVICES have no effect. A container
 without such an annotation stays as it is.
 
 POLICY
   /etc/gpu-cdi-plugin/hook.yaml, which only root can change. It need not exist. Keys:
   kinds      list of the CDI kinds that annotations may name; without it, those whose specs gpu-cdi-plugin wrote
   devices    list of the qualified names that annotations may name; without it, all of the kinds
-  allocated  true: only devices that the kubelet gave the container, as "gpu-cdi-plugin serve" says
+  allocated  true: only devices that the kubelet gave the container, as "gpu-cdi-plugin serve" reports
   rules      list of rules; with it, a device needs one that allows it. A rule has the three keys above and conditions:
              annotations (keys with patterns of values), user-namespace (true or false), bundle-owner (user IDs)
   runtime    path of the runtime behind gpu-cdi-runtime; without it, the first runc or else crun in the standard
              directories
-  log        path of a file, or syslog, for errors and warnings; without it, they are on standard error alone
+  log        path of a file, or syslog, for errors and warnings; without it, they are only on standard error
 
   --help, --version
 
@@ -75,7 +75,7 @@ EXIT STATUS
   1  create-container: the container would not work: its root was not found, is not a mount point, or is in the host's
      mount namespace; or its programs would not find the driver's libraries
      precreate, create-runtime, gpu-cdi-runtime: an annotated device cannot be given, or may not be; nothing was
-     changed, or it was taken back
+     changed, or the changes were reverted
      every position: it took longer than 10 seconds
   2  wrong arguments
   gpu-cdi-runtime otherwise has the exit status of the runtime

@@ -86,5 +86,5 @@ func (kubelet) Handle(_ context.Context, r control.Request, _ func(string)) (str
 	if r == (control.Request{Act: control.Allocation, Namespace: "team-a", Pod: "job", Container: "main"}) {
 		return "nvidia.com/gpu=0", nil
 	}
-	return "", errors.New("the kubelet gave it no device of this plugin")
+	return "", errors.New("the kubelet gave the container no device of this plugin")
 }

@@ -28,7 +28,7 @@ type pod struct{ namespace, name, uid, container string }
 // linux.cgroupsPath from the kubelet, and never from a container, an image or a checkpoint.
 func (i Injector) podOf(c *container) (*pod, error) {
 	if c.owner != nil && *c.owner != 0 {
-		return nil, fmt.Errorf("its bundle belongs to user %d, who can name any pod", *c.owner)
+		return nil, fmt.Errorf("the container's bundle belongs to user %d, who could name any pod", *c.owner)
 	}
 	p := &pod{}
 	for _, field := range []struct {
@@ -44,7 +44,7 @@ func (i Injector) podOf(c *container) (*pod, error) {
 		b, isCRIO := c.annotations[field.crio]
 		switch {
 		case !isContainerd && !isCRIO:
-			return nil, fmt.Errorf("it is of no pod: it has neither the annotation %s nor %s",
+			return nil, fmt.Errorf("the container belongs to no pod: it has neither the annotation %s nor %s",
 				field.containerd, field.crio)
 		case isContainerd && isCRIO && a != b: // only one engine set its annotations
 			return nil, fmt.Errorf("its annotations %s and %s differ", field.containerd, field.crio)
@@ -54,7 +54,7 @@ func (i Injector) podOf(c *container) (*pod, error) {
 			*field.to = b
 		}
 		if !isPlainName(*field.to) {
-			return nil, fmt.Errorf("its annotations have the name %.100q of a pod", *field.to)
+			return nil, fmt.Errorf("its annotations name the pod with %.100q, which is not a valid name", *field.to)
 		}
 	}
 	if !inPod(c.cgroup, p.uid) {
@@ -134,7 +134,8 @@ const (
 	maxAnswer = 128 << 10
 )
 
-// allocated asks "gpu-cdi-plugin serve" which CDI devices the kubelet gave a container. It returns qualified names.
+// allocated returns the CDI devices that the kubelet gave a container, according to "gpu-cdi-plugin serve", by their
+// qualified names.
 func (i Injector) allocated(p *pod) ([]string, error) {
 	socket := filepath.Join(i.RuntimeDir, "control.sock")
 	request, err := json.Marshal(map[string]string{
@@ -150,7 +151,7 @@ func (i Injector) allocated(p *pod) ([]string, error) {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, fmt.Errorf("gpu-cdi-plugin serve did not answer at %s within %v", socket, allocatedTime)
 	case err != nil:
-		return nil, fmt.Errorf("ask gpu-cdi-plugin serve at %s: %w", socket, err)
+		return nil, fmt.Errorf("call gpu-cdi-plugin serve at %s: %w", socket, err)
 	}
 	var message struct{ Result, Error string }
 	if err := json.Unmarshal(answer, &message); err != nil {

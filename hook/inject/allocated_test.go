@@ -26,7 +26,7 @@ const (
 	otherUID = "77777777-0c1d-4b52-9b6e-2f1a5f0a7b11"
 )
 
-// given is what the kubelet gave containers, as "gpu-cdi-plugin serve" says.
+// given is what the kubelet gave containers, as "gpu-cdi-plugin serve" reports.
 type given map[string]string
 
 // Handle implements control.Handler.
@@ -34,7 +34,7 @@ func (g given) Handle(_ context.Context, r control.Request, _ func(string)) (str
 	if names := g[r.Namespace+"/"+r.Pod+"/"+r.Container]; r.Act == control.Allocation && names != "" {
 		return names, nil
 	}
-	return "", errors.New("the kubelet gave it no device of this plugin")
+	return "", errors.New("the kubelet gave the container no device of this plugin")
 }
 
 // serve answers at the control socket of the node.
@@ -165,21 +165,21 @@ func TestAllocated(t *testing.T) {
 			"its annotations io.kubernetes.cri.sandbox-name and io.kubernetes.pod.name differ",
 		},
 		"of no pod": {
-			`{"process": {"cwd": "/"}, "annotations": {` + asks("nvidia.com/gpu=0") + `}}`, "it is of no pod",
+			`{"process": {"cwd": "/"}, "annotations": {` + asks("nvidia.com/gpu=0") + `}}`, "the container belongs to no pod",
 		},
 		"traversal in the name of a pod": {
-			podConfig("../..", "x", uid, systemd, asks("nvidia.com/gpu=0")), `the name "../.." of a pod`,
+			podConfig("../..", "x", uid, systemd, asks("nvidia.com/gpu=0")), `name the pod with "../.."`,
 		},
 		"a name with a hyphen below": {
-			podConfig("team-a_job", "x", uid, systemd, asks("nvidia.com/gpu=0")), `the name "team-a_job" of a pod`,
+			podConfig("team-a_job", "x", uid, systemd, asks("nvidia.com/gpu=0")), `name the pod with "team-a_job"`,
 		},
 		"a container without devices": {
 			strings.Replace(own("nvidia.com/gpu=0"), `"main"`, `"side"`, 1),
 			"what the kubelet gave container side of pod team-a/job is unknown: " +
-				"gpu-cdi-plugin serve: the kubelet gave it no device of this plugin",
+				"gpu-cdi-plugin serve: the kubelet gave the container no device of this plugin",
 		},
 		"an answer for a name with another one in it": {
-			strings.Replace(own("nvidia.com/gpu=0"), `"main"`, `"main,x"`, 1), `the name "main,x" of a pod`,
+			strings.Replace(own("nvidia.com/gpu=0"), `"main"`, `"main,x"`, 1), `name the pod with "main,x"`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -217,7 +217,7 @@ func TestAllocatedInAUsersBundle(t *testing.T) {
 	n.must(os.Mkdir(n.dir+"/bundle", 0o755))
 	n.write("bundle/config.json", own("nvidia.com/gpu=0"))
 	n.must(errors.Join(os.Chown(n.dir+"/bundle", 1000, 1000), os.Chown(n.dir+"/bundle/config.json", 1000, 1000)))
-	checkError(t, n.Bundle(n.dir+"/bundle"), "its bundle belongs to user 1000, who can name any pod")
+	checkError(t, n.Bundle(n.dir+"/bundle"), "the container's bundle belongs to user 1000, who could name any pod")
 	if after, err := n.Config([]byte(own("nvidia.com/gpu=0"))); err != nil || after == nil {
 		t.Errorf("a precreate hook: %s, %v", after, err)
 	}

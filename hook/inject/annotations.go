@@ -27,7 +27,7 @@ func requested(config []byte) ([]string, error) {
 	}
 	if err := json.Unmarshal(config, &c); err != nil {
 		if _, ok := errors.AsType[*json.UnmarshalTypeError](err); ok { // the error's text has names of Go types
-			err = errors.New("the configuration or its annotations are no object")
+			err = errors.New("the configuration or its annotations are not an object")
 		}
 		return nil, fmt.Errorf("read the annotations: %w", err)
 	}
@@ -39,7 +39,7 @@ func requested(config []byte) ([]string, error) {
 		}
 		var value string
 		if err := json.Unmarshal(c.Annotations[key], &value); err != nil {
-			return nil, fmt.Errorf("annotation %.100q is no text", key)
+			return nil, fmt.Errorf("annotation %.100q is not a text", key)
 		}
 		for name := range strings.SplitSeq(value, ",") {
 			if err := checkName(name); err != nil {
@@ -51,7 +51,7 @@ func requested(config []byte) ([]string, error) {
 			}
 			if len(names) > maxDevices {
 				return nil, fmt.Errorf(
-					"annotation %.100q: the container asks for more than %d devices",
+					"annotation %.100q: the container requests more than %d devices",
 					key,
 					maxDevices,
 				)

@@ -92,8 +92,8 @@ func compareAnnotations(config []byte, runtime map[string]string) error {
 	}
 	for _, key := range slices.Sorted(maps.Keys(c.annotations)) {
 		if value, ok := runtime[key]; !ok || value != c.annotations[key] {
-			return fmt.Errorf("its annotation %.100q is not that of the OCI state: "+
-				"config.json is another one than the runtime has read", key)
+			return fmt.Errorf("its annotation %.100q differs from the OCI state's: "+
+				"config.json was replaced after the runtime had read it", key)
 		}
 	}
 	return nil

@@ -107,8 +107,8 @@ type attack struct {
 var attacks = map[string]attack{
 	"another program's kind": {
 		`"cdi.k8s.io/a": "their.com/disk=all"`, nil,
-		"device their.com/disk=all is not given: DIR/cdi/theirs.json is of another program, whose kind their.com/disk is " +
-			"not allowed in DIR/hook.yaml",
+		"device their.com/disk=all is not given: DIR/cdi/theirs.json was written by another program, and its kind " +
+			"their.com/disk is not allowed in DIR/hook.yaml",
 	},
 	"another program's kind beside ours": {
 		`"cdi.k8s.io/a": "nvidia.com/gpu=0,their.com/disk=all"`, nil, "device their.com/disk=all is not given",
@@ -121,7 +121,7 @@ var attacks = map[string]attack{
 				Devices: []specs.Device{{Name: "9", ContainerEdits: specs.ContainerEdits{Env: []string{"A=b"}}}},
 			}))
 		},
-		"DIR/cdi/more.json is of another program",
+		"DIR/cdi/more.json was written by another program",
 	},
 	"a device that is not allowed": {
 		`"cdi.k8s.io/a": "nvidia.com/gpu=1"`,

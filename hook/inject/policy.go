@@ -63,7 +63,7 @@ func (p *policy) validate() error {
 		problems = append(problems, p.Rules[i].validate(path, p.Kinds))
 		for _, uid := range p.Rules[i].BundleOwner {
 			if uid < 0 {
-				problems = append(problems, fmt.Errorf("%sbundle-owner: %d is no user ID", path, uid))
+				problems = append(problems, fmt.Errorf("%sbundle-owner: %d is not a user ID", path, uid))
 			}
 		}
 	}
@@ -113,7 +113,7 @@ func (p *policy) check(c *container, name string, file *cdi.SpecFile) (mustBeAll
 	kind, _, _ := strings.Cut(name, "=")
 	foreign := file != nil && !cdi.WrittenHere(file.Spec) && !slices.Contains(p.Kinds, kind)
 	errForeign := func() error {
-		return fmt.Errorf("%s is of another program, whose kind %s is not allowed", file.Path, kind)
+		return fmt.Errorf("%s was written by another program, and its kind %s is not allowed", file.Path, kind)
 	}
 	if p.Rules == nil {
 		if foreign {

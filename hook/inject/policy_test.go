@@ -27,7 +27,7 @@ func TestPolicy(t *testing.T) {
 		"by default, a device of this project": {"", "nvidia.com/gpu=0", ours, ""},
 		"by default, one of another program": {
 			"", "nvidia.com/gpu=0", theirs,
-			"/run/cdi/theirs.json is of another program, whose kind nvidia.com/gpu is not allowed",
+			"/run/cdi/theirs.json was written by another program, and its kind nvidia.com/gpu is not allowed",
 		},
 		// cdi reports it.
 		"by default, one that does not exist": {"", "nvidia.com/gpu=9", nil, ""},
@@ -106,7 +106,7 @@ func TestPoliciesWithMistakes(t *testing.T) {
 			"rules: [{user-namespace: maybe}]", `rules[0].user-namespace: want true or false, got "maybe"`,
 		},
 		"an owner by name":       {"rules: [{bundle-owner: [root]}]", `rules[0].bundle-owner[0]: want a whole number`},
-		"a negative owner":       {"rules: [{bundle-owner: [-1]}]", "rules[0].bundle-owner: -1 is no user ID"},
+		"a negative owner":       {"rules: [{bundle-owner: [-1]}]", "rules[0].bundle-owner: -1 is not a user ID"},
 		"a rule that is a text":  {"rules: [all]", "rules[0]: want keys and values"},
 		"a list for the runtime": {"runtime: [/usr/bin/runc]", "runtime: want text, got a list"},
 		"two documents":          {"kinds: []\n---\nkinds: []", "more than one YAML document"},

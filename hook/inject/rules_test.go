@@ -123,7 +123,7 @@ rules:
 		},
 		"another program's kind, which no rule has": {
 			"rules: [{}]", of("", ""), "their.com/disk=all", false,
-			"rule 1: /run/cdi/theirs.json is of another program, whose kind their.com/disk is not allowed",
+			"rule 1: /run/cdi/theirs.json was written by another program, and its kind their.com/disk is not allowed",
 		},
 
 		"all devices allocated":   {"allocated: true", of("", ""), "nvidia.com/gpu=0", true, ""},

@@ -59,10 +59,10 @@ func addContainerd(e *edit) error {
 	}
 	l, ok := layoutOf(config)
 	if !ok {
-		return &SettingError{containerdFile, "is not of version 2 or later, which containerd config migrate makes"}
+		return &SettingError{containerdFile, "has a version before 2; convert it with: containerd config migrate"}
 	}
 	if get(config, append(l.runtimes(), runtimeName)...) != nil {
-		return &SettingError{containerdFile, "has another runtime " + runtimeName}
+		return &SettingError{containerdFile, "already has another runtime " + runtimeName}
 	}
 	layers := []map[string]any{config}
 	imports := isImported(config)
@@ -177,7 +177,7 @@ func (l layout) edit(text []byte, config map[string]any, tables string) ([]byte,
 		err = errors.New("other settings would change")
 	}
 	if err != nil {
-		return nil, &SettingError{containerdFile, "has tables that our runtime cannot be added to: " + err.Error()}
+		return nil, &SettingError{containerdFile, "has tables to which the runtime gpu-cdi cannot be added: " + err.Error()}
 	}
 	return changed, nil
 }

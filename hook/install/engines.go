@@ -223,7 +223,7 @@ func addDocker(e *edit) error {
 	case isSet && !cdi:
 		return &SettingError{daemonFile, "sets features.cdi to false"}
 	case exists && runtime.Path != e.wrapper() && !slices.Contains(e.record.Daemon, runtimeKey):
-		return &SettingError{daemonFile, "has another runtime " + runtimeName}
+		return &SettingError{daemonFile, "already has another runtime " + runtimeName}
 	case exists && isSet && runtime.Path == e.wrapper():
 		e.put(daemonFile, original)
 		return nil

@@ -33,7 +33,9 @@ var ErrUnknown = errors.New("unknown engine")
 // ForeignError means that a file with the name of one of ours was not written by Install.
 type ForeignError struct{ Path string }
 
-func (e *ForeignError) Error() string { return e.Path + " is not of this program, and is not replaced" }
+func (e *ForeignError) Error() string {
+	return e.Path + " was written by another program, and is not replaced"
+}
 
 // SettingError means that a setting in an engine's file contradicts the installation.
 type SettingError struct{ Path, Problem string }
@@ -231,7 +233,7 @@ func (e *edit) put(path string, data []byte) {
 	e.set(path, &File{Data: data}, e.restart)
 }
 
-// shared returns a file that is not ours alone, or nil if it does not exist.
+// shared returns a file that other programs or users may also change, or nil if it does not exist.
 func (e *edit) shared(path string) ([]byte, error) {
 	f := e.files[path]
 	switch {

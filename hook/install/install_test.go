@@ -289,25 +289,26 @@ func TestRefused(t *testing.T) {
 		want                  string
 	}{
 		"no JSON":              {"docker", daemonFile, `{"debug": true,}`, "read /etc/docker/daemon.json: "},
-		"an empty daemon.json": {"docker", daemonFile, "", "read /etc/docker/daemon.json: it is no JSON object"},
-		"a list":               {"docker", daemonFile, "[]", "it is no JSON object"},
+		"an empty daemon.json": {"docker", daemonFile, "", "read /etc/docker/daemon.json: it is not a JSON object"},
+		"a list":               {"docker", daemonFile, "[]", "it is not a JSON object"},
 		"two values":           {"docker", daemonFile, "{} {}", "more than one JSON value"},
 		"a key twice":          {"docker", daemonFile, `{"features": {}, "features": {}}`, `it has "features" twice`},
 		"runtimes is a list":   {"docker", daemonFile, `{"runtimes": []}`, "cannot unmarshal array"},
-		"runtimes is null":     {"docker", daemonFile, `{"runtimes": null}`, "runtimes: it is no JSON object"},
+		"runtimes is null":     {"docker", daemonFile, `{"runtimes": null}`, "runtimes: it is not a JSON object"},
 		"CDI was switched off": {"docker", daemonFile, `{"features": {"cdi": false}}`, "sets features.cdi to false"},
 		"another runtime": {
 			"docker", daemonFile, `{"runtimes": {"gpu-cdi": {"path": "/x"}}}`, "another runtime gpu-cdi",
 		},
 		"no TOML":       {"containerd", containerdFile, "version = 2\n[a", "config.toml: line 2, column "},
-		"version 1":     {"containerd", containerdFile, `oom_score = 0`, "is not of version 2 or later"},
-		"inline tables": {"containerd", containerdFile, containerd2 + "plugins = {}", "cannot be added to"},
+		"version 1":     {"containerd", containerdFile, `oom_score = 0`, "has a version before 2"},
+		"inline tables": {"containerd", containerdFile, containerd2 + "plugins = {}", "cannot be added"},
 		"another handler": {
 			"containerd", containerdFile,
-			containerd2 + "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.gpu-cdi]", "has another runtime gpu-cdi",
+			containerd2 + "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.gpu-cdi]", "already has another " +
+				"runtime gpu-cdi",
 		},
-		"a drop-in":        {"crio", crioDropIn, "[crio]", crioDropIn + " is not of this program"},
-		"a document":       {"live", commonHooks + "/" + liveHook, "{}", "is not of this program"},
+		"a drop-in":        {"crio", crioDropIn, "[crio]", crioDropIn + " was written by another program"},
+		"a document":       {"live", commonHooks + "/" + liveHook, "{}", "was written by another program"},
 		"no TOML of CRI-O": {"live", "/etc/crio/crio.conf", "[", "read /etc/crio/crio.conf: line 1"},
 		"CRI-O reads others": {
 			"live", "/etc/crio/crio.conf", "[crio.runtime]\nhooks_dir = ['/x']", "sets hooks_dir without ",
@@ -316,7 +317,7 @@ func TestRefused(t *testing.T) {
 			"podman", "/etc/containers/containers.conf", "[engine]\nhooks_dir = ['/x', {append=true}]",
 			"/etc/containers/containers.conf sets hooks_dir without /etc/containers/oci/gpu-cdi-plugin.d",
 		},
-		"a program":         {"wrapper", "/usr/local/sbin/gpu-cdi-runtime", "\x7fELF", "is not of this program"},
+		"a program":         {"wrapper", "/usr/local/sbin/gpu-cdi-runtime", "\x7fELF", "was written by another program"},
 		"a broken record":   {"wrapper", recordFile, "{", "read the record " + recordFile},
 		"an unknown engine": {"lxc", "/x", "", `unknown engine "lxc"`},
 	} {

@@ -27,7 +27,7 @@ type object struct {
 func parseObject(document []byte) (*object, error) {
 	d := json.NewDecoder(bytes.NewReader(document))
 	if token, err := d.Token(); err != nil || token != json.Delim('{') {
-		return nil, errors.Join(errors.New("it is no JSON object"), err)
+		return nil, errors.Join(errors.New("it is not a JSON object"), err)
 	}
 	o := &object{document: document, open: int(d.InputOffset())}
 	for d.More() {

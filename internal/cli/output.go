@@ -47,7 +47,7 @@ type Table struct {
 	Legend string
 }
 
-// Print prints a result in the format that the flags ask for.
+// Print prints a result in the format that the flags select.
 func (o *Output) Print(w io.Writer, v View) error {
 	var err error
 	switch o.Format {

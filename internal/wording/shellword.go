@@ -26,7 +26,7 @@ func Line(words []string) string {
 }
 
 // ErrQuotes means that a command line has an unclosed quote or ends with a backslash.
-var ErrQuotes = errors.New("a quote does not end")
+var ErrQuotes = errors.New("a quote is not closed")
 
 // Split splits a command line like a POSIX shell: at blanks, with single quotes, double quotes and backslashes, but
 // without expansions. The error is ErrQuotes.

@@ -17,7 +17,7 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// Request is what a container asks for of one resource.
+// Request is a container's request for devices of one resource.
 type Request struct {
 	Count int
 	// Reusable are the devices that this container can take over from the pod's init containers. See Reuse.
@@ -42,7 +42,7 @@ func (p *Pool) checkRequest() error {
 	return nil
 }
 
-// UnregisteredError is the kubelet's rejection of a pod that asks for a resource without a plugin.
+// UnregisteredError is the kubelet's rejection of a pod that requests a resource without a plugin.
 func UnregisteredError(resource string) error {
 	return fmt.Errorf("cannot allocate unregistered device %s", resource)
 }

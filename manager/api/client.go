@@ -179,7 +179,7 @@ func (c *Client) send(ctx context.Context, method, path string, body []byte) (*h
 	if request, ok := errors.AsType[*url.Error](err); ok {
 		err = request.Err // without the method and the URL
 	}
-	return nil, fmt.Errorf("ask the device manager at %s: %w", c.path, err)
+	return nil, fmt.Errorf("send a request to the device manager at %s: %w", c.path, err)
 }
 
 // readError returns the error in a response.

@@ -15,7 +15,7 @@ import (
 var ErrNoManager = errors.New("no device manager answers at")
 
 // ErrNotAllowed means that this process may not connect to the socket.
-var ErrNotAllowed = errors.New("this user may not ask the device manager at")
+var ErrNotAllowed = errors.New("this user may not use the device manager at")
 
 // ErrServed means that another manager serves the socket.
 var ErrServed = errors.New("another device manager serves it")
@@ -76,13 +76,13 @@ func errorOf(err error) *Error {
 		answer.Hint = "GET /v1/pods lists the pods, and GET /v1/devices the devices"
 	case errors.Is(err, manager.ErrConflict):
 		answer.Code, answer.Reason = http.StatusConflict, "Conflict"
-		answer.Hint = "GET /v1/pods has what is placed; release the pod, or give the new one a UID of its own"
+		answer.Hint = "GET /v1/pods lists the placed pods; release the pod, or give the new one another UID"
 	case errors.Is(err, manager.ErrRetry):
 		answer.Code, answer.Reason = http.StatusServiceUnavailable, "ServiceUnavailable"
 		answer.Hint = "nothing was changed, and the same request can succeed later"
 	case errors.Is(err, manager.ErrBadResponse): // a v1.Status has the reason InternalError for it too
 		answer.Code = http.StatusBadGateway
-		answer.Hint = "have the plugin mended, release the pod, and admit it again"
+		answer.Hint = "fix the plugin, release the pod, and admit it again"
 	case isRejected:
 		answer.Code = http.StatusUnprocessableEntity
 		answer.Hint = "GET /v1/devices lists the devices, their health and the pods that hold them"
@@ -96,7 +96,7 @@ func errorOf(err error) *Error {
 }
 
 var errUnknownPeer = &Error{
-	Text: "the kernel does not say which process asks", Code: http.StatusForbidden, Reason: "Forbidden",
+	Text: "the kernel does not report which process sent the request", Code: http.StatusForbidden, Reason: "Forbidden",
 }
 
 // tooMany returns the response to a request beyond the limit on concurrent requests.

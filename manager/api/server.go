@@ -116,7 +116,7 @@ func (s *Server) handler() http.Handler {
 				return
 			}
 			failed := noRequest(q, http.StatusMethodNotAllowed, "MethodNotAllowed")
-			failed.Hint = "this path has " + allow
+			failed.Hint = "this path accepts " + allow
 			w.Header().Set("Allow", allow)
 			writeJSON(w, failed.Code, failed)
 		})
@@ -134,7 +134,7 @@ func (s *Server) handler() http.Handler {
 
 // noRequest returns the response to a request that the API does not have.
 func noRequest(q *http.Request, code int, reason string) *Error {
-	return &Error{Text: "there is no request " + q.Method + " " + q.URL.Path, Code: code, Reason: reason}
+	return &Error{Text: "unknown request " + q.Method + " " + q.URL.Path, Code: code, Reason: reason}
 }
 
 // serve handles a request.

@@ -19,7 +19,7 @@ var (
 	// ErrUnknownEngine means that the package does not know an engine.
 	ErrUnknownEngine = errors.New("unknown container engine")
 	// ErrInexpressible means that run options are malformed, or that an engine has no argument for them.
-	ErrInexpressible = errors.New("not expressible")
+	ErrInexpressible = errors.New("cannot be passed to a container engine")
 )
 
 // Engines returns the names of the known engines.

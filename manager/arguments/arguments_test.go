@@ -96,10 +96,11 @@ func TestInexpressible(t *testing.T) {
 	}{
 		"a path as a CDI device": {
 			model.RunOptions{CDIDevices: []string{"/dev/sda"}},
-			`not expressible: CDI name "/dev/sda": want a qualified name, such as nvidia.com/gpu=0`, "",
+			`cannot be passed to a container engine: CDI name "/dev/sda": want a qualified name, such as nvidia.com/gpu=0`, "",
 		},
 		"an option as a CDI device": {
-			model.RunOptions{CDIDevices: []string{"--privileged"}}, `not expressible: CDI name "--privileged"`, "",
+			model.RunOptions{CDIDevices: []string{"--privileged"}},
+			`cannot be passed to a container engine: CDI name "--privileged"`, "",
 		},
 		"a relative device": {
 			device("dev/x", "/dev/x", "r"), `host path of a device node "dev/x": want an absolute path`, "",

@@ -89,7 +89,7 @@ var Keys = &configfile.Keys{
 	List: [][2]string{
 		{"root", "`directory` with the host's /proc, /sys and /etc/cdi"},
 		{"cdi-dir", "`directory` of CDI specs besides /etc/cdi, for admit -o oci"},
-		{"api-socket", "`path` of the API's socket, where admit, pods, node and release ask serve"},
+		{"api-socket", "`path` of the API's socket, on which admit, pods, node and release call serve"},
 		{"insecure-paths", "allow that other users can change the directories of api-socket and " +
 			"pod-resources-socket and the CDI specs, with a warning; for development"},
 		{"log-level", "minimum log `level`: debug, info, warn, error"},
@@ -120,8 +120,8 @@ var Keys = &configfile.Keys{
 		"topology-scope":  {"container", "pod"},
 	},
 	Gone: map[string]string{
-		"dialect": "this key is gone: the device manager has none of the kubelet's faults; test a plugin against a " +
-			"kubelet to see them",
+		"dialect": "this key was removed: the device manager does not imitate the kubelet's faults; test a plugin " +
+			"against a kubelet to see them",
 		"cdi-kind":     ofPlugin,
 		"dev-root":     ofPlugin,
 		"driver-root":  ofPlugin,
@@ -161,7 +161,7 @@ func checkValue(key, value string) error { return configfile.OneOf(key, value, K
 // checkSocket checks the length of a socket's path, or of the path of a socket with that name in a directory.
 func checkSocket(key, path, name string) error {
 	if size, limit := len(path), unixsocket.MaxPath-len(name); size > limit {
-		return fmt.Errorf("%s %q: it has %d bytes, and at most %d are possible, as the path of a socket has at most %d",
+		return fmt.Errorf("%s %q: it has %d bytes; at most %d are possible, since the path of a socket has at most %d",
 			key, path, size, limit, unixsocket.MaxPath)
 	}
 	return nil

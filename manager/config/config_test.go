@@ -113,13 +113,13 @@ func TestPathsOfSocketsHaveTheLengthThatTheKernelAllows(t *testing.T) {
 	}{
 		"107 bytes": {func(c *Config) { c.APISocket, c.PodResourcesSocket = name(107), "/d"+name(105) }, ""},
 		"108 bytes for the API": {
-			func(c *Config) { c.APISocket = name(108) }, `api-socket "` + name(108) + `": it has 108 bytes, and at most 107`,
+			func(c *Config) { c.APISocket = name(108) }, `api-socket "` + name(108) + `": it has 108 bytes; at most 107`,
 		},
 		"108 bytes for PodResources": {
-			func(c *Config) { c.PodResourcesSocket = name(108) }, "it has 108 bytes, and at most 107",
+			func(c *Config) { c.PodResourcesSocket = name(108) }, "it has 108 bytes; at most 107",
 		},
 		"a directory of 94 bytes": {func(c *Config) { c.SocketDir = name(94) }, ""},
-		"a directory of 95 bytes": {func(c *Config) { c.SocketDir = name(95) }, "it has 95 bytes, and at most 94"},
+		"a directory of 95 bytes": {func(c *Config) { c.SocketDir = name(95) }, "it has 95 bytes; at most 94"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			config := Default()

@@ -119,7 +119,7 @@ func allocateUnknown(ctx context.Context, p *plugin, healthy []string) verdict {
 	if err := p.answering(ctx); err != nil {
 		return failed("%v", err)
 	}
-	return passed("an error, and the plugin goes on")
+	return passed("an error, and the plugin keeps running")
 }
 
 func allocateUnhealthy(ctx context.Context, _ *session, p *plugin) verdict {
@@ -151,7 +151,7 @@ func allocateEmpty(ctx context.Context, _ *session, p *plugin) verdict {
 	if err := p.answering(ctx); err != nil {
 		return failed("%v", err)
 	}
-	return passed("an answer or an error, and the plugin goes on")
+	return passed("an answer or an error, and the plugin keeps running")
 }
 
 func allocateTwice(ctx context.Context, p *plugin, healthy []string) verdict {
@@ -176,13 +176,13 @@ func allocateTwice(ctx context.Context, p *plugin, healthy []string) verdict {
 	}
 	if nodes(twice) > nodes(once) {
 		return failed(
-			"%q twice gives %d nodes, mounts and CDI devices, and once gives %d",
+			"%q twice gives %d device nodes, mounts and CDI devices, and once gives %d",
 			id,
 			nodes(twice),
 			nodes(once),
 		)
 	}
-	return passed("as once")
+	return passed("the same as once")
 }
 
 func allocateSame(ctx context.Context, p *plugin, healthy []string) verdict {
@@ -290,7 +290,7 @@ func nodesExist(s *session, r *v1beta1.ContainerAllocateResponse) (broken []stri
 			broken = append(broken, d.GetHostPath()+" does not exist")
 		case err != nil:
 			broken = append(broken, err.Error())
-		case info.Mode()&fs.ModeDevice == 0 && !info.IsDir(): // a directory stands for the nodes in it
+		case info.Mode()&fs.ModeDevice == 0 && !info.IsDir(): // a directory stands for the device nodes in it
 			broken = append(broken, d.GetHostPath()+" is not a device node")
 		}
 	}

@@ -309,7 +309,7 @@ var breaches = map[string]breach{
 			}
 			return ids
 		})
-	}, "preferred-unique", "there twice"},
+	}, "preferred-unique", "listed twice"},
 	"another preference each time": {func(f *fake) {
 		f.does.Preferred = func(_ context.Context, r *wanted) ([]string, error) {
 			if f.Calls().Preferred%2 == 1 {

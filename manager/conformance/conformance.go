@@ -65,9 +65,9 @@ func (o *Options) validate() error {
 	case o.Socket == "" && o.KubeletDir == "" && len(o.Command) == 0:
 		return ErrOptions
 	case o.Socket != "" && (o.KubeletDir != "" || len(o.Command) > 0):
-		return fmt.Errorf("%w, and a socket alone", ErrOptions)
+		return fmt.Errorf("%w; a socket excludes the other two", ErrOptions)
 	case o.usesRegistry() && (o.KubeletDir != "" || mentions(o.Command, dirPlaceholder)):
-		return fmt.Errorf("%w: %s goes with neither %s nor a directory of the kubelet",
+		return fmt.Errorf("%w: %s excludes %s and a directory of the kubelet",
 			ErrOptions, registryPlaceholder, dirPlaceholder)
 	}
 	return nil

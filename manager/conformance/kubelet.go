@@ -203,7 +203,7 @@ func byResource(a, b *plugin) int { return cmp.Compare(a.resource, b.resource) }
 
 // await waits until all the resources (or any resource, if none are given) have registered, and then until no
 // registration follows for a while: a plugin that is about to register again is not ready for the next step. It waits
-// longer if a stream has ended: a plugin that serves anew for each of two kubelets may have registered with the first
+// longer if a stream has ended: a plugin with a new server for each of two kubelets may have registered with the first
 // one. It reports whether the resources have registered within the time limit.
 func (k *kubelet) await(ctx context.Context, resources []string) ([]*plugin, bool) {
 	timer := time.NewTimer(k.timeout)

@@ -126,7 +126,7 @@ func topologyForm(devices []*v1beta1.Device) verdict {
 			if id := n.GetID(); id < 0 || nodes[id] {
 				broken = append(
 					broken,
-					fmt.Sprintf("%q has NUMA node %d, which is negative or there twice", d.GetID(), id),
+					fmt.Sprintf("%q has NUMA node %d, which is negative or listed twice", d.GetID(), id),
 				)
 			}
 			nodes[n.GetID()] = true

@@ -17,7 +17,7 @@ type trial struct {
 }
 
 func (t trial) String() string {
-	return fmt.Sprintf("%d of %d devices, %d of them given", t.size, len(t.available), len(t.include))
+	return fmt.Sprintf("%d of %d devices, %d of them required", t.size, len(t.available), len(t.include))
 }
 
 // prefer calls GetPreferredAllocation for one container.
@@ -110,7 +110,7 @@ func preferredIncludes(t trial) string {
 
 func preferredUnique(t trial) string {
 	if got := slices.Sorted(slices.Values(t.got)); len(slices.Compact(slices.Clone(got))) < len(got) {
-		return fmt.Sprintf("a device is there twice in %q", got)
+		return fmt.Sprintf("a device is listed twice in %q", got)
 	}
 	return ""
 }
@@ -122,14 +122,14 @@ func preferredSame(ctx context.Context, p *plugin) verdict {
 	for _, t := range p.trials {
 		response, err := p.prefer(ctx, t)
 		if err != nil || len(response.GetContainerResponses()) != 1 {
-			return failed("%s: it was answered once, and then not", t)
+			return failed("%s: the first call was answered, the second was not", t)
 		}
 		again := slices.Sorted(slices.Values(response.GetContainerResponses()[0].GetDeviceIDs()))
 		if first := slices.Sorted(slices.Values(t.got)); !slices.Equal(first, again) {
 			return failed("%s: first %q, then %q", t, first, again)
 		}
 	}
-	return passed("%d answers are the same twice", len(p.trials))
+	return passed("%d repeated requests have the same answers", len(p.trials))
 }
 
 func preferredImpossible(ctx context.Context, p *plugin) verdict {

@@ -14,7 +14,7 @@ const preStartLimit = 30 * time.Second
 func prestarting(f func(context.Context, *plugin, []string) verdict) check {
 	return func(ctx context.Context, s *session) verdict {
 		if !s.opts.PreStart {
-			return skipped("PreStartContainer may reset devices: it is called with --pre-start only")
+			return skipped("PreStartContainer may reset devices: it is called only with --pre-start")
 		}
 		return allocating(func(ctx context.Context, p *plugin, healthy []string) verdict {
 			if !p.options.GetPreStartRequired() {

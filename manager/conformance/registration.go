@@ -186,7 +186,7 @@ func wentOn(ctx context.Context, _ *session, p *plugin) verdict {
 
 func endsAtSignal(_ context.Context, s *session) verdict {
 	if s.command == nil {
-		return skipped("the plugin was not started here")
+		return skipped("the plugin was not started by this program")
 	}
 	state, ok := s.command.terminate(s.opts.Timeout)
 	switch {
@@ -200,7 +200,7 @@ func endsAtSignal(_ context.Context, s *session) verdict {
 
 func removesSocket(_ context.Context, s *session) verdict {
 	if s.command == nil {
-		return skipped("the plugin was not started here")
+		return skipped("the plugin was not started by this program")
 	}
 	if _, ended := s.command.ended(0); !ended {
 		return skipped("the plugin still runs")

@@ -6,7 +6,7 @@ var rules = []Rule{
 	// Registration.
 	{
 		"register-in-time", "The plugin registers at kubelet.sock within the time limit.",
-		"Until it has registered, the node has no devices, and pods that ask for some are not scheduled.",
+		"Until it has registered, the node has no devices, and pods that request them are not scheduled.",
 		"Kubernetes documentation, Device Plugins: Device plugin registration",
 		Must, registering(registers),
 	},
@@ -38,49 +38,49 @@ var rules = []Rule{
 	// Registration by a socket in the registry.
 	{
 		"watcher-in-time", "The plugin serves a socket in the registry within the time limit.",
-		"Until the kubelet finds it, the node has no devices, and pods that ask for some are not scheduled.",
+		"Until the kubelet finds it, the node has no devices, and pods that request them are not scheduled.",
 		"pluginregistration api.proto: Registration",
 		Must, watching(foundInTime),
 	},
 	{
 		"watcher-info", "The plugin answers GetInfo at its socket in the registry.",
-		"The kubelet waits 1 s, and does not register a plugin that has not said what it is.",
+		"The kubelet waits 1 s, and does not register a plugin that has not answered.",
 		"pluginregistration api.proto: Registration.GetInfo",
 		Must, watching(each(infoAnswered)),
 	},
 	{
-		"watcher-type", "GetInfo answers with the type DevicePlugin.",
-		"The kubelet takes the plugin for one of another kind, or refuses it.",
+		"watcher-type", "GetInfo returns the type DevicePlugin.",
+		"The kubelet treats the plugin as another kind of plugin, or refuses it.",
 		"pluginregistration api.proto: PluginInfo.type",
 		Must, introducing(infoType),
 	},
 	{
-		"watcher-name", "GetInfo answers with the name of an extended resource, such as nvidia.com/gpu.",
+		"watcher-name", "GetInfo returns the name of an extended resource, such as nvidia.com/gpu.",
 		"The kubelet refuses other names: no slash, upper case in the domain, kubernetes.io, more than 63 characters.",
 		"pluginregistration api.proto: PluginInfo.name",
 		Must, introducing(infoName),
 	},
 	{
-		"watcher-versions", "v1beta1 is one of the versions that GetInfo answers with.",
+		"watcher-versions", "GetInfo returns v1beta1 among the supported versions.",
 		"The kubelet refuses the plugin, and the resource never appears.",
 		"pluginregistration api.proto: PluginInfo.supported_versions",
 		Must, introducing(infoVersions),
 	},
 	{
-		"watcher-endpoint", "GetInfo answers with an endpoint that is an absolute path, or with none.",
+		"watcher-endpoint", "The endpoint that GetInfo returns is an absolute path or empty.",
 		"The kubelet connects to the endpoint as it is: a relative path leads to another place, or nowhere.",
 		"pluginregistration api.proto: PluginInfo.endpoint",
 		Must, introducing(infoEndpoint),
 	},
 	{
 		"watcher-notified", "The plugin answers NotifyRegistrationStatus.",
-		"The kubelet takes the registration for one that has failed, and tries again.",
+		"The kubelet regards the registration as failed, and tries again.",
 		"pluginregistration api.proto: Registration.NotifyRegistrationStatus",
 		Must, introducing(notifyAnswered),
 	},
 	{
 		"watcher-refused", "The plugin still answers GetInfo after a NotifyRegistrationStatus of a failure.",
-		"The kubelet tries again, since a failure may pass. A plugin that has ended is not there then.",
+		"The kubelet tries again, since the failure may be temporary. A plugin that has exited cannot register then.",
 		"kubelet: pluginmanager/reconciler",
 		Must, introducing(infoAfterFailure),
 	},
@@ -88,13 +88,13 @@ var rules = []Rule{
 	// Options.
 	{
 		"options-answered", "GetDevicePluginOptions is answered.",
-		"The kubelet refuses the registration if it is not, and never asks for devices.",
+		"Otherwise the kubelet refuses the registration, and never calls ListAndWatch.",
 		"api.proto: DevicePlugin.GetDevicePluginOptions",
 		Must, each(optionsAnswered),
 	},
 	{
-		"options-agree", "The options in Register are those that GetDevicePluginOptions answers.",
-		"The kubelet ignores those in Register, so what is set only there has no effect.",
+		"options-agree", "Register has the same options as GetDevicePluginOptions.",
+		"The kubelet ignores the options in Register, so options that are set only there have no effect.",
 		"kubelet: devicemanager/manager.go, PluginConnected",
 		Should, registering(each(optionsAgree)),
 	},
@@ -114,14 +114,14 @@ var rules = []Rule{
 	},
 	{
 		"list-id-length", "IDs of devices have 1 to 63 bytes.",
-		"It is the limit of the API. The kubelet does not check it, but what reads its answers may.",
+		"The API sets this limit. The kubelet does not check it, but clients of PodResources may.",
 		"api.proto: Device.ID",
 		Must, listed(idLength),
 	},
 	{
 		"list-id-characters", "IDs of devices have only letters, digits and - _ . : / @ + =.",
-		"IDs end up in environment variables, lists and file names, which others would break.",
-		"no text: advice",
+		"IDs end up in environment variables, lists and file names, which other characters would break.",
+		"no specification: advice",
 		Should, listed(idCharacters),
 	},
 	{
@@ -137,7 +137,7 @@ var rules = []Rule{
 		Must, listed(healthWords),
 	},
 	{
-		"list-topology", "The NUMA nodes of a device are not negative, and none is there twice.",
+		"list-topology", "The NUMA nodes of a device are not negative, and none is listed twice.",
 		"The Topology Manager aligns by these numbers, and rejects pods for a node that does not exist.",
 		"Kubernetes documentation, Device Plugins: integration with the Topology Manager",
 		Must, listed(topologyForm),
@@ -149,7 +149,7 @@ var rules = []Rule{
 		Should, listed(topologyEmpty),
 	},
 	{
-		"list-again", "ListAndWatch sends a list again when its stream was closed and is opened again.",
+		"list-again", "ListAndWatch sends the list again when its stream was closed and is reopened.",
 		"The kubelet opens a new stream after each restart and registration.",
 		"kubelet: devicemanager/plugin/v1beta1/client.go, Run",
 		Must, each(listsReopened),
@@ -175,14 +175,14 @@ var rules = []Rule{
 
 	// Allocate.
 	{
-		"allocate-each", "Allocate gives each healthy device alone.",
+		"allocate-each", "Allocate gives each healthy device by itself.",
 		"The kubelet may choose any healthy device, and an error fails the pod for good (UnexpectedAdmissionError).",
 		"api.proto: AllocateRequest",
 		Must, allocating(allocateEach),
 	},
 	{
 		"allocate-all", "Allocate gives all healthy devices to one container.",
-		"A pod may ask for the whole node.",
+		"A pod may request all devices of the node.",
 		"api.proto: AllocateRequest",
 		Must, allocating(allocateAll),
 	},
@@ -193,8 +193,8 @@ var rules = []Rule{
 		Must, allocating(allocateCount),
 	},
 	{
-		"allocate-unknown", "Allocate refuses IDs that are not in the list with an error, and goes on.",
-		"After a change of the devices the kubelet may ask for one that is gone: the container would start without it.",
+		"allocate-unknown", "Allocate refuses IDs that are not in the list with an error, and the plugin keeps running.",
+		"After a change of the devices the kubelet may request one that is gone: the container would start without it.",
 		"api.proto: AllocateResponse, Failure Handling",
 		Must, allocating(allocateUnknown),
 	},
@@ -207,24 +207,24 @@ var rules = []Rule{
 	{
 		"allocate-empty", "Allocate survives requests without containers or without devices.",
 		"A crash takes the devices of the whole node away.",
-		"no text: any client can send them",
+		"no specification: any client can send them",
 		Must, each(allocateEmpty),
 	},
 	{
 		"allocate-duplicate", "Allocate gives a device that is named twice in a request once, or refuses it.",
-		"Two nodes or mounts at one place fail the start of the container.",
-		"no text: advice",
+		"With two device nodes or mounts at one path the container does not start.",
+		"no specification: advice",
 		Should, allocating(allocateTwice),
 	},
 	{
 		"allocate-same", "Allocate answers the same request in the same way.",
-		"The kubelet keeps the first answer for restarts of the container: what only the second has is lost.",
+		"The kubelet keeps the first answer for restarts of the container: what only a later answer has is lost.",
 		"kubelet: devicemanager/pod_devices.go, deviceRunContainerOptions",
 		Should, allocating(allocateSame),
 	},
 	{
-		"allocate-concurrent", "Allocate answers 64 calls at a time.",
-		"A kubelet admits pods one by one, other device managers need not: a deadlock or a crash stops the node.",
+		"allocate-concurrent", "Allocate answers 64 concurrent calls.",
+		"A kubelet admits pods one by one, but other device managers may not: a deadlock or a crash stops the node.",
 		"gRPC: a server is called concurrently",
 		Must, allocating(allocateConcurrently),
 	},
@@ -236,57 +236,57 @@ var rules = []Rule{
 	},
 	{
 		"allocate-mounts", "Paths of mounts are absolute, on the host and in the container.",
-		"The container runtime refuses others, and the container does not start.",
+		"The container runtime refuses other paths, and the container does not start.",
 		"OCI runtime specification, config.md: Mounts",
 		Must, answered("mounts", mountPaths),
 	},
 	{
 		"allocate-nodes", "Paths of device nodes are absolute, on the host and in the container.",
-		"The container runtime refuses others, and the container does not start.",
+		"The container runtime refuses other paths, and the container does not start.",
 		"OCI runtime specification, config-linux.md: Devices",
 		Must, answered("device nodes", nodePaths),
 	},
 	{
 		"allocate-nodes-exist", "The device nodes exist on the host.",
-		"The container runtime refuses a node that is missing, and the container does not start.",
+		"The container runtime refuses a missing device node, and the container does not start.",
 		"api.proto: DeviceSpec.host_path",
 		Must, answered("device nodes", nodesExist),
 	},
 	{
 		"allocate-permissions", "The permissions of a device node are one or more of the letters r, w and m.",
-		"The container runtime refuses others, or the container cannot open the node.",
+		"The container runtime refuses other permissions, or the container cannot open the device node.",
 		"api.proto: DeviceSpec.permissions",
 		Must, answered("device nodes", permissions),
 	},
 	{
 		"allocate-environment", "Names of environment variables are not empty and have no equals sign.",
-		"The container gets another variable than was meant, or does not start.",
+		"The container gets a wrong variable, or does not start.",
 		"OCI runtime specification, config.md: Process, env",
 		Must, answered("environment variables", environment),
 	},
 
 	// GetPreferredAllocation.
 	{
-		"preferred-answered", "GetPreferredAllocation answers once for each container, up to all devices, in time.",
+		"preferred-answered", "GetPreferredAllocation answers in time and once for each container, also for all devices.",
 		"An error fails the pod for good, and a slow answer stops all admission on the node: the kubelet has no deadline.",
 		"api.proto: DevicePlugin.GetPreferredAllocation",
 		Must, preferring(preferredAnswers),
 	},
 	{
-		"preferred-size", "As many devices are preferred as were asked for.",
-		"The kubelet fills up with others, so the choice has no effect.",
+		"preferred-size", "As many devices are preferred as were requested.",
+		"The kubelet fills up with other devices, so the preference has no effect.",
 		"api.proto: ContainerPreferredAllocationRequest.allocation_size",
 		Must, preferred(preferredSize),
 	},
 	{
 		"preferred-available", "Only devices that are available are preferred.",
-		"The kubelet ignores others, and chooses in their place.",
+		"The kubelet ignores unavailable devices, and chooses others itself.",
 		"api.proto: ContainerPreferredAllocationRequest.available_deviceIDs",
 		Must, preferred(preferredAvailable),
 	},
 	{
 		"preferred-included", "The devices that must be included are preferred.",
-		"The container has them already: what is chosen beside others does not fit.",
+		"The container already has them: a choice that suits other devices does not suit these.",
 		"api.proto: ContainerPreferredAllocationRequest.must_include_deviceIDs",
 		Must, preferred(preferredIncludes),
 	},
@@ -298,13 +298,13 @@ var rules = []Rule{
 	},
 	{
 		"preferred-same", "The same request gets the same devices.",
-		"What cannot be repeated cannot be explained or tested.",
-		"no text: advice",
+		"A choice that cannot be repeated cannot be explained or tested.",
+		"no specification: advice",
 		Should, preferring(preferredSame),
 	},
 	{
 		"preferred-impossible", "Requests for more devices than are available, or fewer than must be included, are errors.",
-		"An answer hides a mistake of the device manager.",
+		"An answer without an error hides a fault of the device manager.",
 		"api.proto: PreferredAllocationRequest",
 		Should, preferring(preferredImpossible),
 	},
@@ -319,7 +319,7 @@ var rules = []Rule{
 	{
 		"prestart-unknown", "PreStartContainer refuses IDs that are not in the list with an error.",
 		"The container would start with a device that was not prepared. Checked with --pre-start.",
-		"no text: advice",
+		"no specification: advice",
 		Should, prestarting(preStartUnknown),
 	},
 
@@ -332,7 +332,7 @@ var rules = []Rule{
 	},
 	{
 		goesOn, "The plugin does not crash, and still answers after all these calls.",
-		"While it restarts, no pod gets a device, and after crashes the kubelet restarts it ever later.",
+		"While it restarts, no pod gets a device, and the kubelet waits longer after each crash.",
 		"Kubernetes documentation, Device Plugins: Device plugin implementation",
 		Must, each(wentOn),
 	},
@@ -369,21 +369,21 @@ var rules = []Rule{
 	{
 		"watcher-again", "The plugin makes its socket again when the registry was removed and made again.",
 		"Until it does, the kubelet has lost the plugin, and its devices are unhealthy.",
-		"no text: advice",
+		"no specification: advice",
 		Should, watching(registryAgain),
 	},
 
 	// The end of the plugin, which the checks must have started.
 	{
 		"end-exit", "The plugin ends with status 0 within the time limit after SIGTERM.",
-		"Kubernetes and systemd kill what does not end, and count another status as a failure.",
+		"Kubernetes and systemd kill a process that does not end, and treat any other status as a failure.",
 		"Kubernetes documentation, Pod Lifecycle: Termination of Pods",
 		Must, endsAtSignal,
 	},
 	{
 		"end-socket", "The plugin removes its socket when it ends.",
 		"A socket that nothing serves looks like a plugin.",
-		"no text: advice",
+		"no specification: advice",
 		Should, removesSocket,
 	},
 }

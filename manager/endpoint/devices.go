@@ -21,7 +21,7 @@ const (
 func checkIDs(list []*v1beta1.Device) error {
 	for _, d := range list {
 		if id := d.GetID(); len(id) > maxID {
-			return fmt.Errorf("a device ID has %d bytes, and the longest that is accepted %d: %.80q", len(id), maxID, id)
+			return fmt.Errorf("a device ID has %d bytes, more than the maximum of %d: %.80q", len(id), maxID, id)
 		}
 	}
 	return nil
@@ -55,14 +55,15 @@ func normalise(list []*v1beta1.Device) ([]model.Device, string) {
 	}
 	var problems []string
 	if duplicate.n > 0 {
-		problems = append(problems, fmt.Sprintf("%d device IDs are there already, as %q", duplicate.n, duplicate.first))
+		problems = append(problems, fmt.Sprintf("%d device IDs are duplicates, such as %q", duplicate.n, duplicate.first))
 	}
 	if unusual.n > 0 {
-		problems = append(problems, fmt.Sprintf("%d device IDs are empty, longer than %d bytes or not printable, as %.80q",
+		problems = append(problems, fmt.Sprintf("%d device IDs are empty, longer than %d bytes or not printable, "+
+			"such as %.80q",
 			unusual.n, maxUsualID, unusual.first))
 	}
 	if distant.n > 0 {
-		problems = append(problems, fmt.Sprintf("%d devices have NUMA nodes above %d, which are ignored, as %.80q",
+		problems = append(problems, fmt.Sprintf("%d devices have NUMA nodes above %d, which are ignored, such as %.80q",
 			distant.n, maxNode, distant.first))
 	}
 	return slices.Clip(unique), strings.Join(problems, "; ")

@@ -45,28 +45,28 @@ func TestNormalise(t *testing.T) {
 		"NUMA nodes that no Topology Manager has": {
 			list:     []*v1beta1.Device{device("a", true, 1<<40, 63, 64), device("b", true, 100)},
 			want:     []model.Device{{ID: "a", Healthy: true, NUMA: []int{63}}, {ID: "b", Healthy: true, NUMA: []int{}}},
-			problems: `2 devices have NUMA nodes above 63, which are ignored, as "a"`,
+			problems: `2 devices have NUMA nodes above 63, which are ignored, such as "a"`,
 		},
 		"a device twice, once unhealthy": {
 			list:     []*v1beta1.Device{device("a", true, 1), device("b", true), device("a", false, 0)},
 			want:     []model.Device{{ID: "a", NUMA: []int{0, 1}}, {ID: "b", Healthy: true}},
-			problems: `1 device IDs are there already, as "a"`,
+			problems: `1 device IDs are duplicates, such as "a"`,
 		},
 		"a device three times, always healthy": {
 			list:     []*v1beta1.Device{device("a", true), device("a", true, 1), device("a", true)},
 			want:     []model.Device{{ID: "a", Healthy: true, NUMA: []int{1}}},
-			problems: `2 device IDs are there already, as "a"`,
+			problems: `2 device IDs are duplicates, such as "a"`,
 		},
 		"unusual IDs": {
 			list: []*v1beta1.Device{device(long, true), device("", true), device("a b", true)},
 			want: []model.Device{{Healthy: true}, {ID: "a b", Healthy: true}, {ID: long, Healthy: true}},
-			problems: "3 device IDs are empty, longer than 63 bytes or not printable, as \"" +
+			problems: "3 device IDs are empty, longer than 63 bytes or not printable, such as \"" +
 				strings.Repeat("x", 64) + `"`,
 		},
 		"nothing in place of a device": {
 			list:     []*v1beta1.Device{nil},
 			want:     []model.Device{{}},
-			problems: `1 device IDs are empty, longer than 63 bytes or not printable, as ""`,
+			problems: `1 device IDs are empty, longer than 63 bytes or not printable, such as ""`,
 		},
 	}
 	for what, test := range tests {

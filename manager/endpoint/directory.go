@@ -139,7 +139,7 @@ func label(dir string, log *slog.Logger) {
 		return
 	}
 	if err := setLabel(dir); err != nil {
-		log.Warn("device plugins in containers may not be able to register, as the directory of their sockets has no "+
+		log.Warn("device plugins in containers may not be able to register, since the directory of their sockets has no "+
 			"SELinux label", "directory", dir, "error", err)
 	}
 }
@@ -160,7 +160,7 @@ func replaceSocket(path string) (net.Listener, error) {
 	case err == nil:
 		return nil, errors.Join(fmt.Errorf("%w: it accepts connections at %s", ErrInUse, path), conn.Close())
 	case errors.Is(err, unix.EAGAIN):
-		return nil, fmt.Errorf("%w: many wait for a connection at %s", ErrInUse, path)
+		return nil, fmt.Errorf("%w: its queue of connections at %s is full", ErrInUse, path)
 	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED):
 		return nil, err
 	}

@@ -88,7 +88,7 @@ func TestAnIDOfMoreThanAKiBEndsTheStream(t *testing.T) {
 	b.waitFor(gpu, "1 of 1 healthy")
 	p.SetDevices(plugintest.Device("a", true), plugintest.Device(id+"x", true))
 	b.waitFor(gpu, "0 of 1 healthy")
-	b.waitLog("a device ID has 1025 bytes, and the longest that is accepted 1024", 1)
+	b.waitLog("a device ID has 1025 bytes, more than the maximum of 1024", 1)
 }
 
 func TestTheLogHasOneLineForEachEvent(t *testing.T) {

@@ -49,9 +49,9 @@ var (
 	ErrRegistryInUse = errors.New("another device manager watches this directory")
 	// ErrSameDirectory means that the directory of kubelet.sock is the plugin watcher's or is in it. The watcher would
 	// find the sockets of plugins that call Register, and register them a second time.
-	ErrSameDirectory = errors.New("kubelet.sock, where other plugins register, is in it")
+	ErrSameDirectory = errors.New("it contains kubelet.sock, where other plugins register")
 	// ErrForeignDirectory means that the directory has content although neither a kubelet nor a manager has used it.
-	ErrForeignDirectory = errors.New("all sockets in it would be removed, and it is not a directory of device plugins")
+	ErrForeignDirectory = errors.New("it is not a directory of device plugins, and all sockets in it would be removed")
 	// ErrUnknownResource means that no plugin has registered the resource, or that the resource was removed.
 	ErrUnknownResource = errors.New("no device plugin has registered the resource")
 	// ErrStopped means that the plugin's ListAndWatch stream has ended. The plugin must register again.

@@ -16,7 +16,7 @@ const (
 	maxInstances = 16 // per resource
 )
 
-var errClosed = errors.New("the device manager stops")
+var errClosed = errors.New("the device manager is stopping")
 
 // resource is a resource with the instances of its plugin.
 type resource struct {

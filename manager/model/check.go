@@ -77,7 +77,7 @@ func (c *checker) path(field, p string) {
 	case slices.Contains(strings.Split(p, "/"), ".."):
 		c.problem(field, p, "want a path without ..")
 	case len(p) > maxPath:
-		c.problem(field, p, fmt.Sprintf("it has %d bytes, and a path has at most %d", len(p), maxPath))
+		c.problem(field, p, fmt.Sprintf("it has %d bytes, more than the %d that a path may have", len(p), maxPath))
 	case strings.Contains(p, "\x00"):
 		c.problem(field, p, `it has a '\x00'`)
 	}
@@ -92,7 +92,7 @@ func (c *checker) pairs(field string, values map[string]string) {
 		case strings.ContainsFunc(name, unicode.IsControl):
 			c.problem("name of an "+field, name, "want a name without control characters")
 		case size > maxText:
-			c.problem(field, name, fmt.Sprintf("it has %d bytes with its value, and at most %d are possible", size, maxText))
+			c.problem(field, name, fmt.Sprintf("it has %d bytes with its value, more than the maximum of %d", size, maxText))
 		case strings.Contains(values[name], "\x00"):
 			c.problem("value of the "+field, name, `it has a '\x00'`)
 		}

@@ -34,8 +34,9 @@ func TestCheck(t *testing.T) {
 			mount("/x", "/y/../../etc"), `container path of a mount "/y/../../etc": want a path without ..`,
 		},
 		"a mount without a target": {mount("/x", ""), `container path of a mount "": want an absolute path`},
-		"a long path":              {mount("/"+long[:4095], "/x"), "it has 4096 bytes, and a path has at most 4095"},
-		"a NUL in a path":          {mount("/x\x00", "/x"), `host path of a mount "/x\x00": it has a '\x00'`},
+		"a long path": {mount("/"+long[:4095], "/x"), "it has 4096 bytes, more than the 4095 that a " +
+			"path may have"},
+		"a NUL in a path": {mount("/x\x00", "/x"), `host path of a mount "/x\x00": it has a '\x00'`},
 		"a relative device": {
 			device("dev/x", "/dev/x", "r"), `host path of a device node "dev/x": want an absolute path`,
 		},

@@ -34,7 +34,7 @@ type Machine struct {
 func ReadMachine(h host.Host, storage string) (Machine, error) {
 	m, err := readMachine(h)
 	if err != nil {
-		return Machine{}, fmt.Errorf("read what the machine has: %w", err)
+		return Machine{}, fmt.Errorf("read the machine's resources: %w", err)
 	}
 	if m.EphemeralStorage, err = sizeOf(storage); err != nil {
 		return Machine{}, fmt.Errorf("read the size of the filesystem: %w", err)

@@ -135,7 +135,7 @@ func TestParseReservedRefuses(t *testing.T) {
 		`system-reserved: "cpu": want RESOURCE=QUANTITY`,
 		`system-reserved: "gpu=1": cannot reserve "gpu" resource; did you mean cpu?`,
 		`system-reserved: "memory=-1": resource quantity for "memory" cannot be negative: -1`,
-		`system-reserved: "cpu=2": cpu is there twice`,
+		`system-reserved: "cpu=2": cpu is given twice`,
 		`kube-reserved: "hugepages-2Mi=1Gi": cannot reserve "hugepages-2Mi" resource`,
 		`kube-reserved: "memory=1GB": want a quantity, such as 2, 500m or 16Gi`,
 		`eviction-hard: "memory.available>1Gi": want SIGNAL<QUANTITY or SIGNAL<PERCENT%`,
@@ -145,7 +145,7 @@ func TestParseReservedRefuses(t *testing.T) {
 		`eviction-hard: "imagefs.available<-1%": want a percentage from 0% to 100%, got -1%`,
 		`eviction-hard: "pid.available<0": eviction threshold pid.available must be positive: 0`,
 		`eviction-hard: "nodefs.inodesFree<x": want a quantity, such as 2, 500m or 16Gi`,
-		`eviction-hard: "memory.available<2Gi": memory.available is there twice`,
+		`eviction-hard: "memory.available<2Gi": memory.available is given twice`,
 	}
 	if !errors.Is(err, ErrReserved) {
 		t.Fatal(err)

@@ -41,7 +41,7 @@ func ParseReserved(system, kube, evictionHard []string) (Reserved, error) {
 	seen := map[string]bool{} // the option together with a resource or signal
 	once := func(option, name string) error {
 		if seen[option+name] {
-			return fmt.Errorf("%s is there twice", name)
+			return fmt.Errorf("%s is given twice", name)
 		}
 		seen[option+name] = true
 		return nil

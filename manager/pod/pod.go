@@ -145,7 +145,7 @@ func (c *converter) pod(m manifest) model.Pod {
 	c.name("metadata.namespace", p.Namespace, label, 63)
 	c.name("metadata.uid", p.UID, identifier, model.MaxUID)
 	for name := range c.devices("spec.resources", m.Spec.Resources) {
-		c.problem("spec.resources", "only containers can have devices, and it asks for %s", name)
+		c.problem("spec.resources", "only containers can have devices, but the pod requests %s", name)
 	}
 	names := map[string]bool{}
 	p.InitContainers = c.containers("spec.initContainers", m.Spec.InitContainers, names)
@@ -167,7 +167,7 @@ func (c *converter) containers(path string, list []container, used map[string]bo
 		c.name(at+".name", each.Name, label, 63)
 		c.oneOf(at+".restartPolicy", each.RestartPolicy, "", "Always", "OnFailure", "Never")
 		if used[each.Name] && each.Name != "" {
-			c.problem(at+".name", "another container is called %q too", each.Name)
+			c.problem(at+".name", "another container also has the name %q", each.Name)
 		}
 		used[each.Name] = true
 		limits := c.devices(at+".resources", each.Resources)

@@ -172,13 +172,13 @@ func TestParseRefuses(t *testing.T) {
 		},
 		"devices of the whole pod": {
 			spec("{containers: [{name: c}], resources: {limits: {a.b/c: 1, cpu: 1}}}"),
-			[]string{"spec.resources: only containers can have devices, and it asks for a.b/c"},
+			[]string{"spec.resources: only containers can have devices, but the pod requests a.b/c"},
 		},
 		"a name twice": {
 			spec("{initContainers: [{name: c}], containers: [{name: c}, {name: d}, {name: d}]}"),
 			[]string{
-				`spec.containers[0].name: another container is called "c" too`,
-				`spec.containers[2].name: another container is called "d" too`,
+				`spec.containers[0].name: another container also has the name "c"`,
+				`spec.containers[2].name: another container also has the name "d"`,
 			},
 		},
 		"no names": {

@@ -62,7 +62,7 @@ func Listen(ctx context.Context, path string, group int) (*unixsocket.HTTPListen
 	// The kubelet takes no lock, so a connection shows whether it serves the socket.
 	if c, err := (&net.Dialer{Timeout: dialTime}).DialContext(ctx, "unix", path); err == nil {
 		_ = c.Close()
-		return nil, fmt.Errorf("make the PodResources socket %s: a program serves it already: %w", path, fileio.ErrHeld)
+		return nil, fmt.Errorf("make the PodResources socket %s: another program already serves it: %w", path, fileio.ErrHeld)
 	}
 	l, err := unixsocket.ListenHTTP(ctx, unixsocket.HTTPOptions{Path: path, LockPath: path + ".lock", Group: group})
 	if err != nil {

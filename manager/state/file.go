@@ -30,7 +30,7 @@ const (
 	maxSize = 256 << 20
 )
 
-// content is what a file has.
+// content is the content of a file.
 type content struct {
 	placements []record // in the order of admission
 	resources  []string
@@ -115,7 +115,7 @@ func verify(text []byte) ([]byte, error) {
 	return state, nil
 }
 
-// parse reads the text of a file. The error wraps ErrNewer for a file that verifies, but of a newer version.
+// parse reads the text of a file. The error wraps ErrNewer for a file that verifies, but has a newer format.
 func parse(text []byte) (content, Loaded, error) {
 	state, err := verify(text)
 	if err != nil {
@@ -140,7 +140,7 @@ func parse(text []byte) (content, Loaded, error) {
 	for _, p := range s.Placements {
 		uid := p.Pod.UID
 		if uid == "" || seen[uid] {
-			return content{}, Loaded{}, fmt.Errorf("a pod has no UID of its own: %q", uid)
+			return content{}, Loaded{}, fmt.Errorf("a pod has no UID, or the UID of another pod: %q", uid)
 		}
 		seen[uid] = true
 		r, err := newRecord(p)
@@ -152,7 +152,7 @@ func parse(text []byte) (content, Loaded, error) {
 	return c, Loaded{Resources: s.Resources, Loss: s.Loss, Placements: s.Placements}, nil
 }
 
-// load reads the file. One that is missing is made, and one that does not verify is set aside and made anew.
+// load reads the file, and creates a missing one. If a file does not verify, load sets it aside and creates a new one.
 func load(path string, log *slog.Logger, earlier []string) (content, Loaded, error) {
 	data, err := read(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -207,10 +207,11 @@ func keepPrevious(path string) {
 	_ = os.Link(path, path+previousSuffix)
 }
 
-const lost = "the placements are lost: pods may run that are not known any more, so all devices are withheld until " +
-	"an administrator says that they are free"
+const lost = "the placements are lost: unknown pods may hold devices, so all devices are withheld until an " +
+	"administrator frees them: device-manager release --withheld"
 
-// setAside gives the file another name too, which no earlier one has. The file before it stays beside it.
+// setAside gives a damaged file a second name, which no earlier damaged file has, and moves the previous file beside
+// it.
 func setAside(path string, damage error, log *slog.Logger) (*Loss, error) {
 	now := time.Now().UTC().Round(0)
 	aside := path + ".damaged-" + now.Format("20060102T150405.000000000Z")
@@ -231,7 +232,8 @@ func findOld(paths []string, log *slog.Logger) *Loss {
 		}
 		log.Error(lost, "file of an earlier version", old)
 		return &Loss{
-			Time: time.Now().UTC().Round(0), Reason: "this version does not read the file of an earlier one", File: old,
+			Time: time.Now().UTC().Round(0), File: old,
+			Reason: "this version does not read the placements of an earlier version",
 		}
 	}
 	return nil

@@ -54,11 +54,11 @@ func TestAFileThatDoesNotVerifyIsSetAside(t *testing.T) {
 		},
 		"two pods have one UID": {
 			func(s string) string { return sign(strings.ReplaceAll(s, "000000000003", "000000000004")) },
-			"a pod has no UID of its own",
+			"a pod has no UID, or the UID of another pod",
 		},
 		"a pod has no UID": {
 			func(string) string { return sign(`{"state": {"version": 1, "placements": [{}]}}`) },
-			"a pod has no UID of its own",
+			"a pod has no UID, or the UID of another pod",
 		},
 		"a placement is no object": {
 			func(string) string { return sign(`{"state": {"version": 1, "placements": [1]}}`) }, "cannot unmarshal",

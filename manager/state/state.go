@@ -23,7 +23,7 @@ var (
 	// ErrLocked means that another process has the file open.
 	ErrLocked = errors.New("another device manager has it open")
 	// ErrNewer means that a newer version of this program has written the file. It is left as it is.
-	ErrNewer = errors.New("a newer version has written it")
+	ErrNewer = errors.New("a newer version of the device manager has written it")
 	// ErrClosed means that the store was closed before the change was written.
 	ErrClosed = errors.New("the state is closed")
 	// ErrBroken means that it is unknown whether an earlier change is on the disk. No change is written any more;
@@ -50,7 +50,7 @@ type Loss struct {
 	Reason string `json:"reason"`
 	// File is the path of the file that has them.
 	File string `json:"file"`
-	// Cleared are the IDs of devices by resource of which an administrator has said that no container uses them.
+	// Cleared has, by resource, the IDs of the devices that an administrator has freed, since no container uses them.
 	Cleared map[string][]string `json:"cleared,omitempty"`
 }
 
@@ -176,7 +176,7 @@ func (s *Store) SetResources(names []string) error {
 	return nil
 }
 
-// SetLoss replaces what is said of lost placements; nil means that none are lost any more.
+// SetLoss records which placements were lost; nil ends the loss.
 func (s *Store) SetLoss(l *Loss) error {
 	if err := s.change(func(c *content) { c.loss = l }); err != nil {
 		return fmt.Errorf("record that placements are lost: %w", err)
@@ -184,7 +184,7 @@ func (s *Store) SetLoss(l *Loss) error {
 	return nil
 }
 
-// Close waits for the changes that are being written, and gives the file up. Later changes return ErrClosed.
+// Close waits for the changes that are being written, and unlocks the file. Later changes return ErrClosed.
 func (s *Store) Close() error {
 	s.writing.Lock()
 	defer s.writing.Unlock()

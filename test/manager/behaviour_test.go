@@ -41,8 +41,8 @@ func differences() string {
 	b.WriteString(`# Where the device manager differs from the kubelet
 
 Each line is a case of the suite ` + "`test/manager/behaviour`" + `, which runs with this manager and with the device
-manager of Kubernetes 1.37.2. Cases in which that one crashes or waits for ever run only with this one. In all other
-cases of the suite both do the same. B and a number name a known fault of the kubelet.
+manager of Kubernetes 1.37.2. Cases in which the kubelet's crashes or waits for ever run only with this manager. In all
+other cases of the suite both do the same. B with a number is a known fault of the kubelet.
 
 | | the kubelet | this manager |
 |---|---|---|

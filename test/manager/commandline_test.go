@@ -144,7 +144,7 @@ func TestTheGroupMayAsk(t *testing.T) {
 		{"pods"}, {"node"}, {"admit", "-f", manifest}, {"release", "theirs"}, {"release", "--withheld", "--all"},
 	} {
 		r := ask(1, outside, verb...)
-		if !strings.Contains(r.Stderr, "error: this user may not ask the device manager at "+p.dir) ||
+		if !strings.Contains(r.Stderr, "error: this user may not use the device manager at "+p.dir) ||
 			!strings.Contains(r.Stderr, "hint: run as root, or as a member of the manager's --api-group") {
 			t.Errorf("outside the group %v: %v", verb, r)
 		}
@@ -194,7 +194,8 @@ func TestDamageIsRepairedOnTheCommandLine(t *testing.T) {
 	if !strings.Contains(r.Stderr, "Requested: 1, Available: 0") {
 		t.Errorf("a pod got a withheld device: %v", r)
 	}
-	if r := p.verb(1, "release", "forgotten"); !strings.Contains(r.Stderr, `there is no such pod: "forgotten"`) {
+	const unknown = `find the pod: no placed pod has the name or UID "forgotten"`
+	if r := p.verb(1, "release", "forgotten"); !strings.Contains(r.Stderr, unknown) {
 		t.Errorf("the damaged pod: %v", r)
 	}
 	r = p.verb(0, "release", "--withheld", gpu+"=gpu-0002")

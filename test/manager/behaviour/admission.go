@@ -32,7 +32,7 @@ var admission = []Case{
 	{
 		Name:    "a pod with a limit of a resource that no plugin offers",
 		Mirrors: "facts 1c: Unknown resources; TestUpdateCapacityAllocatable: expiry",
-		Kubelet: "is admitted without it: the scheduler and the node's predicates are to prevent that",
+		Kubelet: "is admitted without it: the scheduler and the node's predicates should prevent that",
 		Here:    "is refused",
 		Run: func(n *Node) {
 			n.plug(gpu, numbered(2)...)

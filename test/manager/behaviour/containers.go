@@ -97,8 +97,8 @@ var containers = []Case{
 	{
 		Name:    "two resources that set one variable, mount and device node differently",
 		Mirrors: "facts 1d: Merge over resources",
-		Kubelet: "set it as either one wants, at random, and only the log says so",
-		Here:    "set it as the resource whose name comes first wants, and the answer has the conflict",
+		Kubelet: "set it at random like one of the two, and only the log reports the conflict",
+		Here:    "set it like the resource whose name comes first, and the answer reports the conflict",
 		Run: func(n *Node) {
 			answer := func(value string) func(context.Context, []string) (*response, error) {
 				return func(context.Context, []string) (*response, error) {
@@ -172,7 +172,7 @@ var containers = []Case{
 
 var health = []Case{
 	{
-		Name:    "the health of a pod's devices follows the list, and each change is announced",
+		Name:    "the health of a pod's devices follows the list, and each change is reported",
 		Mirrors: "TestUpdateAllocatedResourcesStatus, TestFeatureGateResourceHealthStatus; e2e ..._pod_status_test.go",
 		Run: func(n *Node) {
 			p := n.plug(gpu, device("a"))
@@ -190,8 +190,8 @@ var health = []Case{
 	{
 		Name:    "the health of a device that is gone, or whose plugin is",
 		Mirrors: "B7",
-		Kubelet: "is Healthy, and nothing is announced",
-		Here:    "is Unknown, and that is announced",
+		Kubelet: "is Healthy, and no change is reported",
+		Here:    "is Unknown, and that is reported",
 		Run: func(n *Node) {
 			p := n.plug(gpu, device("a"), device("b"))
 			n.admit(single("a", 2))

@@ -88,7 +88,7 @@ var faults = []Case{
 	{
 		Name:    "an Allocate answer without containers",
 		Mirrors: "B2",
-		Kubelet: "leaves the devices with nobody until another pod is released",
+		Kubelet: "makes the devices unavailable until another pod is released",
 		Here:    "refuses the pod and gives the devices back",
 		Run: func(n *Node) {
 			p := n.plug(gpu, numbered(2)...)

@@ -67,9 +67,9 @@ var preferred = []Case{
 		},
 	},
 	{
-		Name:    "an error of the preference after some devices were picked",
+		Name:    "an error of GetPreferredAllocation after some devices were picked",
 		Mirrors: "B2",
-		Kubelet: "leaves these devices with nobody until another pod is released",
+		Kubelet: "makes these devices unavailable until another pod is released",
 		Here:    "gives them back",
 		Config:  Config{Policy: "best-effort"},
 		Run: func(n *Node) {
@@ -88,8 +88,8 @@ var preferred = []Case{
 	{
 		Name:    "a plugin whose devices of init containers suffice",
 		Mirrors: "B12",
-		Kubelet: "is not asked what it prefers",
-		Here:    "is asked which of them it prefers",
+		Kubelet: "gets no GetPreferredAllocation call",
+		Here:    "gets a GetPreferredAllocation call for them",
 		Run: func(n *Node) {
 			p := n.preferring(numbered(4), nil)
 			n.admit(withInit(pod("a", container("main", limits{gpu: 1})), container("init", limits{gpu: 2})))
@@ -182,7 +182,7 @@ var topology = []Case{
 	{
 		Name:    "with a Topology Manager, a pod that is admitted again with another limit",
 		Mirrors: "TestGetTopologyHints: already allocated less, more",
-		Kubelet: "is refused for its locality",
+		Kubelet: "is refused with the text for a topology that does not fit",
 		Here:    "is refused with the text for a changed request",
 		Config:  Config{Policy: one},
 		Run: func(n *Node) {
