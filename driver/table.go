@@ -101,7 +101,7 @@ var xorgModules = []xorgModule{
 	{"libglxserver_nvidia.so.{version}", "libglxserver_nvidia.so"},
 }
 
-// xorgDirs are the directories of the modules, below a directory with libraries.
+// xorgDirs are the directories of the X server's modules, relative to a directory with libraries.
 var xorgDirs = []string{
 	"nvidia/xorg",
 	"xorg/modules/drivers",

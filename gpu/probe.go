@@ -23,8 +23,8 @@ type Probe struct {
 	RemapPending, RemapFailed bool
 	// RetirementPending says that a page of the memory will be retired at the next reset, on older GPUs.
 	RetirementPending bool
-	// UncorrectedECC counts the uncorrected errors of the memory since the driver was loaded. It is that of the
-	// previous probe if it could not be read.
+	// UncorrectedECC counts the uncorrected errors of the memory since the driver was loaded. If the count could not
+	// be read, it is the previous probe's count.
 	UncorrectedECC uint64
 	// NVLinks has a bit for each NVLink that is up. A link in an unknown state keeps the bit of the previous probe.
 	NVLinks uint64

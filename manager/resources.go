@@ -27,7 +27,8 @@ type Device struct {
 	// Pod is the UID of the pod that holds the device, or empty. Containers are the containers that share the device.
 	Pod        string   `json:"pod,omitempty"`
 	Containers []string `json:"containers,omitempty"`
-	// Withheld reports whether the device may belong to a pod whose placement was lost with a damaged state. See Free.
+	// Withheld reports whether the device may belong to a pod whose placement was lost because the state was damaged.
+	// See Free.
 	Withheld bool `json:"withheld,omitempty"`
 }
 

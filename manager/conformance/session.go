@@ -158,8 +158,8 @@ func each(f func(context.Context, *session, *plugin) verdict) check {
 	}
 }
 
-// merge returns the worst verdict (a failure, else a pass, else a skip), with what all verdicts of that outcome have
-// seen.
+// merge combines verdicts: a failure counts more than a pass, and a pass more than a skip. The result has the
+// observations of all verdicts with the outcome that counts.
 func merge(verdicts []verdict) verdict {
 	for _, outcome := range []Outcome{Fail, Pass, Skipped} {
 		var seen []string
