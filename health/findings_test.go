@@ -53,7 +53,7 @@ func TestFindingsOfAProbe(t *testing.T) {
 			func(p *gpu.Probe) { p.Temperature = 90 }, "it is about to overheat: it shuts down at 92 °C", None,
 		},
 		"the GPU is hot": {func(p *gpu.Probe) { p.Temperature = 89 }, "", ""},
-		"the driver asks for a reset": {
+		"the driver requires a reset": {
 			func(p *gpu.Probe) { p.RecoveryAction = 1 }, "the driver requires a reset of the GPU", Reset,
 		},
 	} {

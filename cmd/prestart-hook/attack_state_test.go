@@ -144,7 +144,7 @@ func TestAttackByTheState(t *testing.T) {
 			a.t.Cleanup(func() { end(other) })
 			a.restrict(a.pid(), other.Process.Pid)
 			return a.state()
-		}, "is in it too, so it is not the cgroup of a new container"},
+		}, "is also in this cgroup, so it is not that of a new container"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAttack(t)

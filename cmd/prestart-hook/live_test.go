@@ -290,7 +290,7 @@ func TestLiveRefuses(t *testing.T) {
 		"an additional group": {
 			func(b *liveBundle) { b.edits = map[string]any{"additionalGids": []int{44}} },
 			"device test.com/gpu=0 cannot be given: additional group 44 of the process: " +
-				"a container that exists already cannot get it",
+				"it cannot be added to a container that already exists",
 		},
 		"another program's hook": {
 			func(b *liveBundle) {

@@ -20,7 +20,7 @@ import (
 
 // errNotLive means that a part of a spec cannot be added to a created container. The positions that edit config.json
 // can add it.
-var errNotLive = errors.New("a container that exists already cannot get it")
+var errNotLive = errors.New("it cannot be added to a container that already exists")
 
 // plan is what a container gets, in the order of application.
 type plan struct {

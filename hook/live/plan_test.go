@@ -151,7 +151,7 @@ func TestPlanOfASmallConfig(t *testing.T) {
 }
 
 func TestPlanRefuses(t *testing.T) {
-	const not = ": a container that exists already cannot get it"
+	const not = ": it cannot be added to a container that already exists"
 	addMount := func(m oci.Mount) func(*oci.Spec) {
 		return func(c *oci.Spec) { c.Mounts = append(c.Mounts, m) }
 	}

@@ -64,7 +64,7 @@ func (r *Root) CheckNode(name string) error {
 // directory or a mount point.
 func (r *Root) MakeNode(name string, n Node) error {
 	if err := r.makeNode(name, n); err != nil {
-		return fmt.Errorf("make the node %s: %w", name, err)
+		return fmt.Errorf("make the device node %s: %w", name, err)
 	}
 	return nil
 }

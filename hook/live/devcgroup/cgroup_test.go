@@ -205,8 +205,8 @@ func TestShared(t *testing.T) {
 		below      string // the cgroup of the other process
 		want       string
 	}{
-		"another process":                         {true, "", "is in it too"},
-		"another process in a cgroup below":       {true, "below", "is in it too"},
+		"another process":                         {true, "", "is also in this cgroup"},
+		"another process in a cgroup below":       {true, "below", "is also in this cgroup"},
 		"another process without any restriction": {false, "", ""},
 	} {
 		for _, unified := range []bool{false, true} {

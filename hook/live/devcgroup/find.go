@@ -188,7 +188,7 @@ func (c *cgroup) checkNoOther(pid int) error {
 			return err
 		}
 		if cgroups++; cgroups > maxCgroups {
-			return fmt.Errorf("it has more than %d cgroups below it", maxCgroups)
+			return fmt.Errorf("it has more than %d cgroups below itself", maxCgroups)
 		}
 		list, err := c.read(name)
 		if err != nil {
@@ -196,7 +196,7 @@ func (c *cgroup) checkNoOther(pid int) error {
 		}
 		for process := range strings.FieldsSeq(list) {
 			if process != strconv.Itoa(pid) {
-				return fmt.Errorf("process %s is in it too, so it is not the cgroup of a new container", process)
+				return fmt.Errorf("process %s is also in this cgroup, so it is not that of a new container", process)
 			}
 			found = true
 		}
@@ -206,7 +206,7 @@ func (c *cgroup) checkNoOther(pid int) error {
 		return err
 	}
 	if !found {
-		return fmt.Errorf("process %d is not in it", pid)
+		return fmt.Errorf("process %d is not in this cgroup", pid)
 	}
 	return nil
 }
