@@ -425,7 +425,7 @@ func TestServeNamesWhatKeepsAGPUFromAForcedReset(t *testing.T) {
 	}
 	s := newServed(t, "pcie-quad", "")
 	s.addLoader("usr/bin/nvidia-smi")
-	s.showProcess("self")
+	s.showProcess("thread-self")
 	path := filepath.Join(s.node.Root(), "dev", fmt.Sprintf("nvidia%d", s.node.Machine().GPUs[3].Minor))
 	testenv.Must(t, os.Remove(path))
 	testenv.Must(t, unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 7)))) // /dev/full, which can be opened

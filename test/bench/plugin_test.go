@@ -48,9 +48,11 @@ type plugin struct {
 func newPlugins(t testing.TB, node *sim.Node) []*plugin {
 	t.Helper()
 	// The node's /proc has the driver's files only; processes need themselves there too.
-	if err := os.Symlink("/run/proc/self", filepath.Join(node.Root(), "proc/self")); err != nil &&
-		!errors.Is(err, fs.ErrExist) {
-		t.Fatal(err)
+	for _, name := range []string{"self", "thread-self"} {
+		err := os.Symlink("/run/proc/"+name, filepath.Join(node.Root(), "proc", name))
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			t.Fatal(err)
+		}
 	}
 	theirs := shared.NodePeer(t, "nvidia-device-plugin")
 	var all []*plugin
