@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strings"
 	"sync"
@@ -12,8 +11,8 @@ import (
 
 	"gpu-cdi-plugin/agent/control"
 	"gpu-cdi-plugin/agent/kubeapi"
+	"gpu-cdi-plugin/agent/ledger"
 	"gpu-cdi-plugin/agent/mps"
-	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
@@ -29,7 +28,7 @@ type administrator struct {
 	releaser *releaser
 	reporter *kubeapi.Reporter
 	mps      *mps.Monitor
-	kubelet  string // the kubelet's socket for PodResources
+	ledger   *ledger.Ledger
 
 	resetting sync.Map // the UUIDs of GPUs that are being reset
 }
@@ -168,8 +167,8 @@ func (a *administrator) awaitFree(
 func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, usersLimit) // the driver may hang, or be released
 	defer cancel()
-	list, err := podresources.List(ctx, a.kubelet)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // without a kubelet there are no pods
+	list, err := a.ledger.Read(ctx)
+	if err != nil {
 		return nil, err
 	}
 	uuids := []string{d.UUID}

@@ -86,8 +86,10 @@ type role interface {
 	offer(c *config.Config) resource.Config
 	// ready returns why the service is not ready, apart from problems of the node.
 	ready() error
-	// summary describes the role's state in a few words, without the remarks of the node.
+	// summary describes the role's state in a few words.
 	summary() []string
+	// remarks are sentences about what an administrator should know, besides those of the node.
+	remarks() []string
 	// released returns a channel that is closed when the driver is open again, or nil if the driver is open.
 	released() <-chan struct{}
 	// actors returns the actors that run after the first state of the node.

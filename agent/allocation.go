@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"gpu-cdi-plugin/agent/control"
-	"gpu-cdi-plugin/agent/podresources"
 )
 
 // allocation returns the CDI names that Allocate gave a container: those of the devices that the kubelet reports for
@@ -17,7 +16,7 @@ func (a *administrator) allocation(ctx context.Context, r control.Request) (stri
 	if state.Snapshot == nil {
 		return "", errors.New("the GPUs have not been read yet")
 	}
-	list, err := podresources.List(ctx, a.kubelet)
+	list, err := a.ledger.Read(ctx)
 	if err != nil {
 		return "", err
 	}

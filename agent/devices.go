@@ -96,7 +96,7 @@ func (p *devices) Healthy(ctx context.Context, uuid string) error {
 }
 
 // Shared implements prepare.State.
-func (p *devices) Shared(_ context.Context, uuid string) (string, error) {
+func (p *devices) Shared(uuid string) string {
 	replicas := 0
 	for _, r := range p.node.State().Resources {
 		for i := range r.Devices {
@@ -106,9 +106,9 @@ func (p *devices) Shared(_ context.Context, uuid string) (string, error) {
 		}
 	}
 	if replicas == 0 {
-		return "", nil
+		return ""
 	}
-	return "it has " + wording.Count(replicas, "replica"), nil
+	return "it has " + wording.Count(replicas, "replica")
 }
 
 // WasReset implements prepare.State.

@@ -39,11 +39,6 @@ func Preparations(c *config.Config) string { return filepath.Join(c.StateDir, "p
 // MPSDir has the directories that MPS control daemons share with their clients.
 func MPSDir(c *config.Config) string { return filepath.Join(c.RuntimeDir, "mps") }
 
-// podResources is the kubelet's socket that lists the devices of pods, beside the directory of device plugins.
-func podResources(c *config.Config) string {
-	return filepath.Join(filepath.Dir(filepath.Clean(c.DevicePluginDir)), "pod-resources", "kubelet.sock")
-}
-
 // NotWritableError means that a directory cannot be created or written to.
 type NotWritableError struct {
 	Option string // names the directory

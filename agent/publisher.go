@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -10,6 +11,7 @@ import (
 
 	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/agent/kubeapi"
+	"gpu-cdi-plugin/agent/ledger"
 	"gpu-cdi-plugin/agent/metrics"
 	"gpu-cdi-plugin/agent/mps"
 	"gpu-cdi-plugin/agent/plugin"
@@ -25,13 +27,14 @@ import (
 type publisher struct {
 	plugin      *plugin.Plugin
 	mps         *mps.Monitor
+	ledger      *ledger.Ledger
 	releaser    *releaser
 	reporter    *kubeapi.Reporter
 	metrics     *metrics.Metrics
 	connections *atomic.Pointer[allocator.GPUs] // between the GPUs of the last snapshot
 	weights     allocator.Weights
 	preStart    config.PreStart
-	again       wake.Chan // the readiness of an MPS daemon or the release of the driver has changed
+	again       wake.Chan // an MPS daemon, the release of the driver or the ledger has changed
 	changed     wake.Chan // a state was passed on
 	log         *slog.Logger
 
@@ -51,6 +54,7 @@ func (p *publisher) publish(state node.State) {
 	p.state = state
 	p.warnOfParts()
 	p.mps.Set(state.Resources)
+	p.ledger.Offer(state.Resources)
 	p.advertise()
 }
 
@@ -68,10 +72,13 @@ func (p *publisher) run(ctx context.Context) error {
 	}
 }
 
-// advertise passes the last state on, with devices marked unhealthy whose MPS daemon is not ready.
+// advertise passes the last state on, with devices marked unhealthy that another container holds, or whose MPS daemon is
+// not ready.
 func (p *publisher) advertise() {
 	state := p.state
-	state.Resources = resource.MarkUnhealthy(state.Resources, p.mps.Reason)
+	state.Resources = resource.MarkUnhealthy(state.Resources, func(d *resource.Device) string {
+		return cmp.Or(p.ledger.Reason(d), p.mps.Reason(d))
+	})
 	refused := ""
 	if err := p.plugin.Update(state.Resources); err != nil {
 		refused = wording.OneLine(err)

@@ -14,9 +14,11 @@ import (
 	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/agent/control"
 	"gpu-cdi-plugin/agent/kubeapi"
+	"gpu-cdi-plugin/agent/ledger"
 	"gpu-cdi-plugin/agent/metrics"
 	"gpu-cdi-plugin/agent/mps"
 	"gpu-cdi-plugin/agent/plugin"
+	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/internal/sdnotify"
@@ -48,28 +50,30 @@ func Serve(ctx context.Context, o *Options) error {
 		host: o.Host, node: n, monitor: n.Monitor(), runner: runner, changed: again, log: o.Log,
 		requests: make(chan *release),
 	}
+	kubelet := &podresources.Source{Host: o.Host, Socket: c.PodResourcesSocket, PluginDir: c.DevicePluginDir}
+	held := ledger.New(ledger.Options{List: kubelet.List, Changed: again, Log: o.Log})
 	daemons := mps.New(mps.MonitorOptions{Dir: MPSDir(c), Modes: o.Driver, Changed: again.Wake, Log: o.Log})
 	prep := &preparer{
-		devices: devs, runner: runner, releaser: rel, mps: daemons, kubelet: podResources(c), metrics: m, log: o.Log,
+		devices: devs, runner: runner, releaser: rel, mps: daemons, ledger: held, metrics: m, log: o.Log,
 		record: prepare.NewRecordFile(Preparations(c), devs.offered, o.Log),
 	}
 
 	connections := &atomic.Pointer[allocator.GPUs]{}
-	p, err := plugin.New(pluginOptions(o, prep, connections, observer{m, changed}))
+	p, err := plugin.New(pluginOptions(o, prep, held, connections, observer{m, changed}))
 	if err != nil {
 		return err
 	}
 	reporter := newReporter(o)
 	pub := &publisher{
-		plugin: p, mps: daemons, releaser: rel, reporter: reporter, metrics: m, connections: connections,
+		plugin: p, mps: daemons, ledger: held, releaser: rel, reporter: reporter, metrics: m, connections: connections,
 		weights: c.Allocation.Weights, preStart: c.PreStart, again: again, changed: changed, log: o.Log,
 		warned: map[string]bool{},
 	}
-	s := &service{opts: o, plugin: p, publisher: pub, preparer: prep, releaser: rel, others: []actor{
-		daemons.Run, reporter.Run,
+	s := &service{opts: o, plugin: p, publisher: pub, preparer: prep, releaser: rel, ledger: held, others: []actor{
+		daemons.Run, reporter.Run, held.Run,
 		(&control.Server{Dir: c.RuntimeDir, Log: o.Log, Handler: &administrator{
 			node: n, monitor: n.Monitor(), devices: devs, runner: runner, releaser: rel, reporter: reporter,
-			mps: daemons, kubelet: podResources(c),
+			mps: daemons, ledger: held,
 		}}).Run,
 		prepare.NewFreedChecker(prepare.FreedOptions{
 			Runner: runner, State: n.Monitor(), Offered: devs.toCheck, Held: prep.held, Log: o.Log,
@@ -91,6 +95,7 @@ type service struct {
 	publisher *publisher
 	preparer  *preparer
 	releaser  *releaser
+	ledger    *ledger.Ledger
 	others    []actor
 }
 
@@ -120,10 +125,18 @@ func (s *service) summary() []string {
 		}
 		parts = append(parts, text)
 	}
-	if err := s.releaser.checkOpen(); err != nil {
-		parts = append(parts, err.Error())
-	}
 	return parts
+}
+
+func (s *service) remarks() []string {
+	var list []string
+	if err := s.releaser.checkOpen(); err != nil {
+		list = append(list, err.Error())
+	}
+	if why := s.ledger.Unknown(); why != "" {
+		list = append(list, why)
+	}
+	return list
 }
 
 func (s *service) released() <-chan struct{} { return s.releaser.released() }
@@ -152,7 +165,7 @@ func (s *service) runPlugin(ctx context.Context) error {
 }
 
 func pluginOptions(
-	o *Options, prep *preparer, connections *atomic.Pointer[allocator.GPUs], observer plugin.Observer,
+	o *Options, prep *preparer, held *ledger.Ledger, connections *atomic.Pointer[allocator.GPUs], observer plugin.Observer,
 ) plugin.Options {
 	c := &o.Config
 	options := plugin.Options{
@@ -163,6 +176,7 @@ func pluginOptions(
 			Preference: plugin.Preference{
 				GPUs: connections.Load, Policy: c.Allocation.Policy, SharedPolicy: c.Allocation.SharedPolicy,
 			},
+			Take:     held.Take,
 			PreStart: prep.preStart,
 		},
 		Log:      o.Log,

@@ -20,10 +20,7 @@ func (d *daemon) listen(ctx context.Context) (*metrics.Server, error) {
 			state := d.node.State()
 			return errors.Join(d.role.ready(), state.Ready())
 		},
-		Remarks: func() []string {
-			state := d.node.State()
-			return state.Remarks()
-		},
+		Remarks: d.remarks,
 	}
 	server, err := d.metrics.Listen(ctx, address, checks, d.opts.Log)
 	if err != nil {
@@ -62,8 +59,13 @@ func (d *daemon) logUnsent(err error) {
 	}
 }
 
+// remarks are the remarks of the role and of the node.
+func (d *daemon) remarks() []string {
+	state := d.node.State()
+	return append(d.role.remarks(), state.Remarks()...)
+}
+
 // statusLine describes the state in one line.
 func (d *daemon) statusLine() string {
-	state := d.node.State()
-	return strings.Join(append(d.role.summary(), state.Remarks()...), "; ")
+	return strings.Join(append(d.role.summary(), d.remarks()...), "; ")
 }

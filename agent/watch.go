@@ -85,6 +85,8 @@ func (w *watcher) summary() []string {
 	return []string{fmt.Sprintf("%d of %s in %s", healthy, wording.Count(all, "device"), ownSpec(&w.opts.Config))}
 }
 
+func (w *watcher) remarks() []string { return nil }
+
 func (w *watcher) released() <-chan struct{} { return nil }
 
 func (w *watcher) actors() []actor { return nil }

@@ -45,6 +45,8 @@ type Common struct {
 type Plugin struct {
 	// DevicePluginDir is the kubelet's directory for the sockets of device plugins, with its own socket.
 	DevicePluginDir string `yaml:"device-plugin-dir" json:"device-plugin-dir"`
+	// PodResourcesSocket is the kubelet's socket that lists the devices of pods; empty means detected.
+	PodResourcesSocket string `yaml:"pod-resources-socket" json:"pod-resources-socket"`
 	// PluginsRegistryDir is the directory of the kubelet's plugin watcher.
 	PluginsRegistryDir string `yaml:"plugins-registry-dir" json:"plugins-registry-dir"`
 	// Registration is the method of registration with the kubelet.

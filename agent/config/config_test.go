@@ -72,6 +72,7 @@ insecure-paths: true
 log-level: debug
 log-format: json
 device-plugin-dir: /kubelet/device-plugins
+pod-resources-socket: /data/kubelet/pod-resources/kubelet.sock
 plugins-registry-dir: /kubelet/plugins_registry
 registration: watcher
 runtime-dir: /run/other
@@ -135,7 +136,8 @@ func fullConfig() Config {
 		},
 		Plugin: Plugin{
 			DevicePluginDir: "/kubelet/device-plugins", PluginsRegistryDir: "/kubelet/plugins_registry",
-			Registration: RegisterWatcher, RuntimeDir: "/run/other", StateDir: "/var/other",
+			PodResourcesSocket: "/data/kubelet/pod-resources/kubelet.sock",
+			Registration:       RegisterWatcher, RuntimeDir: "/run/other", StateDir: "/var/other",
 			Strategy: []resource.Strategy{resource.DeviceSpecs, resource.Envvar}, DeviceIDStrategy: ByIndex,
 			CDIAnnotationPrefix: "nvidia.cdi.k8s.io/", GPUTimeout: configfile.Duration(90 * time.Second), FailOnInitError: true,
 			ReportHealth: []HealthReport{ReportEvents, ReportCondition}, ServiceAccountDir: "/run/account",
@@ -212,7 +214,7 @@ func TestOptionsSetTheConfiguration(t *testing.T) {
 	for _, o := range Keys.Options(&want) {
 		set[o.Name()] = o.String()
 	}
-	if len(set) != 27 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
+	if len(set) != 28 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
 		t.Errorf("options %q", set)
 	}
 	for _, o := range Keys.Options(&c) {

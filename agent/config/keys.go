@@ -28,6 +28,8 @@ var keys = [][2]string{
 	{"log-format", "log `format`: text, json"},
 
 	{"device-plugin-dir", "the kubelet's `directory` for the sockets of device plugins"},
+	{"pod-resources-socket", "`path` of the kubelet's socket that lists the devices of pods (default: beside " +
+		"device-plugin-dir, or in the root directory of the running kubelet)"},
 	{"plugins-registry-dir", "the kubelet's `directory` for the sockets of plugins, used with registration watcher"},
 	{"registration", "`method` of registration: kubelet (call the kubelet's socket), watcher (create a socket in " +
 		"plugins-registry-dir)"},
@@ -172,10 +174,9 @@ resources:
 
 // gone has the keys of earlier versions, also as flags and environment variables, with what replaces each.
 var gone = map[string]string{
-	"socket-dir":           ofManager("socket-dir"),
-	"pod-resources-socket": ofManager("pod-resources-socket"),
-	"api-socket":           ofManager("api-socket"),
-	"api-group":            ofManager("api-group"),
+	"socket-dir": ofManager("socket-dir"),
+	"api-socket": ofManager("api-socket"),
+	"api-group":  ofManager("api-group"),
 	"dialect": "this key was removed: the device manager does not imitate the kubelet's faults; test a plugin " +
 		"against a kubelet to see them",
 	"sharing.mps.shared-memory-mib": "this key was removed: set the size of the tmpfs in gpu-cdi-mps@.service or in " +

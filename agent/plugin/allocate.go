@@ -27,6 +27,9 @@ type AllocateOptions struct {
 	AnnotationPrefix string
 	// Preference configures GetPreferredAllocation.
 	Preference Preference
+	// Take, if set, is called for the devices of a container before Allocate returns them; an error refuses the
+	// allocation.
+	Take func(ctx context.Context, resourceName string, devices []*resource.Device) error
 	// PreStart prepares the devices of a container of a resource each time before the container starts. An error keeps
 	// the container from starting; PreStart must return one for devices that stay unhealthy. If PreStart is nil, the
 	// kubelet does not call PreStartContainer.
@@ -58,13 +61,13 @@ func (o *AllocateOptions) has(s resource.Strategy) bool { return slices.Contains
 //
 //	InvalidArgument     no device, a device twice, or more devices than the resource allows a container
 //	NotFound            a device that is not advertised
-//	FailedPrecondition  an unhealthy device
-func (s *server) Allocate(_ context.Context, req *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+//	FailedPrecondition  an unhealthy device, or one that Take refuses
+func (s *server) Allocate(ctx context.Context, req *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	begin := time.Now()
 	l, count := s.list.Load(), 0
 	resp := &v1beta1.AllocateResponse{}
 	for _, c := range req.GetContainerRequests() {
-		devices, err := l.take(c.GetDevicesIds())
+		devices, err := s.options.take(ctx, l, c.GetDevicesIds())
 		if err != nil {
 			s.log.Warn("an allocation was refused: " + status.Convert(err).Message())
 			s.observer.Allocated(l.resource.Name, status.Code(err), 0, time.Since(begin))
@@ -75,6 +78,22 @@ func (s *server) Allocate(_ context.Context, req *v1beta1.AllocateRequest) (*v1b
 	}
 	s.observer.Allocated(l.resource.Name, codes.OK, count, time.Since(begin))
 	return resp, nil
+}
+
+// take returns the devices of the IDs like list.take, if Take allows it.
+func (o *AllocateOptions) take(ctx context.Context, l *list, ids []string) ([]*device, error) {
+	devices, err := l.take(ids)
+	if err != nil || o.Take == nil {
+		return devices, err
+	}
+	taken := make([]*resource.Device, len(devices))
+	for i, d := range devices {
+		taken[i] = d.Device
+	}
+	if err := o.Take(ctx, l.resource.Name, taken); err != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: %v", l.resource.Name, err)
+	}
+	return devices, nil
 }
 
 // take returns the devices of the IDs like find, or an error that names every one that is not healthy.

@@ -19,9 +19,6 @@ import (
 	"gpu-cdi-plugin/internal/topology"
 )
 
-// Socket is the kubelet's default socket for PodResources.
-const Socket = "/var/lib/kubelet/pod-resources/kubelet.sock"
-
 const (
 	timeout    = 5 * time.Second
 	mostAnswer = 16 << 20 // bytes; the limit of the kubelet's own clients
@@ -56,20 +53,6 @@ func List(ctx context.Context, socket string) ([]topology.Holder, error) {
 		return nil, fmt.Errorf("list the pods' devices from the kubelet's socket %s: %w", socket, err)
 	}
 	return fromPods(resp.GetPodResources()), nil
-}
-
-// Others returns the containers that have a GPU or a replica of it, under any resource name, except the container that
-// the kubelet is starting, which has a requested ID under the requested resource name. For init containers the kubelet
-// instead lists the container of the same pod that gets their devices afterwards; that one is left out too.
-func Others(list []topology.Holder, resource string, ids []string, uuid string) []topology.Holder {
-	var others []topology.Holder
-	for _, h := range list {
-		requested := slices.ContainsFunc(h.ByResource[resource], func(id string) bool { return slices.Contains(ids, id) })
-		if !requested && slices.Contains(h.UUIDs(), uuid) {
-			others = append(others, h)
-		}
-	}
-	return others
 }
 
 // fromPods returns the containers that have devices. The kubelet lists a device once for each of its NUMA nodes.

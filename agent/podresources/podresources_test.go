@@ -74,48 +74,6 @@ func holder(pod, container, resource string, ids ...string) topology.Holder {
 	}
 }
 
-func TestOthers(t *testing.T) {
-	const gpus, old = "nvidia.com/gpu", "acme.com/gpu"
-	two := holder("p", "c", gpus, "GPU-1")
-	two.Devices, two.ByResource[old] = []string{"GPU-1", "GPU-1"}, []string{"GPU-1"}
-	for name, c := range map[string]struct {
-		list []topology.Holder
-		ids  []string
-		want []string // pods
-	}{
-		"none": {nil, []string{"GPU-1"}, nil},
-		"the container itself": {
-			[]topology.Holder{holder("p", "c", gpus, "GPU-1", "GPU-2")}, []string{"GPU-1", "GPU-2"}, nil,
-		},
-		"the container itself, which has the GPU by two names": {[]topology.Holder{two}, []string{"GPU-1"}, nil},
-		"the container that gets a device of an init container": {
-			[]topology.Holder{holder("p", "c", gpus, "GPU-2")}, []string{"GPU-1", "GPU-2"}, nil,
-		},
-		"a container with another GPU": {[]topology.Holder{holder("q", "c", gpus, "GPU-3")}, []string{"GPU-1"}, nil},
-		"the GPU by another name, beside an init container that is not listed": {
-			[]topology.Holder{holder("q", "c", old, "GPU-1")}, []string{"GPU-1"}, []string{"q"},
-		},
-		"the GPU by another name in the same pod": {
-			[]topology.Holder{holder("p", "c", gpus, "GPU-1"), holder("p", "d", old, "GPU-1")}, []string{"GPU-1"}, []string{"p"},
-		},
-		"replicas of it": {
-			[]topology.Holder{
-				holder("p", "c", gpus, "GPU-1"), holder("q", "c", gpus, "GPU-1::0"), holder("r", "c", old, "GPU-1::1"),
-			}, []string{"GPU-1"}, []string{"q", "r"},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var got []string
-			for _, h := range podresources.Others(c.list, gpus, c.ids, "GPU-1") {
-				got = append(got, h.Pod)
-			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("others (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
 func TestListErrors(t *testing.T) {
 	dir := t.TempDir()
 	file, refusing := filepath.Join(dir, "file"), filepath.Join(dir, "refusing.sock")

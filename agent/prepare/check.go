@@ -9,18 +9,9 @@ import (
 	"gpu-cdi-plugin/internal/proc"
 )
 
-func (x *target) checkSharing(ctx context.Context) (string, error) {
-	var err error
-	if x.shared, err = x.opts.State.Shared(ctx, x.d.UUID); err != nil {
-		return "", fmt.Errorf("find other containers that may use the device: %w", err)
-	}
-	if x.shared != "" || !x.d.whole() || x.d.Others == nil || !x.rules.Policy.includes(Clean) {
-		return x.shared, nil
-	}
-	if x.others, err = x.d.Others(); err != nil {
-		return "", fmt.Errorf("find other containers that may use the device: %w", err)
-	}
-	return x.others, nil
+func (x *target) checkSharing(context.Context) (string, error) {
+	x.shared = x.opts.State.Shared(x.d.UUID)
+	return x.shared, nil
 }
 
 // checkHealth passes if the device is healthy, or if a due reset may heal it; the device is probed again after the

@@ -52,7 +52,7 @@ func (x *target) exec(ctx context.Context) (string, error) {
 		"GPU_UUID=" + x.d.GPU,
 		"GPU_PCI_BUS_ID=" + x.d.PCIBusID,
 		"GPU_POLICY=" + string(x.rules.Policy),
-		"GPU_SHARED=" + cmp.Or(x.shared, x.others),
+		"GPU_SHARED=" + x.shared,
 	}, p.Env...)
 	output, status, err := p.run(ctx, x.opts.Check)
 	if err == nil && status != 0 {

@@ -34,7 +34,6 @@ type fakeNode struct {
 	useErr     error
 	healthErr  error
 	shared     string
-	sharedErr  error
 	changed    []string
 	changeErr  error
 	persistent bool
@@ -124,10 +123,10 @@ func (f *fakeNode) Healthy(_ context.Context, uuid string) error {
 	return cmp.Or(f.unhealthy[uuid], f.healthErr)
 }
 
-func (f *fakeNode) Shared(context.Context, string) (string, error) { return f.shared, f.sharedErr }
-func (f *fakeNode) WasReset(string)                                { f.do("was reset") }
-func (f *fakeNode) CannotReset(string) string                      { return f.cannot }
-func (f *fakeNode) SetCannotReset(_, why string)                   { f.cannot = why }
+func (f *fakeNode) Shared(string) string         { return f.shared }
+func (f *fakeNode) WasReset(string)              { f.do("was reset") }
+func (f *fakeNode) CannotReset(string) string    { return f.cannot }
+func (f *fakeNode) SetCannotReset(_, why string) { f.cannot = why }
 
 var (
 	_ Driver = (*fakeNode)(nil)

@@ -31,8 +31,8 @@ const (
 // Policies lists the policies. Each includes those before it.
 func Policies() []Policy { return []Policy{None, Check, Clean, Reset} }
 
-// includes reports whether the policy includes another.
-func (p Policy) includes(other Policy) bool {
+// Includes reports whether the policy includes another.
+func (p Policy) Includes(other Policy) bool {
 	return slices.Index(Policies(), p) >= slices.Index(Policies(), other)
 }
 
@@ -70,10 +70,6 @@ type Device struct {
 	SharesMemory bool
 	// Exclusive says that the GPU's compute mode must be EXCLUSIVE_PROCESS, as MPS needs.
 	Exclusive bool
-	// Others returns the other containers that already have the GPU, or ""; optional. State.Shared knows only the
-	// current offer, while a container can have the GPU as a replica or under another resource name from before a
-	// reload, or from another device plugin. Others is called before a whole GPU is changed, and must return soon.
-	Others func() (reason string, err error)
 }
 
 // whole reports whether the device is a whole GPU.
@@ -101,7 +97,7 @@ type State interface {
 	Healthy(ctx context.Context, uuid string) error
 	// Shared returns why other containers may use the same device, such as "it has 4 replicas", or "". It does not
 	// consider other MIG devices of a GPU.
-	Shared(ctx context.Context, uuid string) (reason string, err error)
+	Shared(uuid string) (reason string)
 	// WasReset is called after a GPU was reset, before it is probed again.
 	WasReset(uuid string)
 	// CannotReset returns the last reason of SetCannotReset until the driver changes or the GPU is reset, or "".

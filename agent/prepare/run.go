@@ -183,13 +183,13 @@ func (p *preparation) run(ctx context.Context) bool {
 	if !p.lock(ctx) {
 		return false
 	}
-	if policy.includes(Check) && !p.each(ctx, (*target).check) {
+	if policy.Includes(Check) && !p.each(ctx, (*target).check) {
 		return false
 	}
-	if policy.includes(Clean) && !p.each(ctx, (*target).clean) {
+	if policy.Includes(Clean) && !p.each(ctx, (*target).clean) {
 		return false
 	}
-	if policy.includes(Reset) && !p.reset(ctx) {
+	if policy.Includes(Reset) && !p.reset(ctx) {
 		return false
 	}
 	return !exec || p.each(ctx, (*target).runProgram)
@@ -447,8 +447,8 @@ func (x *target) whyNotAlone() string {
 	switch {
 	case !x.d.whole():
 		return "the device is a part of a GPU"
-	case x.shared != "" || x.others != "":
-		return "the device is shared: " + cmp.Or(x.shared, x.others)
+	case x.shared != "":
+		return "the device is shared: " + x.shared
 	}
 	return ""
 }

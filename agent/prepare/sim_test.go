@@ -37,7 +37,7 @@ type simulated struct {
 
 var _ prepare.Driver = (*nvml.Session)(nil)
 
-func (s *simulated) Shared(context.Context, string) (string, error) { return "", nil }
+func (s *simulated) Shared(string) string { return "" }
 
 func (s *simulated) WasReset(uuid string) {
 	s.mu.Lock()

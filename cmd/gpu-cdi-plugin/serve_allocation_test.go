@@ -17,8 +17,8 @@ func TestServeSaysWhatTheKubeletGave(t *testing.T) {
 	t.Parallel()
 	testenv.Root(t)
 	s := newServed(t, "pcie-quad", "")
-	pods := &kubelettest.PodResources{}
-	s.startBeside(pods)
+	pods := s.kubelet.Pods
+	s.start()
 	s.listed(gpuResource, 4, 0)
 	s.awaitControl()
 	uuids := s.uuids()

@@ -195,26 +195,12 @@ func TestServeCordonsMIGDevices(t *testing.T) {
 	})
 }
 
-// startBesideKubelet starts serve with the kubelet's directories as on a node, and returns the PodResources socket.
-func (s *served) startBesideKubelet() string {
-	s.t.Helper()
-	root, err := os.MkdirTemp("", "kubelet")
-	testenv.Must(s.t, err)
-	s.t.Cleanup(func() { _ = os.RemoveAll(root) })
-	plugins := filepath.Join(root, "device-plugins")
-	testenv.Must(s.t, os.Symlink(s.kubelet.Dir, plugins))
-	testenv.Must(s.t, os.Mkdir(filepath.Join(root, "pod-resources"), 0o755))
-	s.startVerb(nil, "serve", "--device-plugin-dir", plugins,
-		"--runtime-dir", filepath.Join(s.dir, "run"), "--state-dir", filepath.Join(s.dir, "state"))
-	return filepath.Join(root, "pod-resources", "kubelet.sock")
-}
-
 func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
 	t.Parallel()
 	testenv.Root(t) // nvidia-smi runs in the driver's root directory
 	s := newServed(t, "dgx-h100", "")
 	s.addLoader("usr/bin/nvidia-smi")
-	socket := s.startBesideKubelet()
+	s.start()
 	s.withoutRecoveryAction()
 	s.listed(gpuResource, 8, 0)
 	s.awaitControl()
@@ -225,10 +211,8 @@ func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
 	s.xid(3, 95, nil)
 	s.onlyUnhealthy(3)
 	testenv.Must(t, s.node.Set(3, map[string]string{"memory-used": "2GiB"}))
-	pods := &kubelettest.PodResources{}
-	pods.Pods = append(pods.Pods, kubelettest.Pod("ns", "job", "main", gpuResource, s.uuids()[3]))
-	stop, err := pods.Serve(socket)
-	testenv.Must(t, err)
+	pods := s.kubelet.Pods
+	pods.Set(kubelettest.Pod("ns", "job", "main", gpuResource, s.uuids()[3]))
 	s.fails(1, "GPU 3 is in use by container main of pod ns/job", "reset", "3")
 	s.fails(1, "GPU 3 is in use by container main of pod ns/job", "reset", "3", "--force")
 	s.logs("GPU 3 is held for a reset by an administrator")
@@ -257,11 +241,7 @@ func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
 		return strings.Count(s.log.String(), "GPU 3 is held for a reset by an administrator") >= 4
 	})
 	s.fails(1, "GPU 3 is already being reset", "reset", "3")
-	stop()
-	pods = &kubelettest.PodResources{}
-	stop, err = pods.Serve(socket)
-	testenv.Must(t, err)
-	defer stop()
+	pods.Set()
 	<-done
 	values, err := s.node.Values(3)
 	testenv.Must(t, err)
@@ -281,14 +261,10 @@ func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
 func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "")
-	socket := s.startBesideKubelet()
+	s.start()
 	s.listed(gpuResource, 4, 0)
 	s.awaitControl()
-	pods := &kubelettest.PodResources{}
-	pods.Pods = append(pods.Pods, kubelettest.Pod("ns", "job", "main", gpuResource, s.uuids()[3]))
-	stop, err := pods.Serve(socket)
-	testenv.Must(t, err)
-	defer stop()
+	s.kubelet.Pods.Set(kubelettest.Pod("ns", "job", "main", gpuResource, s.uuids()[3]))
 	begin := func() *verb {
 		reset := s.startDevice("reset", "3", "--wait")
 		s.onlyUnhealthy(3)
@@ -315,12 +291,9 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	testenv.Must(t, s.end(syscall.SIGTERM))
 
 	// An administrator's own cordon outlives the reset.
-	socket = s.startBesideKubelet()
+	s.start()
 	s.listed(gpuResource, 4, 0)
 	s.awaitControl()
-	stopAgain, err := pods.Serve(socket)
-	testenv.Must(t, err)
-	defer stopAgain()
 	reset = begin()
 	reset.prints("waiting: GPU 3 is in use by container main")
 	s.does("is uncordoned, and is back in service when the reset of its GPU has ended", "uncordon", "3")

@@ -10,14 +10,6 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// startBeside starts the plugin beside a kubelet with pods.
-func (s *served) startBeside(p *kubelettest.PodResources) {
-	s.t.Helper()
-	stop, err := p.Serve(s.startBesideKubelet())
-	testenv.Must(s.t, err)
-	s.t.Cleanup(stop)
-}
-
 // rounds waits until the plugin has asked for the pods so many times more.
 func (s *served) rounds(p *kubelettest.PodResources, n int) {
 	s.t.Helper()
@@ -29,8 +21,8 @@ func (s *served) rounds(p *kubelettest.PodResources, n int) {
 func TestServeChecksAGPUAfterItsPod(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "prestart: {policy: clean}")
-	pods := &kubelettest.PodResources{}
-	s.startBeside(pods)
+	pods := s.kubelet.Pods
+	s.start()
 	s.listed(gpuResource, 4, 0)
 	pod := func(gpu int) *podresources.PodResources {
 		return kubelettest.Pod("ns", "job", "main", gpuResource, s.uuids()[gpu])
@@ -69,8 +61,8 @@ func TestServeChecksAGPUAfterItsPod(t *testing.T) {
 func TestServeChecksAGPUAfterItsPodOverARestart(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "prestart: {policy: clean}")
-	pods := &kubelettest.PodResources{}
-	s.startBeside(pods)
+	pods := s.kubelet.Pods
+	s.start()
 	s.listed(gpuResource, 4, 0)
 	pods.Set(kubelettest.Pod("ns", "job", "main", gpuResource, s.uuids()[1], s.uuids()[2]))
 	first, second := s.leftOver(1), s.leftOver(2)
@@ -81,19 +73,15 @@ func TestServeChecksAGPUAfterItsPodOverARestart(t *testing.T) {
 	testenv.Must(t, first.Process.Kill())
 	_ = first.Wait()
 
-	s.startBeside(pods)
+	s.start()
 	s.listed(gpuResource, 2, 2)
 	s.onlyUnhealthy(2)
 	testenv.Must(t, s.end(syscall.SIGTERM))
 
-	asked := pods.Lists()
 	s.configure("prestart: {policy: none}")
-	s.startBeside(pods)
+	s.start()
 	s.listed(gpuResource, 4, 0)
 	if err := second.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("the process was ended: %v", err)
-	}
-	if n := pods.Lists(); n != asked {
-		t.Errorf("the pods were asked for %d times without a policy", n-asked)
 	}
 }

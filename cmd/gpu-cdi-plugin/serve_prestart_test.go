@@ -231,18 +231,15 @@ func TestServeAsksForNothingWithoutAPolicy(t *testing.T) {
 	s.wantRefused(e, s.uuids()[2], "foreign.json")
 }
 
-// A GPU that another container has by another name, or as a replica, keeps its settings. The kubelet is asked once for
-// all GPUs of a container; if it does not answer, the container waits.
+// A GPU that another container has by another name, or as a replica, is not given to a second one, and keeps its
+// settings. If the kubelet does not answer, no GPU is changed.
 func TestServeLeavesAGPUThatAnotherContainerHas(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "prestart: {policy: clean}")
-	pods := &kubelettest.PodResources{}
-	socket := s.startBesideKubelet()
-	stop, err := pods.Serve(socket)
-	testenv.Must(t, err)
+	s.start()
 	e := s.listed(gpuResource, 4, 0)
 	all := s.uuids()
-	pods.Set(
+	s.kubelet.Pods.Set(
 		kubelettest.Pod("ns", "own", "main", gpuResource, all...),
 		kubelettest.Pod("ns", "renamed", "main", "acme.com/gpu", all[1]),
 		kubelettest.Pod("ns", "replica", "main", gpuResource, all[2]+"::0"),
@@ -255,31 +252,38 @@ func TestServeLeavesAGPUThatAnotherContainerHas(t *testing.T) {
 	for i := range all {
 		testenv.Must(t, s.node.Set(i, map[string]string{"power-limit": "200000"}))
 	}
-	before := pods.Lists()
-	s.wantReady(e, all...)
-	if n := pods.Lists() - before; n > 2 { // one may be for what containers have left
-		t.Errorf("the kubelet was asked %d times for one container", n)
-	}
+	const renamed = "container main of pod ns/renamed holds it as "
+	s.wantReady(e, all[0], all[3])
+	s.wantRefused(e, all[1], renamed)
+	s.wantRefused(e, all[2], "container main of pod ns/replica holds it as "+all[2]+"::0 of "+gpuResource)
 	for i, left := range []bool{false, true, true, false} {
 		if (limit(i) == 200000) != left {
 			t.Errorf("the power limit of GPU %d is %d; that it stays is %v", i, limit(i), left)
 		}
 	}
-	waitFor(t, "the records of the preparations", func() bool {
-		data, err := os.ReadFile(filepath.Join(s.dir, "state", "prestart.json"))
-		return err == nil &&
-			strings.Contains(string(data), "the device is shared: container main of pod ns/renamed has it")
-	})
+	s.listed(gpuResource, 2, 2)
+	if _, err := s.tryAllocate(e, all[1]); err == nil || !strings.Contains(err.Error(), renamed) {
+		t.Errorf("Allocate returns %v, want %q", err, renamed)
+	}
 
-	stop()
-	hung, err := net.Listen("unix", socket)
+	s.kubelet.StopPods()
+	hung, err := net.Listen("unix", s.kubelet.PodsSocket)
 	testenv.Must(t, err)
 	began := time.Now()
-	s.wantRefused(e, all[0], "(sharing): find other containers that may use the device: "+
-		"list the pods' devices from the kubelet's socket ")
+	const unknown = "it is unknown which containers hold the devices: "
+	s.wantUnknown(e, all[0], unknown+"list the pods' devices from the kubelet's socket ")
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("a kubelet that does not answer was waited for %s", took)
 	}
 	testenv.Must(t, hung.Close())
-	s.wantReady(e, all[0]) // a node without PodResources
+	s.wantUnknown(e, all[0], unknown+s.kubelet.PodsSocket+" does not exist although ")
+	s.logs("it is unknown which containers hold devices")
+}
+
+// wantUnknown checks that a device is refused without its name.
+func (s *served) wantUnknown(e *kubelettest.Endpoint, id, why string) {
+	s.t.Helper()
+	if refused := s.preStart(e, id); !strings.Contains(refused, why) {
+		s.t.Errorf("%s is refused for %q, want %q", id, refused, why)
+	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -17,7 +18,7 @@ import (
 
 func (a *app) topologyCommand() *cobra.Command {
 	var out cli.Output
-	socket := podresources.Socket
+	var socket string
 	cmd := &cobra.Command{
 		Use:   "topology",
 		Short: "Show how the GPUs are linked, and their NUMA nodes",
@@ -35,8 +36,8 @@ JSON and YAML also have the pods, as holders, or null without a kubelet.`,
 	}
 	out.AddFlags(cmd, "table", "json", "yaml", "svg")
 	a.addTimeout(cmd)
-	cmd.Flags().StringVar(&socket, "pod-resources-socket", socket,
-		"`path` of the kubelet's socket that lists the devices of pods")
+	cmd.Flags().StringVar(&socket, "pod-resources-socket", "",
+		"`path` of the kubelet's socket that lists the devices of pods (default: that of serve)")
 	_ = cmd.MarkFlagFilename("pod-resources-socket", "sock")
 	cmd.AddCommand(a.explainCommand())
 	return cmd
@@ -53,7 +54,10 @@ func (a *app) topology(ctx context.Context, out cli.Output, socket string) error
 	}
 	n := topology.Node{Snapshot: s}
 	if out.Format != "table" { // tables show no holders
-		n.Holders, n.HoldersUnknown = a.holders(ctx, socket)
+		kubelet := podresources.Source{
+			Host: h, Socket: cmp.Or(socket, a.plugin.PodResourcesSocket), PluginDir: a.plugin.DevicePluginDir,
+		}
+		n.Holders, n.HoldersUnknown = a.holders(ctx, kubelet.Path())
 	}
 	if err := out.Print(a.Stdout, topologyView(n)); err != nil {
 		return err

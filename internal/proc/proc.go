@@ -125,6 +125,15 @@ func (p *Process) Command() string {
 	return "unknown command"
 }
 
+// Arguments returns the command line of the process, which the process can change.
+func (p *Process) Arguments() ([]string, error) {
+	text, err := p.read("cmdline", maxFile)
+	if err != nil {
+		return nil, err
+	}
+	return strings.Split(strings.TrimSuffix(text, "\x00"), "\x00"), nil
+}
+
 // Executable returns the name of the process's executable without its directory.
 func (p *Process) Executable() (string, error) {
 	program, err := p.readlink("exe")

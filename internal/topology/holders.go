@@ -29,7 +29,7 @@ func (h *Holder) String() string {
 func (h *Holder) UUIDs() []string {
 	uuids := make([]string, len(h.Devices))
 	for i, id := range h.Devices {
-		uuids[i] = uuidOf(id)
+		uuids[i] = UUIDOf(id)
 	}
 	return uuids
 }
@@ -42,7 +42,7 @@ func (n Node) DeviceHolders() []Holder {
 	}
 	list := []Holder{}
 	for _, h := range n.Holders {
-		h.Devices = slices.DeleteFunc(slices.Clone(h.Devices), func(id string) bool { return !onNode[uuidOf(id)] })
+		h.Devices = slices.DeleteFunc(slices.Clone(h.Devices), func(id string) bool { return !onNode[UUIDOf(id)] })
 		if len(h.Devices) > 0 {
 			list = append(list, h)
 		}
@@ -50,8 +50,8 @@ func (n Node) DeviceHolders() []Holder {
 	return list
 }
 
-// uuidOf returns the UUID in a device plugin ID.
-func uuidOf(id string) string {
+// UUIDOf returns the UUID in a device plugin ID.
+func UUIDOf(id string) string {
 	uuid, _, _ := strings.Cut(id, "::")
 	return uuid
 }

@@ -3,14 +3,11 @@ package kubelet
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -115,33 +112,6 @@ func (f *fixture) leaveProcess(t *testing.T, uuid string) *Daemon {
 	}
 	testenv.Must(t, err)
 	return d
-}
-
-// TestAGPUThatAnotherPodStillSharesIsLeftAlone gives a whole GPU to a second pod, after a reload, while a first one has
-// it as a replica. The plugin knows of the first one by the kubelet, which answers while PreStartContainer runs.
-func TestAGPUThatAnotherPodStillSharesIsLeftAlone(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	const whole = "gpus: {include: [0]}\nprestart: {policy: clean}\n"
-	f := setUp(t, "pcie-quad", verbose, writeConfigTo(t, file, whole+
-		"sharing: {time-slicing: {rename-by-default: true, resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"))
-	gpu := f.uuids(t)[0]
-	f.awaitDevices(t, gpuName+".shared", []string{gpu + "::0", gpu + "::1"})
-	first := newPod("first", gpuName+".shared", 1)
-	f.launch(t, first)
-	f.set(t, gpu, map[string]string{"power-limit": "200000"})
-	before := f.values(t, 0)
-	writeConfigTo(t, file, whole)
-	f.reconcile(t)
-	f.awaitDevices(t, gpuName, []string{gpu})
-	second := newPod("second", gpuName, 1)
-	f.check(t, second, f.launch(t, second))
-	if diff := cmp.Diff(before, f.values(t, 0)); diff != "" {
-		t.Errorf("the GPU was changed for the second pod (-before +after):\n%s", diff)
-	}
-	const want = "settings skipped (the device is shared: container "
-	if !strings.Contains(f.plugin.Log(), want) {
-		t.Errorf("the log does not say %q:\n%s", want, f.plugin.Log())
-	}
 }
 
 func (f *fixture) values(t *testing.T, gpu int) map[string]uint64 {

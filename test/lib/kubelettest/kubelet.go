@@ -34,8 +34,12 @@ type Kubelet struct {
 
 	// Dir is the directory of the sockets.
 	Dir string
+	// Pods is the PodResources service, which serves on PodsSocket from Start to Stop.
+	Pods       *PodResources
+	PodsSocket string
 
 	t         testing.TB
+	stopPods  func() // nil while the PodResources service does not run
 	mu        sync.Mutex
 	changed   chan struct{} // closed and replaced at each change
 	server    *grpc.Server
@@ -69,7 +73,12 @@ func New(t testing.TB) *Kubelet {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kubelet") //nolint:usetesting // t.TempDir may be too long for the path of a socket
 	testenv.Must(t, err)
-	k := &Kubelet{Dir: dir, t: t, changed: make(chan struct{}), endpoints: map[string]*Endpoint{}}
+	k := &Kubelet{
+		Dir: filepath.Join(dir, "device-plugins"), Pods: &PodResources{},
+		PodsSocket: filepath.Join(dir, "pod-resources", "kubelet.sock"),
+		t:          t, changed: make(chan struct{}), endpoints: map[string]*Endpoint{},
+	}
+	testenv.Must(t, os.Mkdir(k.Dir, 0o755), os.Mkdir(filepath.Dir(k.PodsSocket), 0o755))
 	t.Cleanup(func() {
 		k.Stop()
 		_ = os.RemoveAll(dir)
@@ -89,6 +98,23 @@ func (k *Kubelet) Start() {
 	k.server = server
 	k.mu.Unlock()
 	k.serving.Go(func() { _ = server.Serve(l) })
+	k.StartPods()
+}
+
+// StartPods starts only the PodResources service.
+func (k *Kubelet) StartPods() {
+	k.t.Helper()
+	stop, err := k.Pods.Serve(k.PodsSocket)
+	testenv.Must(k.t, err)
+	k.stopPods = stop
+}
+
+// StopPods stops only the PodResources service, and removes its socket.
+func (k *Kubelet) StopPods() {
+	if k.stopPods != nil {
+		k.stopPods()
+		k.stopPods = nil
+	}
 }
 
 func (k *Kubelet) removeSockets() error {
@@ -116,6 +142,7 @@ func (k *Kubelet) Stop() {
 	if server == nil {
 		return
 	}
+	k.StopPods()
 	server.Stop()
 	k.serving.Wait()
 	k.mu.Lock()

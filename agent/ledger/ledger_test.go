@@ -1,0 +1,225 @@
+package ledger
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"gpu-cdi-plugin/internal/topology"
+	"gpu-cdi-plugin/internal/wake"
+	"gpu-cdi-plugin/resource"
+)
+
+const (
+	whole  = "nvidia.com/gpu"
+	shared = "nvidia.com/gpu.shared"
+)
+
+// holder returns a container that holds devices of a resource.
+func holder(pod, resourceName string, ids ...string) topology.Holder {
+	return topology.Holder{
+		Namespace: "default", Pod: pod, Container: "main", Devices: ids,
+		ByResource: map[string][]string{resourceName: ids},
+	}
+}
+
+// offer returns a resource with devices; the UUID of a device is its ID up to "::", and MIG devices have their GPU after
+// "@".
+func offer(resourceName string, ids ...string) resource.Resource {
+	r := resource.Resource{Name: resourceName}
+	for _, id := range ids {
+		id, parent, _ := strings.Cut(id, "@")
+		uuid := topology.UUIDOf(id)
+		if parent == "" {
+			parent = uuid
+		}
+		r.Devices = append(r.Devices, resource.Device{ID: id, UUID: uuid, Parent: parent, Healthy: true})
+	}
+	return r
+}
+
+// newLedger returns a ledger that reads what answer returns.
+func newLedger(answer func() ([]topology.Holder, error)) *Ledger {
+	return New(Options{
+		List:    func(context.Context) ([]topology.Holder, error) { return answer() },
+		Changed: wake.New(), Log: slog.New(slog.DiscardHandler),
+	})
+}
+
+func TestReason(t *testing.T) {
+	for name, c := range map[string]struct {
+		holders []topology.Holder
+		offered resource.Resource
+		want    map[string]string // what the reasons of unhealthy devices contain, by device ID
+	}{
+		"no container holds a device": {nil, offer(whole, "GPU-a"), nil},
+		"a container holds the device under its name": {
+			[]topology.Holder{holder("x", whole, "GPU-a")}, offer(whole, "GPU-a", "GPU-b"), nil,
+		},
+		"another plugin's whole GPUs have the same names": {
+			[]topology.Holder{holder("x", whole, "GPU-a"), holder("y", "example.com/nic", "nic-0")},
+			offer(whole, "GPU-a"), nil,
+		},
+		"a whole GPU that is held becomes replicas": {
+			[]topology.Holder{holder("x", whole, "GPU-a")}, offer(shared, "GPU-a::0", "GPU-a::1", "GPU-b::0"),
+			map[string]string{
+				"GPU-a::0": "container main of pod default/x holds it as GPU-a of nvidia.com/gpu",
+				"GPU-a::1": "pod default/x",
+			},
+		},
+		"a replica that is held becomes a whole GPU again": {
+			[]topology.Holder{holder("x", shared, "GPU-a::1")}, offer(whole, "GPU-a", "GPU-b"),
+			map[string]string{"GPU-a": "holds it as GPU-a::1 of nvidia.com/gpu.shared"},
+		},
+		"another plugin's replicas are of the same resource": {
+			[]topology.Holder{holder("x", whole, "GPU-a::0"), holder("y", whole, "GPU-b::3")},
+			offer(whole, "GPU-a", "GPU-b", "GPU-c"),
+			map[string]string{"GPU-a": "pod default/x", "GPU-b": "pod default/y"},
+		},
+		"more replicas have the same names": {
+			[]topology.Holder{holder("x", shared, "GPU-a::1")}, offer(shared, "GPU-a::0", "GPU-a::1", "GPU-a::2"), nil,
+		},
+		"fewer replicas lack the name": {
+			[]topology.Holder{holder("x", shared, "GPU-a::1")}, offer(shared, "GPU-a::0"),
+			map[string]string{"GPU-a::0": "pod default/x"},
+		},
+		"a GPU that is held is divided into MIG devices": {
+			[]topology.Holder{holder("x", whole, "GPU-a")}, offer("nvidia.com/mig-1g.10gb", "MIG-1@GPU-a", "MIG-2@GPU-b"),
+			map[string]string{"MIG-1": "pod default/x"},
+		},
+		"a MIG device changes its resource": {
+			[]topology.Holder{holder("x", whole, "MIG-1")}, offer("nvidia.com/mig-1g.10gb", "MIG-1@GPU-a", "MIG-2@GPU-a"),
+			map[string]string{"MIG-1": "holds it as MIG-1 of nvidia.com/gpu"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLedger(func() ([]topology.Holder, error) { return c.holders, nil })
+			l.Offer([]resource.Resource{c.offered})
+			for i := range c.offered.Devices {
+				d := &c.offered.Devices[i]
+				got, want := l.Reason(d), c.want[d.ID]
+				if (got == "") != (want == "") || !strings.Contains(got, want) {
+					t.Errorf("%s: the reason is %q, want %q", d.ID, got, want)
+				}
+				err := l.Take(t.Context(), c.offered.Name, []*resource.Device{d})
+				if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), d.ID+": "+got) {
+					t.Errorf("%s: Take returns %v, want %q", d.ID, err, want)
+				}
+			}
+		})
+	}
+}
+
+// The kubelet lists a container some time after Allocate has returned.
+func TestAContainerThatIsStartingHoldsItsDevices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var holders []topology.Holder
+		l := newLedger(func() ([]topology.Holder, error) { return holders, nil })
+		before, after := offer(whole, "GPU-a"), offer(shared, "GPU-a::0")
+		replica := &after.Devices[0]
+		l.Offer([]resource.Resource{before})
+		if err := l.Take(t.Context(), whole, []*resource.Device{&before.Devices[0]}); err != nil {
+			t.Fatal(err)
+		}
+		l.Offer([]resource.Resource{after})
+		expect(t, l, replica, "a container that is starting holds it as GPU-a of nvidia.com/gpu")
+		if err := l.Take(t.Context(), shared, []*resource.Device{replica}); err == nil {
+			t.Error("another container gets the GPU")
+		}
+		holders = []topology.Holder{holder("x", whole, "GPU-a")}
+		read(t, l)
+		expect(t, l, replica, "pod default/x")
+		holders = nil
+		read(t, l)
+		expect(t, l, replica, "")
+
+		// A container that the kubelet never lists has not started.
+		l.Offer([]resource.Resource{before})
+		if err := l.Take(t.Context(), whole, []*resource.Device{&before.Devices[0]}); err != nil {
+			t.Fatal(err)
+		}
+		l.Offer([]resource.Resource{after})
+		time.Sleep(settled)
+		read(t, l)
+		expect(t, l, replica, "a container that is starting")
+		time.Sleep(time.Second)
+		read(t, l)
+		expect(t, l, replica, "")
+	})
+}
+
+func expect(t *testing.T, l *Ledger, d *resource.Device, want string) {
+	t.Helper()
+	if got := l.Reason(d); (got == "") != (want == "") || !strings.Contains(got, want) {
+		t.Errorf("%s: the reason is %q, want %q", d.ID, got, want)
+	}
+}
+
+func read(t *testing.T, l *Ledger) {
+	t.Helper()
+	if _, err := l.Read(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A kubelet that does not answer is no kubelet without containers.
+func TestAKubeletThatDoesNotAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex // of what follows
+		holders, err := []topology.Holder{holder("x", whole, "GPU-a")}, errors.New("no answer")
+		answer := func(list []topology.Holder, e error) {
+			mu.Lock()
+			defer mu.Unlock()
+			holders, err = list, e
+		}
+		var log bytes.Buffer
+		l := newLedger(func() ([]topology.Holder, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			return holders, err
+		})
+		l.opts.Log = slog.New(slog.NewTextHandler(&log, nil))
+		ctx, end := context.WithCancel(t.Context())
+		defer end()
+		offered := offer(shared, "GPU-a::0")
+		replica := &offered.Devices[0]
+		l.Offer([]resource.Resource{offered})
+		go func() { _ = l.Run(ctx) }()
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if _, err := l.Held(); err == nil || !strings.Contains(l.Unknown(), "no answer") {
+			t.Errorf("the containers are known: %q, error %v", l.Unknown(), err)
+		}
+		if n := strings.Count(log.String(), "it is unknown"); n != 1 {
+			t.Errorf("this is logged %d times:\n%s", n, log.String())
+		}
+
+		// Allocate reads the kubelet, if that has never answered.
+		answer([]topology.Holder{holder("x", whole, "GPU-a")}, nil)
+		if err := l.Take(ctx, shared, []*resource.Device{replica}); err == nil {
+			t.Error("another container gets the GPU")
+		}
+		if l.Unknown() != "" || !strings.Contains(log.String(), "says again") {
+			t.Errorf("still unknown: %q, log:\n%s", l.Unknown(), log.String())
+		}
+		if held, err := l.Held(); err != nil || !held["GPU-a"] {
+			t.Errorf("held are %v, error %v", held, err)
+		}
+
+		// What was known stays known.
+		answer(nil, errors.New("no answer"))
+		time.Sleep(2 * interval)
+		synctest.Wait()
+		expect(t, l, replica, "pod default/x")
+		answer(nil, nil)
+		time.Sleep(retryInterval)
+		synctest.Wait()
+		expect(t, l, replica, "")
+	})
+}

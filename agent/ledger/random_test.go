@@ -1,0 +1,176 @@
+package ledger
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"gpu-cdi-plugin/internal/topology"
+	"gpu-cdi-plugin/resource"
+)
+
+var seeds = flag.Int("ledger.seeds", 200, "number of random histories")
+
+// world is a kubelet and the plugins that run one after the other.
+type world struct {
+	t       *testing.T
+	rand    *rand.Rand
+	pods    []topology.Holder // in the order of admission
+	started int               // the pods that the kubelet lists
+	next    int
+	ledger  *Ledger // nil while another plugin runs
+	offered []resource.Resource
+	history []string
+}
+
+// forms are the ways in which a GPU is advertised.
+var forms = []func(gpu string) (resourceName string, ids []string){
+	func(gpu string) (string, []string) { return whole, []string{gpu} },
+	func(gpu string) (string, []string) { return shared, []string{gpu + "::0", gpu + "::1"} },
+	func(gpu string) (string, []string) { return whole, []string{gpu + "::0", gpu + "::1", gpu + "::2"} },
+	func(gpu string) (string, []string) { return "example.com/gpu", []string{gpu} },
+}
+
+func (w *world) log(format string, args ...any) {
+	w.history = append(w.history, fmt.Sprintf(format, args...))
+}
+
+// restart ends the plugin. Ours comes next, or another one, whose allocations the kubelet alone knows.
+func (w *world) restart() {
+	w.started = len(w.pods)
+	w.ledger = nil
+	if w.rand.IntN(3) > 0 {
+		w.ledger = newLedger(func() ([]topology.Holder, error) { return slices.Clone(w.pods[:w.started]), nil })
+	}
+	w.log("restart, ours: %t", w.ledger != nil)
+	w.reload()
+}
+
+// reload advertises each GPU in a random form.
+func (w *world) reload() {
+	byName := map[string][]string{}
+	for g := range 3 {
+		if r, ids := forms[w.rand.IntN(len(forms))](fmt.Sprint("GPU-", g)); w.rand.IntN(5) > 0 {
+			byName[r] = append(byName[r], ids...)
+		}
+	}
+	w.offered = nil
+	for _, r := range []string{whole, shared, "example.com/gpu"} {
+		w.offered = append(w.offered, offer(r, byName[r]...))
+	}
+	w.log("advertise %v", byName)
+	if w.ledger != nil {
+		w.ledger.Offer(w.offered)
+	}
+}
+
+// admit has the kubelet admit a pod. The kubelet admits one at a time, chooses among the healthy devices of which no pod
+// holds the name, and lists the pod some time later.
+func (w *world) admit() {
+	w.started = len(w.pods)
+	r := &w.offered[w.rand.IntN(len(w.offered))]
+	var free []*resource.Device
+	for i := range r.Devices {
+		d, n := &r.Devices[i], name{r.Name, r.Devices[i].ID}
+		if !slices.ContainsFunc(w.pods, n.isOf) && (w.ledger == nil || w.ledger.Reason(d) == "") {
+			free = append(free, d)
+		}
+	}
+	if len(free) == 0 {
+		return
+	}
+	d := free[w.rand.IntN(len(free))]
+	if w.ledger != nil {
+		if err := w.ledger.Take(w.t.Context(), r.Name, []*resource.Device{d}); err != nil {
+			w.t.Fatalf("a device without a reason is refused: %v", err)
+		}
+		w.expectOneHolder(d)
+	}
+	w.next++
+	w.pods = append(w.pods, holder(fmt.Sprint("p", w.next), r.Name, d.ID))
+	w.log("pod p%d gets %s of %s", w.next, d.ID, r.Name)
+}
+
+// expectOneHolder checks that whoever holds a device holds it under a name that is advertised.
+func (w *world) expectOneHolder(d *resource.Device) {
+	for _, p := range w.pods {
+		for r, ids := range p.ByResource {
+			for _, id := range ids {
+				if topology.UUIDOf(id) == d.UUID && !w.advertised(name{r, id}) {
+					w.t.Fatalf("%s is given although %s holds it as %s of %s; the history is\n%q",
+						d.ID, p.String(), id, r, w.history)
+				}
+			}
+		}
+	}
+}
+
+func (w *world) advertised(n name) bool {
+	return slices.ContainsFunc(w.offered, func(r resource.Resource) bool {
+		return r.Name == n.resource &&
+			slices.ContainsFunc(r.Devices, func(d resource.Device) bool { return d.ID == n.id })
+	})
+}
+
+// end ends a random pod.
+func (w *world) end() {
+	if len(w.pods) == 0 {
+		return
+	}
+	i := w.rand.IntN(len(w.pods))
+	w.log("%s ends", w.pods[i].Pod)
+	w.pods = slices.Delete(w.pods, i, i+1)
+	if i < w.started {
+		w.started--
+	}
+}
+
+// expectIdleGPUsAreFree checks that no device is withheld that no pod holds.
+func (w *world) expectIdleGPUsAreFree() {
+	time.Sleep(2 * settled)
+	w.started = len(w.pods)
+	if w.ledger == nil {
+		return
+	}
+	read(w.t, w.ledger)
+	for i := range w.offered {
+		for j := range w.offered[i].Devices {
+			d := &w.offered[i].Devices[j]
+			held := slices.ContainsFunc(w.pods, func(h topology.Holder) bool { return slices.Contains(h.UUIDs(), d.UUID) })
+			if why := w.ledger.Reason(d); why != "" && !held {
+				w.t.Errorf("%s is idle, and withheld since %s; the history is\n%q", d.ID, why, w.history)
+			}
+		}
+	}
+}
+
+// Whatever reloads, restarts and other plugins do, no device is given while a pod holds it under another name.
+func TestADeviceHasOneHolderInRandomHistories(t *testing.T) {
+	for seed := range *seeds {
+		synctest.Test(t, func(t *testing.T) {
+			w := &world{t: t, rand: rand.New(rand.NewPCG(uint64(seed), 0))}
+			w.restart()
+			for range 40 {
+				switch w.rand.IntN(10) {
+				case 0:
+					w.restart()
+				case 1, 2:
+					w.reload()
+				case 3, 4, 5:
+					w.end()
+				case 6:
+					if w.ledger != nil {
+						read(t, w.ledger)
+					}
+				default:
+					w.admit()
+				}
+			}
+			w.expectIdleGPUsAreFree()
+		})
+	}
+}

@@ -1,0 +1,123 @@
+package podresources_test
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"gpu-cdi-plugin/agent/podresources"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/kubelet"
+	"gpu-cdi-plugin/internal/proc"
+	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// TestMain also is a program that does nothing until its standard input ends.
+func TestMain(m *testing.M) {
+	if os.Getenv("WAIT_FOR_STDIN") != "" {
+		_, _ = os.Stdin.Read(make([]byte, 1))
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// newSource returns a source for a directory of device plugins, kubelet/device-plugins, on this host.
+func newSource(t *testing.T) *podresources.Source {
+	t.Helper()
+	h, err := host.New("/", "", "")
+	testenv.Must(t, err)
+	dir := filepath.Join(t.TempDir(), "kubelet", "device-plugins")
+	testenv.Must(t, os.MkdirAll(dir, 0o755))
+	return &podresources.Source{Host: h, PluginDir: dir}
+}
+
+// A host without a kubelet has no pods. Where there is one, a missing socket says nothing about them.
+func TestAMissingSocket(t *testing.T) {
+	for name, c := range map[string]struct {
+		file, content string // in the directory of device plugins
+		unknown       bool
+	}{
+		"no kubelet":                            {},
+		"a kubelet runs":                        {"kubelet.sock", "", true},
+		"a kubelet gave no device to a pod":     {kubelet.CheckpointName, checkpoint(), false},
+		"a kubelet has given a device to a pod": {kubelet.CheckpointName, checkpoint("GPU-1"), true},
+		"a kubelet's checkpoint is damaged":     {kubelet.CheckpointName, "{", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSource(t)
+			if c.file != "" {
+				testenv.Must(t, os.WriteFile(filepath.Join(s.PluginDir, c.file), []byte(c.content), 0o600))
+			}
+			list, err := s.List(t.Context())
+			if errors.Is(err, podresources.ErrUnknown) != c.unknown || (err == nil) == c.unknown || len(list) > 0 {
+				t.Errorf("the containers are %v, error %v; unknown: %v", list, err, c.unknown)
+			}
+		})
+	}
+}
+
+// checkpoint returns a kubelet's checkpoint with a pod that has devices, or without pods.
+func checkpoint(ids ...string) string {
+	var c kubelet.Checkpoint
+	if len(ids) > 0 {
+		c.PodDeviceEntries = []kubelet.Entry{{
+			PodUID: "u", ContainerName: "c", ResourceName: "nvidia.com/gpu",
+			DeviceIDs: map[int64][]string{kubelet.NoNode: ids},
+		}}
+	}
+	data, err := c.Marshal()
+	if err != nil {
+		panic(err)
+	}
+	return string(data)
+}
+
+func TestPath(t *testing.T) {
+	s := newSource(t)
+	beside := filepath.Join(filepath.Dir(s.PluginDir), "pod-resources", "kubelet.sock")
+	if got := s.Path(); got != beside {
+		t.Errorf("without a kubelet the path is %s, want %s", got, beside)
+	}
+	if err := proc.SeesAll("/proc"); err != nil {
+		testenv.Skip(t, "a running kubelet is found only in the host's PID namespace: "+err.Error())
+	}
+
+	// A kubelet of the host has its socket below its own root directory.
+	root := t.TempDir()
+	socket := filepath.Join(root, "pod-resources/kubelet.sock")
+	startKubelet(t, "--v=2", "--root-dir", root)
+	if got := s.Path(); got != socket {
+		t.Errorf("with a running kubelet the path is %s, want %s", got, socket)
+	}
+	testenv.Must(t, os.Mkdir(filepath.Dir(beside), 0o755))
+	serve(t, &kubelettest.PodResources{}, beside)
+	if got := s.Path(); got != beside {
+		t.Errorf("with a socket beside the directory the path is %s, want %s", got, beside)
+	}
+	s.Socket = "/elsewhere.sock"
+	if got := s.Path(); got != s.Socket {
+		t.Errorf("a configured path is %s, want %s", got, s.Socket)
+	}
+}
+
+// startKubelet starts a program with the name and the arguments of a kubelet.
+func startKubelet(t *testing.T, args ...string) {
+	t.Helper()
+	testenv.Root(t)
+	program := filepath.Join(t.TempDir(), "kubelet")
+	data, err := os.ReadFile("/proc/self/exe")
+	testenv.Must(t, err)
+	testenv.WriteProgram(t, program, data)
+	cmd := exec.Command(program, args...)
+	cmd.Env = append(os.Environ(), "WAIT_FOR_STDIN=1")
+	stdin, err := cmd.StdinPipe()
+	testenv.Must(t, err)
+	testenv.Must(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = stdin.Close()
+		_ = cmd.Wait()
+	})
+}
