@@ -15,6 +15,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/internal/yamlfile"
 )
 
@@ -96,9 +97,14 @@ const maxSpec = 16 << 20
 // ReadFile reads a spec file. It refuses specs that the CDI library refuses, and files that are not regular or are
 // larger than 16 MiB.
 func ReadFile(path string) (*specs.Spec, error) {
-	// The library would wait for ever on a FIFO. It has to read the file again, since it validates only files.
-	if _, err := fileio.ReadFile(path, maxSpec); err != nil {
+	// The library would wait for ever on a FIFO, and compare each key with all others. It has to read the file again,
+	// since it validates only files.
+	data, err := fileio.ReadFile(path, maxSpec)
+	if err != nil {
 		return nil, fmt.Errorf("read CDI spec: %w", err)
+	}
+	if _, err := yamlfile.Parse(data); err != nil {
+		return nil, fmt.Errorf("read CDI spec %s: %w", path, err)
 	}
 	spec, err := cdilib.ReadSpec(path, 0)
 	if err != nil {
@@ -123,7 +129,7 @@ func causeOf(err error) error {
 	if e, ok := errors.AsType[*yaml.TypeError](err); ok {
 		return yamlfile.Plain(e)
 	}
-	return err
+	return wording.Limit(err)
 }
 
 // checkSpec applies the library's rules to a spec that is not yet in a file, except the rules for annotations, which

@@ -329,7 +329,7 @@ func TestParseReportsAllProblems(t *testing.T) {
 				`resources.mig[0].name: resource name "b": want VENDOR/NAME, such as nvidia.com/gpu`,
 			},
 		},
-		"a key twice":    {"root: /a\nroot: /b\n", []string{"line 2: duplicate key root"}},
+		"a key twice":    {"root: /a\nroot: /b\n", []string{"line 2: duplicate key root, first in line 1"}},
 		"two documents":  {"root: /a\n---\nroot: /b\n", []string{"more than one YAML document"}},
 		"no YAML":        {"root: [\n", []string{"yaml: line 1: did not find expected node content"}},
 		"no mapping":     {"only text\n", []string{`line 1: want keys and values, got "only text"`}},

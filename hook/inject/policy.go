@@ -15,6 +15,7 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/internal/yamlfile"
 )
 
@@ -53,7 +54,7 @@ func parsePolicy(data []byte) (*policy, error) {
 	if document == nil {
 		return nil, fmt.Errorf("not YAML: %w", err)
 	}
-	return p, errors.Join(err, p.validate())
+	return p, wording.Limit(errors.Join(err, p.validate()))
 }
 
 func (p *policy) validate() error {

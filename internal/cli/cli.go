@@ -153,7 +153,7 @@ func Report(w io.Writer, err error, asJSON bool) {
 		Error string `json:"error"`
 		Code  Code   `json:"code"`
 		Hint  string `json:"hint,omitempty"`
-	}{err.Error(), CodeOf(err), HintOf(err)}
+	}{wording.Limit(err).Error(), CodeOf(err), HintOf(err)}
 	if asJSON {
 		e := json.NewEncoder(w)
 		e.SetEscapeHTML(false)

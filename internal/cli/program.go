@@ -172,11 +172,25 @@ func (p *Program) Start(cmd *cobra.Command) error {
 func newLogger(w io.Writer, level, format string) *slog.Logger {
 	var minimum slog.Level
 	_ = minimum.UnmarshalText([]byte(level)) // it was validated
-	opts := &slog.HandlerOptions{Level: minimum}
+	opts := &slog.HandlerOptions{Level: minimum, ReplaceAttr: limitText}
 	if format == "json" {
 		return slog.New(slog.NewJSONHandler(w, opts))
 	}
 	return slog.New(slog.NewTextHandler(w, opts))
+}
+
+// maxLogged bounds a message or value in the log, in bytes: what others send can be quoted there.
+const maxLogged = 16 << 10
+
+// limitText shortens a message or value.
+func limitText(_ []string, a slog.Attr) slog.Attr {
+	switch v := a.Value.Any().(type) {
+	case string:
+		a.Value = slog.StringValue(wording.Shorten(v, maxLogged))
+	case error:
+		a.Value = slog.StringValue(wording.Shorten(v.Error(), maxLogged))
+	}
+	return a
 }
 
 // Classify returns err with the exit status and the hint of the program's table. An err that already has a status stays

@@ -10,6 +10,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/internal/yamlfile"
 )
 
@@ -35,7 +36,7 @@ func (k *Keys) Parse(data []byte, c Validator) ([]string, error) {
 	case document == nil:
 		return nil, err
 	case err != nil:
-		return nil, errors.Join(err, validateExcept(c, err))
+		return nil, wording.Limit(errors.Join(err, validateExcept(c, err)))
 	}
 	var values map[string]yaml.Node
 	if document.Kind != 0 { // the file is not empty

@@ -16,6 +16,44 @@ func Shorten(text string, most int) string {
 	return strings.ToValidUTF8(text[:most-len(ellipsis)], "") + ellipsis
 }
 
+const (
+	// maxLines and maxLine, in bytes, bound the text of an error.
+	maxLines = 20
+	maxLine  = 1000
+)
+
+// Limit returns an error whose text has at most the first 20 lines of err's, each of at most 1,000 bytes, and says how
+// many more there are. Problems of a file have a line each. Files and requests come from others, and an error that
+// quotes them has to fit into an answer and a log. The error wraps err.
+func Limit(err error) error {
+	if err == nil {
+		return nil
+	}
+	lines := strings.Split(err.Error(), "\n")
+	var short []string
+	for _, line := range lines[:min(maxLines, len(lines))] {
+		short = append(short, Shorten(line, maxLine))
+	}
+	if more := len(lines) - maxLines; more > 0 {
+		short = append(short, fmt.Sprintf("and %d more", more))
+	}
+	text := strings.Join(short, "\n")
+	if text == err.Error() {
+		return err
+	}
+	return &limited{text, err}
+}
+
+// limited is an error with another text.
+type limited struct {
+	text string
+	err  error
+}
+
+func (e *limited) Error() string { return e.text }
+
+func (e *limited) Unwrap() error { return e.err }
+
 // ShortenList joins the first items of a list and says how many more there are.
 func ShortenList[T any](items []T, most int, separator string) string {
 	var words []string

@@ -1,8 +1,9 @@
 // Package yamlfile decodes YAML files strictly and returns all problems at once, each with its line.
 //
-// Unknown keys, duplicate keys and values of the wrong type are problems. A list of strings or numbers can also be
+// Unknown keys and values of the wrong type are problems. Equal keys are refused before anything else, since the decoder
+// compares each key with all others. A list of strings or numbers can also be
 // written as "a,b". A key without a value (null) counts as absent. Merge keys (<<) are not supported. A field of type
-// any accepts any value, in which only duplicate keys are problems.
+// any accepts any value.
 package yamlfile
 
 import (
@@ -23,31 +24,103 @@ import (
 	"gpu-cdi-plugin/internal/wording"
 )
 
-// Decode decodes a YAML document into the struct that into points to. It also returns the document, whose Kind is 0 if
-// the data is empty. The error has all problems; unless the document is nil, into has the remaining values. If gone has
-// a text for an unknown key, that text is the key's problem.
-func Decode(data []byte, into any, gone map[string]string) (*yaml.Node, error) {
+const (
+	maxValues = 1_000_000 // of a document, with its aliases expanded
+	maxDepth  = 100
+	maxKeys   = 10_000 // of one mapping; the decoder compares each with all others
+)
+
+// Parse parses one YAML document, whose Kind is 0 if the data is empty. It takes time and memory in proportion to the
+// data. The error names equal keys, or says that the document has too many values or levels.
+func Parse(data []byte) (*yaml.Node, error) {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	document := &yaml.Node{}
 	if err := d.Decode(document); errors.Is(err, io.EOF) {
 		return document, nil
 	} else if err != nil {
-		return nil, err
+		return nil, wording.Limit(err)
 	}
 	if err := d.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
 		return nil, errors.New("more than one YAML document")
 	}
+	s := structure{left: maxValues}
+	if err := s.check(document, 0); err != nil {
+		return nil, err
+	}
+	return document, wording.Limit(errors.Join(s.duplicates...))
+}
+
+// structure checks a document before it is decoded.
+type structure struct {
+	left       int // values that it may still have
+	duplicates []error
+}
+
+func (s *structure) check(n *yaml.Node, depth int) error {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if s.left--; s.left < 0 {
+		return fmt.Errorf("it has more than %d values", maxValues)
+	}
+	if depth > maxDepth {
+		return fmt.Errorf("line %d: it is nested more than %d levels deep", n.Line, maxDepth)
+	}
+	if n.Kind == yaml.MappingNode {
+		if len(n.Content)/2 > maxKeys {
+			return fmt.Errorf("line %d: more than %d keys", n.Line, maxKeys)
+		}
+		s.checkKeys(n)
+	}
+	for _, child := range n.Content {
+		if err := s.check(child, depth+1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkKeys finds the keys that the decoder takes for equal.
+func (s *structure) checkKeys(n *yaml.Node) {
+	type key struct {
+		kind  yaml.Kind
+		value string
+	}
+	first := make(map[key]int, len(n.Content)/2)
+	for i := 0; i < len(n.Content); i += 2 {
+		k := n.Content[i]
+		line := first[key{k.Kind, k.Value}]
+		if line == 0 {
+			first[key{k.Kind, k.Value}] = k.Line
+		} else if len(s.duplicates) < maxProblems {
+			s.duplicates = append(s.duplicates, fmt.Errorf("line %d: duplicate key %s, first in line %d",
+				k.Line, wording.Shorten(k.Value, maxQuoted), line))
+		}
+	}
+}
+
+// Decode decodes a YAML document into the struct that into points to. It also returns the document, whose Kind is 0 if
+// the data is empty. The error has the first problems; unless the document is nil, into has the remaining values. If
+// gone has a text for an unknown key, that text is the key's problem.
+func Decode(data []byte, into any, gone map[string]string) (*yaml.Node, error) {
+	document, err := Parse(data)
+	if err != nil {
+		return nil, err
+	}
+	if document.Kind == 0 {
+		return document, nil
+	}
 	c := checker{gone: gone}
 	c.value("", document.Content[0], reflect.TypeOf(into).Elem())
-	err := document.Decode(into)
+	err = document.Decode(into)
 	typeErr, isType := errors.AsType[*yaml.TypeError](err)
 	switch {
 	case len(c.problems) > 0:
-		return document, errors.Join(c.problems...)
+		return document, wording.Limit(errors.Join(c.problems...))
 	case isType:
 		return document, Plain(typeErr)
 	}
-	return document, err
+	return document, wording.Limit(err)
 }
 
 // Plain returns an error of the YAML decoder without the names of Go types.
@@ -59,7 +132,7 @@ func Plain(err *yaml.TypeError) error {
 		message = goType.ReplaceAllString(message, "")
 		errs = append(errs, errors.New(unknownField.ReplaceAllString(message, "unknown key $1")))
 	}
-	return errors.Join(errs...)
+	return wording.Limit(errors.Join(errs...))
 }
 
 // checker compares a document with the Go type that it is decoded into.
@@ -68,8 +141,14 @@ type checker struct {
 	problems []error
 }
 
+// maxProblems bounds the problems that are kept.
+const maxProblems = 1000
+
 // problem records a problem with the line of n. The text begins with path unless that is empty.
 func (c *checker) problem(n *yaml.Node, path, format string, args ...any) {
+	if len(c.problems) >= maxProblems {
+		return
+	}
 	text := fmt.Sprintf(format, args...)
 	if path != "" {
 		text = path + ": " + text
@@ -107,13 +186,10 @@ func (c *checker) value(path string, n *yaml.Node, t reflect.Type) {
 
 func (c *checker) object(path string, n *yaml.Node, t reflect.Type) {
 	known := fields(t)
-	seen := map[string]bool{}
 	withValue := n.Content[:0]
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := n.Content[i], n.Content[i+1]
 		switch field, ok := known[key.Value]; {
-		case seen[key.Value]:
-			c.problem(key, "", "duplicate key %s", join(path, key.Value))
 		case !ok && c.gone[join(path, key.Value)] != "":
 			c.problem(key, join(path, key.Value), "%s", c.gone[join(path, key.Value)])
 		case !ok:
@@ -122,7 +198,6 @@ func (c *checker) object(path string, n *yaml.Node, t reflect.Type) {
 		default:
 			c.value(join(path, key.Value), value, field)
 		}
-		seen[key.Value] = true
 		if !isNull(value) {
 			withValue = append(withValue, key, value)
 		}

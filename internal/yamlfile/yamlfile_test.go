@@ -92,7 +92,7 @@ func TestDecodeReportsAllProblems(t *testing.T) {
 		"another spelling": {
 			"on_off: true\n", []string{"line 1: unknown key on_off; did you mean on-off?"},
 		},
-		"a key twice":                    {"name: a\nname: b\n", []string{"line 2: duplicate key name"}},
+		"a key twice":                    {"name: a\nname: b\n", []string{"line 2: duplicate key name, first in line 1"}},
 		"a number for a list of objects": {"rules: 3\n", []string{`line 1: rules: want a list, got "3"`}},
 		"keys for a list": {
 			"names: {a: b}\n", []string{"line 1: names: want a list, got keys and values"},
@@ -125,7 +125,7 @@ func TestDecodeReportsAllProblems(t *testing.T) {
 		},
 		"a merge key": {"deep: {<<: {n: 3}}\n", []string{"line 1: unknown key deep.<<"}},
 		"a key twice below a field of any type": {
-			"free:\n  x: 1\n  x: 2\n", []string{`line 3: mapping key "x" already defined at line 2`},
+			"free:\n  x: 1\n  x: 2\n", []string{`line 3: duplicate key x, first in line 2`},
 		},
 		"what is long": {
 			"count: " + strings.Repeat("x", 100) + "\n",

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/pod"
 )
@@ -64,7 +65,7 @@ func errorOf(err error) *Error {
 	if own {
 		return answer
 	}
-	answer = &Error{Text: err.Error(), Code: http.StatusInternalServerError, Reason: "InternalError"}
+	answer = &Error{Text: wording.Limit(err).Error(), Code: http.StatusInternalServerError, Reason: "InternalError"}
 	rejected, isRejected := errors.AsType[*manager.RejectedError](err)
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded): // while the request was read

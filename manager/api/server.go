@@ -19,6 +19,7 @@ import (
 	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/promtext"
 	"gpu-cdi-plugin/internal/unixsocket"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/pod"
 )
@@ -132,9 +133,12 @@ func (s *Server) handler() http.Handler {
 	})
 }
 
+// maxPath bounds the path of a request in a message, in bytes.
+const maxPath = 200
+
 // noRequest returns the response to a request that the API does not have.
 func noRequest(q *http.Request, code int, reason string) *Error {
-	return &Error{Text: "unknown request " + q.Method + " " + q.URL.Path, Code: code, Reason: reason}
+	return &Error{Text: "unknown request " + q.Method + " " + wording.Shorten(q.URL.Path, maxPath), Code: code, Reason: reason}
 }
 
 // serve handles a request.

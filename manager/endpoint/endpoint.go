@@ -6,8 +6,10 @@ import (
 	"log/slog"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager/model"
 )
 
@@ -73,7 +75,7 @@ func (e *Endpoint) Allocate(ctx context.Context, ids []string) (*v1beta1.Contain
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}},
 	})
 	if err != nil || len(response.GetContainerResponses()) == 0 {
-		return nil, err
+		return nil, short(err)
 	}
 	return response.GetContainerResponses()[0], nil
 }
@@ -92,7 +94,7 @@ func (e *Endpoint) Preferred(ctx context.Context, available, mustInclude []strin
 		}},
 	})
 	if err != nil || len(response.GetContainerResponses()) == 0 {
-		return nil, err
+		return nil, short(err)
 	}
 	return response.GetContainerResponses()[0].GetDeviceIDs(), nil
 }
@@ -105,7 +107,19 @@ func (e *Endpoint) PreStart(ctx context.Context, ids []string) error {
 	ctx, cancel := context.WithTimeout(ctx, e.limits.PreStart)
 	defer cancel()
 	_, err := e.client.PreStartContainer(ctx, &v1beta1.PreStartContainerRequest{DevicesIds: ids})
-	return err
+	return short(err)
+}
+
+// maxError bounds the text of a plugin's error, in bytes.
+const maxError = 1000
+
+// short returns an error of gRPC whose text is not too long for an answer and a log.
+func short(err error) error {
+	s := status.Convert(err)
+	if len(s.Message()) <= maxError {
+		return err
+	}
+	return status.Error(s.Code(), wording.Shorten(s.Message(), maxError))
 }
 
 // watch calls receive with each list until the stream ends. No further list is received while receive runs.
@@ -119,7 +133,7 @@ func (e *Endpoint) watch(receive func([]model.Device)) error {
 	for {
 		list, err := stream.Recv()
 		if err != nil {
-			return err
+			return short(err)
 		}
 		if err := checkIDs(list.GetDevices()); err != nil {
 			return err

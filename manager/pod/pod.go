@@ -18,8 +18,6 @@ import (
 	"strings"
 	"sync"
 
-	"go.yaml.in/yaml/v3"
-
 	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/internal/yamlfile"
@@ -37,13 +35,8 @@ var (
 	ErrTooLarge = fmt.Errorf("%w: it is larger than %d KiB", ErrInvalid, MaxSize>>10)
 )
 
-const (
-	maxNodes = 100_000 // YAML nodes of the document with its aliases expanded
-	maxDepth = 100
-)
-
-// Parse parses the manifest of one pod in YAML or JSON. The error is ErrTooLarge, or it wraps ErrInvalid and has all
-// problems.
+// Parse parses the manifest of one pod in YAML or JSON. The error is ErrTooLarge, or it wraps ErrInvalid and has the
+// first problems.
 //
 // The default namespace is "default". A pod without a UID gets one that is derived from its namespace and name, so that
 // the same manifest is the same pod, like a static pod of the kubelet. Limits of devices must be whole numbers, and
@@ -63,16 +56,13 @@ func parse(data []byte) (model.Pod, error) {
 	if json.Valid(data) {
 		data = yamlOf(data)
 	}
-	if err := checkSize(data); err != nil {
-		return model.Pod{}, err
-	}
 	var m manifest
 	if _, err := yamlfile.Decode(data, &m, nil); err != nil {
 		return model.Pod{}, err
 	}
 	c := converter{}
 	p := c.pod(m)
-	return p, errors.Join(c.problems...)
+	return p, wording.Limit(errors.Join(c.problems...))
 }
 
 // escaped matches the escapes of JSON that YAML lacks, an escaped slash and surrogate pairs, and all other escapes.
@@ -91,34 +81,6 @@ func yamlOf(data []byte) []byte {
 		_ = json.Unmarshal(slices.Concat([]byte{'"'}, match, []byte{'"'}), &text) // the match is valid
 		return []byte(text)
 	})
-}
-
-// checkSize returns an error for a document that is too large to process, for example because of aliases of aliases.
-func checkSize(data []byte) error {
-	var document yaml.Node
-	if err := yaml.Unmarshal(data, &document); err != nil {
-		return err
-	}
-	left := maxNodes
-	return count(&document, 0, &left)
-}
-
-func count(n *yaml.Node, depth int, left *int) error {
-	if n.Kind == yaml.AliasNode {
-		n = n.Alias
-	}
-	if *left--; *left < 0 {
-		return fmt.Errorf("it has more than %d values", maxNodes)
-	}
-	if depth > maxDepth {
-		return fmt.Errorf("line %d: it is nested more than %d levels deep", n.Line, maxDepth)
-	}
-	for _, child := range n.Content {
-		if err := count(child, depth+1, left); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // converter converts a manifest to a pod and collects problems.
