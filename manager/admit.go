@@ -54,9 +54,12 @@ func (m *Manager) place(ctx context.Context, p model.Pod, by model.Caller) (mode
 
 // rejected returns the error for a pod whose admission failed.
 func (m *Manager) rejected(ctx context.Context, uid string, err error) error {
+	rejection, isRejected := errors.AsType[*RejectedError](err)
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("admit pod %q: %w", uid, context.Cause(ctx))
+	case isRejected:
+		return rejection
 	case errors.Is(err, admission.ErrTopologyAffinity):
 		return &RejectedError{Reason: ReasonTopology, Message: err.Error(), Err: err}
 	}

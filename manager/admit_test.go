@@ -166,3 +166,18 @@ func TestOnePodIsAdmittedOnceByConcurrentRequests(t *testing.T) {
 		t.Error("Allocate was called", calls, "times")
 	}
 }
+
+// No device plugin can offer a resource of Kubernetes' own, so a kubelet counts none of it.
+func TestAResourceOfKubernetesOwnIsRejected(t *testing.T) {
+	n := newNode(t)
+	const old = "alpha.kubernetes.io/nvidia-gpu"
+	_, err := n.m.Admit(t.Context(), pod("a", wants("main", old, 2)), model.Caller{})
+	rejected, ok := errors.AsType[*manager.RejectedError](err)
+	if !ok || rejected.Reason != "OutOf"+old ||
+		rejected.Message != "Node didn't have enough resource: "+old+", requested: 2, used: 0, capacity: 0" {
+		t.Errorf("the pod is answered with %v", err)
+	}
+	if pods := n.m.Pods(); len(pods) > 0 {
+		t.Error("placed are", pods)
+	}
+}

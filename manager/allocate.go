@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/manager/model"
@@ -65,9 +66,13 @@ func (a *attempt) resolve() error {
 	a.resources = map[string]bool{}
 	for _, c := range a.pod.AllContainers() {
 		for _, name := range slices.Sorted(maps.Keys(c.Limits)) {
-			if pool, ok := a.m.pools[name]; ok && pool.known() {
+			pool, ok := a.m.pools[name]
+			switch {
+			case ok && pool.known():
 				a.resources[name] = true
-			} else if c.Limits[name] > 0 {
+			case c.Limits[name] > 0 && kubelet.IsPrefixedNative(name):
+				return outOf(name, c.Limits[name])
+			case c.Limits[name] > 0:
 				return admission.UnregisteredError(name)
 			}
 		}

@@ -25,15 +25,16 @@ var (
 	ErrRetry = errors.New("try again")
 )
 
-// Reasons of a RejectedError, like those in a pod's status.
+// Reasons of a RejectedError, like those in a pod's status. ReasonOutOf is followed by the resource.
 const (
 	ReasonUnexpected = "UnexpectedAdmissionError"
 	ReasonTopology   = "TopologyAffinityError"
+	ReasonOutOf      = "OutOf"
 )
 
 // RejectedError is the answer to a pod that cannot have the devices that it requests.
 type RejectedError struct {
-	Reason string // ReasonUnexpected or ReasonTopology
+	Reason string // ReasonUnexpected, ReasonTopology, or ReasonOutOf with a resource
 	// Message is the message that the kubelet writes into the pod's status.
 	Message string
 	// Err is the cause. It wraps ErrRetry if the same request can succeed later.
@@ -45,6 +46,12 @@ func (e *RejectedError) Error() string { return e.Reason + ": " + e.Message }
 
 // Unwrap returns the cause.
 func (e *RejectedError) Unwrap() error { return e.Err }
+
+// outOf returns the kubelet's rejection of a pod that requests a resource which no device plugin can offer.
+func outOf(resource string, requested int) *RejectedError {
+	message := fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: 0, capacity: 0", resource, requested)
+	return &RejectedError{Reason: ReasonOutOf + resource, Message: message, Err: errors.New(message)}
+}
 
 // unexpected returns the kubelet's rejection of a pod because of an error in Allocate.
 func unexpected(err error) *RejectedError {

@@ -76,3 +76,7 @@ func problem(name string) error {
 	}
 	return nil
 }
+
+// IsPrefixedNative reports whether a resource is one of Kubernetes' own with a domain, such as the old name of GPUs,
+// alpha.kubernetes.io/nvidia-gpu. No device plugin can offer it.
+func IsPrefixedNative(name string) bool { return strings.Contains(name, nativeDomain) }

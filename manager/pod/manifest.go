@@ -14,18 +14,18 @@ type metadata struct {
 	Namespace string `yaml:"namespace"`
 	UID       string `yaml:"uid"`
 
-	Annotations                any `yaml:"annotations"`
-	CreationTimestamp          any `yaml:"creationTimestamp"`
-	DeletionGracePeriodSeconds any `yaml:"deletionGracePeriodSeconds"`
-	DeletionTimestamp          any `yaml:"deletionTimestamp"`
-	Finalizers                 any `yaml:"finalizers"`
-	GenerateName               any `yaml:"generateName"`
-	Generation                 any `yaml:"generation"`
-	Labels                     any `yaml:"labels"`
-	ManagedFields              any `yaml:"managedFields"`
-	OwnerReferences            any `yaml:"ownerReferences"`
-	ResourceVersion            any `yaml:"resourceVersion"`
-	SelfLink                   any `yaml:"selfLink"`
+	GenerateName               string `yaml:"generateName"`
+	Annotations                any    `yaml:"annotations"`
+	CreationTimestamp          any    `yaml:"creationTimestamp"`
+	DeletionGracePeriodSeconds any    `yaml:"deletionGracePeriodSeconds"`
+	DeletionTimestamp          any    `yaml:"deletionTimestamp"`
+	Finalizers                 any    `yaml:"finalizers"`
+	Generation                 any    `yaml:"generation"`
+	Labels                     any    `yaml:"labels"`
+	ManagedFields              any    `yaml:"managedFields"`
+	OwnerReferences            any    `yaml:"ownerReferences"`
+	ResourceVersion            any    `yaml:"resourceVersion"`
+	SelfLink                   any    `yaml:"selfLink"`
 }
 
 type spec struct {
@@ -33,6 +33,7 @@ type spec struct {
 	Containers     []container `yaml:"containers"`
 	RestartPolicy  string      `yaml:"restartPolicy"`
 	Resources      resources   `yaml:"resources"`
+	ResourceClaims []any       `yaml:"resourceClaims"`
 
 	ActiveDeadlineSeconds         any `yaml:"activeDeadlineSeconds"`
 	Affinity                      any `yaml:"affinity"`
@@ -58,7 +59,6 @@ type spec struct {
 	Priority                      any `yaml:"priority"`
 	PriorityClassName             any `yaml:"priorityClassName"`
 	ReadinessGates                any `yaml:"readinessGates"`
-	ResourceClaims                any `yaml:"resourceClaims"`
 	RuntimeClassName              any `yaml:"runtimeClassName"`
 	SchedulerName                 any `yaml:"schedulerName"`
 	SchedulingGates               any `yaml:"schedulingGates"`

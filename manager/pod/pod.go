@@ -18,6 +18,8 @@ import (
 	"strings"
 	"sync"
 
+	"go.yaml.in/yaml/v3"
+
 	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/internal/yamlfile"
@@ -56,6 +58,13 @@ func parse(data []byte) (model.Pod, error) {
 	if json.Valid(data) {
 		data = yamlOf(data)
 	}
+	document, err := yamlfile.Parse(data)
+	if err != nil {
+		return model.Pod{}, err
+	}
+	if err := checkKind(document); err != nil {
+		return model.Pod{}, err
+	}
 	var m manifest
 	if _, err := yamlfile.Decode(data, &m, nil); err != nil {
 		return model.Pod{}, err
@@ -63,6 +72,26 @@ func parse(data []byte) (model.Pod, error) {
 	c := converter{}
 	p := c.pod(m)
 	return p, wording.Limit(errors.Join(c.problems...))
+}
+
+// checkKind returns an error for other kinds of objects that people admit, and says what to do instead.
+func checkKind(document *yaml.Node) error {
+	var head struct {
+		Kind string `yaml:"kind"`
+	}
+	if err := document.Decode(&head); err != nil {
+		return nil //nolint:nilerr // the whole manifest is decoded next, with better errors
+	}
+	switch head.Kind {
+	case "List", "PodList":
+		return fmt.Errorf("kind %s: admit its pods one by one", head.Kind)
+	case "PodTemplate":
+		return fmt.Errorf("kind %s: admit its template as a pod: kind Pod, with a name, and the template's spec", head.Kind)
+	case "Job", "CronJob", "Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "ReplicationController":
+		return fmt.Errorf("kind %s: only a cluster makes pods of it: admit a pod with the spec of its template "+
+			"(spec.template.spec), kind Pod and a name", head.Kind)
+	}
+	return nil
 }
 
 // escaped matches the escapes of JSON that YAML lacks, an escaped slash and surrogate pairs, and all other escapes.
@@ -93,6 +122,12 @@ func (c *converter) problem(path, format string, args ...any) {
 }
 
 func (c *converter) pod(m manifest) model.Pod {
+	if len(m.Spec.ResourceClaims) > 0 {
+		c.problem("spec.resourceClaims", "the device manager has no dynamic resource allocation: request devices as limits")
+	}
+	if m.Metadata.GenerateName != "" && m.Metadata.Name == "" {
+		c.problem("metadata.generateName", "only an API server makes a name of it: write metadata.name")
+	}
 	c.oneOf("apiVersion", m.APIVersion, "v1")
 	c.oneOf("kind", m.Kind, "Pod")
 	c.oneOf("spec.restartPolicy", m.Spec.RestartPolicy, "", "Always", "OnFailure", "Never")
@@ -190,8 +225,8 @@ func isExtended(name string) (bool, error) {
 		return false, nil
 	case err == nil:
 		return true, nil
-	case strings.Contains(name, "/") && strings.Contains(name, "kubernetes.io/"):
-		return false, nil
+	case kubelet.IsPrefixedNative(name):
+		return true, nil // such as the old name of GPUs, alpha.kubernetes.io/nvidia-gpu: no plugin can offer it
 	default:
 		return false, fmt.Errorf("%w%s", err, wording.Question(name, native))
 	}

@@ -36,7 +36,10 @@ func TestParse(t *testing.T) {
 		"thousandths":            {limits("{nvidia.com/gpu: 3000m}"), one(gpus(3))},
 		"zero":                   {limits("{nvidia.com/gpu: 0}"), one(gpus(0))},
 		"resources that are no devices": {
-			limits("{cpu: 500m, memory: 1.5Gi, hugepages-2Mi: 4Mi, kubernetes.io/x: 1}"), one(nil),
+			limits("{cpu: 500m, memory: 1.5Gi, hugepages-2Mi: 4Mi}"), one(nil),
+		},
+		"the old name of GPUs, which no plugin can offer": {
+			limits("{alpha.kubernetes.io/nvidia-gpu: 1}"), one(map[string]int{"alpha.kubernetes.io/nvidia-gpu": 1}),
 		},
 		"requests that equal the limits": {
 			head + "spec: {containers: [{name: c, resources: {limits: {a.b/c: 1k, cpu: 2}, requests: {a.b/c: 1000, cpu: 1}}}]}",
@@ -132,6 +135,27 @@ func TestParseRefuses(t *testing.T) {
 		"another kind": {
 			"apiVersion: apps/v1\nkind: pod\nmetadata: {name: a}\nspec: {containers: [{name: c}]}",
 			[]string{`apiVersion: want v1, got "apps/v1"`, `kind: want Pod, got "pod"; did you mean Pod?`},
+		},
+		"resource claims": {
+			spec("{containers: [{name: c, resources: {claims: [{name: gpu}]}}], resourceClaims: [{name: gpu}]}"),
+			[]string{
+				"spec.resourceClaims: the device manager has no dynamic resource allocation: request devices as limits",
+			},
+		},
+		"a generated name": {
+			"apiVersion: v1\nkind: Pod\nmetadata: {generateName: a-}\nspec: {containers: [{name: c}]}",
+			[]string{
+				"metadata.generateName: only an API server makes a name of it: write metadata.name",
+				"metadata.name: it is missing",
+			},
+		},
+		"a workload": {
+			"apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\nspec: {replicas: 1}",
+			[]string{"kind Deployment: only a cluster makes pods of it: admit a pod with the spec of its template " +
+				"(spec.template.spec), kind Pod and a name"},
+		},
+		"a list": {
+			"apiVersion: v1\nkind: List\nitems: []", []string{"kind List: admit its pods one by one"},
 		},
 		"two documents": {head + "---\n" + head, []string{"more than one YAML document"}},
 		"unknown fields": {
