@@ -47,7 +47,9 @@ type watchers struct {
 	unbind  func(address string) bool
 	leaving func() []string // GPUs that are already being unbound, by PCI address
 	gpus    map[string]bool // by UUID
-	length  time.Duration   // of a wait for an event
+	// handles has the UUIDs of the GPUs by nvml.Device: an event set can also return events of other GPUs.
+	handles sync.Map
+	length  time.Duration // of a wait for an event
 	running sync.WaitGroup
 	stop    chan struct{} // closed to stop the goroutines
 	ended   chan struct{} // closed when all goroutines have ended
@@ -181,7 +183,7 @@ func (w *watchers) sourceEvent(uuid string, err error) gpu.Event {
 // receiveUntilError creates an event set for the GPU and receives its events. It reports nil once a wait for events
 // has succeeded, and an error while the driver does not answer. It returns nil only if it was stopped.
 func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
-	set, dev, err := w.newSet(uuid)
+	set, err := w.newSet(uuid)
 	if err != nil {
 		return err
 	}
@@ -200,7 +202,7 @@ func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 			select {
 			case <-c.done: // the event may be the XID at which the driver stalled
 			case <-w.stop:
-				go w.receiveLate(uuid, c)
+				go w.receiveLate(c)
 				return nil
 			}
 		}
@@ -212,7 +214,7 @@ func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 			return c.err
 		default:
 			report(nil)
-			w.receiveOne(uuid, dev, &got)
+			w.receiveOne(&got)
 		}
 	}
 	return nil
@@ -229,48 +231,48 @@ func (w *watchers) wait(
 
 // receiveLate passes on the event of an abandoned wait that returns after watching has stopped. It makes no calls,
 // since the library may then be closed, which frees the set.
-func (w *watchers) receiveLate(uuid string, c *call) {
+func (w *watchers) receiveLate(c *call) {
 	<-c.done
 	got, _ := c.answer.(nvml.EventData)
-	if ev, ok := w.event(uuid, &got); ok && c.err == nil {
+	if c.err != nil {
+		return
+	}
+	if ev, ok := w.event(&got); ok {
 		w.receive(ev)
 	}
 }
 
 // newSet creates an event set for the events of a GPU.
-func (w *watchers) newSet(uuid string) (nvml.EventSet, nvml.Device, error) {
-	type result struct {
-		set nvml.EventSet
-		dev nvml.Device
-	}
+func (w *watchers) newSet(uuid string) (nvml.EventSet, error) {
 	l := w.library
-	r, err := askWithin(w, eventsSubject(uuid), eventSetLimit, func(c *call) (r result, err error) {
-		if r.dev, err = l.deviceByUUID(c, uuid); err != nil {
-			return r, err
-		}
-		supported, err := invoke(l, c, "nvmlDeviceGetSupportedEventTypes", r.dev.GetSupportedEventTypes)
+	return askWithin(w, eventsSubject(uuid), eventSetLimit, func(c *call) (set nvml.EventSet, err error) {
+		dev, err := l.deviceByUUID(c, uuid)
 		if err != nil {
-			return r, err
+			return nil, err
+		}
+		w.handles.Store(dev, uuid)
+		supported, err := invoke(l, c, "nvmlDeviceGetSupportedEventTypes", dev.GetSupportedEventTypes)
+		if err != nil {
+			return nil, err
 		}
 		var wanted uint64
 		for kind := range eventKinds {
 			wanted |= kind & supported
 		}
 		if wanted&nvml.EventTypeXidCriticalError == 0 {
-			return r, errNoXIDs
+			return nil, errNoXIDs
 		}
-		if r.set, err = invoke(l, c, "nvmlEventSetCreate", l.api.EventSetCreate); err != nil {
-			return r, err
+		if set, err = invoke(l, c, "nvmlEventSetCreate", l.api.EventSetCreate); err != nil {
+			return nil, err
 		}
 		_, err = invoke(l, c, "nvmlDeviceRegisterEvents", noValue(func() nvml.Return {
-			return r.dev.RegisterEvents(wanted, r.set)
+			return dev.RegisterEvents(wanted, set)
 		}))
 		if err != nil {
-			_ = r.set.Free()
+			_ = set.Free()
 		}
-		return r, err
+		return set, err
 	})
-	return r.set, r.dev, err
 }
 
 func eventsSubject(uuid string) string { return "events of " + uuid }
@@ -284,13 +286,13 @@ func askWithin[T any](w *watchers, subject string, limit time.Duration, work fun
 
 // receiveOne passes an event on with the driver's recovery action. Reading the action has its own subject: if that
 // call were abandoned, the next wait for events would get its answer.
-func (w *watchers) receiveOne(uuid string, dev nvml.Device, e *nvml.EventData) {
-	ev, ok := w.event(uuid, e)
+func (w *watchers) receiveOne(e *nvml.EventData) {
+	ev, ok := w.event(e)
 	if !ok {
 		return
 	}
-	action, err := askWithin(w, "recovery action of "+uuid, recoveryLimit, func(c *call) (int, error) {
-		return w.library.recoveryAction(c, dev)
+	action, err := askWithin(w, "recovery action of "+ev.GPU, recoveryLimit, func(c *call) (int, error) {
+		return w.library.recoveryAction(c, e.Device)
 	})
 	if err == nil {
 		ev.RecoveryAction = action
@@ -298,9 +300,15 @@ func (w *watchers) receiveOne(uuid string, dev nvml.Device, e *nvml.EventData) {
 	w.receive(ev)
 }
 
-// event converts an event, without the recovery action, and reports whether its kind is to be received.
-func (w *watchers) event(uuid string, e *nvml.EventData) (gpu.Event, bool) {
+// event converts an event, without the recovery action. It reports whether the event has a kind that is to be received,
+// and is of a GPU that is watched.
+func (w *watchers) event(e *nvml.EventData) (gpu.Event, bool) {
 	kind, ok := eventKinds[e.EventType]
+	known, isWatched := w.handles.Load(e.Device)
+	if !ok || !isWatched {
+		return gpu.Event{}, false
+	}
+	uuid, _ := known.(string)
 	ev := gpu.Event{
 		GPU: uuid, GPUInstance: instance(e.GpuInstanceId), ComputeInstance: instance(e.ComputeInstanceId), Kind: kind,
 		RecoveryAction: gpu.NoRecoveryAction,
@@ -311,7 +319,7 @@ func (w *watchers) event(uuid string, e *nvml.EventData) (gpu.Event, bool) {
 	if kind == gpu.EventXID {
 		ev.XID = e.EventData
 	}
-	return ev, ok
+	return ev, true
 }
 
 // instance converts the ID of an instance in an event, where all bits are set for none.

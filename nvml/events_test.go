@@ -479,7 +479,10 @@ func TestEventsOfAnOldDriverNameNoInstance(t *testing.T) {
 	session.library.has = func(function string) bool { return function == "nvmlEventSetWait" }
 	var got gpu.Event
 	w := &watchers{library: session.library, receive: func(e gpu.Event) { got = e }}
-	w.receiveOne("GPU-1", device(server, 1), &nvml.EventData{EventType: nvml.EventTypeXidCriticalError, EventData: 31})
+	w.handles.Store(device(server, 1), "GPU-1")
+	w.receiveOne(&nvml.EventData{
+		Device: device(server, 1), EventType: nvml.EventTypeXidCriticalError, EventData: 31,
+	})
 	want := gpu.Event{
 		GPU: "GPU-1", GPUInstance: gpu.NoInstance, ComputeInstance: gpu.NoInstance, Kind: gpu.EventXID, XID: 31,
 		RecoveryAction: gpu.NoRecoveryAction,
@@ -497,12 +500,37 @@ func TestAGPUWithoutXIDsIsReported(t *testing.T) {
 	d.RegisterEventsFunc = func(uint64, nvml.EventSet) nvml.Return { return nvml.SUCCESS }
 	server.EventSetCreateFunc = func() (nvml.EventSet, nvml.Return) { return &mock.EventSet{}, nvml.SUCCESS }
 	w := &watchers{library: session.library}
-	if _, _, err := w.newSet(d.UUID); !errors.Is(err, errNoXIDs) {
+	if _, err := w.newSet(d.UUID); !errors.Is(err, errNoXIDs) {
 		t.Errorf("the error is %v, want %v", err, errNoXIDs)
 	}
 	d.GetSupportedEventTypesFunc = func() (uint64, nvml.Return) { return nvml.EventTypeXidCriticalError, nvml.SUCCESS }
-	if _, _, err := w.newSet(d.UUID); err != nil {
+	if _, err := w.newSet(d.UUID); err != nil {
 		t.Error(err)
+	}
+}
+
+// The set of a GPU can return events of others: the device in the event decides.
+func TestAnEventIsOfTheDeviceThatItNames(t *testing.T) {
+	session, server := openMock(t)
+	server.EventSetCreateFunc = func() (nvml.EventSet, nvml.Return) { return &mock.EventSet{}, nvml.SUCCESS }
+	w := &watchers{library: session.library}
+	for _, i := range []int{5, 6} {
+		d := device(server, i)
+		d.GetSupportedEventTypesFunc = func() (uint64, nvml.Return) { return nvml.EventTypeXidCriticalError, nvml.SUCCESS }
+		d.RegisterEventsFunc = func(uint64, nvml.EventSet) nvml.Return { return nvml.SUCCESS }
+		if _, err := w.newSet(d.UUID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got []string
+	for _, i := range []int{6, 5, 4} { // GPU 4 is not watched
+		e := nvml.EventData{Device: device(server, i), EventType: nvml.EventTypeXidCriticalError, EventData: 79}
+		if ev, ok := w.event(&e); ok {
+			got = append(got, ev.GPU)
+		}
+	}
+	if want := []string{device(server, 6).UUID, device(server, 5).UUID}; !slices.Equal(got, want) {
+		t.Errorf("the events are of %v, want %v", got, want)
 	}
 }
 
