@@ -185,24 +185,32 @@ func driverOf(config *oci.Spec) string {
 
 // inOldOrder returns before if after has the same elements in any order, and otherwise after.
 func inOldOrder[T any](before, after []T) []T {
-	rest := slices.Clone(after)
+	if len(before) != len(after) {
+		return after
+	}
+	left := make(map[string]int, len(after))
+	for _, a := range after {
+		left[keyOf(a)]++
+	}
 	for _, b := range before {
-		i := slices.IndexFunc(rest, func(a T) bool { return reflect.DeepEqual(a, b) })
-		if i < 0 {
+		key := keyOf(b)
+		if left[key] == 0 {
 			return after
 		}
-		rest = slices.Delete(rest, i, i+1)
-	}
-	if len(rest) > 0 {
-		return after
+		left[key]--
 	}
 	return before
 }
 
 // appendNew appends the elements of more that are missing in list.
 func appendNew[T any](list, more []T) []T {
+	has := make(map[string]bool, len(list))
+	for _, e := range list {
+		has[keyOf(e)] = true
+	}
 	for _, m := range more {
-		if !slices.ContainsFunc(list, func(e T) bool { return reflect.DeepEqual(e, m) }) {
+		if key := keyOf(m); !has[key] {
+			has[key] = true
 			list = append(list, m)
 		}
 	}

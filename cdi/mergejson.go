@@ -182,7 +182,8 @@ func mergeList(original, before, after []any) []any {
 	return list
 }
 
-// keyOf returns equal keys for equal values. The values come from decodeJSON, so encoding them cannot fail.
+// keyOf returns equal keys for equal values. The values were decoded from JSON, so encoding them cannot fail. A
+// configuration can have tens of thousands of values, so they are not compared one by one.
 func keyOf(v any) string {
 	data, _ := json.Marshal(v)
 	return string(data)

@@ -119,11 +119,20 @@ func fill(c *oci.Spec) {
 	}
 }
 
-// added returns the elements of after that before does not have.
+// added returns the elements of after that before does not have. A container can have tens of thousands of variables
+// and mounts, so they are not compared one by one.
 func added[T any](before, after []T) []T {
-	return slices.DeleteFunc(slices.Clone(after), func(a T) bool {
-		return slices.ContainsFunc(before, func(b T) bool { return reflect.DeepEqual(a, b) })
-	})
+	had := make(map[string]bool, len(before))
+	for _, b := range before {
+		had[keyOf(b)] = true
+	}
+	return slices.DeleteFunc(slices.Clone(after), func(a T) bool { return had[keyOf(a)] })
+}
+
+// keyOf returns equal keys for equal parts of a configuration. They were decoded from JSON, so encoding cannot fail.
+func keyOf(part any) string {
+	data, _ := json.Marshal(part)
+	return string(data)
 }
 
 func (p *plan) addNode(d oci.LinuxDevice) error {

@@ -150,6 +150,29 @@ func TestPlanOfASmallConfig(t *testing.T) {
 	}
 }
 
+// Service variables of Kubernetes alone can be tens of thousands. Comparing each with all others takes minutes.
+func TestPlanOfALargeConfig(t *testing.T) {
+	many := func(config *oci.Spec) {
+		for i := range 20_000 {
+			config.Process.Env = append(config.Process.Env, fmt.Sprintf("SERVICE_%d_PORT=tcp://10.0.0.1:%d", i, i))
+			config.Mounts = append(config.Mounts, oci.Mount{
+				Destination: fmt.Sprintf("/volumes/%d", i), Source: fmt.Sprintf("/host/%d", i), Type: "bind",
+				Options: []string{"bind"},
+			})
+		}
+	}
+	_, before := configs(t, many)
+	_, after := configs(t, func(config *oci.Spec) {
+		many(config)
+		config.Process.Env = append(config.Process.Env, "A=b")
+		config.Linux.Devices = append(config.Linux.Devices, device("/dev/nvidia0", "c", 195, 0))
+	})
+	p, err := makePlan(before, after)
+	if err != nil || len(p.nodes) != 1 || len(p.mounts) != 0 || len(p.variables) != 1 {
+		t.Errorf("%d nodes, %d mounts, variables %v, error %v", len(p.nodes), len(p.mounts), p.variables, err)
+	}
+}
+
 func TestPlanRefuses(t *testing.T) {
 	const not = ": it cannot be added to a container that already exists"
 	addMount := func(m oci.Mount) func(*oci.Spec) {
