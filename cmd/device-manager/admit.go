@@ -22,7 +22,7 @@ import (
 type admitOptions struct {
 	cli.Output
 	manifest, container, bundle string
-	start                       bool
+	start, quote                bool
 }
 
 func (a *app) admitCommand() *cobra.Command {
@@ -40,7 +40,10 @@ a kubelet starts containers, and -o json and yaml have the containers' run optio
 annotations and CDI names.
 
 The formats podman, docker and nerdctl imply --start for one container, and print its run options as arguments of these
-engines. The format oci puts them into the config.json in --bundle, for runc and others. If the pod has several
+engines, for $(...). A value that a shell would split or expand is an error; with --quote the arguments are quoted for
+eval "podman run $(device-manager admit --quote ...) IMAGE".
+
+The format oci puts the run options into the config.json in --bundle, for runc and others. If the pod has several
 containers, name one with --container.`,
 		Example: `  device-manager admit -f pod.yaml
   podman run --rm $(device-manager admit -f pod.yaml -o podman) docker.io/library/debian nvidia-smi -L
@@ -53,6 +56,7 @@ containers, name one with --container.`,
 	f.StringVarP(&o.manifest, "filename", "f", "", "`file` with the manifest; - is standard input")
 	f.BoolVar(&o.start, "start", false, "prepare the start of the containers, and print their run options")
 	f.StringVar(&o.container, "container", "", "`name` of the only container that is prepared")
+	f.BoolVar(&o.quote, "quote", false, "quote the arguments of -o podman, docker and nerdctl for a shell's eval")
 	f.StringVar(&o.bundle, "bundle", "", "`directory` of the bundle for -o oci, which holds config.json")
 	_ = cmd.MarkFlagRequired("filename")
 	_ = cmd.MarkFlagFilename("filename", "yaml", "yml", "json")
@@ -78,6 +82,8 @@ func (o *admitOptions) containers(p model.Pod) ([]string, error) {
 	switch {
 	case (o.Format == formatOCI) != (o.bundle != ""):
 		return nil, errors.New("-o oci and --bundle DIR go together")
+	case o.quote && !o.forEngine():
+		return nil, fmt.Errorf("--quote is for -o %s", strings.Join(arguments.Engines(), ", "))
 	case o.container != "" && !o.forOne() && !o.start:
 		return nil, errors.New("--container needs --start or an output format for an engine")
 	case o.container != "" && !slices.Contains(names, o.container):
@@ -164,7 +170,7 @@ func (a *app) startAdmitted(
 	case o.Format == formatOCI:
 		return a.injectRunOptions(o.bundle, result.RunOptions[starts[0]])
 	case o.forEngine():
-		return a.printArguments(o.Format, result.RunOptions[starts[0]])
+		return a.printArguments(o.Format, result.RunOptions[starts[0]], o.quote)
 	}
 	return o.Print(a.Stdout, admittedView(result))
 }

@@ -17,20 +17,32 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// printArguments prints run options as one line of arguments for a container engine.
-func (a *app) printArguments(engine string, run model.RunOptions) error {
+// errNeedsQuotes means that a shell would split an argument, or expand it to names of files.
+var errNeedsQuotes = errors.New("it has a blank, a line break or one of *?[, so $(...) would not pass it on as it is")
+
+// printArguments prints run options as one line of arguments for a container engine: for $(...), or quoted for eval.
+// The values come from plugins, and one with blanks would become several arguments, such as --privileged.
+func (a *app) printArguments(engine string, run model.RunOptions, quote bool) error {
 	args, err := arguments.For(engine, run)
 	if err != nil {
 		return err
 	}
 	line := wording.Line(args)
-	if line != strings.Join(args, " ") {
-		a.Log.Warn("some arguments are quoted; pass them through eval: " +
-			`eval "` + engine + ` run $(device-manager admit ...) IMAGE"`)
+	if !quote {
+		line = strings.Join(args, " ")
+	}
+	for _, arg := range args {
+		if !quote && strings.ContainsAny(arg, " \t\r\n\v\f*?[") {
+			return cli.With(cli.Failure, `use --quote with eval: eval "`+engine+` run $(device-manager admit --quote ...) IMAGE"`,
+				fmt.Errorf("argument %q: %w", wording.Shorten(arg, maxShown), errNeedsQuotes))
+		}
 	}
 	_, err = fmt.Fprintln(a.Stdout, line)
 	return err
 }
+
+// maxShown bounds an argument in a message, in bytes.
+const maxShown = 100
 
 // injectRunOptions adds a container's run options to a bundle. It injects the CDI devices that plugins return as names
 // and those that they return in annotations for engines.
