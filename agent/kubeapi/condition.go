@@ -158,6 +158,21 @@ func (c *conditions) send(ctx context.Context) (time.Duration, error) {
 	case next == c.sent && pause < c.timing.heartbeat:
 		return c.timing.heartbeat - pause, nil
 	}
+	return c.timing.heartbeat, c.patch(ctx, next, now)
+}
+
+// sendLast sends the condition if it has changed, however short ago the last one was sent.
+func (c *conditions) sendLast(ctx context.Context) error {
+	c.mu.Lock()
+	next := c.last
+	c.mu.Unlock()
+	if next == c.sent {
+		return nil
+	}
+	return c.patch(ctx, next, time.Now())
+}
+
+func (c *conditions) patch(ctx context.Context, next condition, now time.Time) error {
 	sent := next
 	sent.LastHeartbeat, sent.LastTransition = seconds(now), seconds(next.LastTransition)
 	var patch struct {
@@ -169,10 +184,10 @@ func (c *conditions) send(ctx context.Context) (time.Duration, error) {
 	patch.Status.Conditions = []condition{sent}
 	path := "/api/v1/nodes/" + url.PathEscape(c.node) + "/status"
 	if err := c.do(ctx, http.MethodPatch, path, asStrategicMerge, patch); err != nil {
-		return 0, fmt.Errorf("set the condition %s of node %s: %w", ConditionType, c.node, err)
+		return fmt.Errorf("set the condition %s of node %s: %w", ConditionType, c.node, err)
 	}
 	c.sent, c.at = next, now
-	return c.timing.heartbeat, nil
+	return nil
 }
 
 // seconds rounds a time as the API server does.

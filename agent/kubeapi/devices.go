@@ -74,6 +74,8 @@ func (d *device) eventSince(before health.Status) (e event, changed bool) {
 			e.kind = warning
 		}
 		return e, true
+	case d.State == health.Unhealthy && before.State == health.Unhealthy && d.Reason == health.NotAnswering:
+		return event{}, false // for a moment while its library is opened again
 	case d.State == health.Unhealthy:
 		return event{warning, "GPUUnhealthy", d.sentence()}, true
 	case d.State == health.Healthy:

@@ -16,6 +16,8 @@ func TestEventsAreThoseThatAPersonCaresAbout(t *testing.T) {
 	suspect := at(0, health.Suspect, "XID 74 (NVLink error)", health.Probe)
 	recovering := at(0, health.Recovering, "XID 95 (uncontained ECC error)", health.Reset)
 	cordoned := at(0, health.Cordoned, "cordoned: a fan is loud", health.None)
+	lost := at(0, health.Unhealthy, "the driver has lost it", health.None)
+	silent := at(0, health.Unhealthy, health.NotAnswering, health.None)
 	unhealthy := event{warning, "GPUUnhealthy", "GPU 0 is unhealthy: XID 95 (uncontained ECC error); it needs a reset"}
 	again := event{normal, "GPUHealthy", "GPU 0 is healthy again"}
 	ofMIG := event{
@@ -37,6 +39,14 @@ func TestEventsAreThoseThatAPersonCaresAbout(t *testing.T) {
 		},
 		"a relapse is no news": {
 			[]node.State{stateOf(good), stateOf(bad), stateOf(recovering), stateOf(bad)}, []event{unhealthy},
+		},
+		"a lost GPU does not answer for a moment while it comes back": {
+			[]node.State{stateOf(good), stateOf(lost), stateOf(silent), stateOf(recovering), stateOf(good)},
+			[]event{{warning, "GPUUnhealthy", "GPU 0 is unhealthy: the driver has lost it"}, again},
+		},
+		"a GPU that does not answer": {
+			[]node.State{stateOf(good), stateOf(silent)},
+			[]event{{warning, "GPUUnhealthy", "GPU 0 is unhealthy: it does not answer"}},
 		},
 		"another fault is": {[]node.State{stateOf(good), stateOf(bad), stateOf(worse)}, []event{unhealthy, {
 			warning, "GPUUnhealthy", "GPU 0 is unhealthy: XID 79 (GPU has fallen off the bus); it needs a reboot of the node",

@@ -38,18 +38,20 @@ type Options struct {
 // timing has the intervals and time limits of requests.
 type timing struct {
 	request time.Duration // limit of a request, including its connection
-	// firstPause follows the first failure, and longestPause many failures.
+	// firstPause follows the first failure, and longestPause many failures; each is made up to half shorter or longer.
 	firstPause, longestPause time.Duration
 	// heartbeat is the longest time between two reports of the condition, and between the shortest.
 	heartbeat, between time.Duration
 	distance           time.Duration // between two requests for Events after a burst
+	last               time.Duration // limit of the last reports, after Run's context has ended
 }
 
 var defaultTiming = timing{
 	request:    10 * time.Second,
-	firstPause: time.Second, longestPause: 5 * time.Minute,
+	firstPause: time.Second, longestPause: 20 * time.Second,
 	heartbeat: 5 * time.Minute, between: 5 * time.Second,
 	distance: 10 * time.Second,
+	last:     5 * time.Second,
 }
 
 // request sends an object to the API server and returns nil if the server accepted it. It is client.do.
@@ -133,7 +135,8 @@ func (r *Reporter) WasReset(name string) {
 	}
 }
 
-// Run sends the queued reports until ctx ends.
+// Run sends the queued reports until ctx ends, and then what is still queued: otherwise the node would keep an earlier
+// condition, such as that a GPU is recovering, until the next start.
 func (r *Reporter) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	if r.events != nil {
@@ -143,7 +146,30 @@ func (r *Reporter) Run(ctx context.Context) error {
 		running.Go(func() { r.sendLoop(ctx, "the node condition "+ConditionType, r.conditions.wake, r.conditions.send) })
 	}
 	running.Wait()
+	r.sendLast(ctx)
 	return nil
+}
+
+// sendLast sends what is still queued after the end of ctx.
+func (r *Reporter) sendLast(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timing.last)
+	defer cancel()
+	var sending sync.WaitGroup
+	send := func(what string, err error) {
+		if err != nil {
+			r.log.Warn(what + " was not reported to the API server at the end: " + wording.Shorten(err.Error(), maxMessage))
+		}
+	}
+	if r.events != nil {
+		sending.Go(func() {
+			_, err := r.events.send(ctx)
+			send("an Event", err)
+		})
+	}
+	if r.conditions != nil {
+		sending.Go(func() { send("the last condition", r.conditions.sendLast(ctx)) })
+	}
+	sending.Wait()
 }
 
 // sendLoop calls send when it is woken and when the time that send returned is over, until ctx ends. After an error it

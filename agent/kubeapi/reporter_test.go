@@ -44,6 +44,7 @@ var quick = timing{
 	firstPause: 5 * time.Millisecond, longestPause: 20 * time.Millisecond,
 	heartbeat: time.Hour, between: time.Millisecond,
 	distance: time.Millisecond,
+	last:     5 * time.Second,
 }
 
 // reporting returns a Reporter that runs until the test ends, and what it logs.
@@ -151,6 +152,31 @@ func TestTheAPIServerGetsEventsAndTheCondition(t *testing.T) {
 }
 
 // A bad API server keeps nothing from going on, is not asked in a loop, and gets the last state when it works again.
+// What has changed right before the end is reported although the next report is not due yet.
+func TestTheLastStateIsReportedAtTheEnd(t *testing.T) {
+	t.Parallel()
+	api := apiservertest.New(t)
+	slow := quick
+	slow.between, slow.distance = time.Hour, time.Hour
+	r := New(Options{
+		Events: true, Condition: true, Credentials: api.Dir, Env: api.Env(), Log: slog.New(slog.DiscardHandler), timing: slow,
+	})
+	ctx, end := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	r.Publish(stateOf(good, bad))
+	awaitStatus(t, api, "False")
+	r.Publish(stateOf(good, good))
+	end()
+	testenv.Must(t, <-done)
+	if c := api.Condition(ConditionType); c.Status != "True" {
+		t.Errorf("after the end the condition is %+v", c)
+	}
+	if list := api.Events(); len(list) != 1 || list[0].Message != "GPU 1 is healthy again" {
+		t.Errorf("after the end the Events are %+v", list)
+	}
+}
+
 func TestABadAPIServer(t *testing.T) {
 	t.Parallel()
 	fail := func(code int, message string) http.HandlerFunc {
