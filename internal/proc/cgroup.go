@@ -61,7 +61,12 @@ func isContainer(name string) bool {
 func (c Cgroups) InContainer() bool { return slices.ContainsFunc(c, Cgroup.inContainer) }
 
 func (c Cgroup) inContainer() bool {
-	return slices.ContainsFunc(strings.Split(c.Path, "/"), func(name string) bool {
+	names := strings.Split(c.Path, "/")
+	if last := len(names) - 1; strings.HasPrefix(names[last], "libpod-conmon-") {
+		// The monitor of a podman container is a program of the host, in the slice of all its containers.
+		names = slices.DeleteFunc(names[:last], func(name string) bool { return name == "machine.slice" })
+	}
+	return slices.ContainsFunc(names, func(name string) bool {
 		return isContainer(name) || strings.Contains(name, "kubepods") || slices.ContainsFunc(
 			[]string{"docker", "libpod", "lxc", "machine"},
 			func(prefix string) bool { return strings.HasPrefix(name, prefix) })

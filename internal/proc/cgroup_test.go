@@ -33,6 +33,9 @@ func FuzzParseCgroups(f *testing.F) {
 		"0::/kubepods.slice/docker-" + id + ".scope/x (deleted)\n":          true,
 		"0::/kubepods/pod1/" + id + "/docker/" + id:                         true,
 		"0::/x-0-" + id + ".scope\n0::/-" + id:                              false,
+		"0::/machine.slice/libpod-" + id + ".scope/x":                       true,
+		"0::/machine.slice/libpod-conmon-" + id + ".scope":                  false,
+		"0::/machine.slice/libpod-" + id + ".scope/libpod-conmon-x.scope":   true,
 		"0::/system.slice/sshd.service\n":                                   false,
 		"0::/" + id + "0\n0::/x" + id + "\n0::/" + strings.ToUpper("0a"+id): false,
 	} {
