@@ -14,10 +14,10 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// compatDir is where CUDA images have the user-mode driver of their CUDA version.
+// compatDir is the directory in CUDA images with the user-mode driver of the image's CUDA version.
 const compatDir = "/usr/local/cuda/compat"
 
-// maxCompatFiles bounds the listing of compatDir; real ones have about 10.
+// maxCompatFiles bounds the listing of compatDir. Real directories have about 10 files.
 const maxCompatFiles = 1000
 
 // findCompat returns the libraries of the image's own user-mode driver, if it is newer than the host's and works with
@@ -67,8 +67,8 @@ func findCompat(root *rootfs.Root, args *hookargs.CreateContainer) ([]hookargs.L
 }
 
 // isCompatible reports whether a libcuda works with the host's driver. Since CUDA 12.9 libcuda has a note with the
-// branches of the kernel driver that it supports. Without the note, the rule is that of NVIDIA's toolkit: a newer
-// branch.
+// branches of the kernel driver that it supports. Without the note, libcuda's branch must be newer than the driver's,
+// which is the rule of NVIDIA's toolkit.
 func isCompatible(root *rootfs.Root, libcuda string, own, driver []int) (bool, error) {
 	const section, owner = ".note.cuda.fwd_compatibility", "NVIDIA Corporation"
 	f, err := root.OpenFile(libcuda)

@@ -38,7 +38,7 @@ func findNodes(root *rootfs.Root, gpus []hookargs.DRI) map[string]bool {
 	return nodes
 }
 
-// driLinks returns links in /dev/dri/by-path to the container's device nodes, like those that udev makes on a host.
+// driLinks returns links in /dev/dri/by-path to the container's device nodes, with the names that udev uses on a host.
 func driLinks(gpus []hookargs.DRI, nodes map[string]bool) []hookargs.Link {
 	var links []hookargs.Link
 	for _, gpu := range gpus {
@@ -113,8 +113,8 @@ func readParams(root *rootfs.Root, h host.Host) ([]byte, error) {
 	return data, err
 }
 
-// maskParams turns ModifyDeviceFiles off. Otherwise the driver's libraries would create device nodes for GPUs that the
-// container was not given. The result is nil if it is already off.
+// maskParams returns the driver's parameters with ModifyDeviceFiles off, or nil if it is already off. With it on, the
+// driver's libraries would create device nodes for GPUs that the container was not given.
 func maskParams(data []byte) []byte {
 	const on, off = "ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0"
 	lines := bytes.Split(data, []byte("\n"))

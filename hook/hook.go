@@ -4,18 +4,18 @@
 //
 // [CreateContainer] works in four steps:
 //
-//  1. openRoot finds the root in the OCI state, opens it once, and checks that it is a container's (root.go).
+//  1. openRoot finds the root in the OCI state, opens it once, and checks that it is a container's root (root.go).
 //  2. observe reads everything that the result depends on.
 //  3. makePlan decides what to write. It is a pure function (loader.go, compat.go, devices.go).
 //  4. apply writes: symbolic links, files, and mounts over files.
 //
 // A second run finds the result of the first and changes nothing.
 //
-// The root belongs to the image, which is hostile. Paths in it are opened only through hook/rootfs. The hook
-// executes and mounts no file of the root, and every parser is bounded and fuzzed. The hook writes only data from its
-// arguments or from files on the root's own mount, and of these only what parses: valid entries of a loader cache,
-// directories of a search path. So a link in the image to a Secret, a volume or a file of /sys does not expose that
-// file's content. Only the CDI spec decides which devices a container gets, never the image.
+// The root belongs to the image, which is hostile. Paths in it are opened only through hook/rootfs. The hook executes
+// and mounts no file of the root, and every parser is bounded and fuzzed. The hook writes only data from its arguments
+// or from files on the root's own mount. From those files it writes only what it could parse: valid entries of a
+// loader cache, and directories of a search path. So a link in the image to a Secret, a volume or a file of /sys does
+// not expose that file's content. Only the CDI spec decides which devices a container gets, never the image.
 //
 // Programs must find the driver's libraries:
 //
@@ -45,8 +45,8 @@ import (
 	"gpu-cdi-plugin/internal/ldcache"
 )
 
-// CreateContainer prepares the root of the container with an OCI state. The process must be in the container's mount
-// namespace, before it pivots to the root; h has the host's paths.
+// CreateContainer prepares the root of the container that the OCI state describes. The process must be in the
+// container's mount namespace, before that is pivoted to the root; h has the host's paths.
 //
 // Warnings are problems with which the container can start: a damaged cache that was replaced, a link that could not
 // be made. An error means that the container would not work, or that its root was not found.
@@ -59,7 +59,7 @@ func CreateContainer(args *hookargs.CreateContainer, state *State, h host.Host) 
 	return Prepare(args, root, h)
 }
 
-// Prepare is CreateContainer for an open root, which must be that of a container. The results are the same.
+// Prepare does what CreateContainer does, for an open root, which must be a container's root.
 func Prepare(args *hookargs.CreateContainer, root *rootfs.Root, h host.Host) (warnings []error, err error) {
 	arch, err := archFor(goarch)
 	if err != nil {
@@ -72,9 +72,10 @@ func Prepare(args *hookargs.CreateContainer, root *rootfs.Root, h host.Host) (wa
 	return slices.DeleteFunc(warnings, func(warning error) bool { return warning == nil }), err
 }
 
-// observation has everything that the plan depends on besides the arguments.
+// observation has everything besides the arguments that the plan depends on.
 type observation struct {
-	// libraries are the driver's libraries that exist in the root. compat are the image's own, which replace them.
+	// libraries are the driver's libraries that exist in the root. compat are the image's own libraries, which replace
+	// them.
 	libraries, compat []hookargs.Library
 	// glibc and musl report which dynamic loaders the image has.
 	glibc, musl bool
@@ -95,13 +96,13 @@ type observation struct {
 type content struct {
 	data []byte
 	err  error
-	// cover is the content of a file mounted over this one, perhaps by an earlier run of the hook. It may be a Secret,
-	// so it is only compared with what the hook would write.
+	// cover is the content of a file that is mounted over this one, perhaps by an earlier run of the hook. The mounted
+	// file may be a Secret, so its content is only compared with what the hook would write.
 	cover []byte
 }
 
-// observe reads what the arguments need. A problem affects only the part of the work that it concerns. Some of the
-// warnings may be nil.
+// observe reads what the arguments need. A file that cannot be read is a warning, or affects only its part of the
+// plan. Some of the warnings may be nil.
 func observe(args *hookargs.CreateContainer, root *rootfs.Root, h host.Host, a arch) (*observation, []error) {
 	var compatErr, minorsErr, paramsErr error
 	seen := &observation{nodes: findNodes(root, args.DRI)}
@@ -143,11 +144,11 @@ func read(root *rootfs.Root, name string, limit int64) content {
 // plan has all changes of the root.
 type plan struct {
 	links []hookargs.Link
-	// loaderFiles make the dynamic loaders find the libraries. Without them a container may be useless.
+	// loaderFiles make the dynamic loaders find the libraries. Without these files programs may not find them.
 	loaderFiles []loaderFile
-	// files are less important than loaderFiles.
+	// files may be missing: programs work without them.
 	files []file
-	// masks are mounted over files of the container.
+	// masks are files that are mounted over files of the container.
 	masks    []file
 	warnings []error
 }
@@ -200,7 +201,8 @@ func (p *plan) apply(root *rootfs.Root) (warnings []error, err error) {
 	return warnings, errors.Join(lost...)
 }
 
-// makeLinks makes as many links as possible. In a read-only root all fail, so only the first error is returned.
+// makeLinks makes as many links as possible. In a read-only root none can be made, so only the first error is
+// returned.
 func makeLinks(links []hookargs.Link, root *rootfs.Root) error {
 	var first error
 	failed := 0

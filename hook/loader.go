@@ -16,19 +16,20 @@ import (
 
 const (
 	cachePath = "/etc/ld.so.cache"
-	// generator names the hook in a cache that the image did not have; ldconfig -p prints the name.
+	// generator is the generator's name in a cache for an image that had none; ldconfig -p prints the name.
 	generator = "prestart-hook of gpu-cdi-plugin"
-	// configDir has ldconfig's configuration. The directories of the first file by name come first.
+	// configDir has the files that configure ldconfig. ldconfig reads them in the order of their names, so the
+	// directories in configName are searched first.
 	configDir, configName = "/etc/ld.so.conf.d", "00-gpu-cdi-plugin.conf"
 )
 
 const (
-	// muslDefault is musl's search path without a path file.
+	// muslDefault is musl's search path if there is no file with one.
 	muslDefault = "/lib:/usr/local/lib:/usr/lib"
 
 	maxMuslPath = 1 << 16 // bytes
 	maxMuslDirs = 100     // several times what real search paths have
-	maxDir      = 4095    // bytes, PATH_MAX less the NUL
+	maxDir      = 4095    // bytes; PATH_MAX without the NUL
 )
 
 const goarch = runtime.GOARCH
@@ -60,13 +61,13 @@ type loaderFile struct {
 	libraries []hookargs.Library
 	// defaultDirs are the directories that the loader searches without the file.
 	defaultDirs []string
-	// config is also written, so that ldconfig in the container adds the libraries to the file again. Its path is
-	// empty if it is not needed.
+	// config is the ldconfig configuration that is written too, so that the libraries stay in the cache if the
+	// container runs ldconfig. Its path is empty if no configuration is written.
 	config file
 }
 
-// checkOptional returns an error if programs cannot find a library without the file. Libraries in a subdirectory, such
-// as vdpau/, are loaded by path and need not be found.
+// checkOptional returns an error if programs would not find a library without the file. Libraries in a subdirectory,
+// such as vdpau/, are loaded by path and need not be found.
 func (f loaderFile) checkOptional(root *rootfs.Root) error {
 	var lost []string
 	for _, lib := range f.libraries {
@@ -94,8 +95,8 @@ func isSubdirectory(dir string, libs []hookargs.Library) bool {
 	})
 }
 
-// glibcDirs returns the directories of libraries that glibc searches by default: libc's own directory, with or without
-// a leading /usr. Which others it searches depends on the distribution.
+// glibcDirs returns those of the libraries' directories that glibc searches by default: the directory of libc, with or
+// without a leading /usr. Which other directories glibc searches depends on the distribution.
 func glibcDirs(libs []hookargs.Library, isFile func(string) bool) []string {
 	var dirs []string
 	for _, dir := range dirsOf(libs) {
@@ -123,8 +124,8 @@ func dirsOf(libs []hookargs.Library) []string {
 	return dirs
 }
 
-// addCache plans glibc's cache: the driver's libraries before the image's. Without a cache that the loader can use,
-// the driver's entries are enough, since glibc searches its default directories for the rest.
+// addCache plans glibc's cache, with the driver's libraries before the image's. If the cache cannot be used, the new
+// one has only the driver's libraries: glibc finds others in its default directories.
 func (p *plan) addCache(links []hookargs.Link, seen *observation, a arch) {
 	exists := !isMissing(seen.cache.err)
 	if len(seen.libraries) == 0 || !seen.glibc && !exists {
@@ -171,11 +172,11 @@ func configOf(libs []hookargs.Library, seen *observation) string {
 	return lines.String()
 }
 
-// replaced returns the warning that an unusable file was replaced.
+// replaced returns a warning that a file could not be used and was replaced.
 func replaced(err error) error { return fmt.Errorf("%w; a new file replaces it", err) }
 
-// linkNames returns additional names of libraries, from the links to them. ldconfig writes them to the cache too,
-// since some programs load "libcuda.so". If several libraries have one SONAME, the name stands for the first of them.
+// linkNames returns the names of links to libraries, which ldconfig writes to the cache too, since some programs load
+// "libcuda.so". If several libraries have one SONAME, a link to that SONAME is for the first of them.
 func linkNames(links []hookargs.Link, libs []hookargs.Library) []hookargs.Library {
 	first := map[string]string{}   // SONAME to file
 	sonames := map[string]string{} // path of a library or of its SONAME's link, to SONAME
@@ -196,8 +197,8 @@ func linkNames(links []hookargs.Link, libs []hookargs.Library) []hookargs.Librar
 	return named
 }
 
-// mergeCache adds entries to the valid part of a cache, and counts the invalid entries that it dropped. It parses its
-// own result, since the next run of the hook must be able to read it.
+// mergeCache adds entries to the valid entries of a cache, and counts the invalid entries, which it drops. It parses
+// its own result, since the next run of the hook must be able to read it.
 func mergeCache(now content, entries []ldcache.Entry) (data []byte, dropped int, err error) {
 	if now.err != nil {
 		return nil, 0, now.err
@@ -215,8 +216,8 @@ func mergeCache(now content, entries []ldcache.Entry) (data []byte, dropped int,
 	return data, dropped, nil
 }
 
-// addMusl plans musl's search path, with the driver's directories last, since they may hold glibc's libraries. musl
-// finds libraries by file name, so each needs a link with its SONAME.
+// addMusl plans musl's search path. The driver's directories come last, since they may hold glibc's libraries. musl
+// finds libraries by file name, so each library needs a link with its SONAME.
 func (p *plan) addMusl(seen *observation, a arch) {
 	if !seen.musl || len(seen.libraries) == 0 {
 		return
@@ -254,13 +255,13 @@ func (p *plan) addMusl(seen *observation, a arch) {
 	})
 }
 
-// without returns the strings of list that are not in other.
+// without returns the strings that are in `list` but not in `other`.
 func without(list, other []string) []string {
 	return slices.DeleteFunc(list, func(s string) bool { return slices.Contains(other, s) })
 }
 
-// searchDirs splits a search path at colons and newlines. It drops and counts parts that are not clean absolute paths,
-// or too many.
+// searchDirs splits a search path at colons and newlines. It drops parts that are not clean absolute paths, and parts
+// beyond the limit, and counts both.
 func searchDirs(data []byte) (dirs []string, dropped int) {
 	for dir := range strings.FieldsFuncSeq(string(data), func(r rune) bool { return r == ':' || r == '\n' }) {
 		clean := path.Clean(dir)

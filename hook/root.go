@@ -51,7 +51,7 @@ func ReadState(r io.Reader) (*State, error) {
 	return s, nil
 }
 
-// openRoot opens the container's root. It must be a mount point in a mount namespace other than the host's.
+// openRoot opens the container's root. The root must be a mount point in a mount namespace other than the host's.
 func openRoot(s *State, h host.Host) (*rootfs.Root, error) {
 	path, err := s.findRoot()
 	if err != nil {
@@ -69,9 +69,10 @@ func openRoot(s *State, h host.Host) (*rootfs.Root, error) {
 	return root, nil
 }
 
-// findRoot returns the path of the container's root on the host. If the state has none, the root is the working
-// directory, ".": runc sets it to the root, and it stays the root even if the path is replaced meanwhile. If the
-// working directory is the bundle or not a mount point, the root comes from the bundle's config.json.
+// findRoot returns the path of the container's root on the host. If the state does not have the path, the result is
+// ".", the working directory: runc makes the root the working directory, and it stays the root even if the path is
+// replaced meanwhile. If the working directory is the bundle or not a mount point, findRoot reads the path from the
+// bundle's config.json.
 func (s *State) findRoot() (string, error) {
 	path := s.Root
 	if path == "" {

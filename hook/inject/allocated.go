@@ -23,9 +23,9 @@ import (
 // pod names a container of a pod, from the engine's annotations.
 type pod struct{ namespace, name, uid, container string }
 
-// podOf finds the pod of a container by its annotations. It trusts them if the cgroup in linux.cgroupsPath has the
-// pod's UID, and the kubelet has a directory for the logs of the pod with this namespace, name and UID. Engines get
-// linux.cgroupsPath from the kubelet, and never from a container, an image or a checkpoint.
+// podOf finds the pod of a container by its annotations. The container must be in that pod: the cgroup in
+// linux.cgroupsPath has the pod's UID, and the kubelet has a directory for the logs of the pod with this namespace,
+// name and UID. Engines get linux.cgroupsPath from the kubelet, and never from a container, an image or a checkpoint.
 func (i Injector) podOf(c *container) (*pod, error) {
 	if c.owner != nil && *c.owner != 0 {
 		return nil, fmt.Errorf("the container's bundle belongs to user %d, who could name any pod", *c.owner)
@@ -69,7 +69,8 @@ func (i Injector) podOf(c *container) (*pod, error) {
 	return p, nil
 }
 
-// isPlainName reports whether a text can be a name in Kubernetes: letters, digits, hyphens, and dots within.
+// isPlainName reports whether a text can be a name in Kubernetes: letters, digits and hyphens, and dots except at the
+// start.
 func isPlainName(text string) bool {
 	notPlain := func(c rune) bool {
 		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '.'
@@ -86,7 +87,7 @@ func inPod(cgroup, uid string) bool {
 	return slices.Contains(strings.Split(path.Dir(path.Clean(cgroup)), "/"), "pod"+uid)
 }
 
-// checkAllocated returns an error unless the kubelet has allocated all of the named devices to a container.
+// checkAllocated returns an error unless the kubelet has allocated all of the named devices to the container.
 func (i Injector) checkAllocated(c *container, names []string, dirs *cdi.SpecDirs) error {
 	p, err := i.podOf(c)
 	if err != nil {
@@ -106,8 +107,9 @@ func (i Injector) checkAllocated(c *container, names []string, dirs *cdi.SpecDir
 	return nil
 }
 
-// sameDevice reports whether two names, such as an index and a UUID, name one device: they have the same edits in one
-// file. Devices of different files are never the same, since a container also gets the common edits of each file.
+// sameDevice reports whether two names, such as an index and a UUID, name one device: one spec file defines both, with
+// the same edits. Devices of different files are never the same, since a container also gets the common edits of each
+// file.
 func sameDevice(dirs *cdi.SpecDirs, name, other string) bool {
 	file := fileOf(dirs, name)
 	if name == other || file == nil || file != fileOf(dirs, other) {
@@ -117,7 +119,7 @@ func sameDevice(dirs *cdi.SpecDirs, name, other string) bool {
 	return a != nil && reflect.DeepEqual(a, b)
 }
 
-// editsOf returns the edits of a device, or nil if it does not exist.
+// editsOf returns the edits of a device, or nil if the spec does not define it.
 func editsOf(spec *specs.Spec, name string) *specs.ContainerEdits {
 	for i := range spec.Devices {
 		if d := &spec.Devices[i]; spec.Kind+"="+d.Name == name {
@@ -134,8 +136,8 @@ const (
 	maxAnswer = 128 << 10
 )
 
-// allocated returns the CDI devices that the kubelet gave a container, according to "gpu-cdi-plugin serve", by their
-// qualified names.
+// allocated asks "gpu-cdi-plugin serve" which CDI devices the kubelet gave a container, and returns their qualified
+// names.
 func (i Injector) allocated(p *pod) ([]string, error) {
 	socket := filepath.Join(i.RuntimeDir, "control.sock")
 	request, err := json.Marshal(map[string]string{
@@ -166,8 +168,8 @@ func (i Injector) allocated(p *pod) ([]string, error) {
 	return strings.Split(message.Result, ","), nil
 }
 
-// post sends a request to the control socket, like package control does, and returns the body of the answer. net/http
-// would double the size of this program. In HTTP 1.0 the end of the connection ends the answer.
+// post sends a request to the control socket and returns the body of the answer. It does not use net/http, which would
+// double the size of this program. In HTTP 1.0 the end of the connection ends the answer.
 func post(socket string, request []byte) ([]byte, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	// maxDevices is how many devices a container may request. A node has at most 16 GPUs with 7 MIG devices each.
+	// maxDevices is how many devices a container may request. A host has at most 16 GPUs with 7 MIG devices each.
 	maxDevices = 1024
-	// maxName bounds the name of a device, in bytes. A MIG device's name by UUID has 55.
+	// maxName bounds the name of a device, in bytes. The name of a MIG device by its UUID has 55.
 	maxName = 255
 )
 
-// requested returns the names of the devices that the annotations of a config.json request, each once, in the order of
-// the annotations' keys. A value is a list of qualified names, separated by commas, as engines with CDI parse it.
+// requested returns the names of the devices that the annotations in config.json request, each once, in the order of
+// the annotations' keys. The value of such an annotation is a list of qualified names, separated by commas.
 func requested(config []byte) ([]string, error) {
 	var c struct {
 		Annotations map[string]json.RawMessage `json:"annotations"`

@@ -1,18 +1,18 @@
-// Package inject gives containers of runtimes without CDI the devices that their annotations name, by adding the
-// devices to config.json before the container is created. An engine with CDI does the same work, and package cdi
-// implements it.
+// Package inject gives containers the devices that their annotations name, for runtimes without CDI: it adds the
+// devices to config.json before the container is created.
 //
 //	annotations cdi.k8s.io/* --requested--> names --policy--> allowed names --cdi--> config.json
 //
 // Whoever may write a container's annotations may request devices. The node's policy (policy.go) decides which devices
-// are granted, and to which containers (rules.go). It can require that the kubelet allocated the devices to the
-// container (allocated.go). [Injector.Allowed] is the only place that decides, for all positions, which annotated
-// devices a container may have. The environment of the container, which is the image's, is not read. Either all
-// devices are added or none: an error leaves config.json unchanged. Log writes problems to the log that the policy
-// names (log.go).
+// are granted, and to which containers (rules.go). The policy can require that the kubelet allocated the devices to
+// the container (allocated.go). [Injector.Allowed] is the only place that decides which annotated devices a container
+// may have. The environment of the container is not read, since the image sets it. Either all devices are added or
+// none: an error leaves config.json unchanged. [Injector.Log] writes problems to the log that the policy names
+// (log.go).
 //
-// [Injector.Config] is for engines with precreate hooks, [Injector.Bundle] for a program in front of a runtime, whose
-// command line ParseCommand parses, and [Injector.Preview] for a container that already exists.
+// [Injector.Config] is for engines with precreate hooks, [Injector.Bundle] for a program that runs in place of a
+// runtime and then calls it, and [Injector.Preview] for a container that already exists. ParseCommand parses the
+// command line of a runtime.
 package inject
 
 import (
@@ -25,8 +25,8 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// maxEdited bounds a config.json that gets devices, in bytes: editing takes 60 times as much memory. Real files have
-// less than 100 KB.
+// maxEdited bounds a config.json to which devices are added, in bytes: editing takes 60 times as much memory. Real
+// files have less than 100 KB.
 const maxEdited = 4 << 20
 
 // Injector has the paths of the node's files.
@@ -35,19 +35,20 @@ type Injector struct {
 	PolicyFile string
 	// CDIDirs are the directories of CDI specs, from the lowest priority to the highest.
 	CDIDirs []string
-	// RuntimeDir is the directory of the control socket of "gpu-cdi-plugin serve". PodLogs is the directory in which
-	// the kubelet has a directory for each pod. They are used only if the policy requires devices that the kubelet
+	// RuntimeDir is the directory of the control socket of "gpu-cdi-plugin serve". PodLogs is the kubelet's directory
+	// with a directory of logs for each pod. Both are used only if the policy requires devices that the kubelet
 	// allocated.
 	RuntimeDir, PodLogs string
 	// SyslogSocket is the syslog daemon's datagram socket. It is used only if the policy's log is syslog.
 	SyslogSocket string
 }
 
-// Config returns a config.json with the devices that its annotations name, or nil if it already has them or its
-// annotations name none. Without a bundle, the policy does not know its owner.
+// Config adds the devices that the annotations in config.json name, and returns the new config.json. It returns nil if
+// the annotations name no devices or config.json already has them. Since there is no bundle, rules about the bundle's
+// owner do not match.
 func (i Injector) Config(config []byte) ([]byte, error) { return i.edit(config, nil, false) }
 
-// Bundle adds the devices that the annotations of a bundle's config.json name to that file. The bundle may belong to
+// Bundle adds the devices that the annotations in a bundle's config.json name to that file. The bundle may belong to
 // another user.
 func (i Injector) Bundle(dir string) error {
 	_, err := cdi.EditBundle(dir, func(config []byte, owner uint32) ([]byte, error) {
@@ -56,7 +57,7 @@ func (i Injector) Bundle(dir string) error {
 	return err
 }
 
-// Edited is a config.json before and after the devices that its annotations name were put into it.
+// Edited is a config.json before and after devices were added.
 type Edited struct {
 	// Devices names the devices for messages, such as "device nvidia.com/gpu=0 and 1 more".
 	Devices string
@@ -65,8 +66,8 @@ type Edited struct {
 }
 
 // Preview returns what Bundle would write to config.json, without writing. The annotations are those that the runtime
-// read: if config.json requests devices, all of its annotations must be among them. Unlike with Bundle, the caller
-// must make the device nodes of a container with a user namespace.
+// read: if config.json requests devices, each of its annotations must be among them. If the container has a user
+// namespace, the caller must make its device nodes.
 func (i Injector) Preview(dir string, annotations map[string]string) (Edited, error) {
 	e := Edited{}
 	err := cdi.CheckBundle(dir, func(config []byte, owner uint32) (_ []byte, err error) {
@@ -83,8 +84,8 @@ func (i Injector) Preview(dir string, annotations map[string]string) (Edited, er
 	return e, nil
 }
 
-// compareAnnotations returns an error if a config.json has an annotation that the runtime does not have: the file was
-// replaced after the runtime had read it.
+// compareAnnotations returns an error if config.json has an annotation that the runtime did not read: then config.json
+// was replaced after the runtime had read it.
 func compareAnnotations(config []byte, runtime map[string]string) error {
 	c, err := readContainer(config, nil)
 	if err != nil {
@@ -111,10 +112,10 @@ func (i Injector) edit(config []byte, owner *uint32, makesNodes bool) ([]byte, e
 	return after, err
 }
 
-// Allowed returns the names of the devices that the annotations of a config.json request, and the specs that define
-// them. It returns an error if the policy does not allow all of them, or if others can change one of the specs. Owner
-// is the user ID of the bundle's owner, or nil if it is unknown. Without such annotations Allowed returns no names and
-// reads no file of the node.
+// Allowed returns the names of the devices that the annotations in config.json request, and the specs that define
+// them. It returns an error if the policy does not allow all of the devices, or if a user other than root can change
+// one of the specs. Owner is the user ID of the bundle's owner, or nil if it is unknown. If no devices are requested,
+// Allowed returns no names and reads no file of the host.
 func (i Injector) Allowed(config []byte, owner *uint32) ([]string, *cdi.SpecDirs, error) {
 	names, err := requested(config)
 	if err != nil || len(names) == 0 {
@@ -177,8 +178,8 @@ func fileOf(dirs *cdi.SpecDirs, name string) *cdi.SpecFile {
 	return nil
 }
 
-// checkTrust returns an error if others can change a spec file or one of its hooks: the runtime runs these hooks as
-// root.
+// checkTrust returns an error if a user other than root can change one of the spec files, or a hook in them: the
+// runtime runs these hooks as root.
 func checkTrust(files []*cdi.SpecFile) error {
 	for _, f := range files {
 		if err := trust.File(f.Path); errors.Is(err, trust.ErrUnsafe) {

@@ -11,7 +11,7 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// syslog is the value of the policy's log key for the system log.
+// syslog is the value of the policy's key "log" for the system log.
 const syslog = "syslog"
 
 // Level is the severity of a problem.
@@ -24,12 +24,13 @@ const (
 )
 
 // Log writes a problem in one line to the log that the policy names. Position is the position of the hook; container
-// is an ID, or empty if unknown. Without a log in the policy Log does nothing. An error means that the line was not
+// is an ID, or empty if unknown. If the policy names no log, Log does nothing. An error means that the line was not
 // written.
 //
-// A log file must belong to root, in a directory that only root can change: others could make it a link to any file.
+// A log file must belong to root, in a directory that only root can change: other users could make it a link to any
+// file.
 func (i Injector) Log(level Level, position, container string, problem error) error {
-	// The error is ignored: the problem to log may be a mistake in the rest of the policy.
+	// The error is ignored: the problem to log may be this error of the policy itself.
 	p, _ := readAll(i.PolicyFile)
 	if p == nil || p.Log == "" {
 		return nil
@@ -81,10 +82,10 @@ func toFile(path, line string) error {
 	return err
 }
 
-// Priorities of syslog: the facility for daemons, and the severity.
+// priorities are syslog's numbers: the facility for daemons, and the severity.
 var priorities = map[Level]int{Warning: 3<<3 | 4, Error: 3<<3 | 3}
 
-// toSyslog sends a line to the daemon at a socket, without waiting for the daemon.
+// toSyslog sends a line to the syslog daemon at a socket. It does not wait if the daemon is slow.
 func toSyslog(socket string, level Level, line string) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

@@ -22,8 +22,8 @@ import (
 // maxPolicy bounds the policy, in bytes.
 const maxPolicy = 1 << 20
 
-// policy decides which devices containers get by annotations. The zero value allows all devices in specs that this
-// project wrote, and no others.
+// policy decides which devices containers get by annotations. The zero value allows all devices of the spec files that
+// this project wrote, and no others.
 type policy struct {
 	// limits apply to every container.
 	limits `yaml:",inline"`
@@ -38,9 +38,10 @@ type policy struct {
 
 // limits say which devices may be requested.
 type limits struct {
-	// Kinds are CDI kinds, whoever wrote their specs; nil means the kinds in specs that this project wrote.
+	// Kinds are CDI kinds that are allowed, whichever program wrote their specs; nil allows the kinds in specs that
+	// this project wrote.
 	Kinds []string `yaml:"kinds"`
-	// Devices are qualified names; nil means all devices of the kinds.
+	// Devices are qualified names of devices that are allowed; nil allows all devices of the kinds.
 	Devices []string `yaml:"devices"`
 	// Allocated says whether the kubelet must have allocated the devices to the container.
 	Allocated bool `yaml:"allocated"`
@@ -77,7 +78,7 @@ func (p *policy) validate() error {
 	return errors.Join(problems...)
 }
 
-// validate checks the limits; path begins the keys in errors. Outer are the kinds of the whole policy.
+// validate checks the limits. Its errors name a key with `path` before it. Outer are the kinds of the whole policy.
 func (l *limits) validate(path string, outer []string) error {
 	var problems []error
 	problem := func(format string, args ...any) { problems = append(problems, fmt.Errorf(path+format, args...)) }
@@ -104,9 +105,9 @@ func (l *limits) validate(path string, outer []string) error {
 	return errors.Join(problems...)
 }
 
-// check returns an error unless the policy allows a container to have a device, which the spec in a file defines.
-// Without a file the device does not exist. The result mustBeAllocated says that the container may have the device
-// only if the kubelet allocated it, which [Injector.Allowed] checks.
+// check returns an error unless the policy allows a container to have a device. File is the spec file that defines the
+// device, or nil if the device does not exist. The result mustBeAllocated says that the container may have the device
+// only if the kubelet allocated it to the container, which [Injector.Allowed] checks.
 func (p *policy) check(c *container, name string, file *cdi.SpecFile) (mustBeAllocated bool, err error) {
 	if err := p.limits.check(name); err != nil {
 		return false, err
@@ -165,10 +166,10 @@ func (l *limits) check(name string) error {
 	return nil
 }
 
-// dependsOnContainer reports whether the policy depends on more of a container than its devices.
+// dependsOnContainer reports whether the policy depends on the container that requests the devices.
 func (p *policy) dependsOnContainer() bool { return p.Rules != nil || p.Allocated }
 
-// readPolicy reads the policy at path, which must belong to root. Without a file it returns the zero value.
+// readPolicy reads the policy at path, which must belong to root. If there is no file, it returns the zero value.
 func readPolicy(path string) (*policy, error) {
 	p, err := readAll(path)
 	if err != nil {
@@ -177,7 +178,7 @@ func readPolicy(path string) (*policy, error) {
 	return p, nil
 }
 
-// readAll is parsePolicy for a file. With an error, the policy has what could be parsed, or is nil if nothing could.
+// readAll reads and parses a policy. Like parsePolicy, it can return both an error and what could be parsed.
 func readAll(path string) (*policy, error) {
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return &policy{}, nil

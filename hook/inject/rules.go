@@ -11,27 +11,29 @@ import (
 
 // rule allows devices to the containers that meet all of its conditions.
 type rule struct {
-	// Annotations are keys with patterns of their values, in which "*" is any text. Nil means no condition.
+	// Annotations are annotations that the container must have, with patterns of their values, in which "*" is any
+	// text. Nil means no condition.
 	Annotations map[string]string `yaml:"annotations"`
 	// UserNamespace says whether the container must or must not have a user namespace; nil means no condition.
 	UserNamespace *bool `yaml:"user-namespace"`
-	// BundleOwner are the user IDs that may own the bundle; nil means no condition. Without a bundle the condition is
-	// not met.
+	// BundleOwner are the user IDs that may own the bundle; nil means no condition. If there is no bundle, the
+	// condition is not met.
 	BundleOwner []int `yaml:"bundle-owner"`
 	limits      `yaml:",inline"`
 }
 
-// container has what conditions of rules refer to. All but the owner is from config.json.
+// container has what the rules' conditions refer to. All except the owner comes from config.json.
 type container struct {
 	annotations map[string]string
 	cgroup      string
-	// userNamespace: the container has a user namespace. hostRoot: the host's root may be a user or a group there.
+	// userNamespace means that the container has a user namespace. hostRoot means that the host's root may be a user
+	// or a group in it.
 	userNamespace, hostRoot bool
-	// owner is the user who owns the bundle; nil without a bundle.
+	// owner is the user who owns the bundle, or nil if there is no bundle.
 	owner *uint32
 }
 
-// readContainer parses the parts of config.json that rules need. Its errors do not name Go types.
+// readContainer reads the parts of config.json that rules need. Its errors name no Go types.
 func readContainer(config []byte, owner *uint32) (*container, error) {
 	var c struct {
 		Annotations map[string]string `json:"annotations"`
@@ -55,7 +57,8 @@ func readContainer(config []byte, owner *uint32) (*container, error) {
 	for _, n := range c.Linux.Namespaces {
 		if n.Type == "user" {
 			read.userNamespace = true
-			// For an existing namespace, runtimes ignore the mappings in config.json.
+			// In a user namespace that exists already, runtimes ignore the mappings in config.json: host root may be
+			// mapped.
 			read.hostRoot = read.hostRoot || n.Path != ""
 		}
 	}
@@ -69,7 +72,7 @@ type idMapping struct {
 	HostID uint32 `json:"hostID"`
 }
 
-// fits returns an error that names the first condition that a container does not meet.
+// fits returns an error that names the first condition that the container does not meet.
 func (r *rule) fits(c *container) error {
 	for _, key := range slices.Sorted(maps.Keys(r.Annotations)) {
 		if value, ok := c.annotations[key]; !ok {

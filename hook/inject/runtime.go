@@ -15,12 +15,11 @@ import (
 
 // Command is a parsed command line of an OCI runtime.
 type Command struct {
-	// Verb is empty if there is none, as in "runc --version".
+	// Verb is empty if the command has none, like "runc --version".
 	Verb string
-	// Bundle is the directory of a container's config.json. It may be relative.
+	// Bundle is the directory of the container's config.json. It may be a relative path.
 	Bundle string
-	// ID is the ID of the container.
-	ID string
+	ID     string
 	// Log is the file for messages, or empty. LogFormat is "json", "text" or empty.
 	Log, LogFormat string
 }
@@ -28,21 +27,21 @@ type Command struct {
 // Creates reports whether the command creates a container from a bundle.
 func (c Command) Creates() bool { return c.Verb == "create" || c.Verb == "run" }
 
-// takesValue are the options of runc and crun, without hyphens, whose value can be the next argument.
+// takesValue has the options of runc and crun whose value can be the next argument, without their hyphens.
 var takesValue = []string{
 	"log", "log-format", "log-level", "root", "criu", "rootless", "cgroup-manager", // before the verb
 	"bundle", "b", "config", "f", "console-socket", "pid-file", "pidfd-socket", "preserve-fds", // of create and run
 }
 
-// flags are the options that never take the next argument as their value.
+// flags are the options without a value.
 var flags = []string{
 	"debug", "systemd-cgroup", "help", "h", "?", "usage", "version", "v", "V", // before the verb
 	"detach", "d", "keep", "no-pivot", "no-new-keyring", "no-subreaper", // of create and run
 }
 
-// ParseCommand parses the arguments of a runtime, without its name. It knows the options of runc and crun before the
-// verb and those of create and run; after any other verb it parses nothing. It returns an error if it cannot determine
-// the verb or the bundle, since the container would start without its devices.
+// ParseCommand parses the arguments of a runtime, without the program's name. It knows the options of runc and crun
+// before the verb and those of `create` and `run`; after any other verb it parses nothing. If it cannot determine the
+// verb or the bundle, it returns an error, since the container would start without its devices.
 func ParseCommand(args []string) (Command, error) {
 	c := Command{Bundle: "."}
 	for i := 0; i < len(args); i++ {
@@ -80,8 +79,8 @@ func ParseCommand(args []string) (Command, error) {
 	return c, nil
 }
 
-// splitOption splits an argument into the option's long name and its value. Runc accepts one hyphen for two; crun
-// accepts abbreviated long names, and a value directly after a short name, as in -bDIR.
+// splitOption splits an argument into the option's long name and its value. Runc accepts one hyphen instead of two.
+// Crun accepts abbreviated long names, and a value directly after a short name, like -bDIR.
 func splitOption(arg string) (name, value string, hasValue bool) {
 	name, value, hasValue = strings.Cut(strings.TrimLeft(arg, "-"), "=")
 	isLong := slices.Contains(takesValue, name) || slices.Contains(flags, name)
@@ -121,8 +120,8 @@ var (
 )
 
 // Runtime returns the path of the runtime that the policy names, or else of the first that is found. Only root may be
-// able to change it, and it must not be the running program. If the policy has a mistake, commands that create a
-// container fail. Other commands use the valid keys, so that containers can still be stopped.
+// able to change that runtime, and it must not be this program. If the policy has a mistake, commands that create a
+// container fail. Other commands use the valid keys of the policy, so that containers can still be stopped.
 func (i Injector) Runtime(c Command) (string, error) {
 	p, err := readAll(i.PolicyFile)
 	if p == nil || err != nil && c.Creates() {
@@ -139,13 +138,14 @@ func (i Injector) Runtime(c Command) (string, error) {
 	return path, err
 }
 
-// findRuntime returns the first runtime in the directories that is not this program, with an error if others can
-// change it. If there is none, the path is empty.
+// findRuntime returns the first runtime in the directories that is not this program. It returns an error if a user
+// other than root can change that runtime, and an empty path if there is none.
 func findRuntime(dirs []string) (string, error) {
 	for _, name := range runtimeNames {
 		for _, dir := range dirs {
 			path := filepath.Join(dir, name)
-			// Otherwise the check would refuse a directory that others can write to, such as Debian's /usr/local/sbin.
+			// If the file is missing, the directory need not be trusted: Debian's group staff can write to
+			// /usr/local/sbin.
 			if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 				continue
 			}

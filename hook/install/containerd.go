@@ -12,15 +12,15 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// The configuration of containerd. Our runtime belongs in a drop-in, but only containerd 2 merges tables of plugins:
-// in containerd 1 the table of a drop-in replaces the whole table of the CRI plugin.
+// The configuration of containerd. Our runtime belongs in a drop-in, but only containerd 2 merges a drop-in's tables
+// of plugins with those of config.toml. In containerd 1 a drop-in replaces the whole table of the CRI plugin.
 const (
 	containerdFile    = "/etc/containerd/config.toml"
 	containerdDropIns = "/etc/containerd/conf.d/*.toml"
 	containerdDropIn  = "/etc/containerd/conf.d/50-gpu-cdi-plugin.toml"
 )
 
-// The lines around our part of config.toml. The line break before the first line is part of it.
+// The lines around our part of config.toml, including the line break before it.
 const (
 	beginBlock = "\n# BEGIN gpu-cdi-plugin hook install\n"
 	endBlock   = "# END gpu-cdi-plugin hook install\n"
@@ -94,8 +94,8 @@ func addContainerd(e *edit) error {
 	return nil
 }
 
-// addContainerdDropIn writes the drop-in, and removes our part from config.toml, which an older version of the file
-// needed.
+// addContainerdDropIn writes the drop-in. It removes our part from config.toml, which was needed if config.toml had an
+// older version at the last installation.
 func (e *edit) addContainerdDropIn(l layout, original, text []byte, layers []map[string]any) error {
 	content := fmt.Sprintf("version = %d\n\n%s", l.version, l.tables(e.wrapper(), layers))
 	if !bytes.Equal(original, text) {
@@ -131,15 +131,14 @@ func isImported(config map[string]any) bool {
 	})
 }
 
-// shim is the containerd runtime that runs runc or a compatible program.
 const shim = "io.containerd.runc.v2"
 
 // runtimes are the keys of the table of all runtimes.
 func (l layout) runtimes() []string { return []string{"plugins", l.cri, "containerd", "runtimes"} }
 
-// tables returns the TOML tables of our runtime. SystemdCgroup equals runc's, as the kubelet expects. Annotations of
-// containers are passed on, since device plugins set them. Annotations of pods are not: whoever creates a pod could
-// take any GPU.
+// tables returns the TOML tables of our runtime. SystemdCgroup is the same as runc's, as the kubelet expects.
+// Annotations of containers are passed on to the runtime, since device plugins set them. Annotations of pods are not:
+// whoever creates a pod could take any GPU.
 func (l layout) tables(wrapper string, layers []map[string]any) string {
 	table := fmt.Sprintf("plugins.%q.containerd.runtimes.%s", l.cri, runtimeName)
 	text := fmt.Sprintf("[%s]\n  runtime_type = %q\n"+
@@ -156,12 +155,12 @@ func (l layout) tables(wrapper string, layers []map[string]any) string {
 	return text
 }
 
-// edit returns the text of config.toml with our tables at its end. It does not set enable_cdi, with which containerd
-// itself would read the annotations of all its containers and bypass the policy.
+// edit returns the text of config.toml with our tables at its end. It does not set enable_cdi: then containerd itself
+// would read the annotations of all its containers, past the policy.
 func (l layout) edit(text []byte, config map[string]any, tables string) ([]byte, error) {
 	want := deepCopy(config)
 	if l.version == 2 && get(config, l.runtimes()...) == nil {
-		// In containerd 1, any table of a runtime replaces the default ones.
+		// In containerd 1, a table for any runtime replaces the default tables, so runc needs its own here.
 		tables = fmt.Sprintf("[plugins.%q.containerd.runtimes.runc]\n  runtime_type = %q\n\n", l.cri, shim) + tables
 	}
 	ours, err := parseTOML("the tables of the runtime", []byte(tables))
@@ -223,7 +222,7 @@ func get(table map[string]any, keys ...string) any {
 	return table[keys[0]]
 }
 
-// set sets the value at a path of keys. It replaces values on the way that are not tables.
+// set sets the value at a path of keys. A value on the way that is not a table is replaced by one.
 func set(table map[string]any, value any, keys ...string) {
 	for ; len(keys) > 1; keys = keys[1:] {
 		next, ok := table[keys[0]].(map[string]any)

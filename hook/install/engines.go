@@ -9,14 +9,14 @@ import (
 	"gpu-cdi-plugin/specs"
 )
 
-// Engine is an installation target: the configuration of an engine, or a component that several engines use.
+// Engine is something that can be installed for: an engine, or a component that several engines use.
 type Engine struct {
 	Name string
 	// Program is the engine's program, or empty for a component.
 	Program string
 	// Without says how containers of the engine get devices without the hook, and Gives what the hook adds.
 	Without, Gives string
-	// Restart is the service that reads the files only when it starts, or empty.
+	// Restart is the service that must be restarted to read the files, or empty.
 	Restart string
 
 	reads       []string // the files and patterns that decide what is written
@@ -26,7 +26,6 @@ type Engine struct {
 // runtimeName is the name under which engines know gpu-cdi-runtime.
 const runtimeName = "gpu-cdi"
 
-// Paths on every host.
 const (
 	podmanHooks  = "/etc/containers/oci/gpu-cdi-plugin.d"
 	precreate    = podmanHooks + "/precreate.json"
@@ -101,9 +100,9 @@ func find(names []string) ([]Engine, error) {
 	return found, nil
 }
 
-// addPodman makes podman read hooks from our own directory too. CRI-O may read the usual ones, and does not start with
-// a hook for the precreate stage. Every user can read /etc/containers; podman starts no container, even for an
-// ordinary user, if it cannot read a directory of hooks.
+// addPodman makes podman also read hooks from our own directory. The usual directories do not fit: CRI-O may read
+// them, and does not start with a hook for the precreate stage. The directory is readable for every user: podman
+// starts no container, even for an ordinary user, if it cannot read a directory of hooks.
 func addPodman(e *edit) error {
 	if err := e.addWrapper(); err != nil {
 		return err
@@ -144,7 +143,7 @@ func removeCRIO(e *edit) error {
 	return nil
 }
 
-// addLive puts the hook into the directory that CRI-O reads.
+// addLive puts the hook into a directory that CRI-O and podman read.
 func addLive(e *edit) error {
 	dirs, file, err := e.hookDirs(crioConfigs, "", "crio", "runtime")
 	if err != nil {
@@ -168,8 +167,8 @@ func removeLive(e *edit) error {
 	return nil
 }
 
-// hookDirs returns the directories that the last of an engine's files sets as hooks_dir in a table, and that file. It
-// returns nil without such a file or directories. It ignores our own file.
+// hookDirs returns the value of hooks_dir in a table of an engine's configuration, and the file that sets it. If
+// several files set it, the last one counts. Our own file is ignored. The result is nil if no file sets it.
 func (e *edit) hookDirs(patterns []string, own string, table ...string) (dirs []string, file string, err error) {
 	for _, pattern := range patterns {
 		for _, path := range e.matching(pattern) {
@@ -248,7 +247,7 @@ func addDocker(e *edit) error {
 
 const runtimeKey = "runtimes." + runtimeName
 
-// daemonSettings are the parts of daemon.json that matter here.
+// daemonSettings are the settings of daemon.json that are read here.
 type daemonSettings struct {
 	Features map[string]bool
 	Runtimes map[string]struct{ Path string }

@@ -28,9 +28,9 @@ type Host struct {
 	isDir func(path string) bool
 }
 
-// Read reads the files of engines below a root directory, out of which links cannot lead, and the link beside the hook
-// if it exists. The path of the hook is not below root. A file that is neither regular nor a link to a regular file is
-// an error.
+// Read reads the files of the engines below a root directory, and the link beside the hook if it exists. Links cannot
+// lead out of root. The path of the hook is not below root. A file that is neither regular nor a link to a regular
+// file is an error.
 func Read(root string, engines []string, hook string) (*Host, error) {
 	h := &Host{root: root, files: map[string]*File{}, ids: map[string]fileio.ID{}}
 	h.isDir = func(name string) bool {
@@ -80,8 +80,8 @@ func Read(root string, engines []string, hook string) (*Host, error) {
 	return h, nil
 }
 
-// real returns the path in this process; for a link, that of the link itself. The wrapper's path is beside the hook,
-// which is not below root.
+// real returns the path in this process of a path on the host; for a link, that of the link itself. The wrapper is
+// beside the hook, which is not below root.
 func (h *Host) real(name string) (string, error) {
 	if path.Base(name) == wrapperName {
 		return name, nil
@@ -90,7 +90,7 @@ func (h *Host) real(name string) (string, error) {
 	return filepath.Join(dir, path.Base(name)), err
 }
 
-// resolve returns the path in this process of a file below a root directory, out of which links cannot lead. Only root
+// resolve returns the path in this process of a file below a root directory. Links cannot lead out of root. Only root
 // can make links in the directories that are written to.
 func resolve(root, name string) (string, error) {
 	if root == "/" {
@@ -127,14 +127,14 @@ func (h *Host) read(name string) error {
 	return nil
 }
 
-// lockFile is locked while files are read and changed. Its directory exists on every host.
+// lockFile is locked while the engines' files are read and changed. Its directory exists on every host.
 const lockFile = "/run/gpu-cdi-plugin-hook-install.lock"
 
 // lockWait is how long Lock waits. Other processes hold the lock for milliseconds.
 const lockWait = 10 * time.Second
 
-// Lock prevents other processes from changing the files below a root directory with a Plan. Acquire it before Read and
-// release it after Apply. If another process holds it for longer than 10 s, the error wraps fileio.ErrHeld.
+// Lock prevents other processes from changing the files below a root directory with a Plan. Call it before Read, and
+// `release` after Apply. If another process holds the lock for longer than 10 s, the error wraps fileio.ErrHeld.
 func Lock(root string) (release func() error, err error) {
 	dir, err := resolve(root, path.Dir(lockFile))
 	if err != nil {
@@ -155,8 +155,8 @@ func Lock(root string) (release func() error, err error) {
 }
 
 // Apply makes all changes of a plan or none: if one fails, earlier ones are reverted. It creates missing directories.
-// A file that has changed since it was read is an error; a file that has changed since it was written is not reverted.
-// The caller must hold the Lock.
+// If a file has changed since Read, that is an error; if it has changed since Apply wrote it, it is not reverted. The
+// caller must hold the Lock.
 func (p *Plan) Apply() error {
 	for i, c := range p.Changes {
 		if err := p.host.apply(c); err != nil {
@@ -169,7 +169,7 @@ func (p *Plan) Apply() error {
 	return p.host.rmdirs(p.rmdirs)
 }
 
-// rmdirs removes the empty ones of the directories, the longest paths first.
+// rmdirs removes those of the directories that are empty, the longest paths first.
 func (h *Host) rmdirs(dirs []string) error {
 	var failed error
 	for _, dir := range slices.Backward(slices.Sorted(slices.Values(dirs))) {

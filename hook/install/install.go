@@ -1,9 +1,10 @@
 // Package install makes engines use prestart-hook and gpu-cdi-runtime: it plans and writes the files of an engine's
 // configuration.
 //
-// A plan is a pure function of the files that [Read] found. [Plan.Apply] writes all files or none. Our own files are
-// drop-ins; if an engine has no drop-ins, its file gets our entries and keeps the rest byte for byte. A record
-// contains the earlier state, so that [Host.Uninstall] can restore it. No service is restarted.
+// A plan is a pure function of the files that [Read] found. [Plan.Apply] writes all files or none. Where an engine
+// reads drop-ins, we write our own; otherwise our entries are added to the engine's file, and the rest of it stays the
+// same byte for byte. A record contains the earlier state, so that [Host.Uninstall] can restore it. No service is
+// restarted.
 package install
 
 import (
@@ -24,13 +25,13 @@ const header = "# Written by gpu-cdi-plugin hook install; gpu-cdi-plugin hook un
 // wrapperName is the name of the link to prestart-hook. When run under that name, the hook acts as gpu-cdi-runtime.
 const wrapperName = "gpu-cdi-runtime"
 
-// recordFile records what Install did.
+// recordFile is the path of the record of what Install did.
 const recordFile = "/var/lib/gpu-cdi-plugin/hook-install.json"
 
 // ErrUnknown means that a name is not among Engines.
 var ErrUnknown = errors.New("unknown engine")
 
-// ForeignError means that a file with the name of one of ours was not written by Install.
+// ForeignError means that another program wrote a file that has the name of one of our files.
 type ForeignError struct{ Path string }
 
 func (e *ForeignError) Error() string {
@@ -55,7 +56,7 @@ func (f *File) equal(other *File) bool {
 	return f.Link == other.Link && (f.Link != "" || bytes.Equal(f.Data, other.Data))
 }
 
-// Change is a file before and after; nil means no file.
+// Change is a file before and after the change; nil means that it does not exist.
 type Change struct {
 	Path          string
 	Before, After *File
@@ -65,11 +66,12 @@ type Change struct {
 type Plan struct {
 	// Wanted are the files of the engines, including unchanged ones, in the order of their paths.
 	Wanted []Change
-	// Changes are the files that differ, and their record, in the order in which Apply writes them.
+	// Changes are the files of Wanted that differ, and the record, in the order in which Apply writes them.
 	Changes []Change
 	// Restart has the names of the engines that must be restarted.
 	Restart []string
-	// Kept are the paths of our files that others have changed since. They are not changed.
+	// Kept are the paths of our files that another program has changed since they were written. They are left as they
+	// are.
 	Kept []string
 
 	host   *Host
@@ -91,16 +93,16 @@ func (p *Plan) Dirs() ([]string, error) {
 	return slices.Compact(dirs), nil
 }
 
-// record records what Install did.
+// record says what Install did.
 type record struct {
 	// Installed are the names of engines.
 	Installed []string `json:"installed"`
 	// Made are the files, links and directories that did not exist before.
 	Made []string `json:"made,omitempty"`
-	// Daemon are the keys that were added to daemon.json.
+	// Daemon are the keys that Install added to daemon.json.
 	Daemon []string `json:"daemonJSON,omitempty"`
-	// Digests are the digests of our own files when written, by path. A file with another digest has been changed
-	// since.
+	// Digests are the digests of our own files when written, by path. If a file has another digest, another program
+	// has changed it.
 	Digests map[string]string `json:"digests,omitempty"`
 }
 
@@ -189,8 +191,8 @@ type edit struct {
 	hook   string
 	record record
 	files  map[string]*File
-	// considered has the files of the named engines, changed or not, each with the service that must be restarted if
-	// the file changes, or "".
+	// considered has the files that the named engines read, also those that do not change. The value is the service
+	// that must be restarted if the file changes, or "".
 	considered map[string]string
 	restart    string // the service of the current engine
 	kept       []string
@@ -245,7 +247,8 @@ func (e *edit) shared(path string) ([]byte, error) {
 	return f.Data, nil
 }
 
-// own writes one of our files. It keeps a file that others have changed since; another program's file is an error.
+// own writes one of our files. If the file has changed since we wrote it, it is kept; if another program wrote it,
+// that is an error.
 func (e *edit) own(path, content string) error {
 	f, after, digest := e.files[path], &File{Data: []byte(content)}, e.record.Digests[path]
 	switch {
@@ -263,7 +266,7 @@ func (e *edit) own(path, content string) error {
 	return nil
 }
 
-// remove removes one of our files, unless others have changed it since.
+// remove removes one of our files, unless it has changed since we wrote it.
 func (e *edit) remove(path string) {
 	f, digest := e.files[path], e.record.Digests[path]
 	delete(e.record.Digests, path)
@@ -320,8 +323,8 @@ func (e *edit) plan() *Plan {
 	return p
 }
 
-// planRecord adds the change of the record to a plan. The record is written before files are added, so that they can
-// be removed even after a power cut, and is removed after the last of them.
+// planRecord adds the record to the changes of a plan. When files are added, the record is written first, so that they
+// can be removed even after a power cut. When the last file is removed, the record is removed after it.
 func (e *edit) planRecord(p *Plan) {
 	isGone := func(name string) bool { f, known := e.files[name]; return known && f == nil }
 	e.record.Made = slices.DeleteFunc(e.record.Made, isGone)

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// member is a member of a JSON object: document[start:end] is `"name": value`.
+// member is a member of a JSON object: document[start:end] is its text, `"name": value`.
 type member struct {
 	name              string
 	start, value, end int
@@ -66,7 +66,7 @@ func (o *object) find(name string) *member {
 	return &o.members[i]
 }
 
-// insert returns the document with a new first member. remove is its inverse, byte for byte.
+// insert returns the document with a new first member. The method remove undoes this byte for byte.
 func (o *object) insert(name string, value []byte) []byte {
 	text := fmt.Sprintf("%q: %s", name, value)
 	space := o.document[o.open:]
@@ -99,8 +99,8 @@ func (o *object) remove(name string) []byte {
 	return slices.Delete(slices.Clone(o.document), from, to)
 }
 
-// setKey returns a document with a value at a path of names, and the paths of what was added: missing objects on the
-// way, then the value.
+// setKey sets a value in a JSON document, at a path of names. It also returns the paths of what it added: the objects
+// on the way that were missing, then the value.
 func setKey(document []byte, path []string, value string) ([]byte, []string, error) {
 	o, err := parseObject(document)
 	if err != nil {
@@ -132,7 +132,7 @@ func below(name string, paths []string) []string {
 }
 
 // removeKey returns a document without the value at a path of names. A missing value is not an error. With ifEmpty,
-// only an empty object is removed.
+// the value is removed only if it is an empty object.
 func removeKey(document []byte, path []string, ifEmpty bool) ([]byte, error) {
 	o, err := parseObject(document)
 	if err != nil {

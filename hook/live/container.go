@@ -15,7 +15,7 @@ import (
 	"gpu-cdi-plugin/internal/proc"
 )
 
-// mapOwners maps the owners of the nodes to the host's IDs.
+// mapOwners changes the owners of the plan's nodes from IDs in the container to IDs on the host.
 func (c *container) mapOwners() error {
 	for _, n := range c.plan.nodes {
 		uid, err := c.uid.Host(n.uid)
@@ -43,7 +43,7 @@ func (c *container) check(mounts []proc.Mount) (err error) {
 	if err := c.root.CheckContainer(); err != nil {
 		return fmt.Errorf("%s is not a container's root, nothing was changed: %w", c.path, err)
 	}
-	// The owner of the bundle can replace config.json, and name any mount of the host.
+	// The owner of the bundle can replace config.json, so that the path names any mount of the host.
 	if err := c.root.CheckMountedSince(mounts); err != nil {
 		return fmt.Errorf("%s is not the root of process %d, nothing was changed: %w", c.path, c.PID, err)
 	}
@@ -77,8 +77,8 @@ func (c *container) check(mounts []proc.Mount) (err error) {
 	return nil
 }
 
-// belowSource reports whether a mount is in the directory of an earlier one. The earlier one must have its mount
-// point, since nothing is created in the host's directories.
+// belowSource reports whether a mount's target is inside the target of an earlier mount. Then its mount point must
+// exist in the host's directory that is mounted there, since nothing is created in the host's directories.
 func belowSource(earlier []source, s source) (bool, error) {
 	for _, over := range slices.Backward(earlier) {
 		name, isBelow := strings.CutPrefix(s.target, over.target+"/")
@@ -98,8 +98,8 @@ func belowSource(earlier []source, s source) (bool, error) {
 	return false, nil
 }
 
-// checkNotPivoted returns an error unless the root of the mount namespace is the host's, as it is until the runtime
-// pivots.
+// checkNotPivoted returns an error unless the root of the process's mount namespace is still the host's. The runtime
+// changes that when it pivots.
 func (c *container) checkNotPivoted() error {
 	inside, err := os.Stat("/")
 	if err != nil {
@@ -150,15 +150,15 @@ func (c *container) apply(ctx context.Context, warnings *[]error) error {
 	if err := c.checkAlive(); err != nil {
 		return err
 	}
-	// A hanging call may have delayed the signal to the process until now.
+	// This hook may have been told to end while a call hung, although ctx is not done yet.
 	if c.interrupted != nil {
 		return c.interrupted()
 	}
 	return nil
 }
 
-// makeNode makes a node, or bind-mounts the host's: in a user namespace the kernel opens no device on the container's
-// own file systems.
+// makeNode makes a node. In a user namespace it bind-mounts the host's node instead, since the kernel opens no device
+// on the container's own file systems there.
 func (c *container) makeNode(name string, n rootfs.Node) error {
 	if c.root.HasNode(name, n) {
 		return nil
@@ -179,8 +179,8 @@ func (c *container) mount(s source) error {
 	return c.root.Mount(s.tree, s.isDir, s.target)
 }
 
-// asContainer runs act as root of the container's user namespace, with setfsuid and setfsgid: on a tmpfs of that
-// namespace unmapped users cannot create files. Without a user namespace it only runs act.
+// asContainer runs act as root of the container's user namespace, with setfsuid and setfsgid: users that the namespace
+// does not map cannot create files on its tmpfs. If there is no user namespace, it only runs act.
 func (c *container) asContainer(act func() error) error {
 	if !c.hasUsers {
 		return act()

@@ -2,26 +2,26 @@
 // createRuntime stage, and the deprecated prestart stage.
 //
 // [Give] gets the bundle's config.json, and the same file with the devices that hook/inject added. It gives the
-// container the difference, so all positions give the same. The steps are:
+// container the difference, so the result is the same as in the positions that edit config.json. The steps are:
 //
 //  1. makePlan turns the difference into device rules, device nodes, mounts and our createContainer work. It is a pure
-//     function. What cannot be given to a container that exists is an error.
+//     function. A difference that a created container cannot get is an error.
 //  2. openProcess finds the container's process, and proves that the calling runtime made it (process.go).
-//  3. openSources copies the trees to mount, detached, in the host's mount namespace, with the options of the mounts.
-//  4. In the container's mount namespace the root must be a mount that the host does not have, and every path of the
-//     plan is checked. Nothing has changed until here. What only the attempt shows, such as a full disk,
-//     fails later.
-//  5. The device cgroup gets its rules. They are first, since they leave nothing in the container's root.
+//  3. openSources makes detached copies of the trees to mount, in the host's mount namespace, and sets the options of
+//     the mounts.
+//  4. In the container's mount namespace, check requires that the root is a mount that the host does not have, and
+//     checks every path of the plan. Nothing has changed until here. Later steps can still fail, for example if a disk
+//     is full.
+//  5. The device cgroup gets its rules, before the other changes: the rules leave nothing in the container's root.
 //  6. In the container's mount namespace, nodes and mounts are made, and then the createContainer work is done.
 //
-// An error after step 5 reverts the changes in reverse order. Only what the createContainer work wrote into the root
-// stays: the next start writes it again.
+// An error after step 5 reverts the changes in reverse order. Only the files of the createContainer work stay in the
+// root: the next start writes them again.
 //
-// The process does the work in one thread: the main thread, which enters the container's mount namespace with setns
-// and returns. /proc/self shows the namespaces of the main thread, on which hook and hook/rootfs rely. Another
-// process would need all handles and a protocol, and another thread would have another /proc/self. Only the mount
-// namespace is entered: the process keeps the host's credentials, so nothing in the container can trace it, and it
-// executes only its own program, which is static.
+// One thread does the work, the main thread: it enters the container's mount namespace with setns and returns. It must
+// be the main thread because hook and hook/rootfs read /proc/self, which shows the namespaces of the main thread.
+// Another process would need all open files and a protocol. Only the mount namespace is entered: the process keeps the
+// host's credentials, so nothing in the container can trace it. It executes only its own program, which is static.
 package live
 
 import (
@@ -45,18 +45,17 @@ type Request struct {
 	State *hook.State
 	// Runtime must have created the container's process.
 	Runtime *proc.Process
-	// Before is the bundle's config.json, and After the same with the devices.
+	// Before is the bundle's config.json, and After is the same with the devices.
 	Before, After []byte
 	// Interrupted returns an error if the process was told to end, although ctx may not be done yet. It is called
-	// once, when everything is given and can still be reverted. Nil means never.
+	// once, when everything is given and can still be reverted. Nil means never interrupted.
 	Interrupted func() error
 }
 
 // Give gives a container what After has in addition to Before. The calling goroutine must be locked to the main
 // thread, and the process must be in the host's mount namespace. No step begins after ctx is done.
-//
 // Warnings are problems with which the container can start. On an error nothing was changed, or the changes were
-// reverted; an error of reverting is joined.
+// reverted; if reverting failed, the error says that too.
 func Give(ctx context.Context, r Request, h host.Host) (warnings []error, err error) {
 	warnings, err = give(ctx, r, h)
 	if errors.Is(err, unix.ENOSYS) {
@@ -120,10 +119,10 @@ type container struct {
 	plan    *plan
 	sources []source
 	host    host.Host
-	// path is the root's path in the container's mount namespace before it pivots. root is nil before check.
+	// path is the root's path in the container's mount namespace before the runtime pivots. root is nil before check.
 	path string
 	root *rootfs.Root
-	// nodes are the plan's nodes, with the host's IDs.
+	// nodes are the plan's nodes, with owners as on the host.
 	nodes []rootfs.Node
 	// interrupted is Request.Interrupted.
 	interrupted func() error
@@ -167,8 +166,8 @@ func (c *container) give(ctx context.Context) (warnings []error, err error) {
 	return warnings, err
 }
 
-// allow adds the device rules. It checks that the process still runs after its cgroups were opened, which proves that
-// they are the container's.
+// allow adds the device rules. First it opens the cgroups, then it checks that the process still runs: so they are the
+// container's.
 func (c *container) allow(ctx context.Context) error {
 	if len(c.plan.rules) == 0 {
 		return nil

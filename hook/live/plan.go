@@ -18,11 +18,11 @@ import (
 	"gpu-cdi-plugin/internal/hookargs"
 )
 
-// errNotLive means that a part of a spec cannot be added to a created container. The positions that edit config.json
-// can add it.
+// errNotLive means that a part of a spec cannot be added to a created container. The positions of the hook that edit
+// config.json, before the container is created, can add it.
 var errNotLive = errors.New("it cannot be added to a container that already exists")
 
-// plan is what a container gets, in the order of application.
+// plan is what a container gets, in the order in which it is applied.
 type plan struct {
 	rules  []devcgroup.Rule
 	nodes  []node
@@ -33,7 +33,7 @@ type plan struct {
 	variables []string
 
 	// root is the path of the container's root in config.json, and users says whether the container has a user
-	// namespace. mapsRoot is false if its mappings lack the host's root.
+	// namespace. mapsRoot is false if the mappings of the user namespace lack the host's root.
 	root            string
 	users, mapsRoot bool
 }
@@ -52,13 +52,13 @@ type mount struct {
 	recursive      bool
 	// attributes are the mount's MOUNT_ATTR_* flags.
 	attributes uint64
-	// propagation is MS_PRIVATE or MS_SLAVE; deep also applies it to the mounts below.
+	// propagation is MS_PRIVATE or MS_SLAVE; deep applies it also to the mounts below.
 	propagation uint64
 	deep        bool
 }
 
-// makePlan plans the changes from a container with the config.json before to one with after. It is a pure function. An
-// error means that an existing container cannot get the difference.
+// makePlan plans the changes that a created container needs so that it matches the config.json in `after` instead of
+// that in `before`. It is a pure function. It returns an error if a created container cannot get the difference.
 func makePlan(before, after []byte) (*plan, error) {
 	var old, config oci.Spec
 	if err := errors.Join(json.Unmarshal(before, &old), json.Unmarshal(after, &config)); err != nil {
@@ -77,7 +77,7 @@ func makePlan(before, after []byte) (*plan, error) {
 	for _, d := range added(old.Linux.Devices, config.Linux.Devices) {
 		errs = append(errs, p.addNode(d))
 	}
-	// The last matching rule counts, so the new ones come after the old ones.
+	// The last matching rule counts, so new rules must come after old ones.
 	rules, known := config.Linux.Resources.Devices, old.Linux.Resources.Devices
 	n := min(len(known), len(rules))
 	if !slices.EqualFunc(known, rules[:n], func(a, b oci.LinuxDeviceCgroup) bool { return reflect.DeepEqual(a, b) }) {
@@ -200,8 +200,8 @@ func (p *plan) addMount(o oci.Mount, old []oci.Mount) error {
 		case "slave", "rslave":
 			m.propagation, m.deep = unix.MS_SLAVE, option == "rslave"
 		case "idmap", "ridmap":
-			// The CDI library adds it in a user namespace. It would make the container's root the owner of the host's
-			// files, who with CAP_SYS_ADMIN in its namespace can make a read-only mount writable.
+			// The CDI library adds this option in a user namespace. It would make the container's root the owner of
+			// the host's files, who with CAP_SYS_ADMIN in its namespace can make a read-only mount writable.
 		default:
 			attribute, ok := attributes[option]
 			if !ok {
@@ -222,7 +222,7 @@ func (p *plan) addMount(o oci.Mount, old []oci.Mount) error {
 	return errors.Join(checkPath("mount", m.target), checkPath("source of mount "+m.target, filepath.Clean(m.source)))
 }
 
-// hookProgram is the name of the hook in specs of this project.
+// hookProgram is the file name of the hook in specs of this project.
 const hookProgram = "prestart-hook"
 
 func (p *plan) addHooks(old, config *oci.Hooks) error {
@@ -256,7 +256,7 @@ func (p *plan) addHooks(old, config *oci.Hooks) error {
 	return errors.Join(errs...)
 }
 
-// checkRest returns an error if two configurations differ in more than the plan covers.
+// checkRest returns an error if two configurations also differ in parts that a plan cannot change.
 func checkRest(old, config *oci.Spec) error {
 	if more := added(old.Process.User.AdditionalGids, config.Process.User.AdditionalGids); len(more) > 0 {
 		return fmt.Errorf("additional group %d of the process: %w", more[0], errNotLive)

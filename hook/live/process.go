@@ -10,8 +10,8 @@ import (
 	"gpu-cdi-plugin/internal/proc"
 )
 
-// OpenRuntime opens the process that runs this hook, its parent. Call it first: if the parent ends, another process
-// becomes the parent, such as process 1, which is the parent of many.
+// OpenRuntime opens the runtime: the process that runs this hook, its parent. Call it first: if the runtime ends, this
+// hook gets another parent, such as process 1.
 func OpenRuntime(h host.Host) (*proc.Process, error) { return openRuntime(h, os.Getppid()) }
 
 func openRuntime(h host.Host, pid int) (*proc.Process, error) {
@@ -25,16 +25,16 @@ func openRuntime(h host.Host, pid int) (*proc.Process, error) {
 	return p, nil
 }
 
-// process is the first process of a container, which waits for the runtime's hooks.
+// process is the first process of a container. It waits until the runtime's hooks have run.
 type process struct {
 	*proc.Process
 	runtime *proc.Process
-	// mounts is the mount namespace of the process, and own that of this process.
+	// mounts is the mount namespace of the container's process, and own that of this hook.
 	mounts, own *os.File
 	// hasUsers means that the process has a user namespace other than the host's.
 	hasUsers bool
 	uid, gid proc.IDMap
-	// hostRoot is the root directory of this process.
+	// hostRoot is the root directory of this hook.
 	hostRoot fs.FileInfo
 }
 
@@ -73,7 +73,8 @@ func (p *process) open(pid int, h host.Host) (err error) {
 	return p.readUsers(self)
 }
 
-// openMounts opens the mount namespace. The check of the container's root proves that it is not the host's.
+// openMounts opens the mount namespaces of the process and of this hook, and returns an error if they are the same.
+// Later, container.check proves that container.path is this container's root.
 func (p *process) openMounts(self *proc.Process) (err error) {
 	if p.mounts, err = p.OpenNamespace("mnt"); err != nil {
 		return err
@@ -99,7 +100,7 @@ func (p *process) openMounts(self *proc.Process) (err error) {
 	return nil
 }
 
-// readUsers compares the user namespace with the host's, and reads its mappings.
+// readUsers reads whether the process has a user namespace of its own, and the mappings of that namespace.
 func (p *process) readUsers(self *proc.Process) error {
 	if !self.In(proc.InitialUser) {
 		return errors.New("this hook runs in a user namespace, where no device nodes can be made: " +
@@ -139,10 +140,10 @@ func (p *process) checkAlive() error {
 	return nil
 }
 
-// checkCreatedBy returns an error unless the process is a child of the runtime, or a grandchild that lost its parent:
-// "crun create" with a user namespace forks twice. The kernel gives such an orphan to an ancestor of the runtime.
-// Processes of other containers can have the same parent, so two more conditions must be met: the process executes the
-// runtime's program, and did not start before the runtime.
+// checkCreatedBy returns an error unless the runtime made the process: the process is a child of the runtime, or a
+// grandchild that lost its parent, since "crun create" with a user namespace forks twice. The kernel gives such an
+// orphan to an ancestor of the runtime, which can be the parent of other containers' processes too. So two more
+// conditions must be met: the process executes the runtime's program, and did not start before the runtime.
 func (p *process) checkCreatedBy(h host.Host) error {
 	own, err := p.Stat()
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// source is a mount with an open, detached copy of the host's tree. The copy changes nothing until it is mounted, and
+// source is a mount with an open, detached copy of the host's tree. The copy has no effect before it is mounted, and
 // is gone when it is closed.
 type source struct {
 	mount
@@ -57,8 +57,9 @@ func openSource(m mount) (source, error) {
 	return s, nil
 }
 
-// setAttributes gives the tree its options. The copy of a shared mount is shared too: mounts of the container below it
-// would appear on the host. So the copy is made at least a slave everywhere, like in a runtime's mount namespace.
+// setAttributes gives the tree its options. The copy of a shared mount is shared too: what the container mounts below
+// it would appear on the host. So the propagation of the copy is at least "slave" everywhere, like in a runtime's
+// mount namespace.
 func (s source) setAttributes() error {
 	const top = uint(unix.AT_EMPTY_PATH)
 	propagation := top

@@ -37,9 +37,9 @@ func (r *Root) CheckContainer() error {
 	return nil
 }
 
-// CheckMountedSince returns an error unless the root's mount point has more mounts in this process's mount namespace
-// than in the namespace that was copied, whose mounts are given: runtimes mount a root over itself. If it does not, the
-// other namespace has the same mount, which may be another container's root.
+// CheckMountedSince returns an error unless a runtime mounted the root for this container. `others` are the mounts of
+// the mount namespace that was copied. Runtimes mount a root over itself, so the root's mount point must have more
+// mounts in this namespace than in `others`. If it has not, the root may be another container's.
 func (r *Root) CheckMountedSince(others []proc.Mount) error {
 	own, err := ownMounts()
 	if err != nil {
@@ -63,7 +63,7 @@ func mountsAt(mounts []proc.Mount, point string) (n int) {
 	return n
 }
 
-// procfs is the path of /proc, in the host's mount namespace and in a copy of it.
+// procfs is the path of /proc, in the host's mount namespace and in copies of it.
 const procfs = "/proc"
 
 // ownMounts returns the mounts of the calling thread's mount namespace.
@@ -108,8 +108,8 @@ func (r *Root) isInHostNamespace() (bool, error) {
 	return slices.ContainsFunc(mounts, r.isMount), nil
 }
 
-// isOwnedByHost reports whether the initial user namespace owns the mount namespace. If so, it returns the error that
-// has kept the caller from comparing the mount namespace with the host's.
+// isOwnedByHost reports whether the initial user namespace owns the mount namespace. If so, it returns `cause`: the
+// error because of which the two mount namespaces could not be compared.
 func isOwnedByHost(self *proc.Process, cause error) (bool, error) {
 	owner, err := self.OwnerOfMounts()
 	switch {
@@ -133,7 +133,7 @@ func mountID(f *os.File) (uint64, error) {
 	return mountIDFromProc(f)
 }
 
-// mountIDFromProc does what mountID does, for kernels before Linux 5.8.
+// mountIDFromProc does what mountID does, for kernels older than Linux 5.8.
 func mountIDFromProc(f *os.File) (uint64, error) {
 	self, err := proc.Self(procfs)
 	if err != nil {

@@ -16,9 +16,9 @@ import (
 
 const mountAttrs = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
 
-// MountFile mounts a read-only file with that content and mode over the file at name, after following links. The new
-// file is the only one on its own tmpfs, so nothing in the root changes. Directories are refused, and files on a shared
-// mount are refused with [ErrShared]. If a file with that content is mounted there already, MountFile does nothing.
+// MountFile mounts a read-only file with that content and mode over the file at `name`, after following links. The new
+// file is the only one on its own tmpfs, so nothing in the root changes. MountFile refuses a directory, and refuses a
+// file on a shared mount with [ErrShared]. If a file with that content is mounted there already, it does nothing.
 //
 // The process must be in the container's mount namespace. The call needs Linux 5.8, and 5.12 for a read-only mount.
 func (r *Root) MountFile(name string, data []byte, mode fs.FileMode) error {
@@ -54,8 +54,8 @@ func (r *Root) mountFile(name string, data []byte, mode fs.FileMode) error {
 	})
 }
 
-// mountAlone mounts a read-only file over target. mk creates the file on a tmpfs of its own. without has the attributes
-// that the mount must not have.
+// mountAlone mounts a read-only file over target. The function mk creates the file on a tmpfs of its own. The
+// attributes in `without` are not set on the mount.
 func (r *Root) mountAlone(target *os.File, size int, without uint64, mk func(tmpfs *os.File, name string) error) error {
 	tmpfs, err := newTmpfs(size, mountAttrs&^without)
 	if err != nil {
@@ -79,7 +79,7 @@ func (r *Root) mountAlone(target *os.File, size int, without uint64, mk func(tmp
 	return r.attach(file, target, mountAttrs&^without)
 }
 
-// refuseProc returns an error if a link of the image led into /proc. The runtime still writes to files there, for
+// refuseProc returns an error if a link of the image led into /proc. The runtime later writes to files there, for
 // example to set the container's security profile (CVE-2019-16884).
 func refuseProc(f *os.File) error {
 	var st unix.Statfs_t
@@ -128,9 +128,9 @@ func newTmpfs(size int, attrs uint64) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "tmpfs"), nil
 }
 
-// openAttached replaces open_tree on kernels that can clone only mounts of the process's own namespace. For that it
-// mounts the tmpfs over the root for a moment. This has no effect: lookups start at the root's handle, below that
-// mount, and the container does not run yet.
+// openAttached opens the file on the tmpfs like open_tree, for kernels that can clone only mounts of the process's own
+// namespace. It mounts the tmpfs over the root for a moment. Nobody sees that mount: paths are looked up from the
+// root's handle, which is below it, and the container does not run yet.
 func (r *Root) openAttached(tmpfs *os.File, name string) (_ int, err error) {
 	if err := r.moveMount(tmpfs, r.dir); err != nil {
 		return -1, err
@@ -179,8 +179,8 @@ func (r *Root) refuseShared(f *os.File) error {
 	if err != nil {
 		return err
 	}
-	// On a host with 1,000 mounts reading the table takes a millisecond, so it is read once. Nobody else mounts here
-	// meanwhile: the container does not run yet.
+	// Reading the table takes a millisecond on a host with 1,000 mounts, so it is read once. No other process mounts
+	// here meanwhile: the container does not run yet.
 	shared, known := r.shared[id]
 	if !known {
 		if err := r.readMounts(); err != nil {
@@ -196,7 +196,7 @@ func (r *Root) refuseShared(f *os.File) error {
 	return nil
 }
 
-// readMounts reads which mounts of the mount namespace have propagation, by mount ID.
+// readMounts reads which mounts of the mount namespace have propagation.
 func (r *Root) readMounts() error {
 	mounts, err := ownMounts()
 	if err != nil {

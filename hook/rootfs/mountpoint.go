@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CheckMountPoint returns an error if nothing can be mounted at a path, without changing anything. An existing file,
-// after following links, must have the right type and be neither in /proc nor on a mount with propagation. If there is
-// none, MakeMountPoint must be able to make one.
+// CheckMountPoint returns an error if nothing can be mounted at a path. It changes nothing. If a file exists there,
+// after following links, it must have the right type and be neither in /proc nor on a mount with propagation. If no
+// file exists, MakeMountPoint must be able to make one.
 func (r *Root) CheckMountPoint(name string, isDir bool) error {
 	f, err := r.open(name, unix.O_PATH)
 	if errors.Is(err, unix.ENOENT) {
@@ -51,8 +51,8 @@ func (r *Root) checkTarget(f *os.File, isDir bool) error {
 	return refuseProc(f)
 }
 
-// checkParent opens the directory in which a missing path would be created, or its nearest existing ancestor. It
-// returns ErrVolume where ownDir would.
+// checkParent opens the directory in which a missing path would be created, or its nearest ancestor that exists. Like
+// ownDir it returns ErrVolume if the directory is on another mount.
 func (r *Root) checkParent(name string) (*os.File, error) {
 	for {
 		name = path.Dir(name)
@@ -121,7 +121,7 @@ func (r *Root) makeMountPoint(name string, isDir bool) error {
 	defer closeQuietly(dir)
 	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Openat(int(dir.Fd()), path.Base(name), flags, 0o644)
-	if err != nil { // EEXIST: a dangling link
+	if err != nil { // EEXIST is a link that dangles
 		return err
 	}
 	_ = unix.Close(fd)

@@ -19,9 +19,9 @@ type Node struct {
 	UID, GID int
 }
 
-// HasNode reports whether a path is a device node with the type and numbers of n, without following a link. On the
-// root's own mount and in the container's own /dev, the permissions and owners must match too; elsewhere the volume
-// decides about them.
+// HasNode reports whether a path is a device node with the type and numbers of n. It does not follow a link. On the
+// root's own mount and in the container's own /dev, the permissions and owners must match too; on a volume they may
+// differ.
 func (r *Root) HasNode(name string, n Node) bool {
 	f, err := r.open(name, unix.O_PATH|unix.O_NOFOLLOW)
 	if err != nil {
@@ -90,8 +90,8 @@ func (r *Root) makeNode(name string, n Node) error {
 	return nil
 }
 
-// mknod creates a device node, and removes it again if its owners and permissions cannot be set. They are set through a
-// handle, since the name could lead elsewhere by then.
+// mknod creates a device node. If the owners and permissions cannot be set, it removes the node again. They are set
+// through a handle, since the name could lead elsewhere by then.
 func mknod(dir *os.File, name string, n Node) error {
 	if err := unix.Mknodat(int(dir.Fd()), name, n.Mode&unix.S_IFMT, int(n.Device)); err != nil {
 		return err

@@ -40,7 +40,7 @@ func (r *Root) IsFile(name string) bool {
 func (r *Root) OpenFile(name string) (*os.File, error) { return r.openFile(name, r.checkRootMount) }
 
 // ReadFile reads a regular file of at most limit bytes on the root's own mount, after following links. It refuses a
-// file that has several names (hard links) and that not every user can read: one name may be outside the root, and the
+// file with several names (hard links) that not every user can read: one of the names may be outside the root, and the
 // hook writes what it reads for every user.
 func (r *Root) ReadFile(name string, limit int64) ([]byte, error) {
 	return r.readFile(name, limit, func(f *os.File) error {
@@ -58,13 +58,14 @@ func (r *Root) ReadFile(name string, limit int64) ([]byte, error) {
 	})
 }
 
-// ReadCover reads a regular file of at most limit bytes that is on a tmpfs and mounted over another file, like a file
-// from MountFile. Others mount such files too, so its content may be compared but must not be written.
+// ReadCover reads a regular file of at most limit bytes that is mounted over another file from a tmpfs, like a file of
+// MountFile. Engines mount Secrets like that too, so the content may be compared but must not be written.
 func (r *Root) ReadCover(name string, limit int64) ([]byte, error) {
 	return r.readFile(name, limit, checkCover)
 }
 
-// openFile opens a regular file that passes a check. The check gets the open file, since the path may be replaced.
+// openFile opens a regular file that passes a check. The check gets the open file, since another file may have its
+// path by then.
 func (r *Root) openFile(name string, check func(*os.File) error) (*os.File, error) {
 	f, err := r.open(name, unix.O_PATH)
 	if err != nil {
@@ -100,7 +101,7 @@ func (r *Root) checkRootMount(f *os.File) error {
 }
 
 // checkOwnMount returns ErrVolume unless the file is on the root's own mount, in the container's own /dev, or on
-// another tmpfs of its own.
+// another tmpfs of the container (TreatTmpfsAsOwn).
 func (r *Root) checkOwnMount(f *os.File) error {
 	id, err := mountID(f)
 	if err != nil {

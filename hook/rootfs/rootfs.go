@@ -1,5 +1,5 @@
-// Package rootfs accesses files in the root of an untrusted container. All other code of the hook opens, creates,
-// replaces and mounts over such files through it.
+// Package rootfs accesses files in the root of an untrusted container. All other code of the hook uses it to open,
+// create, replace and cover such files.
 //
 // The root is opened once. The kernel resolves every path from that handle as if the root were "/" (openat2 with
 // RESOLVE_IN_ROOT, or pathrs-lite before Linux 5.6). So no link, no "..", no magic link of /proc and no concurrent
@@ -7,11 +7,11 @@
 // read only if it is regular. A file is replaced by renaming a new one over it, so that nothing is written through a
 // link or into an inode that the image chose.
 //
-// Only files on the root's own mount are read or written, whatever path leads to them. Others are refused with
-// [ErrVolume]: a link of the image may lead to a volume, a Secret, or a file of /proc or /sys that the container's user
-// cannot read, and the hook would copy its content to a file that every user can read. The exception is the container's
-// own /dev, whose directories may be listed and written to. A mount that would propagate out of the container is
-// refused with [ErrShared].
+// Only files on the root's own mount are read or written, whatever path leads to them. Files on other mounts are
+// refused with [ErrVolume]: a link of the image may lead to a volume, a Secret, or a file of /proc or /sys that the
+// container's user cannot read, and the hook would copy the content to a file that every user can read. The exception
+// is the container's own /dev, whose directories may be listed and written to. A mount that would propagate out of the
+// container is refused with [ErrShared].
 package rootfs
 
 import (
@@ -29,7 +29,7 @@ import (
 var (
 	// ErrNotRegular means that a file to be read is not a regular file.
 	ErrNotRegular = errors.New("not a regular file")
-	// ErrVolume means that a file to be read or changed is on a volume, or on any other mount than the root's own.
+	// ErrVolume means that a file to be read or changed is not on the root's own mount, for example on a volume.
 	ErrVolume = errors.New("on another mount than the container's root")
 	// ErrShared means that a file to be mounted over is on a mount with propagation.
 	ErrShared = errors.New("on a shared mount: the new mount would appear on the host too")
@@ -38,21 +38,22 @@ var (
 // Root is a container's root. Its methods take absolute, clean paths as the container sees them.
 type Root struct {
 	dir *os.File
-	// mount is the ID of the root's own mount, dev the ID of the container's own /dev, or mount if it has none.
+	// mount is the ID of the root's own mount, dev that of the container's own /dev, or mount if the container has
+	// none.
 	mount, dev uint64
-	// onHost reports whether the host has a file system mounted, by its device number. If it is nil, only the file
-	// systems of mount and dev are the container's own.
+	// onHost reports whether the host has mounted a file system, by its device number. If it is nil, only the file
+	// systems of `mount` and `dev` are the container's own.
 	onHost func(dev uint64) bool
-	// shared says which mounts have propagation, by mount ID. It is read at the first lookup, and again for a mount
-	// that it does not contain.
+	// shared says which mounts have propagation, by mount ID. It is read when first used, and again if a mount is not
+	// in it.
 	shared map[uint64]bool
-	// undo has the changes that Undo reverts; nil before Record.
+	// undo has the changes that Undo reverts; it is nil before Record.
 	undo []change
 }
 
 // TreatTmpfsAsOwn makes Root treat a tmpfs as the container's own if the host does not have it mounted: the runtime
-// made it for this container, for example at /run. A volume in memory is also mounted on the host, so it is not the
-// container's own, not even at /dev.
+// made it for this container, for example at /run. A volume in memory is also mounted on the host, so it does not
+// count as the container's own, not even at /dev.
 func (r *Root) TreatTmpfsAsOwn(onHost func(dev uint64) bool) {
 	r.onHost = onHost
 	r.dev = r.mount
@@ -61,9 +62,8 @@ func (r *Root) TreatTmpfsAsOwn(onHost func(dev uint64) bool) {
 // Open opens the root at an absolute path, or the working directory, ".". It refuses the root of the calling process.
 // hostDev is the path of the host's /dev, which is never treated as the container's own.
 //
-// Symbolic links in the path are followed only if no user except root and the caller could have made them. Through
-// another link, the owner of a directory above the root could lead the hook to another container, or to any mount of
-// the host.
+// Symbolic links in the path are followed only if no user except root and the caller could have made them. Otherwise
+// the owner of a directory above the root could lead the hook to another container, or to any mount of the host.
 func Open(name, hostDev string) (*Root, error) {
 	var dir *os.File
 	var err error
@@ -91,8 +91,8 @@ func Open(name, hostDev string) (*Root, error) {
 	return r, nil
 }
 
-// findDev returns the ID of the mount at /dev if it is the container's own: a tmpfs, as runtimes mount it, that is not
-// the host's and not behind a link. Otherwise it returns the ID of the root's mount.
+// findDev returns the ID of the mount at /dev if that is the container's own: a tmpfs, as runtimes mount it, that is
+// neither the host's nor behind a link. Otherwise it returns the ID of the root's mount.
 func (r *Root) findDev(hostDev string) uint64 {
 	var host, own unix.Stat_t
 	var fs unix.Statfs_t
@@ -133,7 +133,7 @@ func (r *Root) Close() error {
 // lookupTries is how often a lookup is tried that concurrent renames or mounts disturb.
 const lookupTries = 128
 
-// open opens a path in the root. With O_PATH it has no effect on the file that it opens.
+// open opens a path in the root. With O_PATH, opening a device or a FIFO has no effect on it.
 func (r *Root) open(name string, flags uint64) (*os.File, error) {
 	how := unix.OpenHow{
 		Flags:   flags | unix.O_CLOEXEC,
@@ -156,7 +156,7 @@ func (r *Root) open(name string, flags uint64) (*os.File, error) {
 	return nil, &os.PathError{Op: "open", Path: name, Err: err}
 }
 
-// openWithoutOpenat2 does what open does, for kernels before Linux 5.6 or if a seccomp filter refuses openat2.
+// openWithoutOpenat2 does what open does, if the kernel is older than Linux 5.6 or a seccomp filter refuses openat2.
 func (r *Root) openWithoutOpenat2(name string, flags uint64) (*os.File, error) {
 	if flags&unix.O_NOFOLLOW != 0 {
 		dir, err := r.openWithoutOpenat2(path.Dir(name), unix.O_PATH|unix.O_DIRECTORY)

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Record begins to record what is created and mounted, for Undo.
+// Record begins to record what is created and mounted, so that Undo can revert it.
 func (r *Root) Record() { r.undo = []change{} }
 
 // change is a name that was created in a directory, or a mount.
@@ -18,10 +18,10 @@ type change struct {
 	file *os.File // the directory of the name, or the mount
 	name string   // empty for a mount
 	dir  bool     // the name is a directory
-	old  string   // the name, in the same directory, under which the replaced file is kept; empty without one
+	old  string   // the replaced file is kept in the same directory under this name; empty if there was no file
 }
 
-// Undo unmounts what was mounted since Record and removes the names that were created, the last first. Replaced files
+// Undo unmounts what was mounted since Record, and removes the files that were created, the last first. Replaced files
 // get their names again. It continues after an error. The process must be in the container's mount namespace.
 func (r *Root) Undo() error {
 	var errs []error
@@ -60,8 +60,8 @@ func (r *Root) Keep() error {
 	return errors.Join(errs...)
 }
 
-// replaceKept does what replace does, for a root that records changes. It keeps the replaced file under the name old,
-// which is empty if there was none.
+// replaceKept does what replace does, for a root that records changes. It keeps the replaced file under the name
+// `old`, which is empty if there was no file.
 func (r *Root) replaceKept(dir *os.File, name string, mk func(temp string) error) (old string, err error) {
 	var st unix.Stat_t
 	err = unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -87,7 +87,7 @@ func (r *Root) forget() {
 	r.undo = nil
 }
 
-// record records a change with a handle of its own. An error means that the change could not be undone.
+// record records a change, with its own handle of the file. An error means that the change could not be undone.
 func (r *Root) record(what string, file *os.File, name string, dir bool) error {
 	if r.undo == nil {
 		return nil

@@ -93,7 +93,7 @@ func create(dir *os.File, name string, data []byte, mode fs.FileMode) error {
 	return nil
 }
 
-// replace creates a file with mk under a temporary name and renames it. It refuses to replace a directory.
+// replace creates a file with mk under a temporary name and renames it to name. It refuses to replace a directory.
 func replace(dir *os.File, name string, mk func(temp string) error) error {
 	var st unix.Stat_t
 	err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -110,7 +110,7 @@ func replace(dir *os.File, name string, mk func(temp string) error) error {
 	return nil
 }
 
-// makeTemp calls mk with a temporary name beside a name until that is free.
+// makeTemp calls mk with a temporary name in the same directory, until it gets a name that no file has.
 func makeTemp(name string, mk func(temp string) error) (temp string, err error) {
 	for range 100 {
 		temp = "." + name[:min(len(name), 200)] + "." + strconv.FormatUint(rand.Uint64(), 36)
@@ -121,8 +121,8 @@ func makeTemp(name string, mk func(temp string) error) (temp string, err error) 
 	return temp, err
 }
 
-// ownDir opens a directory for changes. It creates a missing one with mode 0755 less the umask. It returns ErrVolume
-// unless the directory is on the root's own mount or in the container's own /dev, whatever path led to it.
+// ownDir opens a directory for changes. It creates a missing directory with mode 0755 less the umask. It returns
+// ErrVolume unless the directory is on the root's own mount or in the container's own /dev, whatever path led there.
 func (r *Root) ownDir(name string) (*os.File, error) {
 	dir, err := r.open(name, unix.O_PATH|unix.O_DIRECTORY)
 	if errors.Is(err, unix.ENOENT) && name != "/" {

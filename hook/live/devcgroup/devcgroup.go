@@ -3,12 +3,12 @@
 //
 // With cgroup v1 the kernel keeps a list of rules, to which the package adds its own. With cgroup v2 BPF programs
 // decide: each program that is attached to the container's cgroup is replaced by one that first admits the new devices
-// and then does what the old one did. On a hybrid host both are done where both restrict the container. If systemd
-// manages the cgroup, the devices are also added to its unit, since systemd applies the unit's list again at each
-// daemon-reload.
+// and then does what the old program did. On a host with both versions, each is changed that restricts the container.
+// If systemd manages the cgroup, the devices are also added to its unit, since systemd applies the unit's list again
+// at each daemon-reload.
 //
 // Cgroups above the container's stay unchanged and must admit the devices as well. A cgroup with another process is
-// never changed. An error undoes nothing: the runtime removes the container and its cgroups.
+// never changed. After an error nothing is undone: the runtime then removes the container and its cgroups.
 package devcgroup
 
 import (
@@ -18,15 +18,15 @@ import (
 	"strings"
 )
 
-// Host has the host's paths that the package uses. The process must be in the host's mount namespace.
+// Host has the paths of the host's files that the package uses. The process must be in the host's mount namespace.
 type Host struct {
 	Proc    string // usually /proc
 	Cgroups string // usually /sys/fs/cgroup
 	Systemd string // systemd's own socket, usually /run/systemd/private
 }
 
-// Rule admits a device. With cgroup v2 a single rule must allow all that an open requests: if an old rule has "r" and
-// this one has "w", opening for reading and writing is denied.
+// Rule admits a device. With cgroup v2 a single rule must allow all that an open(2) requests: if an old rule has "r"
+// and the new one has "w", opening for reading and writing is denied.
 type Rule struct {
 	Type         byte   // 'c' for a character device, 'b' for a block device
 	Major, Minor uint32 // the kernel's numbers
@@ -62,7 +62,7 @@ func merge(rules []Rule) []Rule {
 	return merged
 }
 
-// union returns the access letters that are in either.
+// union returns the access letters that are in a or in b.
 func union(a, b string) string {
 	for _, letter := range b {
 		if !strings.ContainsRune(a, letter) {
@@ -72,10 +72,10 @@ func union(a, b string) string {
 	return a
 }
 
-// Allow lets the process and its children use the devices of the rules, in all cgroups that restrict it. It starts with
-// systemd, which writes a unit's whole list to the cgroup, or attaches another program, when the list changes.
+// Allow lets the process and its children use the devices of the rules, in all cgroups that restrict it. The change in
+// systemd comes first: systemd then writes the unit's whole list to the cgroup, or attaches another program.
 //
-// The context limits the calls to systemd, which take at most 5 s. Nothing else waits.
+// The context limits the calls to systemd, which take at most 5 s together. Nothing else waits.
 func (c *Cgroups) Allow(ctx context.Context, rules []Rule) error {
 	for _, r := range rules {
 		if err := r.validate(); err != nil {

@@ -20,14 +20,14 @@ import (
 type Cgroups struct {
 	host Host
 	pid  int
-	list []*cgroup // outer ones come first
+	list []*cgroup // outer cgroups first
 }
 
-// Find opens the cgroups of a process. The caller checks after Find that the process still runs: otherwise other
-// processes may use cgroups of these names by now.
+// Find opens the cgroups of a process. After Find, the caller checks that the process still runs: if it has ended,
+// other processes may have cgroups of the same names by now.
 //
 // The hierarchies must be where all distributions mount them: cgroup v2 at Host.Cgroups or, beside cgroup v1, at
-// unified below it, and the devices controller of cgroup v1 at devices below it.
+// "unified" below it, and the devices controller of cgroup v1 at "devices" below it.
 func Find(host Host, p *proc.Process) (*Cgroups, error) {
 	c := &Cgroups{host: host, pid: p.PID}
 	if err := c.find(p); err != nil {
@@ -56,8 +56,8 @@ func (c *Cgroups) find(p *proc.Process) error {
 	return c.open(unified, cgroup{path: paths.unified, unified: true})
 }
 
-// open opens a cgroup of the hierarchy mounted at a directory, and the container's scope above it. It ignores the root
-// cgroup of a hierarchy that is not mounted, which restricts nothing.
+// open opens a cgroup of the hierarchy that is mounted at `mount`, and the container's scope above the cgroup. If the
+// hierarchy is not mounted and the cgroup is its root, which restricts nothing, open does nothing.
 func (c *Cgroups) open(mount string, cg cgroup) error {
 	magic := int64(unix.CGROUP_SUPER_MAGIC)
 	if cg.unified {
@@ -83,8 +83,8 @@ func (c *Cgroups) open(mount string, cg cgroup) error {
 	return nil
 }
 
-// openScope opens the container's scope if the container's cgroup is below it, as with crun: systemd filters the
-// devices of the scope. A scope with other processes is not the container's.
+// openScope opens the container's scope if the container's cgroup is below a scope, as crun makes it: systemd filters
+// the devices of the scope. If the scope has other processes, it is not the container's.
 func (c *Cgroups) openScope(mount string, scope cgroup) error {
 	dir, err := os.OpenRoot(filepath.Join(mount, scope.path))
 	if err != nil {
@@ -114,7 +114,7 @@ func (c *Cgroups) Close() {
 // cgroup is an open cgroup directory.
 type cgroup struct {
 	dir     *os.Root
-	path    string // in its hierarchy, such as /system.slice/x.scope
+	path    string // path in the hierarchy, such as /system.slice/x.scope
 	unified bool   // cgroup v2
 }
 
@@ -139,7 +139,7 @@ func (c *cgroup) read(name string) (string, error) {
 	return string(data), err
 }
 
-// cgroupPaths are a process's cgroups that can restrict devices. A path is "" if there is no such hierarchy.
+// cgroupPaths are a process's cgroups that can restrict devices. A path is "" if the host does not have the hierarchy.
 type cgroupPaths struct {
 	devices string // in the hierarchy of the devices controller of cgroup v1
 	unified string // in cgroup v2
@@ -177,10 +177,11 @@ func checkPath(name string) error {
 	return nil
 }
 
-// maxCgroups is the largest number of cgroups that a container may have before it starts.
+// maxCgroups is the largest number of cgroups that a container's cgroup may have below it before the container starts.
 const maxCgroups = 64
 
-// checkNoOther returns an error unless the process is the only one in the cgroup and its descendants.
+// checkNoOther returns an error unless the cgroup and the cgroups below it contain exactly one process, that with the
+// ID pid.
 func (c *cgroup) checkNoOther(pid int) error {
 	cgroups, found := 0, false
 	err := fs.WalkDir(c.dir.FS(), ".", func(name string, _ fs.DirEntry, err error) error {
@@ -211,7 +212,7 @@ func (c *cgroup) checkNoOther(pid int) error {
 	return nil
 }
 
-// isRestricted reports whether the cgroup itself, rather than one above it, restricts devices.
+// isRestricted reports whether this cgroup restricts devices, rather than one above it.
 func (c *cgroup) isRestricted() (bool, error) {
 	if c.unified {
 		return c.hasFilters()

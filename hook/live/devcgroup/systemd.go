@@ -34,7 +34,7 @@ const (
 // deviceAllow is an entry of a unit's DeviceAllow.
 type deviceAllow struct{ Path, Access string }
 
-// scopeOf returns the scope that a cgroup is named after, or "" if its name is not that of a scope.
+// scopeOf returns the systemd scope of a cgroup, which is the cgroup's name, or "" if that does not name a scope.
 func scopeOf(cgroup string) string {
 	if name := path.Base(cgroup); strings.HasSuffix(name, ".scope") {
 		return name
@@ -42,9 +42,10 @@ func scopeOf(cgroup string) string {
 	return ""
 }
 
-// allowInScope adds the devices to the scope of a cgroup. systemd writes the scope's list to the cgroup at once, and
-// again at each daemon-reload. allowInScope does nothing if systemd does not run, does not know the scope, or has
-// another cgroup for it, since other programs may use such names.
+// allowInScope adds the devices to the systemd scope of a cgroup. systemd writes the scope's list to the cgroup at
+// once, and again at each daemon-reload. allowInScope does nothing if systemd does not run or does not know the scope.
+// Programs other than systemd may use such a name for a cgroup, so it also does nothing if the scope's cgroup is
+// another one.
 func allowInScope(ctx context.Context, socket, cgroup string, rules []Rule) error {
 	ctx, cancel := context.WithTimeout(ctx, systemdTimeout)
 	defer cancel()
@@ -97,8 +98,9 @@ func dialSystemd(ctx context.Context, socket string) (*systemd, error) {
 
 // authenticate authenticates by this process's user, which systemd gets from the kernel (the mechanism EXTERNAL).
 //
-// Like systemd's own clients it writes everything at once, and nothing more before the answer: systemd does not notice
-// a call that it reads together with BEGIN, and waits for more. The connections of godbus run into this at times.
+// It writes the whole handshake at once, like systemd's own clients, and then waits for the answer: systemd does not
+// notice a call that arrives together with BEGIN, and waits for more. The connections of godbus sometimes hang for
+// this reason.
 func (s *systemd) authenticate() error {
 	user := hex.EncodeToString([]byte(strconv.Itoa(os.Geteuid())))
 	if _, err := s.Write([]byte("\x00AUTH EXTERNAL " + user + "\r\nBEGIN\r\n")); err != nil {
@@ -114,7 +116,7 @@ func (s *systemd) authenticate() error {
 	return nil
 }
 
-// call calls a method of systemd and stores its results. An error from systemd is a dbus.Error.
+// call calls a method of systemd and stores its results. If systemd refuses, the error is a dbus.Error.
 func (s *systemd) call(object dbus.ObjectPath, method string, arguments []any, results ...any) error {
 	dot := strings.LastIndexByte(method, '.')
 	request := dbus.Message{
@@ -173,16 +175,16 @@ func (s *systemd) entries(cgroup string, rules []Rule) ([]deviceAllow, error) {
 			return nil, fmt.Errorf("read the unit's %s: %w", property.name, err)
 		}
 	}
-	// A unit with policy auto and no list may use all devices. An entry would remove access to all others.
+	// With the policy "auto" and no list, the unit may use all devices. An entry would remove access to all others.
 	if own != cgroup || policy == "auto" && len(allowed) == 0 {
 		return nil, nil
 	}
 	return extend(allowed, rules), nil
 }
 
-// extend returns the entries for the rules, merged with the unit's access to the same devices, since systemd replaces
-// an entry with the same path. Like runc it names a device by its numbers. systemd 240 and later parse them from the
-// name, whether such a link exists or not.
+// extend returns the entries for the rules. If the unit has access to the same device already, the entry includes that
+// access, since systemd replaces an entry with the same path. Like runc it names a device by its numbers. systemd 240
+// and later parse the numbers from the name, even if no such link exists.
 func extend(allowed []deviceAllow, rules []Rule) []deviceAllow {
 	var entries []deviceAllow
 	for _, r := range rules {

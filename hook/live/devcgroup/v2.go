@@ -17,8 +17,9 @@ import (
 	"gpu-cdi-plugin/internal/fileio"
 )
 
-// checkReadable returns an error if the kernel does not return BPF programs as they were loaded. A kernel that hardens
-// its JIT compiler splits their constants and joins them in a register that programs may not use.
+// checkReadable returns an error if the kernel changes BPF programs while loading them, so that they cannot be loaded
+// again. A kernel that hardens its JIT compiler splits constants and joins them in a register that programs may not
+// use.
 func checkReadable(proc string) error {
 	value, err := fileio.ReadFile(filepath.Join(proc, "sys/net/core/bpf_jit_harden"), maxRead)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without the JIT compiler has no such file
@@ -50,8 +51,8 @@ func (c *cgroup) hasFilters() (bool, error) {
 	return len(attached) > 0, err
 }
 
-// allowByFilter replaces the BPF programs that filter devices in cgroup v2. Each program can deny a device, so all of
-// them are replaced.
+// allowByFilter replaces all BPF programs that filter devices in the cgroup (v2), since each of them can deny a
+// device.
 func (c *cgroup) allowByFilter(proc string, rules []Rule) error {
 	if err := checkReadable(proc); err != nil {
 		return err
@@ -74,8 +75,8 @@ func (c *cgroup) allowByFilter(proc string, rules []Rule) error {
 	return nil
 }
 
-// replaceFilter replaces an attached program by one that runs the given instructions first and then those of the old
-// one.
+// replaceFilter replaces an attached program. The new program runs the instructions in `before` and then those of the
+// old program.
 func replaceFilter(dir *os.File, id ebpf.ProgramID, before asm.Instructions) error {
 	current, err := ebpf.NewProgramFromID(id)
 	if err != nil {
@@ -95,7 +96,7 @@ func replaceFilter(dir *os.File, id ebpf.ProgramID, before asm.Instructions) err
 	defer next.Close()
 	return link.RawAttachProgram(link.RawAttachProgramOptions{
 		Target: int(dir.Fd()), Program: next, Attach: ebpf.AttachCGroupDevice,
-		Flags: unix.BPF_F_ALLOW_MULTI, Anchor: link.ReplaceProgram(current), // runc, crun and systemd attach so
+		Flags: unix.BPF_F_ALLOW_MULTI, Anchor: link.ReplaceProgram(current), // as runc, crun and systemd do
 	})
 }
 
@@ -119,7 +120,7 @@ func instructions(p *ebpf.Program) (asm.Instructions, error) {
 }
 
 // prologue returns instructions that admit the devices of the rules, like the programs of runc. For other devices,
-// execution continues with the instructions that follow, with the program's context still in register 1.
+// execution continues after them, with the program's context still in register 1.
 //
 // The context is a struct bpf_cgroup_dev_ctx: a word with the access in its upper half and the type of the device in
 // its lower half, a word with the major number, and a word with the minor number.
@@ -152,7 +153,7 @@ func prologue(rules []Rule) asm.Instructions {
 			asm.Return(),
 		)
 	}
-	return append(code, asm.Mov.Reg(context, context).WithSymbol(next)) // does nothing; it carries the last label
+	return append(code, asm.Mov.Reg(context, context).WithSymbol(next)) // does nothing, but has the last label
 }
 
 func accessBits(access string) int32 {
