@@ -1,5 +1,5 @@
-// Package cli has what the command lines of the project share: exit statuses and hints for errors, help that lists the
-// statuses, and error reports as text or JSON. It knows no particular verb.
+// Package cli has what the command lines of the programs share: exit statuses and hints for errors, help that lists
+// the statuses, and error reports as text or JSON. It knows no particular verb.
 package cli
 
 import (
@@ -21,7 +21,7 @@ import (
 // statusKey is the annotation with the exit statuses of a verb.
 const statusKey = "exit"
 
-// Statuses returns the annotation of a verb with the exit statuses that its help lists.
+// Statuses returns the annotation for a verb that lists these exit statuses in its help.
 func Statuses(codes ...Code) map[string]string {
 	var list []string
 	for _, c := range codes {
@@ -52,7 +52,7 @@ func Help(meanings map[Code]string) func(*cobra.Command, []string) {
 	}
 }
 
-// HelpCommand returns the verb help. Unlike cobra's, it returns an error for an unknown verb.
+// HelpCommand returns the verb `help`. Unlike cobra's, it returns an error for an unknown verb.
 func HelpCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:         "help [verb]",
@@ -86,15 +86,15 @@ func HelpCommand() *cobra.Command {
 // UsageHint returns the hint for a usage error of a verb.
 func UsageHint(cmd *cobra.Command) string { return "see " + cmd.CommandPath() + " --help" }
 
-// AddVersion adds the flag --version, which prints the name and the version of the program. Cobra's own template is
-// used: with another one the linker would keep every method of every type, which adds 3 MB to the program.
+// AddVersion adds the flag --version, which prints the name and the version of the program. It keeps cobra's template:
+// with another one the linker would keep every method of every type, which adds 3 MB to the program.
 func AddVersion(root *cobra.Command, version string) {
 	root.Version = version
 	root.Flags().Bool("version", false, "print the version of this program")
 }
 
-// UnknownVerb is the argument check of a command that only holds verbs. Its error suggests verbs with similar names,
-// here or below other commands, or lists all verbs.
+// UnknownVerb is the argument check of a command that has only verbs. Its error suggests verbs with similar names, or
+// lists all verbs.
 func UnknownVerb(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 || !cmd.HasSubCommands() {
 		return nil
@@ -122,8 +122,8 @@ func UnknownVerb(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("unknown verb %q of %s%s", args[0], cmd.CommandPath(), advice)
 }
 
-// FlagError improves the error of a flag: for an unknown flag it suggests similar ones, for a wrong value it lists the
-// allowed ones.
+// FlagError improves the error of a flag: for an unknown flag it suggests similar names, and for a wrong value it says
+// which values are allowed.
 func FlagError(cmd *cobra.Command, err error) error {
 	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		name := e.GetFlag().Name

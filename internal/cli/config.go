@@ -81,7 +81,7 @@ func (p *Program) configView(out Output) error {
 	return out.Print(p.Stdout, View{Data: p.Config, Table: t})
 }
 
-// addRows adds a row for each key below prefix. A value that has keys itself gets a row for each of them.
+// addRows adds a row for each key below `prefix`. If the value of a key is an object, its keys get rows instead.
 func (p *Program) addRows(t *Table, prefix string, n *yaml.Node) error {
 	for i := 0; i < len(n.Content); i += 2 {
 		path, value := prefix+n.Content[i].Value, n.Content[i+1]
@@ -145,8 +145,8 @@ func (p *Program) configResultView(problems []string) View {
 	return View{Data: configResult{p.configFile, len(problems) == 0, problems}, Table: Table{Rows: [][]string{{text}}}}
 }
 
-// takeFile sets --config to the argument of validate. It runs before the options are resolved, so that the file is
-// treated like any other.
+// takeFile sets --config to the argument of `config validate`. It runs before the options are resolved, so that the
+// file is treated like any other.
 func (p *Program) takeFile(cmd *cobra.Command, args []string) error {
 	switch {
 	case len(args) != 1:

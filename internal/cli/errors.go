@@ -4,8 +4,8 @@ import (
 	"errors"
 )
 
-// ErrorRow returns the exit status and the hint for an error that it knows. Each program has a table of rows, since the
-// libraries know neither.
+// ErrorRow returns the exit status and the hint for the errors that it knows. Each program has a table of rows, since
+// libraries know neither statuses nor hints.
 type ErrorRow func(error) (code Code, hint string, ok bool)
 
 // Sentinel returns the row for errors that wrap target.
@@ -13,7 +13,8 @@ func Sentinel(target error, code Code, hint string) ErrorRow {
 	return func(err error) (Code, string, bool) { return code, hint, errors.Is(err, target) }
 }
 
-// Typed returns the row for errors that are or wrap an E. The hint may depend on the error's fields.
+// Typed returns the row for errors that are or wrap an error of type E. The hint may depend on the fields of that
+// error.
 func Typed[E error](describe func(E) (Code, string)) ErrorRow {
 	return func(err error) (Code, string, bool) {
 		e, ok := errors.AsType[E](err)

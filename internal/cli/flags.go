@@ -50,7 +50,8 @@ func CompleteFile(extensions ...string) cobra.CompletionFunc {
 	}
 }
 
-// complete makes cmd and the verbs below it refuse arguments and complete no files, unless they say otherwise.
+// complete makes cmd and the verbs below it refuse arguments and complete no file names, unless they have their own
+// rules.
 func complete(cmd *cobra.Command) {
 	if cmd.Args == nil {
 		cmd.Args = noArgs
@@ -69,7 +70,7 @@ func completeFlags(cmd *cobra.Command) {
 	completeFlag := func(f *pflag.Flag) {
 		word, _ := pflag.UnquoteUsage(f)
 		v, ok := f.Value.(interface{ Values() []string })
-		// A flag that several verbs share is completed already; that error is harmless.
+		// If several verbs share a flag, it has a completion already; that error is harmless.
 		switch {
 		case ok && len(v.Values()) > 0:
 			values := cobra.FixedCompletions(v.Values(), cobra.ShellCompDirectiveNoFileComp)

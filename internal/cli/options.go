@@ -75,8 +75,8 @@ func (p *Program) Resolve() error {
 	return errors.Join(append(errs, p.Config.Validate())...)
 }
 
-// Reread sets the options of this new program from the earlier program's flags and environment and from the current
-// content of the file.
+// Reread sets the options of this new program again: flags and environment are those of the earlier program, and the
+// file is read anew.
 func (p *Program) Reread(earlier *Program) error {
 	p.Env, p.Stdin, p.Stdout, p.Stderr = earlier.Env, earlier.Stdin, earlier.Stdout, earlier.Stderr
 	p.Log, p.warned = earlier.Log, earlier.warned
@@ -122,8 +122,8 @@ func (p *Program) envName(flag string) string {
 	return p.EnvPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// environment returns the variables that begin with EnvPrefix. If a variable occurs several times the last one wins, as
-// in exec.
+// environment returns the variables that begin with EnvPrefix. If a variable occurs several times, the last one
+// counts.
 func (p *Program) environment() map[string]string {
 	ours := map[string]string{}
 	for _, kv := range p.Env {
@@ -147,7 +147,7 @@ func (p *Program) goneVariables() []error {
 	return errs
 }
 
-// warnUnknownEnv logs the variables that begin with EnvPrefix but are no option, most often misspelt ones.
+// warnUnknownEnv logs the variables that begin with EnvPrefix but set no option. Most often they are misspelt.
 func (p *Program) warnUnknownEnv() {
 	unknown := p.environment()
 	var known []string
@@ -161,7 +161,7 @@ func (p *Program) warnUnknownEnv() {
 	}
 }
 
-// flagError is FlagError, but also knows the removed options.
+// flagError does what FlagError does, and also knows the removed options.
 func (p *Program) flagError(cmd *cobra.Command, err error) error {
 	if e, ok := errors.AsType[*pflag.NotExistError](err); ok {
 		if text := p.Keys.Gone[e.GetSpecifiedName()]; text != "" {

@@ -14,13 +14,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Output has the options of a verb that prints a result.
+// Output has the output options of a verb that prints a result.
 type Output struct {
 	Format    string
 	NoHeaders bool
 }
 
-// AddFlags adds the output options to a verb that has these formats. The first one is the default.
+// AddFlags adds the output options to a verb with these formats. The first format is the default.
 func (o *Output) AddFlags(cmd *cobra.Command, formats ...string) {
 	o.Format = formats[0]
 	f := cmd.Flags()
@@ -43,7 +43,7 @@ type View struct {
 type Table struct {
 	Header []string
 	Rows   [][]string
-	Wide   int // index of the first column that only the wide format has; 0: none
+	Wide   int // index of the first column that is only in the wide format; 0 if there is none
 	Legend string
 }
 
@@ -119,7 +119,7 @@ func printJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// printYAML writes v with the keys and their order as in JSON.
+// printYAML writes v as YAML, with the keys of its JSON in the same order.
 func printYAML(w io.Writer, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {

@@ -17,15 +17,16 @@ import (
 	"gpu-cdi-plugin/internal/wording"
 )
 
-// Options are what differs between programs.
+// Options are the parts in which programs differ.
 type Options struct {
 	// Name is the program's name. EnvPrefix is the prefix of its environment variables, like GPU_CDI_.
 	Name, EnvPrefix string
-	// Errors gives errors of the libraries an exit status and a hint; the first matching row counts. Statuses are the
-	// meanings of the exit statuses in the help.
+	// Errors gives errors of the libraries an exit status and a hint; the first matching row counts. Statuses explains
+	// the exit statuses in the help.
 	Errors   []ErrorRow
 	Statuses map[Code]string
-	// Config points to the configuration, Default to another one that keeps the defaults. Keys documents both.
+	// Config points to the configuration, and Default to another configuration that keeps the defaults. Keys documents
+	// the keys of both.
 	Config, Default configfile.Validator
 	Keys            *configfile.Keys
 	// Common points to the part of Config with the options of all verbs, Service to the part with the options of the
@@ -35,7 +36,8 @@ type Options struct {
 	Schema string
 	// ConfigFile is the optional file that is read if --config names none. Empty means none.
 	ConfigFile string
-	// HintFlags are names of flags. If one is set, it is added to a hint after the words that are its key here.
+	// HintFlags are flags that are repeated in hints if the user set them. Each key is text in a hint, such as "cdi
+	// generate "; its flags are inserted after it.
 	HintFlags map[string][]string
 }
 
@@ -73,7 +75,7 @@ func New(o Options) *Program {
 	return p
 }
 
-// Command returns the root command with these verbs and those that every program has.
+// Command returns the root command with these verbs and the verbs that every program has.
 func (p *Program) Command(root *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
 	root.Use = p.Name
 	root.Annotations = Statuses(OK, Failure, Usage, Interrupted)
@@ -101,10 +103,11 @@ func (p *Program) Command(root *cobra.Command, verbs ...*cobra.Command) *cobra.C
 	return root
 }
 
-// ShowHelp runs a command that only holds verbs.
+// ShowHelp prints the help of a command that has only verbs.
 func ShowHelp(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 
-// Moved returns a hidden verb that only returns an error with its replacement, and so do the given verbs below it.
+// Moved returns a hidden verb whose only effect is an error that names its replacement. The same holds for the given
+// verbs below it.
 func Moved(name, replacement string, verbs ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:                name,
@@ -214,9 +217,9 @@ func wantsJSON(cmd *cobra.Command, args []string) bool {
 	return false
 }
 
-// withOptions adds options of cmd's command line, common ones and HintFlags, to the commands in the hint of err:
-// without them the commands could act on another host. The environment and the file apply anyway, and help needs no
-// options.
+// withOptions adds options of cmd's command line to the commands in the hint of err: common options and those of
+// HintFlags. Without them these commands could act on another host. The environment and the file apply to them anyway,
+// and help needs no options.
 func (p *Program) withOptions(cmd *cobra.Command, err error) error {
 	hint := HintOf(err)
 	if strings.Contains(hint, "--help") || strings.Contains(hint, "config default") {

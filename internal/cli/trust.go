@@ -13,8 +13,9 @@ const (
 	HintUnsafe   = "give it and the directories above it to root (chown root:root, chmod go-w), or name another"
 )
 
-// CheckPath applies a check of the package trust to a path. With --insecure-paths, a path that other users can change
-// is logged once instead of being an error. The libraries' own checks do not use CheckPath and have no such exception.
+// CheckPath returns an error if users other than root can change what a path leads to, which the function trusted
+// checks. With --insecure-paths it logs a warning instead, once for each path. The libraries' own checks do not use
+// CheckPath and have no such exception.
 func (p *Program) CheckPath(trusted func(path string) error, path string) error {
 	err := trusted(path)
 	switch {
@@ -30,8 +31,8 @@ func (p *Program) CheckPath(trusted func(path string) error, path string) error 
 	return nil
 }
 
-// CheckDir returns an error if other users can change what is in a directory, or replace it. Whether the directory
-// exists and is writable is checked elsewhere.
+// CheckDir returns an error if users other than root can replace a directory or change what is in it. It does not
+// check that the directory exists and is writable.
 func (p *Program) CheckDir(name, path string) error {
 	if err := p.CheckPath(trust.Dir, path); errors.Is(err, trust.ErrUnsafe) {
 		return fmt.Errorf("%s %s is not used: %w", name, path, err)

@@ -15,7 +15,8 @@ func NotEmpty(key, value string) error {
 	return nil
 }
 
-// Absolute returns an error for a relative path of a directory that other programs use by its path on the host.
+// Absolute returns an error if the path of a directory is relative. Other programs use the directory by its path on
+// the host.
 func Absolute(key, dir string) error {
 	if !filepath.IsAbs(dir) {
 		return fmt.Errorf("%s %q: want an absolute path, the same as on the host", key, dir)
@@ -23,7 +24,7 @@ func Absolute(key, dir string) error {
 	return nil
 }
 
-// OneOf returns an error unless the list contains the value.
+// OneOf returns an error if the list does not contain the value.
 func OneOf[T ~string](at string, value T, list []string) error {
 	if !slices.Contains(list, string(value)) {
 		return fmt.Errorf("%s: unknown value %q; known are %s", at, value, strings.Join(list, ", "))

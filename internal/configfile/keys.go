@@ -21,7 +21,7 @@ type Keys struct {
 	Values map[string][]string
 	// Examples are YAML values for keys whose default does not show enough.
 	Examples map[string]string
-	// Gone are removed keys. Using one is an error with this text, which names the replacement.
+	// Gone are removed keys. If a file has one, the error is this text, which names the replacement.
 	Gone map[string]string
 }
 
@@ -77,7 +77,7 @@ func (k *Keys) Document(c any) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// addComments adds a comment to each key. Keys of list items are documented by examples.
+// addComments adds a comment to each key. Keys in the items of a list get none: examples show them.
 func (k *Keys) addComments(n *yaml.Node, prefix string) {
 	if n.Kind != yaml.MappingNode {
 		return

@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// Option is a key whose value is one text, so no object and no list of objects. It can also be set by a flag or a
-// variable.
+// Option is a key that a flag or an environment variable can also set: its value is not an object or a list of
+// objects.
 type Option struct {
 	key    Key
 	values []string
 	value  reflect.Value // the field
 }
 
-// Options returns the options in a struct of the configuration. part points to the struct, whose fields Set sets.
+// Options returns the options in a part of the configuration, a struct. `part` points to it, and Set sets its fields.
 func (k *Keys) Options(part any) []Option {
 	var list []Option
 	for field, value := range reflect.ValueOf(part).Elem().Fields() {
@@ -37,7 +37,7 @@ func (o Option) Name() string { return o.key.Path }
 // Usage returns the meaning. Back quotes mark the name of the value, as in the usage of flags.
 func (o Option) Usage() string { return o.key.Usage }
 
-// Values returns the accepted values of the option or of its list's items; nil accepts any.
+// Values returns the accepted values of the option or, for a list, of its items; nil accepts any.
 func (o Option) Values() []string { return o.values }
 
 // Type returns "string", "bool" or "duration".
@@ -64,8 +64,8 @@ func (o Option) String() string {
 	return strings.Join(names, ",")
 }
 
-// Set parses a value. A list is written as names separated by commas, or as in the file, [a, b]. Validate checks the
-// names.
+// Set parses a value. A list is written as names separated by commas, or as in the file: [a, b]. The names are not
+// checked here, but by Validate.
 func (o Option) Set(text string) error {
 	switch o.value.Kind() {
 	case reflect.Bool:

@@ -25,8 +25,8 @@ type Validator interface {
 // Parse parses a configuration file in YAML or JSON, like yamlfile.Decode. It sets the file's values in c and returns
 // the file's top-level keys. An empty file is valid.
 //
-// If the file cannot be decoded, the error has all problems, including those that Validate finds in the decoded values.
-// A file that can be decoded is not validated: flags and the environment may override its values.
+// If the file cannot be decoded, the error has all problems, including those that Validate finds in the values that
+// could be decoded. Otherwise the values are not validated yet: flags and the environment may override them.
 func (k *Keys) Parse(data []byte, c Validator) ([]string, error) {
 	if len(data) > MaxFile {
 		return nil, fmt.Errorf("larger than %d bytes", MaxFile)
@@ -47,15 +47,15 @@ func (k *Keys) Parse(data []byte, c Validator) ([]string, error) {
 	return slices.Sorted(maps.Keys(values)), nil
 }
 
-// validateExcept returns the problems that Validate finds, except those about keys that could not be decoded: c does
-// not have the file's values of these.
+// validateExcept returns the problems that Validate finds, except for keys that could not be decoded: for these, c
+// does not have the file's values.
 func validateExcept(c Validator, undecoded error) error {
 	invalid := c.Validate()
 	if invalid == nil {
 		return nil
 	}
 	problems := strings.Split(invalid.Error(), "\n")
-	// undecodedKey finds the keys in yamlfile.Decode's messages about values.
+	// undecodedKey finds the keys of values that could not be decoded, in the messages of yamlfile.Decode.
 	undecodedKey := regexp.MustCompile(`(?m)^line \d+: (\S+): want `)
 	for _, key := range undecodedKey.FindAllStringSubmatch(undecoded.Error(), -1) {
 		problems = slices.DeleteFunc(problems, func(problem string) bool {

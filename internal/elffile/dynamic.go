@@ -27,7 +27,7 @@ func (f *File) soname() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var at, addr, size uint64 // the name's offset in the string table, and that table's place
+	var at, addr, size uint64 // the name's offset in the string table; address and size of that table
 	var has bool
 	for _, e := range entries { // if an entry is repeated, the loader uses the last one
 		switch elf.DynTag(e.Tag) {
@@ -61,7 +61,7 @@ func (f *File) soname() (string, error) {
 }
 
 // dynamic reads the entries of the dynamic table up to its end marker. If there are several tables, it reads the last
-// one, like the loader. A file without a table has no entries.
+// one, like the loader. A file without a dynamic table has no entries.
 func (f *File) dynamic() ([]elf.Dyn64, error) {
 	var table *elf.Prog64
 	for i := range f.segments {
@@ -91,7 +91,8 @@ func (f *File) dynamic() ([]elf.Dyn64, error) {
 	return nil, errors.New("the dynamic table has no end tag")
 }
 
-// locate returns the file offset of the n bytes that the loader maps at addr. Later segments cover earlier ones.
+// locate returns the offset in the file of n bytes that the loader maps at addr. If several segments have them, the
+// last one counts.
 func (f *File) locate(addr, n uint64) (offset uint64, ok bool) {
 	for i := len(f.segments) - 1; i >= 0; i-- {
 		s := &f.segments[i]

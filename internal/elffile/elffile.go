@@ -1,10 +1,10 @@
 // Package elffile reads shared libraries from untrusted ELF files: whether a file is complete and for this machine, its
 // SONAME, and its notes.
 //
-// Like the dynamic loader it uses the program headers, so that both agree, and so that files without section headers
-// can be read. Only notes are found by section headers. Every number in a file is checked: reads are bounded and stay
-// inside the file. The types come from the standard library's debug/elf; its reader is not used, because it reads and
-// decompresses sections of any size.
+// Like the dynamic loader it uses the program headers, so that it finds the same SONAME as the loader, also in files
+// without section headers. Only notes are found by section headers. Every number in a file is checked: reads are
+// bounded and stay inside the file. The types come from the standard library's debug/elf, but not the reader, which
+// reads and decompresses sections of any size.
 package elffile
 
 import (
@@ -39,8 +39,8 @@ type File struct {
 	segments []elf.Prog64
 }
 
-// MachineOf returns the ELF machine for a GOARCH: arm64, or amd64 for every other value. NVIDIA has drivers for these
-// two.
+// MachineOf returns the ELF machine for a GOARCH: arm64, and amd64 for any other value. NVIDIA's drivers exist only
+// for these two.
 func MachineOf(goarch string) elf.Machine {
 	if goarch == "arm64" {
 		return elf.EM_AARCH64
@@ -49,8 +49,8 @@ func MachineOf(goarch string) elf.Machine {
 }
 
 // ReadLibrary reads the headers of a shared library of size bytes. It also accepts position-independent programs. It
-// checks that the file is for the machine and contains everything that a loader maps. Errors wrap ErrMachine or the
-// read's error; the error for a damaged file, or one that is not a library, wraps neither.
+// checks that the file is for the machine and contains everything that a loader maps. The error wraps ErrMachine for
+// the file of another machine, and the error of r if that cannot be read.
 func ReadLibrary(r io.ReaderAt, size int64, machine elf.Machine) (*File, error) {
 	f := &File{r: r, size: uint64(max(size, 0))}
 	head, err := readValues[byte](f, 0, min(headerSize, f.size))
@@ -96,7 +96,8 @@ func (f *File) checkHeader(machine elf.Machine) error {
 	case h.Ident[elf.EI_VERSION] != byte(elf.EV_CURRENT) || h.Version != uint32(elf.EV_CURRENT):
 		return errors.New("an ELF file of an unknown version")
 	case !f.has(h.Shoff, uint64(h.Shentsize)*uint64(h.Shnum)):
-		// A loader needs no section headers, but they are at the end: a file that lacks them was truncated.
+		// A loader needs no section headers, but they are at the end of a file: if they are missing, the file was
+		// truncated.
 		return errTruncated
 	case h.Phentsize != programSize || h.Phnum == 0:
 		return errors.New("no usable program headers")

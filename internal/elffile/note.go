@@ -7,15 +7,15 @@ import (
 	"fmt"
 )
 
-// Limits on the parts of a file that lead to a note, many times larger than in real files.
+// Limits for what is read to find a note, many times larger than in real files.
 const (
 	maxSections     = 4096
 	maxSectionNames = 1 << 20 // bytes
 	maxNote         = 1 << 16 // bytes
 )
 
-// Note returns the descriptor of the first note in a section, without padding. The note must have that owner. The
-// result is nil if the section or the section headers are missing.
+// Note returns the descriptor of the first note in a section, without padding. If the note has another owner, that is
+// an error. The result is nil if the section or the section headers are missing.
 func (f *File) Note(section, owner string) ([]byte, error) {
 	data, err := f.noteSection(section)
 	if err != nil {
@@ -24,8 +24,8 @@ func (f *File) Note(section, owner string) ([]byte, error) {
 	if data == nil {
 		return nil, nil
 	}
-	// A note consists of the sizes of its name and descriptor, a type, the name and the descriptor, the last two padded
-	// to 4 bytes.
+	// A note has the sizes of its name and its descriptor, a type, the name, and the descriptor. Name and descriptor
+	// are padded to 4 bytes.
 	const noteHeaderSize = 12
 	if len(data) < noteHeaderSize {
 		return nil, fmt.Errorf("the section %s has %d bytes, fewer than a note", section, len(data))
@@ -47,8 +47,8 @@ func (f *File) Note(section, owner string) ([]byte, error) {
 	return content, nil
 }
 
-// noteSection reads a section of notes by its name, or returns nil. Notes are found by section because they need not be
-// in a segment.
+// noteSection reads a section of notes by its name, or returns nil if the file has none. It does not use segments,
+// since notes need not be in one.
 func (f *File) noteSection(name string) ([]byte, error) {
 	h := &f.header
 	if h.Shnum == 0 {

@@ -3,8 +3,8 @@
 // Replacing is atomic: readers see the complete old or new content, even after a power cut. A directory is opened once
 // and used through that handle, so that the owner of a directory above cannot redirect the write. Only regular files
 // are read, without blocking: a FIFO or device in place of a file is an error, and so is a file above the caller's
-// limit. Only ReadInput also reads other files, with a time limit. The kernel releases a lock when its process and all
-// that inherited its file have ended, so a lock is never stale.
+// limit. Only ReadInput also reads pipes and devices, with a time limit. A lock is never stale: the kernel releases it
+// when its process has ended, and all processes that inherited the locked file.
 package fileio
 
 import (
@@ -28,7 +28,7 @@ import (
 var ErrNotDurable = errors.New("the directory could not be synced")
 
 // Replace replaces the file at path with data and mode. After an error the old file is unchanged and no temporary file
-// is left. If a process was killed, its temporary file is removed by a write of the same file an hour later.
+// is left. If a process was killed, its temporary file stays; writing the same file an hour later or more removes it.
 //
 // The temporary file is in path's directory, since watchers of CDI directories miss files that are renamed from
 // elsewhere. Its name begins with a dot, so that it is not read as a spec.
@@ -36,8 +36,8 @@ func Replace(path string, data []byte, mode os.FileMode) error {
 	return ignoreNotDurable(WriteDurably(path, data, mode))
 }
 
-// WriteDurably is Replace for a file that must survive a power cut: it also returns errors that wrap ErrNotDurable.
-// After such an error the new file is in place.
+// WriteDurably does what Replace does, for a file that must survive a power cut: it also returns errors that wrap
+// ErrNotDurable. After such an error the new file is in place.
 func WriteDurably(path string, data []byte, mode os.FileMode) error {
 	dir, err := trust.OpenDir(filepath.Dir(path))
 	if err != nil {
@@ -50,7 +50,7 @@ func WriteDurably(path string, data []byte, mode os.FileMode) error {
 // ReplaceLike replaces a file by its name in an open directory. The new file gets the mode and the owner of info.
 func ReplaceLike(dir *os.File, name string, data []byte, info os.FileInfo) error {
 	return ignoreNotDurable(write(dir, name, data, func(f *os.File) error {
-		// Only root can set another owner; setting one's own needs no privilege.
+		// Only root can set another owner. Setting the owner to oneself needs no privilege.
 		if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 			if err := f.Chown(int(stat.Uid), int(stat.Gid)); err != nil {
 				return err
@@ -99,7 +99,7 @@ func CheckWritable(path string) error {
 	return nil
 }
 
-// MakeDirs is MakeDir for a directory whose parents may also be missing.
+// MakeDirs does what MakeDir does, and creates missing parents.
 func MakeDirs(path string) error {
 	err := MakeDir(path)
 	if parent := filepath.Dir(path); errors.Is(err, fs.ErrNotExist) && parent != path {
@@ -111,8 +111,8 @@ func MakeDirs(path string) error {
 	return err
 }
 
-// MakeDir creates a directory with mode 0755, whatever the umask, in an existing parent. If the name exists, it does
-// nothing.
+// MakeDir creates a directory with mode 0755, whatever the umask. Its parent must exist. If a file with the name
+// exists, MakeDir does nothing.
 func MakeDir(path string) error {
 	if err := makeDir(path); err != nil {
 		return &fs.PathError{Op: "mkdir", Path: path, Err: err}
@@ -134,8 +134,8 @@ func makeDir(path string) error {
 	if err != nil {
 		return err
 	}
-	// The parent's owner can replace the new directory by a link, and a chmod by path would open the link's target to
-	// every user.
+	// The mode is set through a handle: the parent's owner can replace the new directory by a link, and a chmod by
+	// path would open the link's target to every user.
 	fd, err := unix.Openat(int(parent.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("open the new directory: %w", err)
@@ -147,7 +147,7 @@ func makeDir(path string) error {
 	return nil
 }
 
-// write replaces a file. It calls setMode before the new file gets its name.
+// write replaces a file. It calls setMode before it renames the new file.
 func write(dir *os.File, name string, data []byte, setMode func(*os.File) error) error {
 	path := filepath.Join(dir.Name(), name)
 	removeStale(dir, name)
@@ -184,13 +184,13 @@ const (
 	temporarySuffix = ".tmp"
 	// staleAge is the age at which a temporary file is abandoned. A write takes milliseconds.
 	staleAge = time.Hour
-	// maxEntries limits the search for abandoned files. The directory may be another user's and huge.
+	// maxEntries limits the search for abandoned files, since another user may own the directory and fill it.
 	maxEntries = 10_000
 )
 
 func temporary(name string) string { return "." + name + "." + rand.Text()[:10] + temporarySuffix }
 
-// removeStale removes abandoned temporary files of a name. They are harmless, so it ignores errors.
+// removeStale removes abandoned temporary files of the file `name`. It ignores errors, since these files are harmless.
 func removeStale(dir *os.File, name string) {
 	entries, err := dir.ReadDir(maxEntries)
 	if err != nil && !errors.Is(err, io.EOF) {

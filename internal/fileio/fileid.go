@@ -2,8 +2,8 @@ package fileio
 
 import "golang.org/x/sys/unix"
 
-// ID identifies a file and its version. It changes with every change to the file, and for a directory with every entry
-// that is added or removed. The zero value means that the file does not exist. The fields are those of stat(2).
+// ID identifies a file and its version: it changes whenever the file changes, and for a directory whenever an entry is
+// added or removed. The zero value means that the file does not exist. The fields are those of stat(2).
 type ID struct {
 	Dev, Ino, Rdev, Links uint64
 	Size                  int64

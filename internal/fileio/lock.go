@@ -18,8 +18,8 @@ type Lock struct {
 	file *os.File
 }
 
-// AcquireLock locks the file at path, and creates it if it is missing. The error wraps ErrHeld if another process holds
-// the lock.
+// AcquireLock locks the file at path, and creates it if it is missing. If another process holds the lock, the error
+// wraps ErrHeld.
 func AcquireLock(path string) (*Lock, error) {
 	f, err := acquire(path)
 	if err != nil {
@@ -28,8 +28,8 @@ func AcquireLock(path string) (*Lock, error) {
 	return &Lock{path: path, file: f}, nil
 }
 
-// inheritedFor is how long a child process may have a lock's file before it executes its program, which closes the
-// file. A lock that was just released may seem to be held for that time.
+// inheritedFor is how long a child process may have the locked file open before it executes its program, which closes
+// the file. So a lock that was just released may seem to be held for that time.
 const inheritedFor = 100 * time.Millisecond
 
 func acquire(path string) (*os.File, error) {
@@ -57,7 +57,7 @@ func acquire(path string) (*os.File, error) {
 	}
 }
 
-// IsHeld reports whether a process holds the lock at path. Meanwhile no other process can acquire it.
+// IsHeld reports whether a process holds the lock at path. While IsHeld runs, no process can acquire the lock.
 func IsHeld(path string) (bool, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -84,12 +84,12 @@ func isAt(f *os.File, path string) bool {
 	return err == nil && os.SameFile(own, current)
 }
 
-// File returns the locked file. A program that inherits it holds the lock until it ends, even after this process has
-// ended.
+// File returns the locked file. A program that inherits the open file holds the lock until it ends, even after this
+// process has ended.
 func (l *Lock) File() *os.File { return l.file }
 
-// Renew recreates and locks the file if it was removed. If another process has locked a new file meanwhile, the error
-// wraps ErrHeld and the lock is lost.
+// Renew creates and locks the file again if it was removed. If another process has locked a new file meanwhile, the
+// error wraps ErrHeld and the lock is lost.
 func (l *Lock) Renew() error {
 	if isAt(l.file, l.path) {
 		return nil

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OpenRegular opens a regular file for reading, and returns its FileInfo. O_NONBLOCK keeps the open from waiting for
-// the writer of a FIFO.
+// OpenRegular opens a regular file for reading, and returns its FileInfo. With O_NONBLOCK it does not wait for the
+// writer of a FIFO.
 func OpenRegular(path string) (*os.File, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -57,9 +57,9 @@ func ReadRegular(f *os.File, limit int64) ([]byte, fs.FileInfo, error) {
 	return data, info, nil
 }
 
-// ReadInput reads a file that a user named, which may also be a pipe or a device, such as a shell's <(command). It
-// reads at most limit bytes. The writer of a pipe must close it within the time. An empty pipe is an error: most often
-// it was read before.
+// ReadInput reads at most limit bytes of a file that a user named. The file may also be a pipe or a device, such as a
+// shell's <(command). The writer of a pipe must close it within the time. An empty pipe is an error: most often
+// another read has emptied it.
 func ReadInput(path string, limit int64, within time.Duration) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -72,7 +72,7 @@ func ReadInput(path string, limit int64, within time.Duration) ([]byte, error) {
 		data, err = io.ReadAll(io.LimitReader(f, limit))
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return nil, fmt.Errorf("read %s: it was not written to its end within %s: %w", path, within, err)
+		return nil, fmt.Errorf("read %s: its writer did not close it within %s: %w", path, within, err)
 	}
 	if err != nil {
 		return nil, err
@@ -83,7 +83,7 @@ func ReadInput(path string, limit int64, within time.Duration) ([]byte, error) {
 	return data, nil
 }
 
-// awaitWriter waits until a file can be read. A FIFO without a writer would read as empty.
+// awaitWriter waits until a file can be read: if a FIFO has no writer yet, reading it would return no data at once.
 func awaitWriter(f *os.File, within time.Duration) error {
 	conn, err := f.SyscallConn()
 	if err != nil {

@@ -64,9 +64,9 @@ func TestReadInput(t *testing.T) {
 		"a device without an end":         {"/dev/zero", "\x00\x00\x00\x00", ""},
 		"a pipe":                          {pipe("123", true), "123", ""},
 		"a pipe that was read before":     {pipe("", true), "", "the pipe is empty"},
-		"a pipe into which nothing comes": {pipe("", false), "", "was not written to its end within 200ms"},
-		"a pipe that is not ended":        {pipe("12", false), "", "was not written to its end within 200ms"},
-		"a FIFO without a writer":         {fifo, "", "was not written to its end within 200ms"},
+		"a pipe into which nothing comes": {pipe("", false), "", "writer did not close it within 200ms"},
+		"a pipe that is not ended":        {pipe("12", false), "", "writer did not close it within 200ms"},
+		"a FIFO without a writer":         {fifo, "", "writer did not close it within 200ms"},
 		"a directory":                     {dir, "", "is a directory"},
 		"nothing":                         {dir + "/none", "", "no such file"},
 	} {

@@ -1,8 +1,8 @@
-// Package hookargs is the interface between CDI specs and prestart-hook: the work of a spec's createContainer hook as a
-// value, and its encoding as command-line arguments.
+// Package hookargs is the interface between CDI specs and prestart-hook: it has the work of a spec's createContainer
+// hook as a value, and encodes that as command-line arguments.
 //
-// The package cdi encodes the arguments, the hook parses them. To keep the hook small, the package imports only the
-// standard library.
+// The package cdi encodes the arguments, and the hook parses them. To keep the hook small, the package imports only
+// the standard library.
 package hookargs
 
 import (
@@ -23,14 +23,15 @@ const verb = "create-container"
 type CreateContainer struct {
 	// DriverVersion is the version of the host's driver ("580.126.09"). Empty disables CUDA forward compatibility.
 	DriverVersion string
-	// CUDAVersion is the newest CUDA version that the host's driver supports ("13.0"). The hook does not use it.
+	// CUDAVersion is the newest CUDA version that the host's driver supports ("13.0"). It is information for readers
+	// of the spec: the hook does not use it.
 	CUDAVersion string
 	// Libraries are added to the loader cache in this order.
 	Libraries []Library
 	// Links are the symbolic links to create.
 	Links []Link
-	// DRI has the device files in /dev/dri of each GPU of the spec. The hook creates links in /dev/dri/by-path for
-	// those that the container was given.
+	// DRI has the device nodes in /dev/dri of each GPU of the spec. The hook creates links in /dev/dri/by-path for
+	// those nodes that the container was given.
 	DRI []DRI
 	// Params makes the hook mask ModifyDeviceFiles in /proc/driver/nvidia/params.
 	Params bool
@@ -38,13 +39,13 @@ type CreateContainer struct {
 	EGLProfile bool
 }
 
-// Library is a shared library of the driver: the name that programs load, and the mounted file.
+// Library is a shared library of the driver: the name by which programs load it, and the path of its file.
 type Library struct{ SONAME, Path string }
 
 // Link is a symbolic link at Path that contains Target, which may be relative to Path's directory.
 type Link struct{ Path, Target string }
 
-// DRI has a GPU's PCI address and the names of its device files in /dev/dri, such as "card1" and "renderD129".
+// DRI has a GPU's PCI address and the names of its device nodes in /dev/dri, such as "card1" and "renderD129".
 type DRI struct {
 	PCIBusID string
 	Nodes    []string
@@ -86,7 +87,7 @@ func (c *CreateContainer) Args() []string {
 	return args
 }
 
-// Parse decodes the arguments that Args returns. The error has all problems, each with its argument.
+// Parse decodes the arguments that Args returns. The error has all problems, each with the argument that has it.
 func Parse(args []string) (*CreateContainer, error) {
 	if len(args) == 0 || args[0] != verb {
 		return nil, fmt.Errorf("the first argument must be %q", verb)
@@ -168,7 +169,7 @@ func (c *CreateContainer) parseDRI(value string) error {
 	return nil
 }
 
-// isName reports whether s can be a single path element.
+// isName reports whether s can be the name of a file, without directories.
 func isName(s string) bool {
 	return s != "" && s != "." && s != ".." && len(s) <= 255 && !strings.ContainsAny(s, "/\x00")
 }

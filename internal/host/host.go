@@ -1,8 +1,8 @@
-// Package host has the paths of a node's files as a value. Every path under /dev, /proc, /sys and the driver's root
-// comes from a Host, so that tests, driver containers and simulated nodes only need another value.
+// Package host has the paths of a host's files as a value. Every path under /dev, /proc, /sys and the driver's root
+// comes from a Host, so that tests, driver containers and simulated hosts only need another value.
 //
-// Host itself builds paths and opens nothing; callers that open them check whether they can be trusted. Some functions
-// read what the kernel reports: DriverVersion, LoadedDriver and ReadLine.
+// A Host builds paths and opens nothing; callers that open the files check whether these can be trusted. Three
+// functions read what the kernel reports: DriverVersion, LoadedDriver and ReadLine.
 package host
 
 import (
@@ -12,15 +12,15 @@ import (
 	"strings"
 )
 
-// Host has the directories of a node's files. The zero value is not usable; call New.
+// Host has the directories of a host's files. The zero value is not usable; call New.
 type Host struct {
 	root, driver, dev string
 	libraries         string
 }
 
 // New returns the host with /proc and /sys under root, the driver installation (libraries, programs, firmware,
-// configuration, sockets) under driverRoot, and device files under devRoot + "/dev". An empty root means "/"; an empty
-// driverRoot or devRoot means root. The paths are made absolute.
+// configuration, sockets) under driverRoot, and device nodes under devRoot + "/dev". An empty root means "/"; an empty
+// driverRoot or devRoot means the same as root. The paths are made absolute.
 func New(root, driverRoot, devRoot string) (Host, error) {
 	rootPath, rootErr := filepath.Abs(cmp.Or(root, "/"))
 	driverPath, driverErr := filepath.Abs(cmp.Or(driverRoot, root, "/"))
@@ -31,14 +31,15 @@ func New(root, driverRoot, devRoot string) (Host, error) {
 	return Host{root: rootPath, driver: driverPath, dev: devPath}, nil
 }
 
-// WithDevRoot returns the host with its device files under devRoot + "/dev". devRoot must be absolute.
+// WithDevRoot returns the host with its device nodes under devRoot + "/dev". devRoot must be absolute.
 func (h Host) WithDevRoot(devRoot string) Host {
 	h.dev = devRoot
 	return h
 }
 
-// WithLibrary returns the host with the driver that owns the library at an absolute path. Libraries are searched first
-// in that library's directory. If the directory ends in one of LibraryDirs, the part before is the driver's root.
+// WithLibrary returns the host with the driver to which the library at an absolute path belongs. Libraries are
+// searched first in the directory of that library. If the directory ends with one of LibraryDirs, the part before is
+// the driver's root.
 func (h Host) WithLibrary(path string) Host {
 	h = h.WithLibraries(filepath.Dir(path))
 	longest := ""
@@ -53,13 +54,14 @@ func (h Host) WithLibrary(path string) Host {
 	return h
 }
 
-// WithLibraries returns the host with an absolute directory that is searched first for driver libraries.
+// WithLibraries returns the host with a directory in which driver libraries are searched first. `dir` must be
+// absolute.
 func (h Host) WithLibraries(dir string) Host {
 	h.libraries = dir
 	return h
 }
 
-// Libraries returns the directory that is searched first for driver libraries, or "".
+// Libraries returns the directory in which driver libraries are searched first, or "".
 func (h Host) Libraries() string { return h.libraries }
 
 // MachineName returns the machine's name as in uname: x86_64 or aarch64, for which NVIDIA has drivers.

@@ -45,11 +45,11 @@ func isVersion(word string) bool {
 	})
 }
 
-// KernelDriver identifies a load of the NVIDIA kernel module. It changes when the module is loaded again.
+// KernelDriver identifies one load of the NVIDIA kernel module. It changes when the module is loaded again.
 type KernelDriver struct {
 	Version string // see DriverVersion
-	// Inode is the inode of the module's directory in /sys, or 0. Each load of the module has another one. (The times
-	// of the directory are no use: they also change when the kernel drops the inode from its cache.)
+	// Inode is the inode of the module's directory in /sys, or 0. It changes when the module is loaded again. (The
+	// times of the directory do not serve: they also change when the kernel drops the inode from its cache.)
 	Inode uint64
 }
 

@@ -1,5 +1,5 @@
 // Package kubelet has what the kubelet defines: the rules for names of extended resources, such as nvidia.com/gpu, and
-// its record of allocated devices, the file kubelet_internal_checkpoint. It is pure.
+// the file in which the kubelet records allocated devices, kubelet_internal_checkpoint. It opens no file.
 package kubelet
 
 import (
@@ -18,11 +18,12 @@ const NoNode = -1
 // ErrChecksum means that the file's checksum does not match its content.
 var ErrChecksum = errors.New("the checksum does not match")
 
-// Checkpoint is the content of the file. Fields and types have the kubelet's names, which the file and its checksum
-// contain.
+// Checkpoint is the content of the file. Fields and types have the kubelet's names: they are part of the file, and the
+// checksum covers them.
 type Checkpoint struct {
 	PodDeviceEntries []Entry
-	// RegisteredDevices are the IDs of the healthy devices by resource. The kubelet uses only the resources.
+	// RegisteredDevices are the IDs of the healthy devices by resource. The kubelet uses only the names of the
+	// resources.
 	RegisteredDevices map[string][]string
 }
 
@@ -31,13 +32,13 @@ type Entry struct {
 	PodUID        string
 	ContainerName string
 	ResourceName  string
-	// DeviceIDs has the devices by NUMA node. A device close to several nodes is listed for each.
+	// DeviceIDs has the devices by NUMA node. A device that is close to several NUMA nodes is listed for each of them.
 	DeviceIDs map[int64][]string
 	// AllocResp is the plugin's ContainerAllocateResponse, in the encoding of protobuf.
 	AllocResp []byte
 }
 
-// file is the whole file.
+// file is the whole file, with the checksum.
 type file struct {
 	Data     Checkpoint
 	Checksum uint64
@@ -60,7 +61,7 @@ func ParseCheckpoint(data []byte) (*Checkpoint, error) {
 }
 
 func parseV2(data []byte) (*Checkpoint, error) {
-	// In the kubelet, a missing field is empty and a null field is nil.
+	// If a field is missing in the file, the kubelet has an empty value; if the field is null, it has nil.
 	f := file{Data: Checkpoint{PodDeviceEntries: []Entry{}, RegisteredDevices: map[string][]string{}}}
 	if err := json.Unmarshal(data, &f); err != nil {
 		return nil, err
@@ -72,7 +73,7 @@ func parseV2(data []byte) (*Checkpoint, error) {
 }
 
 // DeviceIDs returns the IDs of the devices that pods have, from the checkpoint of a kubelet since 1.20. It ignores the
-// checksum, since later kubelets may compute another one.
+// checksum, since later kubelets may compute it in another way.
 func DeviceIDs(data []byte) (map[string]bool, error) {
 	var f file
 	if err := json.Unmarshal(data, &f); err != nil {
@@ -99,7 +100,7 @@ func verify(want uint64, dump []byte) error {
 // Marshal encodes the checkpoint like the kubelet, with the checksum.
 func (c *Checkpoint) Marshal() ([]byte, error) {
 	dump := c.dump()
-	// JSON would replace bytes that are not UTF-8, so the checksum would not match.
+	// JSON would replace bytes that are not UTF-8, and then the checksum would not match.
 	if !utf8.Valid(dump) {
 		return nil, errors.New("write the kubelet's checkpoint: a name in it is not valid UTF-8")
 	}

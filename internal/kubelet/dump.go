@@ -28,12 +28,12 @@ func (c *Checkpoint) dump() []byte {
 	return p.text
 }
 
-// printer builds that text.
+// printer builds the text that the checksum covers.
 type printer struct{ text []byte }
 
 func (p *printer) print(s string) { p.text = append(p.text, s...) }
 
-// entry prints an entry. The type of its device IDs differs in the old format.
+// entry prints an entry. `idsType` is the type of its device IDs, which the old format has differently.
 func (p *printer) entry(uid, container, resource, idsType string, resp []byte, printIDs func()) {
 	p.print("{PodUID:(string)" + uid + " ContainerName:(string)" + container + " ResourceName:(string)" + resource)
 	p.print(" DeviceIDs:" + idsType)

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// The kubelet's rules are those of IsExtendedResourceName in k8s.io/kubernetes: with the prefix "requests.", as in
-// quotas, the name must still be a qualified name of k8s.io/apimachinery.
+// The kubelet's rules are those of IsExtendedResourceName in k8s.io/kubernetes. Quotas put "requests." before a name,
+// and with that prefix it must still be a qualified name of k8s.io/apimachinery.
 const (
 	maxVendor = 253 - len(quotaPrefix)
 	maxName   = 63
@@ -40,7 +40,8 @@ func IsLabel(text string) bool { return isName(text, lower+digits, "-") }
 // check the length.
 func IsName(text string) bool { return isName(text, lower+upper+digits, "-_.") }
 
-// isName reports whether a text begins and ends with one of these characters, and between has only these and others.
+// isName reports whether a text begins and ends with one of `these` characters, and otherwise consists of these and
+// `others`.
 func isName(text, these, others string) bool {
 	return text != "" && strings.Trim(text, these+others) == "" &&
 		strings.IndexByte(these, text[0]) >= 0 && strings.IndexByte(these, text[len(text)-1]) >= 0

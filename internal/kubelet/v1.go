@@ -38,7 +38,7 @@ func parseV1(data []byte) (*Checkpoint, error) {
 	return c, nil
 }
 
-// dump returns the text that the old format's checksum covers. Its types had the names of today's types.
+// dump returns the text that the checksum of the old format covers. Its types had the names that today's types have.
 func (c *checkpointV1) dump() []byte {
 	var p printer
 	p.print("(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)")

@@ -20,8 +20,8 @@ const (
 	MaxEntries = 1 << 17
 )
 
-// Flags of an entry: an ELF library for glibc (0x003) and the architecture's bits. The loader uses only entries whose
-// flags equal its own.
+// The flags of an entry say that it is an ELF library for glibc (0x003), and for which architecture. The loader uses
+// only entries whose flags equal its own.
 const (
 	FlagsX8664   int32 = 0x0303
 	FlagsAArch64 int32 = 0x0a03
@@ -43,12 +43,12 @@ var errFormat = errors.New("not a usable ld.so.cache")
 
 // Cache is the content of a loader cache.
 type Cache struct {
-	// Entries are in the order of the file. Of several entries with the same name and flags, the loader uses the best
-	// one from a glibc-hwcaps directory that suits the machine, otherwise the first.
+	// Entries are in the order of the file. If several entries have the same name and flags, the loader uses the one
+	// from the best glibc-hwcaps directory that the machine's CPU supports, and otherwise the first.
 	Entries []Entry
 	// HWCaps are the names of glibc-hwcaps directories ("x86-64-v3"). Entries refer to them by index.
 	HWCaps []string
-	// Generator names the program that wrote the file, as ldconfig -p prints it. It may be empty.
+	// Generator names the program that wrote the file; ldconfig -p prints it. It may be empty.
 	Generator string
 }
 
@@ -58,18 +58,18 @@ type Entry struct {
 	Flags      int32
 	// OSVersion is the oldest kernel that the library supports, 0 for any. Only glibc before 2.36 uses it.
 	OSVersion uint32
-	// HWCap is 0 for a library that suits every machine. If bit 62 is set, the low half is an index into HWCaps.
+	// HWCap is 0 for a library that every CPU can run. If bit 62 is set, the low half is an index into HWCaps.
 	HWCap uint64
 }
 
 const hwcapExtension = 1 << 62
 
-// isHWCap reports whether the entry is from a glibc-hwcaps directory, like dl_cache_hwcap_extension. The bits between
-// the mark and the index have the ISA level.
+// isHWCap reports whether the entry is from a glibc-hwcaps directory, like dl_cache_hwcap_extension. It ignores bits
+// 32 to 41, which have the ISA level.
 func (e Entry) isHWCap() bool { return e.HWCap>>42 == hwcapExtension>>42 }
 
-// DropInvalid removes entries that ldconfig never writes, and returns how many. A valid entry has a name without a
-// slash, an absolute path, and no control characters. Paths may contain "..", as in lines of ld.so.conf.
+// DropInvalid removes entries that ldconfig never writes, and returns how many they are. A valid entry has a name
+// without a slash, an absolute path, and no control characters. Paths may contain "..", as in lines of ld.so.conf.
 func (c *Cache) DropInvalid() int {
 	n := len(c.Entries)
 	c.Entries = slices.DeleteFunc(c.Entries, func(e Entry) bool {
@@ -90,7 +90,8 @@ func isName(s string) bool { return s != "" && !strings.Contains(s, "/") && isTe
 
 func isText(s string) bool { return !strings.ContainsFunc(s, unicode.IsControl) }
 
-// Lookup returns the path of the first library with that name and flags that suits every machine.
+// Lookup returns the path of the first library with that name and flags that is not limited to some CPUs
+// (glibc-hwcaps).
 func (c *Cache) Lookup(name string, flags int32) (string, bool) {
 	for _, e := range c.Entries {
 		if e.Name == name && e.Flags == flags && !e.isHWCap() {

@@ -2,8 +2,8 @@ package ldcache
 
 import "strings"
 
-// Marshal encodes the cache in the new layout, sorted as the loader requires. The result is deterministic: parsing and
-// encoding it again gives the same bytes.
+// Marshal encodes the cache in the new layout, with the entries in the order that the loader requires. The result is
+// deterministic: if it is parsed and encoded again, the bytes are the same.
 func (c *Cache) Marshal() []byte {
 	entries := c.sorted()
 	start := headerNew + len(entries)*entryNew
@@ -33,7 +33,7 @@ func (c *Cache) Marshal() []byte {
 	return b.data
 }
 
-// builder builds a cache file. known has the offsets of its strings.
+// builder builds a cache file. `known` has the offsets of the strings that are in it already.
 type builder struct {
 	data  []byte
 	known map[string]uint32
@@ -49,7 +49,8 @@ func (b *builder) text(s string) uint32 {
 	return at
 }
 
-// extension appends the extension block unless it would be empty. The sections' contents follow the table.
+// extension appends the extension block unless it would be empty: first the table of its sections, then their
+// contents.
 func (b *builder) extension(generator string, hwcaps []byte) {
 	type section struct {
 		tag  uint32

@@ -7,7 +7,7 @@ import (
 )
 
 // compareNames compares names like the loader's _dl_cache_libcmp: byte by byte, but runs of digits as numbers, and
-// digits after all other bytes. It is negative if a comes first in ascending order; caches are sorted in descending
+// digits after all other bytes. It is negative if a comes before b in ascending order; caches are sorted in descending
 // order.
 func compareNames(a, b string) int {
 	i, j := 0, 0
@@ -35,7 +35,7 @@ func compareNames(a, b string) int {
 	return -char(at(b, j))
 }
 
-// at returns a byte of a C string, with the NUL after its end.
+// at returns a byte of a string, or the NUL that ends a C string if i is its length.
 func at(s string, i int) byte {
 	if i < len(s) {
 		return s[i]
@@ -45,8 +45,8 @@ func at(s string, i int) byte {
 
 func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
-// number parses the digits that begin at s[i]. It overflows like the loader's int; otherwise the order would differ and
-// the loader would miss entries.
+// number parses the digits that begin at s[i]. It overflows like the loader's int: with another order the loader would
+// not find some entries.
 func number(s string, i int) (n int32, end int) {
 	for ; i < len(s) && isDigit(s[i]); i++ {
 		n = n*10 + int32(s[i]-'0')
@@ -54,7 +54,7 @@ func number(s string, i int) (n int32, end int) {
 	return n, i
 }
 
-// char converts to a C char, signed on x86 and unsigned on ARM.
+// char converts a byte to a C char, which is signed on x86 and unsigned on ARM.
 func char(c byte) int {
 	if runtime.GOARCH == "amd64" {
 		return int(int8(c))
@@ -62,16 +62,16 @@ func char(c byte) int {
 	return int(c)
 }
 
-// sorted returns the entries in the order that the loader's binary search requires. The sort is stable, so the first
-// entry of a name stays first.
+// sorted returns the entries in the order that the loader's binary search requires. The sort is stable: of entries
+// with one name, the first stays first.
 func (c *Cache) sorted() []Entry {
 	entries := slices.Clone(c.Entries)
 	slices.SortStableFunc(entries, compareEntries)
 	return entries
 }
 
-// compareEntries is compare of elf/cache.c. Entries from glibc-hwcaps directories come before the others with that
-// name, since the loader stops at the first of the others.
+// compareEntries is the function compare of glibc's elf/cache.c. Of entries with one name, those from glibc-hwcaps
+// directories come first: the loader stops at the first other entry.
 func compareEntries(a, b Entry) int {
 	rank := func(e Entry) int {
 		if e.isHWCap() {

@@ -26,13 +26,13 @@ const (
 	tagHWCaps       = 1
 
 	maxName   = 255  // NAME_MAX, since names have no slash
-	maxPath   = 4095 // PATH_MAX less the NUL
+	maxPath   = 4095 // PATH_MAX without the NUL
 	maxHWCaps = 256  // glibc has 4
 )
 
 var le = binary.LittleEndian
 
-// Parse parses a cache in the layout of glibc 2.2 and later, also with the older layout before it. It returns an error
+// Parse parses a cache in the layout of glibc 2.2 and later; the older layout may come before it. It returns an error
 // for a cache that the loader would ignore or could use only in part. Unknown sections of the extension block are
 // dropped. The strings of the result share one copy of data.
 func Parse(data []byte) (*Cache, error) {
@@ -88,7 +88,7 @@ func (c *Cache) parseEntries(data []byte, text string) error {
 		return fmt.Errorf("%w: not little-endian", errFormat)
 	}
 	c.Entries = make([]Entry, n)
-	left := MaxSize // for all strings: those that overlap need more bytes when written
+	left := MaxSize // for all strings: strings that overlap in the file need more bytes when they are written
 	for i := range c.Entries {
 		e, raw := &c.Entries[i], data[headerNew+i*entryNew:]
 		if e.Name, err = stringAt(text, le.Uint32(raw[4:]), maxName); err != nil {

@@ -11,7 +11,7 @@ type Cgroups []Cgroup
 
 // Cgroup is a process's cgroup in one hierarchy.
 type Cgroup struct {
-	// Controllers are those of the hierarchy, with cgroup v1.
+	// Controllers are the controllers of the hierarchy, with cgroup v1.
 	Controllers []string
 	// Unified means that the hierarchy is that of cgroup v2.
 	Unified bool
@@ -46,8 +46,8 @@ func parseCgroups(text string) (Cgroups, error) {
 	return list, nil
 }
 
-// isContainer reports whether a name is that of a container's cgroup: the 64 hexadecimal digits of a container ID of
-// containerd, CRI-O, docker or podman, by themselves or as in "cri-containerd-ID.scope".
+// isContainer reports whether the name of a cgroup is a container's. containerd, CRI-O, docker and podman use the
+// container's ID, 64 hexadecimal digits, or a name like "cri-containerd-ID.scope".
 func isContainer(name string) bool {
 	id := strings.TrimSuffix(name, ".scope")
 	end := strings.LastIndexByte(id, '-') + 1
@@ -56,8 +56,8 @@ func isContainer(name string) bool {
 		len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
 }
 
-// InContainer reports whether the path of a cgroup contains a container's or a pod's name. Some runtimes use other
-// names.
+// InContainer reports whether one of the cgroups' paths has the name of a container or a pod. It does not know the
+// names that some other runtimes use.
 func (c Cgroups) InContainer() bool { return slices.ContainsFunc(c, Cgroup.inContainer) }
 
 func (c Cgroup) inContainer() bool {
@@ -73,7 +73,7 @@ func (c Cgroup) inContainer() bool {
 	})
 }
 
-// String returns the path that identifies the process best: a container's, otherwise the longest.
+// String returns the path that identifies the process best: that of a container, otherwise the longest.
 func (c Cgroups) String() string {
 	best := Cgroup{Path: "/"}
 	for _, one := range c {

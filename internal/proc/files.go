@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HasOpen reports whether the process has a character device open. Devices has their numbers, as stat returns them, and
-// names the last elements of their paths. It compares the numbers, because a path proves nothing: any user can have a
-// file of that name in their own mount namespace.
+// HasOpen reports whether the process has one of the character devices open. `devices` are the numbers of the devices,
+// as stat returns them, and `names` the last elements of their paths. Names are not enough: any user can have a file
+// with such a name in a mount namespace of their own.
 func (p *Process) HasOpen(devices map[uint64]bool, names []string) (bool, error) {
 	dir, err := p.openat("fd", unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
@@ -28,9 +28,9 @@ func (p *Process) HasOpen(devices map[uint64]bool, names []string) (bool, error)
 			continue // the file was closed meanwhile
 		}
 		if !strings.HasPrefix(target, "/dev/") && !slices.Contains(names, filepath.Base(target)) {
-			continue // true of most files
+			continue // most files end here
 		}
-		// Network file systems answer from their cache, so this does not wait for an unreachable server.
+		// statx with AT_STATX_DONT_SYNC asks no file server, so this does not wait for one that cannot be reached.
 		var st unix.Statx_t
 		err = unix.Statx(int(p.dir.Fd()), "fd/"+fd, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
 		if err == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR &&
@@ -41,7 +41,8 @@ func (p *Process) HasOpen(devices map[uint64]bool, names []string) (bool, error)
 	return false, nil
 }
 
-// isOnlyPath reports whether a file was opened with O_PATH, which neither opens the device nor needs permission for it.
+// isOnlyPath reports whether a file was opened with O_PATH. That does not open the device, and needs no permission for
+// it.
 func (p *Process) isOnlyPath(fd string) bool {
 	value, err := p.FDInfo(fd, "flags")
 	if err != nil {

@@ -11,11 +11,11 @@ import (
 type Mount struct {
 	// ID is unique on the machine while the mount exists.
 	ID uint64
-	// Device has the major and minor number of the file system's device, such as "0:26".
+	// Device is the major and minor number of the file system's device, such as "0:26".
 	Device string
 	// Point is the mount point relative to the process's root. Spaces and some other bytes are octal, such as \040.
 	Point string
-	// Shared means that mounts on it propagate to other mount namespaces.
+	// Shared means that new mounts below this mount propagate to other mount namespaces.
 	Shared bool
 }
 

@@ -17,8 +17,8 @@ const (
 	InitialUser = "user:[4026531837]"
 )
 
-// Namespace returns the name of the process's namespace of a kind, such as "mnt:[4026531841]" for "mnt". Two existing
-// namespaces never have the same name.
+// Namespace returns the name of the process's namespace of a kind, such as "mnt:[4026531841]" for "mnt". No two
+// namespaces have the same name at the same time.
 func (p *Process) Namespace(kind string) (string, error) { return p.readlink("ns/" + kind) }
 
 // OpenNamespace opens the process's namespace of a kind, such as "mnt".
@@ -33,8 +33,8 @@ func (p *Process) In(namespace string) bool {
 	return err == nil && name == namespace
 }
 
-// OwnerOfMounts returns the name of the user namespace that owns the process's mount namespace. The kernel does not
-// tell it to a process in a descendant of that user namespace.
+// OwnerOfMounts returns the name of the user namespace that owns the process's mount namespace. It fails if this
+// process is in a user namespace below that one: the kernel then does not give the name.
 func (p *Process) OwnerOfMounts() (string, error) {
 	mounts, err := p.OpenNamespace("mnt")
 	if err != nil {
@@ -56,7 +56,8 @@ func (p *Process) OwnerOfMounts() (string, error) {
 // ErrNotHost means that this process cannot see all processes of the host.
 var ErrNotHost = errors.New("this program does not run in the host's PID namespace")
 
-// SeesAll returns an error unless this process sees all processes of the host; ErrNotHost means that it does not.
+// SeesAll returns nil if this process sees all processes of the host, and ErrNotHost if it does not. Other errors mean
+// that this is unknown.
 func SeesAll(procfs string) error {
 	self, err := Self(procfs)
 	if err != nil {
@@ -73,7 +74,7 @@ func SeesAll(procfs string) error {
 	return nil
 }
 
-// IDMap has the lines of a uid_map or gid_map (user_namespaces(7)). It is empty for a user namespace that is not ready.
+// IDMap has the lines of a uid_map or gid_map (user_namespaces(7)). It is empty as long as none was written.
 type IDMap []idRange
 
 type idRange struct{ inside, outside, size uint64 }
@@ -109,12 +110,12 @@ func parseIDMap(text string) (IDMap, error) {
 	return m, nil
 }
 
-// HasRoot reports whether the host's ID 0 is mapped.
+// HasRoot reports whether the host's user or group 0 is in the map.
 func (m IDMap) HasRoot() bool {
 	return slices.ContainsFunc(m, func(r idRange) bool { return r.outside == 0 && r.size > 0 })
 }
 
-// Host returns the host's ID for an ID in the user namespace.
+// Host returns the ID on the host for an ID in the user namespace.
 func (m IDMap) Host(id uint32) (int, error) {
 	for _, r := range m {
 		if n := uint64(id); n >= r.inside && n-r.inside < r.size {

@@ -1,7 +1,8 @@
-// Package proc reads processes in /proc: who they are, and their users, cgroups, mounts, namespaces and open devices.
+// Package proc reads from /proc what a process is: its program, users, cgroups, mounts, namespaces and open devices.
 //
 // A Process is its directory in /proc, held open: what is read through it never belongs to a later process with the
-// same PID. Files are read up to a limit. The functions get the path of /proc, and do not check that it is one.
+// same PID. Files are read up to a limit. The functions get the path of /proc, and do not check that procfs is mounted
+// there.
 package proc
 
 import (
@@ -54,10 +55,10 @@ func openDir(procfs, name string) (*os.File, error) {
 	return os.OpenFile(path.Join(procfs, name), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 }
 
-// Close closes the directory.
+// Close closes the directory of the process.
 func (p *Process) Close() { _ = p.dir.Close() }
 
-// asEnded wraps the errors that /proc returns for an ended process with ErrEnded.
+// asEnded wraps err with ErrEnded if it is one that /proc returns for a process that has ended.
 func asEnded(err error) error {
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("%w: %w", ErrEnded, err)
@@ -90,7 +91,7 @@ func (p *Process) openat(name string, flags int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// read returns the content of a file. It follows no link and does not block on a FIFO.
+// read returns the content of a file in the process's directory. It follows no link and does not block on a FIFO.
 func (p *Process) read(name string, limit int64) (string, error) {
 	f, err := p.openat(name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK)
 	if err != nil {
@@ -116,7 +117,7 @@ func (p *Process) readlink(name string) (string, error) {
 	return string(target[:n]), nil
 }
 
-// Command returns the name of the process, which the process can choose.
+// Command returns the name of the process. Any process can choose its name.
 func (p *Process) Command() string {
 	text, err := p.read("comm", maxFile)
 	if name := strings.TrimSuffix(text, "\n"); err == nil && name != "" {

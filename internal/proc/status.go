@@ -11,7 +11,7 @@ import (
 type Stat struct {
 	// State is a letter, such as R for a running process and Z for one that its parent has not waited for.
 	State string
-	// Parent is a PID.
+	// Parent is the PID of the parent.
 	Parent int
 	// Start is the start time, in clock ticks since the boot.
 	Start uint64
@@ -26,7 +26,8 @@ func (p *Process) Stat() (Stat, error) {
 	return parseStat(text)
 }
 
-// parseStat parses fields 3, 4 and 22. Field 2 is the program's name in parentheses, which may contain any characters.
+// parseStat parses the fields state, parent and start time (3, 4 and 22). Before them is the program's name in
+// parentheses, which may contain any characters.
 func parseStat(text string) (Stat, error) {
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 20 {
@@ -43,7 +44,7 @@ func parseStat(text string) (Stat, error) {
 	return Stat{State: fields[0], Parent: parent, Start: start}, nil
 }
 
-// CheckRunning returns ErrEnded if the process has ended, also if its parent has not waited for it.
+// CheckRunning returns ErrEnded if the process has ended, even if its parent has not waited for it yet.
 func (p *Process) CheckRunning() error {
 	s, err := p.Stat()
 	if err != nil {
@@ -59,7 +60,7 @@ func (p *Process) CheckRunning() error {
 type Status struct {
 	// UIDs are the real, effective, saved and file system user IDs.
 	UIDs []string
-	// Capabilities are the effective ones, in the process's user namespace.
+	// Capabilities are the effective capabilities, in the process's user namespace.
 	Capabilities uint64
 }
 

@@ -14,15 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Notifier notifies systemd. The zero value does nothing, and neither does the notifier of a process that systemd did
-// not start.
+// Notifier notifies systemd. The zero value does nothing, and so does a notifier if systemd did not start the process.
 type Notifier struct {
 	socket   string
 	watchdog time.Duration
 }
 
-// New returns a notifier that is configured by the environment (NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID). It ignores
-// the watchdog of another process and an invalid time.
+// New returns a notifier that is configured by the environment (NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID). If the
+// watchdog is for another process or its time is invalid, it is not used.
 func New(env []string) *Notifier {
 	v := map[string]string{}
 	for _, kv := range env {
@@ -40,7 +39,7 @@ func New(env []string) *Notifier {
 	return n
 }
 
-// Ready reports that the service is ready or has finished a reload, with a status line for people.
+// Ready reports that the service is ready or has finished a reload. `status` is a line for people.
 func (n *Notifier) Ready(status string) error { return n.send("READY=1", "STATUS="+oneLine(status)) }
 
 // Status replaces the status line.
@@ -58,8 +57,8 @@ func (n *Notifier) Reloading() error {
 // Stopping reports that the service stops.
 func (n *Notifier) Stopping() error { return n.send("STOPPING=1") }
 
-// Watch notifies systemd's watchdog until ctx ends, twice per timeout, while alive returns no error. Without a watchdog
-// it does nothing.
+// Watch notifies systemd's watchdog until ctx ends, twice per timeout, as long as `alive` returns no error. If there
+// is no watchdog, Watch does nothing.
 func (n *Notifier) Watch(ctx context.Context, alive func() error, log *slog.Logger) {
 	if n.watchdog == 0 {
 		return

@@ -88,8 +88,8 @@ func model(d *gpu.Device) string {
 	return name
 }
 
-// drawMIG draws a MIG device and returns its lower edge. Its height is its share of the GPU's memory, but enough for
-// its name.
+// drawMIG draws a MIG device and returns its lower edge. Its height is its share of the GPU's memory, but at least the
+// height of its name.
 func drawMIG(b *svg, s *scene, d *gpu.Device, m *gpu.MIGDevice, at box) (bottom int) {
 	const wholeGPU, least = 112, 16
 	siblings := 0 // compute instances that share the memory of the GPU instance
@@ -116,8 +116,8 @@ func drawMIG(b *svg, s *scene, d *gpu.Device, m *gpu.MIGDevice, at box) (bottom 
 	return at.y + at.h
 }
 
-// drawBadge draws the letters of the containers that hold a device, and the number of replicas if there are several. It
-// returns the badge's right end.
+// drawBadge draws a badge with the letters of the containers that hold a device, and the number of replicas if there
+// are several. It returns the right end of the badge.
 func drawBadge(b *svg, s *scene, uses []use, x, y, room int) (end int) {
 	var letters []string
 	for _, u := range uses {

@@ -41,7 +41,6 @@ func draw(s *scene) []byte {
 	return b.page(width, bottom+margin, title, subtitle)
 }
 
-// barLabels are the labels of the bars.
 var barLabels = map[gpu.PCIePath]string{
 	gpu.PathSameBoard:        "one board (PSB)",
 	gpu.PathSingleSwitch:     "PCIe switch (PIX)",
@@ -49,8 +48,8 @@ var barLabels = map[gpu.PCIePath]string{
 	gpu.PathHostBridge:       "host bridge (PHB)",
 }
 
-// drawBars draws the bar of a group below those of its children, with a stem from each child. It returns the lower edge
-// of the bar, or of the card for a single GPU.
+// drawBars draws the bars of a group and of the groups in it. Its own bar is below theirs, with a stem from each. For
+// a single GPU there is no bar. It returns the lower edge of the bar or of the GPU's card.
 func drawBars(b *svg, s *scene, l *layout, g *group) (bottom int) {
 	if len(g.children) == 0 {
 		return l.cards + l.cardHeight
@@ -92,7 +91,7 @@ func drawFabric(b *svg, s *scene, l *layout, fabric int) {
 	at, gpus := l.fabrics[fabric], s.fabrics[fabric]
 	y := l.fabricY(at.lane)
 	for _, p := range gpus {
-		links := 0 // as many as the widest link has
+		links := 0 // the largest number that a GPU has
 		for _, other := range gpus {
 			if link := s.links.between(p, other); link.Switched {
 				links = max(links, link.NVLinks)
@@ -112,7 +111,8 @@ func drawFabric(b *svg, s *scene, l *layout, fabric int) {
 	})
 }
 
-// drawNVLinks draws the direct NVLinks. It draws their numbers last, so that no other link covers them.
+// drawNVLinks draws the NVLinks that connect two GPUs directly. The numbers are drawn last, so that no other link
+// covers them.
 func drawNVLinks(b *svg, s *scene, l *layout) {
 	for i, pair := range s.direct {
 		link, at := s.links[pair], l.brackets[i]
@@ -166,7 +166,7 @@ func drawLegend(b *svg, s *scene, width, y int) (bottom int) {
 	return y
 }
 
-// notes returns what is unknown, how to read the drawing, and what it cannot show.
+// notes returns what is unknown, how to read the drawing, and what the drawing cannot show.
 func notes(s *scene) []string {
 	var notes []string
 	if s.HoldersUnknown != "" {

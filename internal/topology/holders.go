@@ -25,7 +25,8 @@ func (h *Holder) String() string {
 	return fmt.Sprintf("container %s of pod %s/%s", h.Container, h.Namespace, h.Pod)
 }
 
-// UUIDs returns the UUIDs of the devices that the container holds; a UUID occurs once for each replica.
+// UUIDs returns the UUIDs of the devices that the container holds. If it holds several replicas of a device, the UUID
+// occurs once for each.
 func (h *Holder) UUIDs() []string {
 	uuids := make([]string, len(h.Devices))
 	for i, id := range h.Devices {
@@ -34,7 +35,8 @@ func (h *Holder) UUIDs() []string {
 	return uuids
 }
 
-// DeviceHolders returns the holders of the node's devices. It omits devices of other resources.
+// DeviceHolders returns the containers that hold devices of the node. Devices that are not in the snapshot are left
+// out.
 func (n Node) DeviceHolders() []Holder {
 	onNode := map[string]bool{}
 	for uuid := range deviceNames(n.Snapshot) {
@@ -73,7 +75,7 @@ func deviceNames(s *gpu.Snapshot) iter.Seq2[string, string] {
 	}
 }
 
-// holder is a container that holds devices. In the drawing it has a letter.
+// holder is a container that holds devices. The drawing has a letter for it.
 type holder struct {
 	name    string // namespace/pod/container
 	pod     string
@@ -81,7 +83,7 @@ type holder struct {
 	devices string
 }
 
-// use is a container's use of a device: the index in the list of holders, and the number of replicas.
+// use is a container's use of a device. `holder` is the container's index in the list of holders.
 type use struct{ holder, replicas int }
 
 // holdersOf returns the containers that hold devices of the node, and the uses of each device by UUID.

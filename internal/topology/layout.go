@@ -25,8 +25,8 @@ const (
 type layout struct {
 	left, right int     // ends of the frames of the NUMA nodes
 	x           []int   // by GPU
-	brackets    []*span // by pair in scene.direct
-	fabrics     []*span // by fabric in scene.fabrics
+	brackets    []*span // by the pair's index in scene.direct
+	fabrics     []*span // by index in scene.fabrics
 
 	cards, cardHeight int // upper edge and height of the cards
 	bundles           int // upper edge of the space between the bars of NVSwitches and what is below them
@@ -38,7 +38,7 @@ func newLayout(s *scene) *layout {
 	l := &layout{x: make([]int, len(s.Snapshot.Devices))}
 	numaNodes := s.root.children
 	width := len(l.x)*(cardWidth+cardGap) + len(numaNodes)*(2*pad-cardGap+numaGap) - numaGap
-	l.left = margin + max(minContent-width, 0)/2 // a narrow node is in the middle of the picture
+	l.left = margin + max(minContent-width, 0)/2 // the drawing of a small node is in the middle of the picture
 	l.right = l.left + width
 	x := l.left
 	for _, numa := range numaNodes {
@@ -75,7 +75,7 @@ func newLayout(s *scene) *layout {
 	return l
 }
 
-// extent returns the left and right end of the cards of some GPUs.
+// extent returns the left and right end of the cards of these GPUs.
 func (l *layout) extent(gpus []int) (x0, x1 int) {
 	x0 = l.x[gpus[0]]
 	for _, p := range gpus {
@@ -90,16 +90,16 @@ func (l *layout) fabricY(lane int) int { return header + lane*(fabricHeight+barG
 // bracketY returns the vertical middle of a bracket.
 func (l *layout) bracketY(lane int) int { return l.cards - pad - (lane+1)*laneHeight }
 
-// barY returns the upper edge of the bars of a level.
+// barY returns the upper edge of the bars of groups with this level.
 func (l *layout) barY(level int) int {
 	return l.cards + l.cardHeight + barGap + (level-1)*(barHeight+barGap)
 }
 
-// toSwitches is passed to exit for the NVSwitches, in place of a GPU.
+// toSwitches stands for the NVSwitches in a call of exit, which otherwise gets a GPU.
 const toSwitches = -1
 
-// exit returns the point on a card's upper edge at which the NVLinks to another GPU leave it. Links to the left leave
-// on the left, the nearest first, so that the brackets of a card do not cross.
+// exit returns the point on the upper edge of a GPU's card at which its NVLinks to another GPU leave. Links to the
+// left leave on the left, those to the nearest GPU first, so that the brackets of a card do not cross.
 func (l *layout) exit(s *scene, p, to int) int {
 	var left, right []int
 	for _, pair := range s.direct {
@@ -123,7 +123,7 @@ func (l *layout) exit(s *scene, p, to int) int {
 	return l.x[p] + cardWidth*(slices.Index(exits, to)+1)/(len(exits)+1)
 }
 
-// span is a range from x0 to x1. Overlapping spans are in different lanes.
+// span is a range from x0 to x1. Spans that overlap are in different lanes.
 type span struct{ x0, x1, lane int }
 
 // assignLanes gives each span the lowest free lane, the narrow spans first, and returns the number of lanes.

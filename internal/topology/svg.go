@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// style has the colours for light and dark themes. A program that knows no media queries shows the light one.
+// style has the colours for light and dark themes. A viewer that ignores media queries shows the light theme.
 //
 //go:embed style.css
 var style string
@@ -22,7 +22,7 @@ type text struct {
 	x, y   int // of the baseline
 	size   int // of the font, in pixels
 	font   font
-	anchor string // the point of the text at x: "" for its start, "middle" or "end"
+	anchor string // the point of the text that is at x: "" for its start, "middle" or "end"
 	value  string
 }
 
@@ -38,7 +38,7 @@ func escape(s string) string {
 	return strings.ReplaceAll(b.String(), "&#xA;", "\n")
 }
 
-// page returns an SVG file with the elements. Screen readers read the title and the description.
+// page returns an SVG file with these elements. Screen readers read the title and the description.
 func (b *svg) page(width, height int, title, description string) []byte {
 	var page svg
 	page.WriteString(`<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby="topology-title"`)
@@ -52,7 +52,7 @@ func (b *svg) page(width, height int, title, description string) []byte {
 	return page.Bytes()
 }
 
-// group writes shapes that together show one object of the node. class is the kind of object.
+// group writes shapes that together show one object of the node. `class` is the kind of object.
 func (b *svg) group(class, title string, data []attribute, shapes func()) {
 	fmt.Fprintf(b, `<g class="%s"`, class)
 	for _, a := range data {
@@ -66,7 +66,7 @@ func (b *svg) group(class, title string, data []attribute, shapes func()) {
 	b.WriteString("</g>\n")
 }
 
-// rect writes a rectangle whose corners have a radius in pixels.
+// rect writes a rectangle. `radius` is that of its corners, in pixels.
 func (b *svg) rect(class string, r box, radius int) {
 	fmt.Fprintf(b, `<rect class="%s" x="%d" y="%d" width="%d" height="%d"`, class, r.x, r.y, r.w, r.h)
 	if radius > 0 {

@@ -8,11 +8,12 @@ import (
 	"gpu-cdi-plugin/internal/wording"
 )
 
-// longest is the length in bytes to which a text from outside is cut. No real name or error is longer.
+// longest is the length in bytes to which a text is cut that comes from outside the program. No real name or error is
+// longer.
 const longest = 400
 
-// clean makes a text from outside safe to show: one line, without control characters, and without characters that
-// reverse the direction of text or stack on a letter.
+// clean makes a text from outside safe to show: it is one line, without control characters, and without characters
+// that reverse the direction of text or stack on a letter.
 func clean(s string) string {
 	s = strings.Map(func(r rune) rune {
 		switch {
@@ -26,7 +27,6 @@ func clean(s string) string {
 	return wording.Shorten(strings.Join(strings.Fields(s), " "), longest)
 }
 
-// font is a kind of font.
 type font int
 
 const (
@@ -36,7 +36,7 @@ const (
 )
 
 // textWidth estimates the width of a text in pixels at a font size. It uses the widths of DejaVu Sans, which is wider
-// than what most systems use for "sans-serif".
+// than the font that most systems use for "sans-serif".
 func textWidth(s string, size int, f font) int {
 	sum := 0 // in thousandths of the font size
 	for _, r := range s {
@@ -78,7 +78,7 @@ func fit(s string, room, size int, f font) string {
 	return strings.TrimSpace(string(runes[:n])) + "…"
 }
 
-// wrap breaks a text in the plain font between words, into at most most lines. It cuts what does not fit.
+// wrap breaks a text in the plain font between words, into at most `most` lines. What does not fit is cut.
 func wrap(s string, room, size, most int) []string {
 	var lines []string
 	for words := strings.Fields(s); len(words) > 0; {

@@ -5,9 +5,9 @@
 // shapes. The same node gives the same bytes.
 //
 // The cards of the GPUs are in one row. Below the row are bars, one for each switch, bridge and NUMA node: two GPUs
-// communicate over PCIe through the first bar below that spans both. Above the row are the NVLinks: a bracket for each
-// pair that is linked directly, and a bar for NVSwitches. Colour is never the only sign of a meaning. Every GPU, bar
-// and NVLink is an element with data attributes, so that programs can find it.
+// communicate over PCIe through the first bar below them that spans both. Above the row are the NVLinks: a bracket for
+// each pair that is linked directly, and a bar for NVSwitches. No meaning is shown by colour only. Every GPU, bar and
+// NVLink is an element with data attributes, so that programs can find it.
 //
 // The package reads nothing from the host. A snapshot comes from the driver, the holders from the kubelet. Neither is
 // trusted: texts are cleaned, cut and escaped.
@@ -33,7 +33,8 @@ type Node struct {
 	HoldersUnknown string
 }
 
-// WriteSVG writes the picture of a node as an SVG file that needs no script, font or style sheet. Errors are w's.
+// WriteSVG writes the picture of a node as an SVG file that needs no script, font or style sheet. Its errors are those
+// of w.
 func WriteSVG(w io.Writer, n Node) error {
 	if _, err := w.Write(draw(newScene(n))); err != nil {
 		return fmt.Errorf("write the picture: %w", err)
@@ -41,7 +42,7 @@ func WriteSVG(w io.Writer, n Node) error {
 	return nil
 }
 
-// scene is the content of the drawing, which does not change. A GPU's number is its index in the snapshot.
+// scene is what the drawing shows. In it a GPU is named by its index in the snapshot.
 type scene struct {
 	Node
 	links   links

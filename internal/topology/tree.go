@@ -8,8 +8,8 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// links has a snapshot's links by the indices of their GPUs, the lower one first. Links to GPUs that are not in the
-// snapshot are ignored.
+// links has a snapshot's links. A key has the indices of two GPUs, the lower one first. Links to GPUs that are not in
+// the snapshot are left out.
 type links map[[2]int]gpu.Link
 
 func linksOf(s *gpu.Snapshot) links {
@@ -37,7 +37,7 @@ func (ls links) pairs() [][2]int {
 
 // group is a set of GPUs that are close to each other on PCIe, such as those below one switch.
 type group struct {
-	// path is the PCIe path between the children. It is PathUnknown for a single GPU, and if the driver reports none.
+	// path is the PCIe path between the children. It is PathUnknown for a single GPU, or if the driver reports none.
 	path     gpu.PCIePath
 	gpus     []int // in drawing order
 	children []*group
@@ -53,8 +53,9 @@ func newGroup(path gpu.PCIePath, children []*group) *group {
 }
 
 // treeOf derives a tree from the paths between the GPUs by single linkage: two GPUs are in one group if they are
-// connected by a chain of pairs with at least the group's path. The root's children are the NUMA nodes, all on one
-// level. If the paths do not form a tree, notInTree returns the pairs that are farther apart than the drawing shows.
+// connected by a chain of pairs, each of them at least as close as the group's path. The root's children are the NUMA
+// nodes, all on one level. If the paths do not form a tree, notInTree returns the pairs that are farther apart than
+// the drawing shows.
 func treeOf(s *gpu.Snapshot, ls links) *group {
 	groups := singles(len(s.Devices))
 	for path := gpu.PathSameBoard; path >= gpu.PathNode; path-- {
@@ -84,7 +85,7 @@ func treeOf(s *gpu.Snapshot, ls links) *group {
 	return root
 }
 
-// fabricsOf returns the sets of GPUs that NVSwitches connect, of n GPUs.
+// fabricsOf returns the sets of GPUs that NVSwitches connect. n is the number of GPUs.
 func fabricsOf(ls links, n int) [][]int {
 	var fabrics [][]int
 	for _, g := range merge(singles(n), gpu.PathUnknown, func(a, b int) bool {
@@ -107,7 +108,7 @@ func singles(n int) []*group {
 	return groups
 }
 
-// merge joins groups that are linked by a pair, directly or through other groups.
+// merge joins groups that have a linked pair of GPUs, and groups that are joined to a common one.
 func merge(groups []*group, path gpu.PCIePath, linked func(a, b int) bool) []*group {
 	var sets [][]*group
 	for _, g := range groups {
@@ -152,11 +153,11 @@ func (g *group) smallestWith(a, b int) *group {
 	return g
 }
 
-// notInTree returns the pairs that are farther apart than the smallest group that contains both shows, sorted.
+// notInTree returns the pairs that are farther apart than the smallest group shows that contains both, sorted.
 func notInTree(root *group, ls links) [][2]int {
 	return slices.DeleteFunc(ls.pairs(), func(p [2]int) bool {
 		g, path := root.smallestWith(p[0], p[1]), ls[p].PCIe
-		// GPUs that only the kernel puts on one NUMA node are shown as PathNode.
+		// If only the kernel puts two GPUs on one NUMA node, the drawing shows PathNode for them.
 		return path == gpu.PathUnknown || g == root || path >= max(g.path, gpu.PathNode)
 	})
 }

@@ -6,11 +6,12 @@ import (
 	"gpu-cdi-plugin/internal/proc"
 )
 
-// OverflowID is the user ID of files whose owners are outside the user namespace, like /proc/sys/kernel/overflowuid.
+// OverflowID is the user ID that files have if their owner is outside the user namespace, like
+// /proc/sys/kernel/overflowuid.
 const OverflowID = 65534
 
 // WithoutRoot reports whether this process is in a user namespace that does not contain the host's root, like the
-// programs of a rootless engine. Then it only has the rights of the user who made the namespace.
+// programs of a rootless engine. Then it has only the rights of the user who made the namespace.
 var WithoutRoot = sync.OnceValue(func() bool {
 	self, err := proc.Self("/proc")
 	if err != nil {

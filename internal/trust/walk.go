@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxLinks is the number of symbolic links in a path that the kernel allows.
+// maxLinks is how many symbolic links the kernel allows in a path.
 const maxLinks = 40
 
 // walk is a position on a path.
@@ -19,17 +19,18 @@ type walk struct {
 	kind uint32 // of the current file: S_IFDIR and so on
 	// owner is the user whose files are safe besides root's.
 	owner int
-	// unsafe says why other users could change the next files, or is nil.
+	// unsafe says why other users could change the files after the current one, or is nil.
 	unsafe error
-	// shared says why other users could create names in the current directory, or is nil. Only strict walks set it, for
-	// sticky directories.
+	// shared says why other users could create names in the current directory, or is nil. It is set for sticky
+	// directories, and only by strict walks.
 	shared error
-	// strict makes a walk return unsafe and shared as errors at once. Other walks return them only at a symbolic link.
+	// strict makes the walk return unsafe and shared as errors at once. Other walks return unsafe only at a symbolic
+	// link.
 	strict bool
 }
 
-// follow walks along a path, opening each file from its directory. Files of root and of owner are safe. The caller
-// closes the walk.
+// follow walks along a path. It opens each file from the directory that the file is in. Files of root and of owner are
+// safe. The caller closes the walk.
 func follow(path string, owner int, strict bool) (*walk, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -92,8 +93,8 @@ func (w *walk) begin() error {
 	return w.enter(fd, "/", st)
 }
 
-// step moves the walk to a file in the current directory. If the file is a symbolic link, the walk stays and step
-// returns the link's target.
+// step moves the walk to a file in the current directory. If the file is a symbolic link, step returns the link's
+// target, and the walk stays where it is.
 func (w *walk) step(name string) (target string, err error) {
 	path := filepath.Join(w.path, name)
 	fd, err := unix.Openat(w.fd, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -128,8 +129,8 @@ func (w *walk) step(name string) (target string, err error) {
 // enter moves the walk to an open file.
 //
 // In a sticky directory other users can create names, but cannot rename or remove root's files. So an existing
-// directory of root was created by root and stays. A file or link of root can be a hard link that another user made or
-// moved there.
+// directory of root was created by root and stays. A file or a link of root is not safe there: another user can have
+// made or moved it there as a hard link.
 func (w *walk) enter(fd int, path string, st unix.Stat_t) error {
 	w.close()
 	w.fd, w.path, w.kind, w.shared = fd, path, st.Mode&unix.S_IFMT, nil
@@ -151,7 +152,7 @@ func (w *walk) enter(fd int, path string, st unix.Stat_t) error {
 	return nil
 }
 
-// foreign returns an error if a file belongs neither to root nor to owner.
+// foreign returns an error if a file belongs neither to root nor to w.owner.
 func (w *walk) foreign(path string, st unix.Stat_t) error {
 	if st.Uid == 0 || int(st.Uid) == w.owner || st.Uid == OverflowID && WithoutRoot() {
 		return nil
@@ -159,7 +160,7 @@ func (w *walk) foreign(path string, st unix.Stat_t) error {
 	return fmt.Errorf("%s belongs to user %d", path, st.Uid)
 }
 
-// writable returns an error if other users can write to a file that is not a link.
+// writable returns an error if other users can write to a file. A link is never writable.
 func writable(path string, st unix.Stat_t) error {
 	switch {
 	case st.Mode&0o002 != 0:

@@ -28,14 +28,14 @@ const drainTime = 2 * time.Second
 
 // HTTPOptions are the options of an HTTPListener.
 type HTTPOptions struct {
-	// Path is the path of the socket. Only root and this process's user may be able to write to its directory, which is
-	// created if it is missing.
+	// Path is the path of the socket. Its directory is created if it is missing. Only root and this process's user may
+	// be able to write to that directory.
 	Path string
 	// LockPath is the file that is locked while the socket is served.
 	LockPath string
-	// Group is the GID of a group whose processes can connect besides the owner's, or OwnerOnly.
+	// Group is the GID of a group whose processes can connect, like the owner's, or OwnerOnly.
 	Group int
-	// MaxConnections is the largest number of connections at a time. Further ones are closed.
+	// MaxConnections is the largest number of connections at a time. Connections above it are closed.
 	MaxConnections int64
 }
 
@@ -47,8 +47,8 @@ type HTTPListener struct {
 	madeDir bool
 }
 
-// ListenHTTP creates the socket, and replaces one that an earlier process left. The error wraps fileio.ErrHeld if
-// another process serves the socket.
+// ListenHTTP creates the socket, and replaces a socket that an earlier process left. If another process serves the
+// socket, the error wraps fileio.ErrHeld.
 func ListenHTTP(ctx context.Context, o HTTPOptions) (*HTTPListener, error) {
 	l := &HTTPListener{options: o}
 	dir := filepath.Dir(o.Path)
@@ -71,11 +71,11 @@ func ListenHTTP(ctx context.Context, o HTTPOptions) (*HTTPListener, error) {
 	return l, nil
 }
 
-// Socket returns the socket itself, for a server of another protocol to use instead of Serve. The server may close it;
-// Close must still be called.
+// Socket returns the socket itself, for a server of another protocol that is used instead of Serve. That server may
+// close the socket; Close must still be called.
 func (l *HTTPListener) Socket() net.Listener { return l.socket }
 
-// Close removes the socket. After Serve, which removes it too, Close has no effect.
+// Close removes the socket. Serve removes it too: after Serve, Close has no effect.
 func (l *HTTPListener) Close() error {
 	if l == nil || l.socket == nil {
 		return nil
@@ -84,7 +84,7 @@ func (l *HTTPListener) Close() error {
 	if errors.Is(err, net.ErrClosed) {
 		err = nil
 	}
-	err = errors.Join(err, os.Remove(l.options.Path)) // this process holds the lock, so the socket is its own
+	err = errors.Join(err, os.Remove(l.options.Path)) // this process holds the lock, so it made the socket
 	l.socket = nil
 	l.giveUp()
 	return err
@@ -99,8 +99,8 @@ func (l *HTTPListener) giveUp() {
 	}
 }
 
-// Serve serves until ctx ends, waits a moment for running requests, and removes the socket. The contexts of requests
-// are derived from ctx. It returns an error if it ended before ctx.
+// Serve serves until ctx ends. Then it waits a moment for running requests, and removes the socket. The contexts of
+// requests are derived from ctx. If Serve ends earlier, it returns an error.
 func (l *HTTPListener) Serve(ctx context.Context, handler http.Handler, log *slog.Logger) error {
 	defer func() { _ = l.Close() }()
 	ctx, end := context.WithCancel(ctx)
@@ -124,7 +124,7 @@ func (l *HTTPListener) Serve(ctx context.Context, handler http.Handler, log *slo
 	return nil
 }
 
-// newServer returns the server of a socket, with limits for its connections.
+// newServer returns the server of a socket, with limits for the connections.
 func newServer(ctx context.Context, handler http.Handler, maxConnections int64, log *slog.Logger) *http.Server {
 	var open atomic.Int64
 	server := &http.Server{
@@ -158,13 +158,14 @@ func newServer(ctx context.Context, handler http.Handler, maxConnections int64, 
 // peerKey is the key of a connection's peer in its context.
 type peerKey struct{}
 
-// Peer returns the process that sent a request, from the request's context; nil if the kernel did not report it.
+// Peer returns the process that sent a request, from the context of the request, or nil if the kernel did not report
+// it.
 func Peer(ctx context.Context) *unix.Ucred {
 	peer, _ := ctx.Value(peerKey{}).(*unix.Ucred)
 	return peer
 }
 
-// peerOf returns the process at the other end of a connection; nil if it is not known.
+// peerOf returns the process at the other end of a connection, or nil if it is not known.
 func peerOf(c net.Conn) *unix.Ucred {
 	raw, err := c.(*net.UnixConn).SyscallConn()
 	if err != nil {
@@ -184,7 +185,7 @@ func IsOwn(peer *unix.Ucred) bool {
 	return peer != nil && (peer.Uid == 0 || int(peer.Uid) == os.Geteuid())
 }
 
-// dial connects to a program of root or of this process's user.
+// dial connects to a program that root or this process's user runs.
 func dial(ctx context.Context, path string) (net.Conn, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 	if err != nil {
@@ -197,17 +198,18 @@ func dial(ctx context.Context, path string) (net.Conn, error) {
 	return c, nil
 }
 
-// ErrEnded means that the program has ended or has too many connections.
+// ErrEnded means that the program at the other end has ended or has too many connections.
 var ErrEnded = errors.New("the program closed the connection before it answered")
 
-// IsEnd reports whether a connection's error means that the program has ended or has too many connections.
+// IsEnd reports whether the error of a connection means that the program at the other end has ended or has too many
+// connections.
 func IsEnd(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) // it closed before the request was written
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) // the program closed it before the request was written
 }
 
-// NewHTTPClient returns a client of the program that serves a socket. aliveTime is how long the program may take to
-// begin a response.
+// NewHTTPClient returns an HTTP client for the program that serves a socket. The program must begin each response
+// within aliveTime.
 func NewHTTPClient(path string, aliveTime time.Duration) *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		DisableKeepAlives:     true,

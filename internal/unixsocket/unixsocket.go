@@ -1,5 +1,5 @@
-// Package unixsocket serves unix sockets that only their owner and a group can connect to, serves and calls HTTP on
-// them, and distinguishes sockets that were at one path.
+// Package unixsocket serves unix sockets to which only their owner and a group can connect, and serves and calls HTTP
+// on them. It can tell apart sockets that were at one path one after the other.
 package unixsocket
 
 import (
@@ -20,9 +20,9 @@ const MaxPath = 107
 // OwnerOnly is the group of a socket to which only the owner can connect.
 const OwnerOnly = -1
 
-// Listen listens at a path, for its owner and the group with that GID; with OwnerOnly no group can connect. It replaces
-// an existing socket: the caller must know, by a lock or by connecting, that no process listens on it. Any other file
-// is an error.
+// Listen listens at a path, for its owner and the group with that GID; with OwnerOnly no group can connect. It
+// replaces an existing socket: the caller must know, by a lock or by connecting, that no process listens on that
+// socket. If another kind of file is there, that is an error.
 func Listen(ctx context.Context, path string, group int) (*net.UnixListener, error) {
 	if err := removeSocket(path); err != nil {
 		return nil, err
@@ -51,7 +51,8 @@ func removeSocket(path string) error {
 	return os.Remove(path)
 }
 
-// listen creates the socket. The file gets its mode before it has a name, since a chmod afterwards would be too late.
+// listen creates the socket. The file gets its mode before it has a name: after a later chmod, a process might already
+// have connected.
 func listen(ctx context.Context, path string) (*net.UnixListener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var chmod error
@@ -74,14 +75,16 @@ func admit(path string, group int) error {
 	return os.Chmod(path, 0o660)
 }
 
-// ID distinguishes the sockets that were at one path; the zero value means none. A new file may get the inode of a
-// removed one, so the ID also has the modification time, which a socket keeps.
+// ID distinguishes the sockets that were at one path one after the other; the zero value means none. The inode is not
+// enough, since a new file may get that of a removed one. So the ID also has the modification time, which does not
+// change while a socket exists.
 type ID struct {
 	device, inode uint64
 	modified      unix.Timespec
 }
 
-// Identify returns the ID of the socket at a path, after following links. With an error it returns the zero value.
+// Identify returns the ID of the socket at a path, after following links. If there is an error, the ID is the zero
+// value.
 func Identify(path string) (ID, error) {
 	var s unix.Stat_t
 	if err := unix.Stat(path, &s); err != nil {

@@ -1,4 +1,4 @@
-// Package wake has what wakes a waiting goroutine and never blocks: another goroutine, or a change in a directory.
+// Package wake wakes a waiting goroutine, from another goroutine or when a directory changes. Waking never blocks.
 package wake
 
 // Chan wakes the one goroutine that receives from it. Make it with New.

@@ -7,8 +7,8 @@ import (
 
 const ellipsis = "..."
 
-// Shorten returns a text of at most most bytes, which ends with "..." if it was cut. It never splits a character. most
-// must be at least 3.
+// Shorten returns a text of at most `most` bytes, which ends with "..." if it was cut. It never splits a character.
+// `most` must be at least 3.
 func Shorten(text string, most int) string {
 	if len(text) <= most {
 		return text

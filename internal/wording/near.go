@@ -42,7 +42,7 @@ func Near(name string, known []string) []string {
 	return names
 }
 
-// Question returns "; did you mean X or Y?" for the end of a message about an unknown name, or "" if none is similar.
+// Question returns the end of a message about an unknown name, "; did you mean X or Y?", or "" if no name is similar.
 func Question(name string, known []string) string {
 	names := Near(name, known)
 	if len(names) == 0 {

@@ -16,7 +16,7 @@ func Quote(text string) string {
 	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 }
 
-// Line joins words into a shell command line. It has line breaks if the words have any.
+// Line joins words into a shell command line. It has line breaks only if a word has one.
 func Line(words []string) string {
 	quoted := make([]string, len(words))
 	for i, w := range words {
@@ -29,7 +29,7 @@ func Line(words []string) string {
 var ErrQuotes = errors.New("a quote is not closed")
 
 // Split splits a command line like a POSIX shell: at blanks, with single quotes, double quotes and backslashes, but
-// without expansions. The error is ErrQuotes.
+// without expansions. Its only error is ErrQuotes.
 func Split(line string) ([]string, error) {
 	var words []string
 	var word strings.Builder

@@ -218,8 +218,8 @@ func (c *checker) list(path string, n *yaml.Node, t reflect.Type) {
 	}
 }
 
-// splitList replaces a node by the list in its text. scalar has the text: the node itself or what it refers to. An
-// empty text is an empty list.
+// splitList replaces a node by the list in its text. The text is in `scalar`: the node itself, or the node to which it
+// is an alias. An empty text is an empty list.
 func splitList(n, scalar *yaml.Node) {
 	list := yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: n.Line, Column: n.Column, Style: yaml.FlowStyle}
 	for item := range strings.SplitSeq(scalar.Value, ",") {
@@ -290,7 +290,7 @@ func describeType(t reflect.Type) string {
 	}
 }
 
-// maxQuoted is how many bytes of a value a message quotes at most.
+// maxQuoted is how many bytes of a value a message quotes.
 const maxQuoted = 40
 
 func describe(n *yaml.Node) string {

@@ -55,7 +55,7 @@ func TestAnImportThatFailsChangesNothing(t *testing.T) {
 	}{
 		"a malformed third pod":        {file: write("third", 4, third), text: "1 to 253 characters"},
 		"a file that cannot grow":      {file: write("many", 4000, named("many")), limit: true, text: "file too large"},
-		"a FIFO into which none write": {file: fifo, text: "it was not written to its end within 10s"},
+		"a FIFO into which none write": {file: fifo, text: "its writer did not close it within 10s"},
 		"a directory":                  {file: p.dir, text: "is a directory"},
 		"a device without an end":      {file: "/dev/zero", text: "/dev/zero: it is larger than"},
 	} {
