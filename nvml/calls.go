@@ -10,14 +10,15 @@ import (
 
 // calls bounds the calls into the driver.
 //
-// A call that hangs in the driver cannot be cancelled. So it runs in a goroutine of its own, and its caller waits until
-// the caller's context ends. Then the call is abandoned, and outstanding until the driver returns from it. Meanwhile
+// A call that hangs in the driver cannot be cancelled. So each call runs in a goroutine of its own, and its caller
+// waits until the caller's context ends. Then the call is abandoned: it is outstanding until the driver returns from
+// it. Meanwhile
 //   - no other call about the same subject is made, so that outstanding calls do not pile up;
-//   - the subject's last answer is used until the call is older than the caller tolerates, and then the error is a
-//     [timeoutError];
+//   - the subject's last answer is used, until the call has hung for longer than its caller tolerates; then the error
+//     is a [timeoutError];
 //   - the library is not closed, which would free memory that the call uses.
 //
-// When the call returns, its answer is retained as the last one, and the next call about the subject can be made.
+// When the call returns, its answer is kept as the last one, and the next call about the subject can be made.
 //
 // A subject is the object of a call, such as "driver", "GPU 3" or "health of GPU-...".
 type calls struct {
@@ -27,12 +28,12 @@ type calls struct {
 	returned    func()           // see whenReturned
 }
 
-// call is a goroutine that calls one or more functions of the driver about a subject.
+// call is a goroutine that calls one or more functions of the driver about one subject.
 type call struct {
 	calls *calls
 	begun time.Time
 	done  chan struct{} // closed when the call has returned
-	// progress returns what the call has read so far, or nil if that is nothing.
+	// progress returns what the call has read so far, or nil if it has read nothing.
 	progress func() any
 
 	// Guarded by calls.mu:
@@ -50,8 +51,8 @@ func (e *timeoutError) Error() string {
 	return fmt.Sprintf("does not answer (%s has not returned)", e.function)
 }
 
-// ask runs work, which calls the driver about a subject, and waits until ctx ends. With a *timeoutError it returns the
-// subject's last answer or, if there is none, what the call has read so far.
+// ask runs work, which calls the driver about a subject, and waits until ctx ends. If the error is a *timeoutError,
+// the result is the subject's last answer or, if there is none, what the call has read so far.
 func ask[T any](
 	ctx context.Context, cs *calls, subject string, tolerated time.Duration, work func(*call) (T, error),
 ) (T, error) {
@@ -72,8 +73,9 @@ func ask[T any](
 	return last, &timeoutError{c.function}
 }
 
-// do starts work and waits for it. If a call about the subject is running, do waits for it first. If that call is
-// abandoned or does not return before ctx ends, do returns it instead.
+// do runs work as a call about a subject, and waits until it has returned. If another call about the subject is
+// running, do waits for that one first. If the other call is abandoned or does not return before ctx ends, do returns
+// it instead.
 func (cs *calls) do(ctx context.Context, subject string, work func(*call) (any, error)) (c *call, returned bool) {
 	for {
 		c, started, abandoned := cs.start(subject, work)
@@ -91,7 +93,7 @@ func (cs *calls) do(ctx context.Context, subject string, work func(*call) (any, 
 	}
 }
 
-// start starts work, unless a call about the subject is running: then it returns that call.
+// start starts work, unless a call about the subject is running: then it returns the running call.
 func (cs *calls) start(subject string, work func(*call) (any, error)) (c *call, started, abandoned bool) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -127,7 +129,7 @@ func (cs *calls) end(subject string, c *call, answer any, err error) {
 	}
 }
 
-// wait waits until the call has returned. At the end of ctx it abandons the call and returns false.
+// wait waits until the call has returned. When ctx ends, wait abandons the call and returns false.
 func (c *call) wait(ctx context.Context) (returned bool) {
 	select {
 	case <-c.done:
@@ -137,7 +139,7 @@ func (c *call) wait(ctx context.Context) (returned bool) {
 	c.calls.mu.Lock()
 	defer c.calls.mu.Unlock()
 	select {
-	case <-c.done: // the call returned meanwhile
+	case <-c.done: // the call has returned meanwhile
 		return true
 	default:
 		c.abandoned = true
@@ -180,7 +182,7 @@ func (cs *calls) inFlight() []string {
 	return list
 }
 
-// hasAnswered reports whether the subject's last answer is retained.
+// hasAnswered reports whether a last answer of the subject is kept.
 func (cs *calls) hasAnswered(subject string) bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()

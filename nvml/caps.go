@@ -38,7 +38,7 @@ func readCapMinors(h host.Host) (capMinors, error) {
 	return minors, nil
 }
 
-// parseCapMinors parses lines of a name and a number.
+// parseCapMinors parses lines that have a name and a number.
 func parseCapMinors(text string) (capMinors, error) {
 	minors := capMinors{}
 	for i, line := range strings.Split(text, "\n") {
@@ -67,7 +67,7 @@ func (c capMinors) minor(format string, ids ...any) int {
 }
 
 // addCapMinors adds to the MIG devices of each GPU the minors of the device nodes that grant access to them. If the
-// minors cannot be read, no GPU with MIG devices is usable.
+// minors cannot be read, GPUs with MIG devices get an error.
 func addCapMinors(h host.Host, devices []gpu.Device) {
 	if !slices.ContainsFunc(devices, func(d gpu.Device) bool { return len(d.MIG) > 0 }) {
 		return

@@ -15,7 +15,7 @@ type gpuReading struct {
 	handle nvml.Device
 }
 
-// readGPU reads a GPU until ctx ends. addFromKernel adds what only the kernel shows.
+// readGPU reads a GPU until ctx ends. What only the kernel shows is added later, by addFromKernel.
 func (s *Session) readGPU(ctx context.Context, index int) gpuReading {
 	none := gpuReading{Device: gpu.Device{Index: index, Minor: gpu.NoMinor}}
 	l, subject := s.library, fmt.Sprintf("GPU %d", index)
@@ -34,7 +34,7 @@ func (s *Session) readGPU(ctx context.Context, index int) gpuReading {
 	return got
 }
 
-// gpuReader reads one GPU into got, which takes many NVML functions.
+// gpuReader reads one GPU into `got`, by many functions of NVML.
 type gpuReader struct {
 	library *library
 	c       *call
@@ -79,7 +79,7 @@ func (r *gpuReader) readIdentity(dev nvml.Device) (err error) {
 	return nil
 }
 
-// readProperties reads the properties that a GPU or an old driver may lack.
+// readProperties reads the properties that some GPUs or old drivers lack.
 func (r *gpuReader) readProperties(dev nvml.Device) (err error) {
 	if r.got.Name, err = optional(invoke(r.library, r.c, "nvmlDeviceGetName", dev.GetName)); err != nil {
 		return err
@@ -97,7 +97,7 @@ func (r *gpuReader) readProperties(dev nvml.Device) (err error) {
 	return err
 }
 
-// busID returns the PCI address in an NVML structure in the form of sysfs.
+// busID returns the PCI address of an NVML structure, written as in sysfs.
 func busID(pci nvml.PciInfo) (string, error) {
 	var text []byte
 	for _, c := range pci.BusId {

@@ -13,14 +13,13 @@ import (
 	"unsafe"
 )
 
-// sharedLibrary is a loaded shared library. Two values are equal if they are the same file.
+// sharedLibrary is a loaded shared library. Two values are equal if they are of the same file.
 //
-// go-nvml loads the library itself, but it hides the loader's message, and a call of a function that the library lacks
-// ends the process. So this package loads the library first, to see which functions it has.
+// go-nvml could load the library itself, but it hides the loader's message, and if the library lacks a function,
+// calling that function ends the process. So this package loads the library first, to see which functions it has.
 type sharedLibrary struct{ handle unsafe.Pointer }
 
-// dlopen loads the library at a path, which must contain a slash. It does not offer the library's symbols to other
-// libraries.
+// dlopen loads the library at a path, which must contain a slash. Other libraries do not see its symbols.
 func dlopen(path string) (sharedLibrary, error) {
 	cpath := C.CString(path)
 	defer C.free(unsafe.Pointer(cpath))

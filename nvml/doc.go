@@ -1,6 +1,6 @@
-// Package nvml reads a node's GPUs, their health and their events through NVIDIA's management library (NVML), and
-// changes their settings. It is the only importer of go-nvml and the only package with cgo. It decides nothing: what a
-// container gets, and which GPU is preferred, follows elsewhere from the [gpu.Snapshot].
+// Package nvml reads a host's GPUs, their health and their events through NVIDIA's management library (NVML), and
+// changes their settings. It is the only package that imports go-nvml, and the only one with cgo. It decides nothing:
+// other packages decide from the [gpu.Snapshot] what a container gets.
 //
 // [ReadDevices] and [ReadTopology] read the GPUs once. A [Session] reads them again and again:
 //
@@ -12,19 +12,19 @@
 //
 // go-nvml calls NVML's functions by name. The dynamic linker binds each name once, to the library that was loaded
 // first, and keeps that library until the process ends. So a process can open the same file again, even after an
-// error, but another file is an [ErrLibraryConflict]. When the driver is upgraded, the process must restart.
+// error, but another file is an [ErrLibraryConflict]. After an upgrade of the driver, the process must restart.
 //
 // # A GPU that does not answer
 //
 // Every call into the driver is bounded; see calls.go. Each GPU is read in its own call. A GPU that fails or does not
-// answer in time is in the snapshot with its error and its known properties; if it did not return its UUID, the UUID
-// is read from /proc/driver/nvidia/gpus.
+// answer in time is in the snapshot, with its error and the properties that are known. If it did not return its UUID,
+// that is read from /proc/driver/nvidia/gpus.
 //
-// The number of goroutines and threads that a hung driver holds is bounded too, however many snapshots are taken: one
-// for each subject of a call, such as the driver, a GPU's properties, its NVLinks or its health, or a pair of GPUs.
+// A driver that hangs holds goroutines and threads, but not more with each snapshot: at most one for each subject of a
+// call, such as the driver, a GPU's properties, NVLinks or health, or a pair of GPUs.
 //
 // # Number of driver calls
 //
-// On a real node a call is an ioctl, so no reading repeats a call. For eight H100 [ReadDevices] makes 67 calls and
-// [ReadTopology], mostly for NVLinks, 423.
+// On a real host a call is an ioctl, so nothing is read twice for one snapshot. For eight H100 [ReadDevices] makes 67
+// calls. [ReadTopology] makes 423, mostly for NVLinks.
 package nvml

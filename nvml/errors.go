@@ -17,8 +17,8 @@ var (
 	ErrLibraryNotFound error = driverError("NVIDIA management library not found")
 	// ErrLibraryUnusable means that the file is damaged or is not an NVML library for this machine.
 	ErrLibraryUnusable error = driverError("not a usable NVIDIA management library")
-	// ErrLibraryConflict means that the process has already loaded another NVML library. It can use only one until it
-	// ends.
+	// ErrLibraryConflict means that the process has loaded another NVML library before. Until the process ends, it can
+	// use no other.
 	ErrLibraryConflict error = driverError("the process has loaded another NVIDIA management library")
 	// ErrDriverNotLoaded means that the kernel module is not loaded.
 	ErrDriverNotLoaded error = driverError("NVIDIA kernel module not loaded")
@@ -26,7 +26,7 @@ var (
 	ErrVersionMismatch error = driverError("NVIDIA library and kernel module have different versions")
 	// ErrNoPermission means that the process may not use the driver, or may not change a setting of a GPU.
 	ErrNoPermission error = driverError("no permission to use the NVIDIA driver")
-	// ErrReleased means that the session has released the driver; see [Session.Release].
+	// ErrReleased means that [Session.Release] has closed the driver, and that it is not opened again yet.
 	ErrReleased error = driverError("the NVIDIA driver is temporarily released")
 	// ErrDriverFailed means that the driver returned any other error.
 	ErrDriverFailed error = driverError("the NVIDIA driver failed")
@@ -53,14 +53,14 @@ func (e *functionError) Is(target error) bool {
 	return target == gpu.ErrResetRequired && e.code == nvml.ERROR_RESET_REQUIRED
 }
 
-// hasCode reports whether err is one of the codes, returned by an NVML function.
+// hasCode reports whether err is that of an NVML function which returned one of the codes.
 func hasCode(err error, codes ...nvml.Return) bool {
 	e, ok := errors.AsType[*functionError](err)
 	return ok && slices.Contains(codes, e.code)
 }
 
-// optional ignores the error of a function that the GPU or the driver does not support, and then returns the zero
-// value.
+// optional returns the zero value and no error if the error means that the GPU or the driver does not support the
+// function.
 func optional[T any](v T, err error) (T, error) {
 	if isNotSupported(err) {
 		return v, nil

@@ -11,16 +11,16 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// maxEventWait is the longest time that a call waits for an event. The library cannot be closed meanwhile. Most of the
-// CPU time of an idle service goes to these waits, so they are not shorter.
+// maxEventWait is the longest time that a call waits for an event. The library cannot be closed during such a call. It
+// is not shorter, since most of the CPU time of an idle service goes to these calls.
 const maxEventWait = 2 * time.Second
 
-// eventWaitSlack is how much longer than requested a wait may take.
+// eventWaitSlack is how much longer than requested a wait for an event may take.
 const eventWaitSlack = 1500 * time.Millisecond
 
 const (
-	// eventPause is the pause before the next wait for events after an error: a wait for the events of a lost GPU
-	// fails at once.
+	// eventPause is the pause after an error before the next wait for events: if a GPU is lost, each wait fails at
+	// once.
 	eventPause = 2 * time.Second
 	// eventSetLimit is how long creating an event set may take, and recoveryLimit how long reading the recovery action
 	// after an event may take.
@@ -37,15 +37,15 @@ var eventKinds = map[uint64]gpu.EventKind{
 	nvml.EventMigConfigChange:         gpu.EventMIG,
 }
 
-// watchers receive the events of the GPUs while the library is open. Each GPU has a goroutine with its own event set,
-// since a set with a lost GPU returns only that GPU's error. One more goroutine receives the driver's events.
+// watchers receive the events of the GPUs while the library is open. Each GPU has a goroutine with its own event set:
+// if a set contains a lost GPU, it returns only that GPU's error. One more goroutine receives the driver's events.
 type watchers struct {
 	library *library
 	receive func(gpu.Event)
-	// unbind records that the driver is about to be unbound from a GPU, by PCI address, and reports whether the
-	// library must be closed for it now.
+	// unbind records that the driver is about to be unbound from the GPU at a PCI address. It reports whether the
+	// library must be closed for that now.
 	unbind  func(address string) bool
-	leaving func() []string // GPUs that are already being unbound, by PCI address
+	leaving func() []string // PCI addresses of the GPUs that are already being unbound
 	gpus    map[string]bool // by UUID
 	// handles has the UUIDs of the GPUs by nvml.Device: an event set can also return events of other GPUs.
 	handles sync.Map
@@ -94,7 +94,7 @@ func (s *Session) watch() {
 	}
 }
 
-// end stops receiving events and reports whether all goroutines have ended before ctx did. It may be called
+// end stops receiving events. It reports whether all goroutines have ended before ctx did. It may be called
 // repeatedly.
 func (w *watchers) end(ctx context.Context) bool {
 	if !w.stopped() {
@@ -109,8 +109,8 @@ func (w *watchers) end(ctx context.Context) bool {
 	}
 }
 
-// awaitEnd waits for the goroutines and reports that events are no longer received: because the library is about to be
-// closed or, if the goroutines have not ended before ctx, although it stays open.
+// awaitEnd waits until the goroutines have ended, and reports that events are no longer received, since the library is
+// about to be closed. If the goroutines have not ended before ctx, it reports errWatchStopped: the library stays open.
 func (w *watchers) awaitEnd(ctx context.Context) {
 	defer close(w.ended)
 	report := func(err error) {
@@ -145,7 +145,7 @@ func isClosed(c <-chan struct{}) bool {
 
 // watch receives the events of one GPU until it is stopped.
 func (w *watchers) watch(uuid string) {
-	reported := "nothing reported yet" // afterwards why events are not received; empty if they are
+	reported := "nothing reported yet" // why events are not received, or "" if they are
 	report := func(err error) {
 		if text := errorText(err); text != reported && !w.stopped() {
 			reported = text
@@ -158,7 +158,7 @@ func (w *watchers) watch(uuid string) {
 	}
 }
 
-// pause waits after an error before the next wait for events.
+// pause waits after an error, before the next wait for events.
 func (w *watchers) pause() {
 	select {
 	case <-w.stop:
@@ -180,8 +180,9 @@ func (w *watchers) sourceEvent(uuid string, err error) gpu.Event {
 	}
 }
 
-// receiveUntilError creates an event set for the GPU and receives its events. It reports nil once a wait for events
-// has succeeded, and an error while the driver does not answer. It returns nil only if it was stopped.
+// receiveUntilError creates an event set for the GPU and receives its events. It calls `report` with nil once a wait
+// for events has succeeded, and with an error as long as the driver does not answer. It returns nil only if it was
+// stopped.
 func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 	set, err := w.newSet(uuid)
 	if err != nil {
@@ -220,7 +221,7 @@ func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 	return nil
 }
 
-// wait waits for an event. It abandons a call that does not return in time.
+// wait waits for an event. If the call does not return in time, it is abandoned.
 func (w *watchers) wait(
 	subject, function string, f func() (nvml.EventData, nvml.Return),
 ) (c *call, returned bool) {
@@ -277,7 +278,7 @@ func (w *watchers) newSet(uuid string) (nvml.EventSet, error) {
 
 func eventsSubject(uuid string) string { return "events of " + uuid }
 
-// askWithin is ask with a time limit, and returns no earlier answer for a call that hangs.
+// askWithin does what ask does, with a time limit. If the call hangs, it does not return an earlier answer.
 func askWithin[T any](w *watchers, subject string, limit time.Duration, work func(*call) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
@@ -322,7 +323,7 @@ func (w *watchers) event(e *nvml.EventData) (gpu.Event, bool) {
 	return ev, true
 }
 
-// instance converts the ID of an instance in an event, where all bits are set for none.
+// instance converts the ID of an instance in an event. NVML sets all bits of the ID if there is none.
 func instance(id uint32) int {
 	if id == ^uint32(0) {
 		return gpu.NoInstance

@@ -19,10 +19,10 @@ import (
 // libraryName is the SONAME of NVML's library.
 const libraryName = "libnvidia-ml.so.1"
 
-// Find returns the path of the library to load. It only checks an explicit path. Without one, Find detects the
-// library: if the driver is installed in "/", the file that the dynamic loader would load by name; otherwise the first
-// library for this machine in the usual directories under the driver's root. Links are resolved inside that root, like
-// in the container or image that it belongs to.
+// Find returns the path of the library to load. If `explicit` is a path, Find only checks that file. Otherwise, if the
+// driver is installed in "/", it is the file that the dynamic loader would load by name; else the first library for
+// this machine in the usual directories under the driver's root. Links are resolved inside that root, like in the
+// container or image to which it belongs.
 //
 // The error wraps ErrLibraryNotFound or ErrLibraryUnusable.
 func Find(h host.Host, explicit string) (string, error) {
@@ -47,8 +47,8 @@ func find(root, explicit string, byLoader func(name string) string) (string, err
 	return findUnder(root)
 }
 
-// findUnder searches the usual directories under a root. It skips unusable files, such as a 32-bit library in usr/lib,
-// and reports one of them if it finds no other.
+// findUnder searches the usual directories under a root. It skips files that cannot be used, such as a 32-bit library
+// in usr/lib. If it finds no other file, its error is about one of these.
 func findUnder(root string) (string, error) {
 	var unusable []error
 	for _, dir := range host.LibraryDirs() {
@@ -78,9 +78,9 @@ func LibraryPaths(h host.Host) []string {
 	return paths
 }
 
-// loaderPath returns the file that the dynamic loader would load by a name, or empty: the first usable one in
-// LD_LIBRARY_PATH, or else the one in /etc/ld.so.cache. Using the loader itself would run the library's constructors
-// before the file's owner is checked.
+// loaderPath returns the file that the dynamic loader would load by a name, or "". It is the first file in
+// LD_LIBRARY_PATH that can be used, or else the one in /etc/ld.so.cache. The loader itself is not asked: it would run
+// the library's constructors before the file's owner is checked.
 func loaderPath(name string) string {
 	return loaderPathIn(os.Getenv("LD_LIBRARY_PATH"), "/etc/ld.so.cache", name)
 }
@@ -108,8 +108,8 @@ func loaderPathIn(searchPath, cacheFile, name string) string {
 	return path
 }
 
-// checkLibrary returns why a file cannot be loaded. The loader maps the file, and reading from the mapping of a
-// truncated file kills the process.
+// checkLibrary returns why a file cannot be loaded. It is called before loading, since a truncated file kills the
+// process: the loader maps the file, and reading behind its end is a fault.
 func checkLibrary(path string) error {
 	f, info, err := fileio.OpenRegular(path)
 	switch {

@@ -15,7 +15,7 @@ import (
 )
 
 // addFromKernel adds to the devices what only the kernel shows: NUMA nodes, the device nodes of MIG devices, and the
-// identity of unreadable GPUs.
+// identity of GPUs that could not be read.
 func (s *Session) addFromKernel(ctx context.Context, devices []gpu.Device) {
 	h := s.opts.Host
 	addCapMinors(h, devices)
@@ -65,8 +65,8 @@ func (s *Session) readInformation(ctx context.Context, d *gpu.Device) {
 	}
 }
 
-// knownGPUs returns the PCI addresses of the GPUs that the kernel module knows, sorted. It is empty if the module is
-// not loaded.
+// knownGPUs returns the PCI addresses of the GPUs that the kernel module knows, sorted. Without the module there are
+// none.
 func knownGPUs(h host.Host) []string {
 	entries, err := os.ReadDir(h.Proc("driver", "nvidia", "gpus"))
 	if err != nil {
@@ -79,8 +79,8 @@ func knownGPUs(h host.Host) []string {
 	return addresses
 }
 
-// withoutDriver returns the PCI devices that have no driver in sysfs. The kernel removes the driver there before the
-// driver waits for programs that have the device open.
+// withoutDriver returns the PCI devices that have no driver in sysfs. When a driver is unbound, the kernel first
+// removes it from sysfs; then the driver waits for programs that have the device open.
 func withoutDriver(h host.Host, addresses []string) (without []string) {
 	for _, address := range addresses {
 		dir := h.Sys("bus", "pci", "devices", address)
@@ -94,8 +94,8 @@ func withoutDriver(h host.Host, addresses []string) (without []string) {
 	return without
 }
 
-// numaNode returns the NUMA node that the device at the PCI address is attached to. NVML's nvmlDeviceGetNumaNodeId
-// differs: it returns the node of the GPU's own memory, if that is a NUMA node.
+// numaNode returns the NUMA node to which the device at a PCI address is attached. NVML's nvmlDeviceGetNumaNodeId is
+// something else: the node of the GPU's own memory, if that is a NUMA node.
 func numaNode(h host.Host, pciBusID string) int {
 	n, err := strconv.Atoi(host.ReadLine(h.Sys("bus", "pci", "devices", pciBusID, "numa_node")))
 	if err != nil || n < 0 {
@@ -123,8 +123,8 @@ func gpuAddresses(h host.Host) []string {
 	return addresses
 }
 
-// fillAddresses gives devices without a PCI address the unused addresses. NVML enumerates GPUs by PCI address; if the
-// devices are not in that order, or their number differs, the addresses stay unknown.
+// fillAddresses gives the addresses that no device has to the devices without a PCI address. NVML enumerates GPUs by
+// PCI address; if the devices are not in that order, or there are more or fewer addresses, these devices get none.
 func fillAddresses(devices []gpu.Device, all []string) {
 	left := slices.Clone(all)
 	for _, d := range devices {
@@ -145,8 +145,8 @@ func fillAddresses(devices []gpu.Device, all []string) {
 	}
 }
 
-// sysfsPath returns how far apart two GPUs are on PCIe, by their positions in the tree of sysfs, or by their NUMA
-// nodes if they are under different host bridges. The levels are those of nvmlGpuTopologyLevel_t.
+// sysfsPath returns how far apart two GPUs are on PCIe, by their positions in sysfs. If they are under different host
+// bridges, their NUMA nodes decide. The levels are those of nvmlGpuTopologyLevel_t.
 func sysfsPath(h host.Host, a, b *gpu.Device) gpu.PCIePath {
 	x, y := pciAncestors(h, a.PCIBusID), pciAncestors(h, b.PCIBusID)
 	common := 0
@@ -169,8 +169,8 @@ func sysfsPath(h host.Host, a, b *gpu.Device) gpu.PCIePath {
 	}
 }
 
-// pciAncestors returns the host bridge and the bridges above a device, from the top, or none if sysfs does not show
-// them.
+// pciAncestors returns the host bridge and the bridges above a device, from the top. If sysfs does not show them, it
+// returns none.
 func pciAncestors(h host.Host, pciBusID string) []string {
 	target, err := os.Readlink(h.Sys("bus", "pci", "devices", pciBusID))
 	if err != nil {

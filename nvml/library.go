@@ -18,14 +18,14 @@ type library struct {
 	has   func(function string) bool // reports whether the library has a function
 	calls calls
 	// initialised says that nvmlInit has succeeded since the last nvmlShutdown. Only calls about librarySubject use
-	// it.
+	// it, so it needs no lock.
 	initialised bool
 }
 
 // librarySubject is the subject of calls that initialise NVML and shut it down; see [calls].
 const librarySubject = "library"
 
-// process holds the only library that a process can load: calls of NVML functions are bound to it.
+// process holds the library of this process. There can be only one, since calls of NVML functions are bound to it.
 var process struct {
 	sync.Mutex
 	path    string
@@ -33,8 +33,8 @@ var process struct {
 	library *library
 }
 
-// load loads the library at a path. If the process has loaded a library before, it must be the same. It is never
-// unloaded, because calls that are bound to it would then crash.
+// load loads the library at a path. If the process has loaded a library before, the path must lead to the same one. A
+// library is never unloaded, since calls that are bound to it would then crash.
 func load(path string) (*library, error) {
 	shared, err := loadLibrary(path)
 	if err != nil {
@@ -54,7 +54,7 @@ func load(path string) (*library, error) {
 	return process.library, nil
 }
 
-// loadLibrary loads a library and checks that it is NVML: calling a function that the library lacks would end the
+// loadLibrary loads a library and checks that it is NVML: if it lacked a function, calling that function would end the
 // process.
 func loadLibrary(path string) (sharedLibrary, error) {
 	if err := checkLibrary(path); err != nil {
@@ -73,8 +73,8 @@ func loadLibrary(path string) (sharedLibrary, error) {
 	return shared, nil
 }
 
-// requiredFunctions returns the functions without which a GPU cannot be read. The library of an old driver may lack
-// any other.
+// requiredFunctions returns the functions that are needed to read a GPU. The library of an old driver may lack all
+// others.
 func requiredFunctions() []string {
 	return []string{
 		"nvmlInit", "nvmlShutdown", "nvmlErrorString", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount",
@@ -82,7 +82,7 @@ func requiredFunctions() []string {
 	}
 }
 
-// hasFunction reports whether the library has any version of a function. go-nvml calls the newest one.
+// hasFunction reports whether the library has any version of a function. go-nvml calls the newest version.
 func (l sharedLibrary) hasFunction(function string) bool {
 	for _, suffix := range []string{"", "_v2", "_v3"} {
 		if l.has(function + suffix) {
@@ -103,7 +103,7 @@ func InFlight() []string {
 	return process.library.calls.inFlight()
 }
 
-// invoke calls one function of NVML as part of c. Its error names the function.
+// invoke calls one function of NVML as a part of the call c. Its error names the function.
 func invoke[T any](l *library, c *call, function string, f func() (T, nvml.Return)) (T, error) {
 	var none T
 	c.enter(function)
@@ -117,13 +117,13 @@ func invoke[T any](l *library, c *call, function string, f func() (T, nvml.Retur
 	return v, nil
 }
 
-// noValue adapts a function that returns only a code to invoke.
+// noValue adapts a function that returns only a code, so that invoke can call it.
 func noValue(f func() nvml.Return) func() (struct{}, nvml.Return) {
 	return func() (struct{}, nvml.Return) { return struct{}{}, f() }
 }
 
-// initialise calls nvmlInit unless NVML is already initialised: an earlier call may have succeeded after its caller
-// gave up.
+// initialise calls nvmlInit unless NVML is initialised already: an earlier nvmlInit may have succeeded after its
+// caller had stopped waiting.
 func (l *library) initialise(ctx context.Context, h host.Host) error {
 	_, err := ask(ctx, &l.calls, librarySubject, 0, func(c *call) (struct{}, error) {
 		if l.initialised {
@@ -140,8 +140,8 @@ func (l *library) initialise(ctx context.Context, h host.Host) error {
 	return classify(err)
 }
 
-// libraryVersion returns the driver version of the library. NVML returns it without being initialised, after the CUDA
-// version: "13.580.126.09".
+// libraryVersion returns the driver version of the library. The library need not be initialised for this. NVML puts
+// the CUDA version before the driver version: "13.580.126.09".
 func (l *library) libraryVersion(ctx context.Context) string {
 	v, err := ask(ctx, &l.calls, librarySubject, 0, func(c *call) (string, error) {
 		return invoke(l, c, "nvmlSystemGetNVMLVersion", l.api.SystemGetNVMLVersion)
@@ -158,7 +158,7 @@ func (l *library) libraryVersion(ctx context.Context) string {
 // shutdown calls nvmlShutdown.
 func (l *library) shutdown(ctx context.Context) error {
 	_, err := ask(ctx, &l.calls, librarySubject, 0, func(c *call) (struct{}, error) {
-		l.calls.forget() // shutting down invalidates the handles
+		l.calls.forget() // the handles are invalid after nvmlShutdown
 		l.initialised = false
 		return invoke(l, c, "nvmlShutdown", noValue(l.api.Shutdown))
 	})

@@ -12,8 +12,8 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// readLinks returns the links of each two GPUs with handles, in order, and the errors of GPUs whose links could not
-// all be read, by index. If the driver does not return a PCIe path, the path comes from sysfs.
+// readLinks returns the link of each pair of GPUs with handles, in order. It also returns errors, by index, for GPUs
+// whose links could not all be read. If the driver does not return a PCIe path, the path is taken from sysfs.
 func (s *Session) readLinks(
 	ctx context.Context, snapshot *gpu.Snapshot, handles []nvml.Device,
 ) (links []gpu.Link, unread map[int]error) {
@@ -81,7 +81,8 @@ func (l *library) nvlinks(c *call, dev nvml.Device) ([]nvlink, error) {
 	return links, nil
 }
 
-// nvlink reads the remote end of an active NVLink. It reads the kind of each remote device only once.
+// nvlink reads the remote end of an active NVLink. For each remote device, it reads only once what kind of device that
+// is.
 func (l *library) nvlink(c *call, dev nvml.Device, port int, toSwitch map[string]bool) (nvlink, error) {
 	pci, err := optional(invoke(l, c, "nvmlDeviceGetNvLinkRemotePciInfo", func() (nvml.PciInfo, nvml.Return) {
 		return dev.GetNvLinkRemotePciInfo(port)
@@ -106,7 +107,7 @@ func (l *library) nvlink(c *call, dev nvml.Device, port int, toSwitch map[string
 	return nvlink{remote: remote, toSwitch: toSwitch[remote]}, nil
 }
 
-// pair is the indices of two GPUs, a < b.
+// pair has the indices of two GPUs, a < b.
 type pair struct{ a, b int }
 
 // pathReading is what the driver returned about the PCIe path between two GPUs.
@@ -118,8 +119,8 @@ type pathReading struct {
 // errNotRead means that a pair was not read because calls about other pairs hang.
 var errNotRead = errors.New("not read in time")
 
-// readPaths reads the PCIe path of each pair of GPUs with handles, as many pairs at a time as there are GPUs. A
-// hanging GPU blocks only one pair with each other GPU, so all other pairs can still be read one after the other.
+// readPaths reads the PCIe path of each pair of GPUs with handles, as many pairs at a time as there are GPUs. A GPU
+// that hangs blocks at most one pair with each other GPU, so all other pairs can still be read.
 func (s *Session) readPaths(ctx context.Context, handles []nvml.Device) map[pair]pathReading {
 	var mu sync.Mutex
 	paths := map[pair]pathReading{}
@@ -180,8 +181,8 @@ func pathOf(level nvml.GpuTopologyLevel) gpu.PCIePath {
 	return gpu.PathUnknown
 }
 
-// failingGPUs returns the GPUs that make pairs fail, each with the error of one of its pairs: those whose pairs all
-// fail while pairs of other GPUs succeed. It returns none if every pair fails, as the only pair of two GPUs may.
+// failingGPUs returns the GPUs that make pairs fail, each with the error of one of its pairs: all pairs of such a GPU
+// fail, while pairs of other GPUs succeed. If no pair succeeds, it returns none.
 func failingGPUs(paths map[pair]pathReading) map[int]error {
 	good := map[int]bool{}
 	for p, r := range paths {
@@ -195,7 +196,7 @@ func failingGPUs(paths map[pair]pathReading) map[int]error {
 	}
 	for p, r := range paths {
 		for _, i := range []int{p.a, p.b} {
-			// Of several errors take the first by text, to be independent of the map's order.
+			// Of several errors the first by text counts, so that the result does not depend on the order of the map.
 			if !good[i] && (failing[i] == nil || r.err.Error() < failing[i].Error()) {
 				failing[i] = r.err
 			}
@@ -204,7 +205,7 @@ func failingGPUs(paths map[pair]pathReading) map[int]error {
 	return failing
 }
 
-// combineLinks returns the link of each two GPUs that could be read, in order.
+// combineLinks returns the links of the pairs of GPUs that could be read, in order.
 func combineLinks(devices []gpu.Device, nvlinks [][]nvlink, paths map[pair]pathReading, h host.Host) []gpu.Link {
 	var links []gpu.Link
 	for a := range devices {
@@ -225,7 +226,7 @@ func combineLinks(devices []gpu.Device, nvlinks [][]nvlink, paths map[pair]pathR
 }
 
 // countNVLinks counts the NVLinks that join two GPUs: those between the two or, if there are none, those that both
-// have to NVSwitches, which form one fabric in a node. A link counts only if it is active at both ends.
+// have to NVSwitches. All NVSwitches of a host form one fabric. A link counts only if it is active at both ends.
 func countNVLinks(busA string, a []nvlink, busB string, b []nvlink) (n int, switched bool) {
 	count := func(links []nvlink, counts func(nvlink) bool) (n int) {
 		for _, l := range links {

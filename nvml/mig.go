@@ -66,8 +66,8 @@ func (r *gpuReader) migDevice(mig nvml.Device) (m gpu.MIGDevice, err error) {
 	return m, err
 }
 
-// migProfile returns the name of the device's profile: the end of the MIG device's name or, for an old driver without
-// such names, a name made from its size.
+// migProfile returns the name of the device's profile. It is the end of the MIG device's name. An old driver gives no
+// such names; then the profile's name is made from the device's size.
 func (r *gpuReader) migProfile(mig nvml.Device, a nvml.DeviceAttributes) (string, error) {
 	name, err := optional(invoke(r.library, r.c, "nvmlDeviceGetName", mig.GetName))
 	if err != nil {
@@ -80,13 +80,13 @@ func (r *gpuReader) migProfile(mig nvml.Device, a nvml.DeviceAttributes) (string
 		migGigabytes(r.got.MemoryBytes, a.MemorySizeMB)), nil
 }
 
-// profilePattern matches NVIDIA's names of MIG profiles: compute slices if they are fewer than the GPU instance's, GPU
-// slices, memory, attributes.
+// profilePattern matches NVIDIA's names of MIG profiles: compute slices if there are fewer than in the GPU instance,
+// GPU slices, memory, attributes.
 var profilePattern = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^([0-9]+c\.)?[0-9]+g\.[0-9]+gb([+-][a-z0-9.,]+)?$`)
 })
 
-// profileName makes a profile's name from slices and gigabytes.
+// profileName makes the name of a profile from its slices and gigabytes.
 func profileName(computeSlices, gpuSlices, gigabytes int) string {
 	name := fmt.Sprintf("%dg.%dgb", gpuSlices, gigabytes)
 	if computeSlices != gpuSlices {
@@ -95,8 +95,9 @@ func profileName(computeSlices, gpuSlices, gigabytes int) string {
 	return name
 }
 
-// migGigabytes returns the memory in a profile's name: the GPU's memory, in whole GiB, times the device's share,
-// rounded up to eighths, in which the GPU's memory is divided. So 9,728 MiB of an 80 GiB GPU are 10.
+// migGigabytes returns the memory in the name of a profile. It is the GPU's memory, in whole GiB, times the share of
+// the MIG device. The share is rounded up to eighths, in which the GPU's memory is divided. So 9,728 MiB of an 80 GiB
+// GPU are 10.
 func migGigabytes(gpuBytes, migMiB uint64) int {
 	if gpuBytes == 0 {
 		return int((migMiB + 1023) >> 10)

@@ -12,8 +12,8 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// Probes reads the health of GPUs of the last snapshot, in its order: those with the given UUIDs, or all. It waits one
-// second for GPUs that do not answer. An error concerns the driver as a whole.
+// Probes reads the health of the GPUs with these UUIDs, or of all GPUs, in the order of the last snapshot. It waits
+// one second for GPUs that do not answer. An error concerns the driver as a whole.
 func (s *Session) Probes(ctx context.Context, uuids ...string) ([]gpu.Probe, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -47,7 +47,7 @@ func (s *Session) Probes(ctx context.Context, uuids ...string) ([]gpu.Probe, err
 	return probes, nil
 }
 
-// probe reads the health of a GPU, including one that the last snapshot could not read and that may be lost.
+// probe reads the health of a GPU. The GPU may be lost, or missing in the last snapshot because it could not be read.
 func (s *Session) probe(ctx context.Context, d *gpu.Device, last gpu.Probe) gpu.Probe {
 	none := gpu.Probe{UUID: d.UUID, Error: d.Error, MIGEnabled: d.MIGEnabled, RecoveryAction: gpu.NoRecoveryAction}
 	if d.UUID == "" {
@@ -66,7 +66,7 @@ func (s *Session) probe(ctx context.Context, d *gpu.Device, last gpu.Probe) gpu.
 	return got
 }
 
-// readHealth fills a probe, which begins as none, with what the driver reports about the GPU.
+// readHealth completes the probe `none` with what the driver reports about the GPU.
 func (s *Session) readHealth(ctx context.Context, none, last gpu.Probe) (gpu.Probe, error) {
 	l := s.library
 	got, err := ask(ctx, &l.calls, "health of "+none.UUID, s.tolerated(), func(c *call) (gpu.Probe, error) {
@@ -81,8 +81,8 @@ func (s *Session) readHealth(ctx context.Context, none, last gpu.Probe) (gpu.Pro
 	return got, err
 }
 
-// probeNVLinks reads which NVLinks of a GPU are up. If that is unknown or the call hangs, it returns the previous
-// state: a GPU whose links cannot be read is usable.
+// probeNVLinks reads which NVLinks of a GPU are up. If this is unknown or the call hangs, it returns the previous
+// state: a GPU can be used even if its links cannot be read.
 func (s *Session) probeNVLinks(ctx context.Context, uuid string, before uint64) (uint64, error) {
 	l := s.library
 	links, err := ask(ctx, &l.calls, "NVLink states of "+uuid, s.tolerated(), func(c *call) (uint64, error) {
@@ -124,12 +124,13 @@ func (p *prober) read() error {
 	return nil
 }
 
-// endsProbe reports whether an error concerns the GPU as a whole. All others concern one reading.
+// endsProbe reports whether an error concerns the GPU as a whole. Other errors concern one reading.
 func endsProbe(err error) bool {
 	return hasCode(err, nvml.ERROR_GPU_IS_LOST, nvml.ERROR_RESET_REQUIRED)
 }
 
-// reading calls a function for one reading, and returns unknown if the function fails. Its error ends the probe.
+// reading calls a function for one reading. If the function fails, the result is `unknown`. An error means that the
+// probe must end.
 func reading[T any](p *prober, unknown T, function string, f func() (T, nvml.Return)) (T, error) {
 	v, err := invoke(p.library, p.c, function, f)
 	switch {
@@ -179,8 +180,8 @@ func (p *prober) readMIGMode(dev nvml.Device) error {
 	return err
 }
 
-// readMemory reads the faults of the memory. If the error count is unknown, it keeps the previous one: after a lower
-// count the next probe would report the errors again.
+// readMemory reads the faults of the memory. If the error count is unknown, it keeps the previous count: with a lower
+// count the next probe would report the same errors again.
 func (p *prober) readMemory(dev nvml.Device) error {
 	type rows struct{ pending, failed bool }
 	remapped, err := reading(p, rows{}, "nvmlDeviceGetRemappedRows", func() (rows, nvml.Return) {
@@ -206,7 +207,7 @@ func (p *prober) readMemory(dev nvml.Device) error {
 	return nil
 }
 
-// nvlinkStates returns a bit for each NVLink that is up. A link in an unknown state keeps its previous bit.
+// nvlinkStates returns a bit for each NVLink that is up. If the state of a link is unknown, it keeps the previous bit.
 func (l *library) nvlinkStates(c *call, dev nvml.Device, before uint64) (up uint64, err error) {
 	for port := range nvml.NVLINK_MAX_LINKS {
 		bit := uint64(1) << port

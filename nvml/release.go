@@ -9,10 +9,10 @@ import (
 // releasePoll is how often Release tries to close the library while calls use it.
 const releasePoll = 10 * time.Millisecond
 
-// Release closes the library and keeps it closed until Reopen: no GPU is reset and no driver unloaded while a process
-// has it open. Release waits for outstanding calls; if they do not return before ctx ends, the library is not
-// released. While it is, Snapshot returns the previous snapshot, Probes returns none, and the other methods return
-// [ErrReleased].
+// Release closes the library and keeps it closed until Reopen: as long as a process has the driver open, a GPU cannot
+// be reset and the driver cannot be unloaded. Release waits for outstanding calls; if they do not return before ctx
+// ends, the library is not released. While the library is released, Snapshot returns the previous snapshot, Probes
+// returns none, and the other methods return [ErrReleased].
 func (s *Session) Release(ctx context.Context) error {
 	for {
 		s.mu.Lock()
@@ -36,7 +36,7 @@ func (s *Session) Release(ctx context.Context) error {
 	}
 }
 
-// Released reports whether Release is in effect.
+// Released reports whether the library is released.
 func (s *Session) Released() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -17,33 +17,33 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// DefaultTimeout is the default of Options.Timeout. It is long because without persistence mode a driver wakes its
+// DefaultTimeout is the default of Options.Timeout. It is long because a driver without persistence mode wakes its
 // GPUs one after the other on first use, which takes seconds for each.
 const DefaultTimeout = 30 * time.Second
 
 // Options are the parameters of a Session, ReadDevices and ReadTopology. Host is required.
 type Options struct {
-	// Host has the paths of the driver and of the kernel's files about its GPUs.
+	// Host has the paths of the driver and of the kernel's files about GPUs.
 	Host host.Host
 	// Library is the path of NVML's library. If it is empty, [Find] detects it.
 	Library string
-	// Check refuses a library before it is loaded into the process. Nil accepts any.
+	// Check returns an error if a library must not be loaded into the process. Nil accepts any.
 	Check func(path string) error
-	// Timeout is how long each of these may take: nvmlInit, the first answers of the driver about all GPUs together,
-	// and those about all links together. 0 means DefaultTimeout.
+	// Timeout is how long each of these may take: nvmlInit, the first answers about all GPUs together, and the first
+	// answers about all links together. 0 means DefaultTimeout.
 	Timeout time.Duration
 	// GPUTimeout and Log are only for a [Session].
 	//
-	// GPUTimeout is how long a GPU may not answer before a snapshot reports it as unreadable, if a snapshot is taken
-	// every [SnapshotInterval].
+	// GPUTimeout is how long a GPU may not answer before a snapshot reports that it cannot be read. A snapshot must be
+	// taken every [SnapshotInterval].
 	GPUTimeout time.Duration
 	// Log gets warnings about links that cannot be read.
 	Log *slog.Logger
 }
 
-// Divisors of Options.GPUTimeout. A snapshot is taken each third of it, and a hanging call is tolerated for a quarter.
-// So the second snapshot after a GPU stops answering reports the GPU, at most two thirds of the timeout later. The
-// rest is slack for a busy machine.
+// Divisors of Options.GPUTimeout. A snapshot is taken every third of it, and a call may hang for a quarter of it. So
+// the second snapshot after a GPU has stopped answering reports this, at most two thirds of the timeout later. The
+// rest is for delays on a busy machine.
 const (
 	snapshotsPerTimeout = 3
 	toleratedDivisor    = 4
@@ -54,10 +54,10 @@ func SnapshotInterval(gpuTimeout time.Duration) time.Duration {
 	return gpuTimeout / snapshotsPerTimeout
 }
 
-// maxWait is how long a session's snapshot waits for the GPUs, and then again for their links.
+// maxWait is how long a session's snapshot waits for the GPUs, and then as long again for their links.
 const maxWait = time.Second
 
-// Session reads a host's driver repeatedly. It opens the library on first use, and opens it again if that may show
+// Session reads a host's driver repeatedly. It opens the library on first use, and reopens it if NVML may then show
 // other GPUs. Its methods may be called by several goroutines at once. A process can use only one session at a time.
 type Session struct {
 	opts     Options
@@ -67,7 +67,7 @@ type Session struct {
 	mu        sync.Mutex    // held while a snapshot is taken, and while the library is opened or closed
 	library   *library      // nil while the library is closed
 	loaded    *library      // the process's library, open or not; nil before it is loaded
-	users     atomic.Int32  // number of goroutines that use library without mu
+	users     atomic.Int32  // number of goroutines that use the library without mu
 	last      *gpu.Snapshot // nil before the first snapshot
 	retained  retainedLinks
 	probed    map[string]gpu.Probe // the last probes, by UUID
@@ -75,10 +75,11 @@ type Session struct {
 	eventWait time.Duration        // how long a call waits for an event
 	released  bool                 // see Release
 	unbinding unbinding
-	// known are the GPUs that the kernel module had when the library was opened. A change reopens the library.
+	// known are the GPUs that the kernel module had when the library was opened. If they change, the library is
+	// reopened.
 	known  []string
 	opened time.Time       // when the library was last opened
-	seen   map[string]bool // PCI addresses of the GPUs of all snapshots that the kernel module still has
+	seen   map[string]bool // PCI addresses of GPUs in any snapshot, as long as the kernel module has them
 }
 
 // NewSession returns a session that has not opened the library yet.
@@ -86,7 +87,7 @@ func NewSession(opts Options) *Session {
 	if opts.Timeout == 0 {
 		opts.Timeout = DefaultTimeout
 	}
-	// Closing the library waits for these calls, and may take a snapshot interval.
+	// These calls delay closing the library, which must not take longer than a snapshot interval.
 	wait := min(maxEventWait, SnapshotInterval(opts.GPUTimeout)/2)
 	return &Session{opts: opts, seen: map[string]bool{}, eventWait: wait}
 }
@@ -102,8 +103,8 @@ func ReadDevices(ctx context.Context, opts Options) (*gpu.Snapshot, error) {
 	return snapshot, err
 }
 
-// ReadTopology is [ReadDevices] with links, which takes six times as many calls on a machine with NVSwitches. A GPU
-// whose links cannot all be read is in the snapshot with that error, and in no link.
+// ReadTopology does what [ReadDevices] does, and also reads links. This takes six times as many calls on a machine
+// with NVSwitches. If some links of a GPU cannot be read, the GPU is in the snapshot with that error, and in no link.
 func ReadTopology(ctx context.Context, opts Options) (*gpu.Snapshot, error) {
 	opts.GPUTimeout = 0
 	s := NewSession(opts)
@@ -127,12 +128,13 @@ func (s *Session) readTopology(ctx context.Context) (*gpu.Snapshot, error) {
 	return snapshot, nil
 }
 
-// Notify registers events, which several goroutines may call at once: for each event of the GPUs from the first
-// snapshot on, and for gpu.EventUnbind from the opening of the library on. After gpu.EventUnbind, Snapshot closes and
-// reopens the library. It does so only after events has returned, so events must not use the session.
+// Notify registers the function `events`, which several goroutines may call at once: for each event of the GPUs from
+// the first snapshot on, and for gpu.EventUnbind from the opening of the library on. After gpu.EventUnbind, Snapshot
+// closes and reopens the library. It does so only after the function has returned, so the function must not use the
+// session.
 //
-// Returned is called when an abandoned call has returned, so that GPUs may be readable again, and when the last call
-// that blocked closing the library for gpu.EventUnbind returns. It must not wait.
+// The function `returned` is called when an abandoned call has returned, so that GPUs may be readable again, and when
+// the last call has returned that prevented closing the library for gpu.EventUnbind. It must not wait.
 //
 // Call Notify before the library is opened.
 func (s *Session) Notify(events func(gpu.Event), returned func()) {
@@ -148,7 +150,7 @@ func (s *Session) Library() string {
 	return path
 }
 
-// Open opens the library, unless it is open. Calling it is optional: the other methods open the library too.
+// Open opens the library, unless it is open. It need not be called: the other methods open the library too.
 func (s *Session) Open(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,13 +158,14 @@ func (s *Session) Open(ctx context.Context) error {
 }
 
 // Snapshot reads the GPUs and their links. A GPU that cannot be read is in the snapshot with its error. A host without
-// GPUs has an empty snapshot. An error concerns the driver as a whole and wraps [gpu.ErrNoDriver], or
-// [gpu.ErrNotAnswering] if the driver does not answer in time, which after its first answer is a quarter of
-// Options.GPUTimeout.
+// GPUs has an empty snapshot. An error concerns the driver as a whole and wraps [gpu.ErrNoDriver]. It wraps
+// [gpu.ErrNotAnswering] if the driver does not answer in time; after the driver's first answer, that time is a quarter
+// of Options.GPUTimeout.
 //
-// After that, Snapshot waits at most one second for GPUs that do not answer, and one second for their links. Until its
-// call is older than a quarter of Options.GPUTimeout, such a GPU has its last known properties. An unreadable GPU
-// keeps the UUID and the other properties of the session's previous snapshot.
+// After the driver's answer, Snapshot waits at most one second for GPUs that do not answer, and one second for their
+// links. For a GPU that does not answer, the snapshot has its last known properties until the call has hung for a
+// quarter of Options.GPUTimeout. From then on the GPU has an error, and keeps its UUID and other properties from the
+// session's previous snapshot.
 func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,26 +196,27 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	return snapshot, nil
 }
 
-// reopenPause is the shortest time between two reopenings of the library for a GPU that cannot be read or is being
+// reopenPause is the shortest time between two reopenings of the library for GPUs that cannot be read or are being
 // unbound. While the library is closed, no events of any GPU are received.
 const reopenPause = time.Minute
 
 // mayHaveOtherGPUs reports whether the library must be reopened to see all GPUs: NVML counts them only in nvmlInit.
-// Until then a removed GPU reads as lost and an added one does not appear. A GPU that is being unbound waits for the
-// library to be closed, and cannot be opened again.
+// Until the next nvmlInit a removed GPU seems lost, and an added one does not appear. A GPU that is being unbound
+// cannot be opened again, and waits until the library is closed.
 func (s *Session) mayHaveOtherGPUs() bool {
 	return s.library != nil && (s.unbinding.due() || !slices.Equal(s.known, knownGPUs(s.opts.Host)) ||
 		s.last != nil && len(s.last.Devices) == 0) // then no event can be missed
 }
 
-// mayBecomeReadable reports whether the library must be reopened for unreadable GPUs: a GPU that was lost and is back,
-// or was removed without notice by the kernel module, reads as lost until then.
+// mayBecomeReadable reports whether the library should be reopened for GPUs that cannot be read. A GPU that was lost
+// and is back still seems lost before that, and so does one that was removed without the kernel module's knowledge.
 func (s *Session) mayBecomeReadable(snapshot *gpu.Snapshot) bool {
 	return s.lacksGPUs(snapshot) && !s.busy() && time.Since(s.opened) >= reopenPause
 }
 
 // lacksGPUs reports whether a GPU cannot be read, or NVML no longer has a GPU that the kernel module still has. GPUs
-// that were in no snapshot do not count: NVML may never see them, as in a container with only some of the GPUs.
+// that were never in a snapshot do not count: NVML may never see them, for example in a container with only some of
+// the GPUs.
 func (s *Session) lacksGPUs(snapshot *gpu.Snapshot) bool {
 	maps.DeleteFunc(s.seen, func(address string, _ bool) bool { return !slices.Contains(s.known, address) })
 	lost := maps.Clone(s.seen)
@@ -223,9 +227,9 @@ func (s *Session) lacksGPUs(snapshot *gpu.Snapshot) bool {
 	return slices.Contains(slices.Collect(maps.Values(lost)), true)
 }
 
-// SetExclusive lets one process at a time use a GPU (the compute mode EXCLUSIVE_PROCESS) or any number (DEFAULT). The
-// GPU is given by its UUID. The driver keeps the mode until it releases the GPU. The error wraps [ErrNoPermission] if
-// the process may not change the mode, which only root may. Snapshots do not wait for this call.
+// SetExclusive sets the compute mode of a GPU, given by its UUID: with EXCLUSIVE_PROCESS one process at a time can use
+// it, with DEFAULT any number. The driver keeps the mode until it releases the GPU. Only root may change the mode; for
+// other users the error wraps [ErrNoPermission]. Snapshots do not wait for this call.
 func (s *Session) SetExclusive(ctx context.Context, uuid string, exclusive bool) error {
 	mode := nvml.COMPUTEMODE_DEFAULT
 	if exclusive {
@@ -289,14 +293,14 @@ func (s *Session) open(ctx context.Context) error {
 		return fmt.Errorf("initialise the NVIDIA driver library: %w", err)
 	}
 	s.library, s.opened = l, time.Now()
-	s.watchDriver() // at once: the kernel delays unbinding a GPU until the library is closed
+	s.watchDriver() // at once: when a GPU is to be unbound, the kernel waits until the library is closed
 	return nil
 }
 
 var errInUse = errors.New("close the NVIDIA driver library: calls have not returned")
 
-// close closes the library. If it cannot be closed yet, it stays open, possibly without events until the next watch.
-// An outstanding nvmlInit or nvmlShutdown is an error too, since the driver's files are open.
+// close closes the library. If it cannot be closed yet, it stays open, and events may not be received until the next
+// watch. An outstanding nvmlInit or nvmlShutdown is an error too, since the driver's files are open.
 func (s *Session) close() error {
 	switch {
 	case s.busy(): // events are still received
@@ -327,7 +331,7 @@ func (s *Session) busy() bool {
 }
 
 // openTimeout is how long nvmlInit, nvmlShutdown and the driver's first answer may take. It is short after the first
-// snapshot, because faults of the GPUs go unnoticed while the library is reopened.
+// snapshot, since faults of the GPUs are not noticed while the library is reopened.
 func (s *Session) openTimeout() time.Duration {
 	if s.last != nil && s.opts.GPUTimeout > 0 {
 		return SnapshotInterval(s.opts.GPUTimeout)
@@ -335,7 +339,7 @@ func (s *Session) openTimeout() time.Duration {
 	return s.opts.Timeout
 }
 
-// tolerated is how long a call may hang before its subject counts as unreadable.
+// tolerated is how long a call may hang before its subject counts as one that cannot be read.
 func (s *Session) tolerated() time.Duration { return s.opts.GPUTimeout / toleratedDivisor }
 
 // wait is how long to wait for the GPUs, or for their links.
@@ -346,11 +350,11 @@ func (s *Session) wait() time.Duration {
 	return s.opts.Timeout
 }
 
-// linksInterval is how often links are read if no GPU is new. The driver does not report when a link fails or
+// linksInterval is how often links are read if the GPUs are the same. The driver does not report when a link fails or
 // recovers.
 const linksInterval = 5 * time.Minute
 
-// retainedLinks are the last links that were read.
+// retainedLinks are the links that were read last.
 type retainedLinks struct {
 	links   []gpu.Link
 	gpus    []string        // UUIDs by index, empty for a GPU that could not be read
@@ -359,8 +363,8 @@ type retainedLinks struct {
 	read    time.Time
 }
 
-// links returns the links of the GPUs. Reading links takes many more calls than everything else, so they are read
-// again only if the GPUs have changed, if a hanging call has returned, and at an interval.
+// links returns the links of the GPUs. Reading them takes many more calls than everything else. So they are read again
+// only if the GPUs have changed, after a hanging call has returned, and at an interval.
 func (s *Session) links(ctx context.Context, snapshot *gpu.Snapshot, handles []nvml.Device) []gpu.Link {
 	gpus := make([]string, len(snapshot.Devices))
 	for i := range snapshot.Devices {

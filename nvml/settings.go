@@ -12,13 +12,13 @@ import (
 var errNotWhole = errors.New("only a whole GPU has settings, not a MIG device")
 
 // RestoreDefaults restores the settings of a whole GPU, given by its UUID, to their defaults: application clocks,
-// locked clocks, power limit, compute mode, volatile ECC error counts and the processes in its accounting. If
+// locked clocks, power limit, compute mode, volatile ECC error counts, and the list of processes in its accounting. If
 // exclusive is set, the compute mode becomes EXCLUSIVE_PROCESS, which MPS needs. Settings that the GPU does not
 // support are skipped.
 //
-// It returns the settings that were not at their default, such as "power limit 200 W instead of 350 W", also with an
-// error. NVML does not report locked clocks, so they are always unlocked and never returned. The error wraps
-// [ErrNoPermission] if the process may not change settings, which only root may. Snapshots do not wait for this call.
+// It returns the settings that were not at their default, such as "power limit 200 W instead of 350 W", even if there
+// is an error. NVML does not report locked clocks, so they are always unlocked and never in the result. Only root may
+// change settings; for other users the error wraps [ErrNoPermission]. Snapshots do not wait for this call.
 func (s *Session) RestoreDefaults(ctx context.Context, uuid string, exclusive bool) (changed []string, err error) {
 	changed, err = withLibrary(ctx, s, "settings of "+uuid, func(l *library, c *call) ([]string, error) {
 		dev, err := l.wholeGPU(c, uuid)
@@ -36,8 +36,8 @@ func (s *Session) RestoreDefaults(ctx context.Context, uuid string, exclusive bo
 }
 
 // SetPersistence sets the persistence mode of a whole GPU, given by its UUID, and returns whether the mode changed.
-// While the mode is on, the persistence daemon or the kernel module keeps the GPU in use, and a reset is refused. It
-// does nothing for a GPU or driver without the mode.
+// While the mode is on, the persistence daemon or the kernel module keeps the GPU in use, and the GPU cannot be reset.
+// If the GPU or the driver does not have the mode, SetPersistence does nothing.
 func (s *Session) SetPersistence(ctx context.Context, uuid string, on bool) (changed bool, err error) {
 	want := nvml.FEATURE_DISABLED
 	if on {
@@ -96,7 +96,7 @@ type settings struct {
 	changed []string
 }
 
-// restore stops at the first error: a GPU that refuses one setting refuses the others too.
+// restore stops at the first error: a GPU that refuses one setting also refuses the others.
 func (r *settings) restore() error {
 	for _, one := range []func() error{
 		r.applicationClocks, r.lockedClocks, r.powerLimit, r.computeMode, r.eccCounts, r.accounting,
@@ -108,8 +108,8 @@ func (r *settings) restore() error {
 	return nil
 }
 
-// set calls a function that changes a setting, and adds the change to the result. It skips a setting that can be read
-// but not changed, as in a virtual machine.
+// set calls a function that changes a setting, and adds the change to the result. In a virtual machine some settings
+// can be read but not changed; these are skipped.
 func (r *settings) set(function string, f func() nvml.Return, format string, args ...any) error {
 	_, err := invoke(r.library, r.c, function, noValue(f))
 	if err == nil && format != "" {
@@ -119,8 +119,8 @@ func (r *settings) set(function string, f func() nvml.Return, format string, arg
 	return err
 }
 
-// unsupported reports whether one of the errors means that the GPU or the driver does not support a function, and
-// returns the first other error.
+// unsupported reports whether one of the errors means that the GPU or the driver does not support a function. If one
+// has another cause, it is returned, with true.
 func unsupported(errs ...error) (bool, error) {
 	skip := false
 	for _, err := range errs {

@@ -40,7 +40,7 @@ func (s *Session) readDevices(ctx context.Context) (*gpu.Snapshot, []nvml.Device
 	return snapshot, handles, nil
 }
 
-// readGPUs reads all GPUs concurrently and waits for all of them.
+// readGPUs reads all GPUs concurrently, and returns when all are read.
 func (s *Session) readGPUs(ctx context.Context, n int) []gpuReading {
 	ctx, cancel := context.WithTimeout(ctx, s.wait())
 	defer cancel()
@@ -59,7 +59,8 @@ type systemReading struct {
 	gpus                       int
 }
 
-// readSystem waits longer for the driver's first answer, since everything else depends on it.
+// readSystem reads the driver's versions and the number of GPUs. It waits longer for the driver's first answer, since
+// everything else depends on it.
 func (s *Session) readSystem(ctx context.Context) (systemReading, error) {
 	l, wait := s.library, s.wait()
 	if !l.calls.hasAnswered(driverSubject) {
@@ -74,7 +75,7 @@ func (s *Session) readSystem(ctx context.Context) (systemReading, error) {
 		if r.gpus, err = invoke(l, c, "nvmlDeviceGetCount", l.api.DeviceGetCount); err != nil {
 			return r, err
 		}
-		// Only forward compatibility needs CUDA's version, so a driver that does not report it is not refused.
+		// Only forward compatibility needs the CUDA version, so a driver that does not report it can be used.
 		cuda, err := invoke(l, c, "nvmlSystemGetCudaDriverVersion", l.api.SystemGetCudaDriverVersion)
 		if err == nil {
 			r.cudaVersion = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10) // NVML returns 1000*major + 10*minor
@@ -87,8 +88,8 @@ func (s *Session) readSystem(ctx context.Context) (systemReading, error) {
 	return got, classify(err)
 }
 
-// nameUnreadable gives unreadable GPUs the UUIDs and other properties of the previous snapshot, if any: a GPU that has
-// fallen off the bus does not even return its UUID, and would otherwise look like a removed one.
+// nameUnreadable gives GPUs that cannot be read the UUIDs and other properties of the previous snapshot, if there is
+// one: a GPU that has fallen off the bus does not return its UUID, and would otherwise seem to have been removed.
 func nameUnreadable(now, before *gpu.Snapshot) {
 	if before == nil {
 		return
@@ -106,8 +107,8 @@ func nameUnreadable(now, before *gpu.Snapshot) {
 	}
 }
 
-// findBefore finds an unreadable GPU in the previous snapshot: by its UUID or its PCI address. If both are unknown it
-// uses the index, unless another GPU has the UUID of the GPU that had that index.
+// findBefore finds a GPU that cannot be read in the previous snapshot, by its UUID or its PCI address. If both are
+// unknown, it takes the GPU that had the same index, unless a GPU of the new snapshot has the UUID of that one.
 func findBefore(now, before *gpu.Snapshot, d *gpu.Device) *gpu.Device {
 	at := slices.IndexFunc(before.Devices, func(o gpu.Device) bool {
 		switch {

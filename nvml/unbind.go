@@ -17,9 +17,9 @@ import (
 // unbindSubject is the subject of calls about events of the driver.
 const unbindSubject = "events of the driver"
 
-// unbinding are the GPUs that are being unbound from the driver, by PCI address, with the time when the library was
-// closed for them. The zero time means that it must still be closed. The driver keeps reporting a GPU while it waits
-// for other programs, so the library is closed for the same GPU only once in a reopenPause.
+// unbinding has the GPUs that are being unbound from the driver, by PCI address, with the time when the library was
+// closed for them. The zero time means that it must still be closed. While the driver waits for other programs, it
+// reports the same GPU again and again, so the library is closed for a GPU only once in a reopenPause.
 type unbinding struct {
 	mu   sync.Mutex
 	gpus map[string]time.Time
@@ -39,7 +39,7 @@ func (u *unbinding) want(gpu string) bool {
 	return true
 }
 
-// due reports whether the library must be closed for a GPU.
+// due reports whether the library must be closed for any of the GPUs.
 func (u *unbinding) due() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -62,18 +62,18 @@ func (u *unbinding) closed() {
 	}
 }
 
-// keep drops all but these GPUs: a GPU that is gone may come back and be unbound again.
+// keep drops all other GPUs: a GPU that is gone may come back and be unbound again.
 func (u *unbinding) keep(gpus []string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	maps.DeleteFunc(u.gpus, func(gpu string, _ time.Time) bool { return !slices.Contains(gpus, gpu) })
 }
 
-// watchUnbind waits until it is stopped for NVML's events that the driver is about to be unbound from a GPU. The
-// kernel unbinds the driver only when no program has the GPU open; without these events this program would keep the
-// GPU open until it reopens the driver's library for another reason. Older drivers do not report them.
+// watchUnbind waits for NVML's events that the driver is about to be unbound from a GPU, until it is stopped. The
+// kernel unbinds the driver only when no program has the GPU open. If this program did not receive these events, it
+// would keep the GPU open until it reopens the driver's library for another reason. Older drivers do not report them.
 func (w *watchers) watchUnbind() {
-	reported := "" // why events are not received; empty if they are
+	reported := "" // why events are not received, or "" if they are
 	report := func(err error) {
 		text := errorText(err)
 		if text != "" && text != reported && !w.stopped() {
@@ -91,8 +91,8 @@ func (w *watchers) watchUnbind() {
 	}
 }
 
-// receiveUnbind passes on which GPUs are already being unbound, and waits for events. It reports nil once the driver
-// has answered a wait. It returns nil only if it was stopped.
+// receiveUnbind passes on which GPUs are already being unbound, and waits for events. It calls `report` with nil once
+// the driver has answered a wait. It returns nil only if it was stopped.
 func (w *watchers) receiveUnbind(report func(error)) error {
 	set, err := w.newSystemSet()
 	if err != nil {
@@ -103,7 +103,7 @@ func (w *watchers) receiveUnbind(report func(error)) error {
 			return struct{}{}, w.freeSystemSet(c, set)
 		})
 	}()
-	for _, address := range w.leaving() { // from before the set was registered
+	for _, address := range w.leaving() { // they may have begun before the event set was registered
 		w.reportUnbind(address)
 	}
 	for !w.stopped() {
@@ -127,7 +127,7 @@ func (w *watchers) receiveUnbind(report func(error)) error {
 			return errNoUnbind
 		default:
 			w.reportUnbind(addressOf(uint32(got.EventData)))
-			select { // the driver may report it again while it waits
+			select { // the driver may report the GPU again while it waits
 			case <-w.stop:
 			case <-time.After(w.length):
 			}
@@ -136,7 +136,7 @@ func (w *watchers) receiveUnbind(report func(error)) error {
 	return nil
 }
 
-// errNoUnbind means that a wait for events returned at once and is tried again later.
+// errNoUnbind means that a wait for events returned at once without an event. It is tried again later.
 var errNoUnbind = errors.New("a wait for events of the driver returned none")
 
 func (w *watchers) reportUnbind(address string) {
@@ -145,12 +145,12 @@ func (w *watchers) reportUnbind(address string) {
 	}
 }
 
-// addressOf returns the PCI address of a GPU by its ID in the kernel module.
+// addressOf returns the PCI address of a GPU from its ID in the kernel module.
 func addressOf(id uint32) string {
 	return fmt.Sprintf("%04x:%02x:%02x.0", id>>16, id>>8&0xff, id&0xff)
 }
 
-// newSystemSet creates a system event set for the unbinding of GPUs.
+// newSystemSet creates an event set for the events that a GPU is about to be unbound.
 func (w *watchers) newSystemSet() (nvml.SystemEventSet, error) {
 	l := w.library
 	return askWithin(w, unbindSubject, eventSetLimit, func(c *call) (set nvml.SystemEventSet, err error) {

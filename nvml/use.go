@@ -88,8 +88,8 @@ func (l *library) use(c *call, dev nvml.Device) (gpu.Use, error) {
 	return use, nil
 }
 
-// memoryUsed returns the memory in use without what the driver reserves. Drivers before 510 only have the first
-// version of the function, which excludes reserved memory in them; later drivers include it.
+// memoryUsed returns the memory in use, without what the driver reserves. Drivers before 510 have only the first
+// version of the function. With them it excludes reserved memory; with later drivers it includes that memory.
 func (l *library) memoryUsed(c *call, dev nvml.Device) (uint64, error) {
 	memory, err := invoke(l, c, "nvmlDeviceGetMemoryInfo_v2", dev.GetMemoryInfo_v2)
 	if !isNotSupported(err) {
