@@ -19,10 +19,10 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// editConfig applies edits to a config.json and adds annotations. The result is nil if they change nothing.
+// editConfig applies edits to a config.json and adds annotations. If they change nothing, the result is nil.
 //
-// It applies the difference that the CDI library's edits make to the JSON of the file, so that keys which the library
-// does not know remain.
+// It applies the edits with the CDI library, and then makes the same changes to the JSON of the file, so that keys
+// which the library does not know remain.
 func editConfig(
 	data []byte, edits *cdilib.ContainerEdits, annotations map[string]string, makesNodes bool,
 ) ([]byte, error) {
@@ -63,7 +63,7 @@ func editConfig(
 	return encodeJSON(merged)
 }
 
-// parseConfig reads a configuration like the CDI library and runtimes do.
+// parseConfig reads a config.json like the CDI library and runtimes do.
 func parseConfig(data []byte) (*oci.Spec, error) {
 	var config oci.Spec
 	err := json.Unmarshal(data, &config)
@@ -79,7 +79,7 @@ func parseConfig(data []byte) (*oci.Spec, error) {
 	return &config, nil
 }
 
-// applyEdits applies edits to config, which must equal old, like the CDI library does. Edits that were applied before
+// applyEdits applies edits to config like the CDI library does. Config must equal old. Edits that config has already
 // change nothing.
 func applyEdits(old, config *oci.Spec, edits *cdilib.ContainerEdits, makesNodes bool) error {
 	before, after := driverOf(old), driverVersion(&specs.Spec{ContainerEdits: *edits.ContainerEdits})
@@ -97,14 +97,14 @@ func applyEdits(old, config *oci.Spec, edits *cdilib.ContainerEdits, makesNodes 
 	if (inUserNamespace || trust.WithoutRoot()) && !makesNodes {
 		bindNodes(old, config, edits)
 	}
-	// The library appends hooks and cgroup rules even if they already exist.
+	// The library appends hooks and cgroup rules even if they exist already.
 	lists := hookLists(config)
 	for i, list := range hookLists(old) {
 		n := len(*list)
 		*lists[i] = appendNew((*lists[i])[:n:n], (*lists[i])[n:])
 	}
 	if rules, n := rulesOf(config), len(rulesOf(old)); len(rules) > n {
-		effective := 0 // the first rule with no denial after it: the last matching rule counts
+		effective := 0 // the first rule that no denial follows: the last matching rule counts
 		for i, r := range rules[:n] {
 			if !r.Allow {
 				effective = i + 1
@@ -113,8 +113,8 @@ func applyEdits(old, config *oci.Spec, edits *cdilib.ContainerEdits, makesNodes 
 		list := appendNew(rules[effective:n:n], rules[n:])
 		config.Linux.Resources.Devices = append(rules[:effective:effective], list...)
 	}
-	// It moves mounts and devices that it adds again to the end. A mount on a directory above would hide an earlier
-	// one, so the old order of mounts is kept only if the library would sort them that way.
+	// The library moves mounts and devices that it adds again to the end. There, a mount on a directory could hide an
+	// earlier mount inside, so the old order of mounts is kept only if it is one in which the library would sort them.
 	depth := func(m oci.Mount) int { return strings.Count(filepath.Clean(m.Destination), "/") }
 	mounts := inOldOrder(old.Mounts, config.Mounts)
 	if slices.IsSortedFunc(mounts, func(a, b oci.Mount) int { return depth(a) - depth(b) }) {
@@ -131,16 +131,16 @@ func hasUserNamespace(config *oci.Spec) bool {
 	return config.Linux != nil && slices.ContainsFunc(config.Linux.Namespaces, isUser)
 }
 
-// isRootOf reports whether a user of the host is root in a configuration's user namespace.
+// isRootOf reports whether a user of the host is root in the user namespace of a config.json.
 func isRootOf(data []byte, uid uint32) bool {
 	config, err := parseConfig(data)
 	isRoot := func(m oci.LinuxIDMapping) bool { return m.ContainerID == 0 && m.HostID == uid && m.Size > 0 }
 	return err == nil && hasUserNamespace(config) && slices.ContainsFunc(config.Linux.UIDMappings, isRoot)
 }
 
-// removeIDMap gives new mounts the options of the edits, without "idmap", which the library adds. With it the
-// container's root would own the host's files, and could write to them if it may change its mounts. overlayfs, which
-// holds the files in a driver container, does not support it.
+// removeIDMap gives new mounts the options of the edits, without "idmap", which the library adds. With this option the
+// container's root would own the host's files, and could write to them if it may change its mounts. The overlayfs that
+// holds the files in a driver container does not support it.
 func removeIDMap(old, config *oci.Spec, edits *cdilib.ContainerEdits) {
 	for _, m := range edits.Mounts {
 		i := slices.IndexFunc(config.Mounts, func(c oci.Mount) bool { return c.Destination == m.ContainerPath })
@@ -151,8 +151,8 @@ func removeIDMap(old, config *oci.Spec, edits *cdilib.ContainerEdits) {
 	}
 }
 
-// bindNodes replaces new device nodes by bind mounts of the host's nodes, which keep their owner and mode. It keeps
-// the device cgroup's rules. The mounts come last, so no other mount hides them.
+// bindNodes replaces new device nodes by bind mounts of the host's nodes, which keep their owner and mode. The rules
+// of the device cgroup stay. The mounts come last, so that no other mount hides them.
 func bindNodes(old, config *oci.Spec, edits *cdilib.ContainerEdits) {
 	for _, n := range edits.DeviceNodes {
 		isNode := func(d oci.LinuxDevice) bool { return d.Path == n.Path }
@@ -169,7 +169,7 @@ func bindNodes(old, config *oci.Spec, edits *cdilib.ContainerEdits) {
 	}
 }
 
-// driverOf returns the version of the driver whose files are in a configuration, or empty.
+// driverOf returns the version of the driver whose files are in a config.json, or "".
 func driverOf(config *oci.Spec) string {
 	var edits specs.ContainerEdits
 	for _, m := range config.Mounts {
@@ -183,7 +183,7 @@ func driverOf(config *oci.Spec) string {
 	return driverVersion(&specs.Spec{ContainerEdits: edits})
 }
 
-// inOldOrder returns before if after has the same elements in any order, and otherwise after.
+// inOldOrder returns `before` if it has the same elements as `after` in any order, and `after` otherwise.
 func inOldOrder[T any](before, after []T) []T {
 	if len(before) != len(after) {
 		return after
@@ -202,7 +202,7 @@ func inOldOrder[T any](before, after []T) []T {
 	return before
 }
 
-// appendNew appends the elements of more that are missing in list.
+// appendNew appends those elements of `more` that are not in `list`.
 func appendNew[T any](list, more []T) []T {
 	has := make(map[string]bool, len(list))
 	for _, e := range list {

@@ -8,17 +8,17 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Conflict is a name of a spec that another file also defines.
+// Conflict is a device name that a spec and another file define.
 type Conflict struct {
 	// Name is the qualified name.
 	Name string
 	// File is the other file.
 	File string
-	// State is the state of the spec's device: Available if engines take it and ignore the other file's device,
+	// State says what engines do with the spec's device: Available if they take it and ignore the other file's device,
 	// Shadowed if they take the other file's device, and Conflicting if they take neither.
 	State State
 
-	leftToOther bool // whether Without leaves the name to the other file
+	leftToOther bool // whether Without removes the name from the spec
 }
 
 // Unavailable reports whether engines do not take the spec's device.
@@ -40,9 +40,9 @@ func (e *ConflictError) Error() string {
 	return e.Conflict.String() + ": " + effect
 }
 
-// CheckConflicts returns a *ConflictError if another file defines a name of a spec that is about to be written to
-// path. This includes a file of a lower priority, which the new one would hide: an administrator put it there. A path
-// outside the directories has no conflicts.
+// CheckConflicts returns a *ConflictError if another file defines a device name of a spec that is about to be written
+// to path. That is an error even if the other file has a lower priority, so that the new file would hide its device:
+// an administrator put it there. A path outside the directories has no conflicts.
 func (d *SpecDirs) CheckConflicts(path string, spec *specs.Spec) error {
 	if list := d.Conflicts(path, spec); len(list) > 0 {
 		return &ConflictError{list[0]}
@@ -50,8 +50,8 @@ func (d *SpecDirs) CheckConflicts(path string, spec *specs.Spec) error {
 	return nil
 }
 
-// Conflicts returns the names of spec that other files also define, in the order of spec's devices, as if spec were in
-// the file at path. An empty path, a path outside the directories and a nil spec have no conflicts.
+// Conflicts returns the device names of spec that other files also define, in the order of its devices, as if spec
+// were in the file at path. There are no conflicts if path is empty or outside the directories, or if spec is nil.
 func (d *SpecDirs) Conflicts(path string, spec *specs.Spec) []Conflict {
 	path, priority := d.locate(path)
 	if priority < 0 || spec == nil {
@@ -73,7 +73,7 @@ func (d *SpecDirs) Conflicts(path string, spec *specs.Spec) []Conflict {
 	return list
 }
 
-// conflictOf returns the conflict between a definition and the others of its name.
+// conflictOf returns the conflict between our definition of a device and the other definitions of it.
 func conflictOf(ours Definition, others []Definition) Conflict {
 	all := append(slices.Clone(others), ours)
 	slices.SortStableFunc(all, func(a, b Definition) int { return b.priority - a.priority })
@@ -89,8 +89,8 @@ func conflictOf(ours Definition, others []Definition) Conflict {
 	}
 }
 
-// leadsTo reports whether a file is a link to another. The link defines everything that the other file does, so
-// removing a name from the other file resolves no conflict.
+// leadsTo reports whether a file is a link to another file. Both then define the same devices, so removing a name from
+// the other file resolves no conflict.
 func leadsTo(link, path string) bool {
 	target, err := filepath.EvalSymlinks(link)
 	if err != nil {
@@ -100,8 +100,8 @@ func leadsTo(link, path string) bool {
 	return err == nil && target == filepath.Join(dir, filepath.Base(path))
 }
 
-// Without returns a spec without the names that it must leave to another file of the same priority: engines would
-// offer a name in both files from neither. It returns nil if no device remains.
+// Without returns a spec without the device names that it must leave to another file of the same priority: if both
+// files defined such a name, engines would offer it from neither. If no device remains, the result is nil.
 func Without(spec *specs.Spec, conflicts []Conflict) *specs.Spec {
 	left := map[string]bool{}
 	for _, c := range conflicts {

@@ -27,9 +27,9 @@ type Difference struct {
 // String formats the difference in one line.
 func (d Difference) String() string { return d.Where + ": " + d.What }
 
-// Diff lists the differences between a written spec and the expected one in a fixed order. The result is empty only if
-// engines treat both specs alike. If an index and a UUID name one device, only the index is listed. File names that
-// differ only in the driver's version are not listed: the different version is listed once.
+// Diff lists the differences between a written spec and the expected one, in a fixed order. The result is empty only
+// if engines treat both specs alike. If an index and a UUID name one device, only the index is listed. If file names
+// differ only in the driver's version, the version is listed once instead of the files.
 func Diff(written, expected *specs.Spec) []Difference {
 	var list []Difference
 	before, after := strings.TrimPrefix(written.Version, "v"), strings.TrimPrefix(expected.Version, "v")
@@ -52,8 +52,8 @@ func Diff(written, expected *specs.Spec) []Difference {
 	return append(list, diffDevices(written, expected)...)
 }
 
-// withVersion returns a spec with another driver version in its file names. It returns the spec unchanged if a version
-// is empty or the result is not a valid spec.
+// withVersion returns a spec with the driver version `after` instead of `before` in its file names. If a version is
+// empty or the result is not a valid spec, it returns the spec unchanged.
 func withVersion(spec *specs.Spec, before, after string) *specs.Spec {
 	data, err := json.Marshal(spec)
 	if err != nil || before == "" || after == "" {
@@ -66,8 +66,8 @@ func withVersion(spec *specs.Spec, before, after string) *specs.Spec {
 	return other
 }
 
-// WrittenHere reports whether this program wrote a spec. The spec of GPUs has its hook, whose file may have any name
-// (--hook-path), and the spec of an extra must be one that GenerateExtra makes.
+// WrittenHere reports whether this program wrote a spec. A spec of GPUs is ours if it has our hook, whose file may
+// have any name (--hook-path). The spec of an extra is ours if GenerateExtra makes one like it.
 func WrittenHere(spec *specs.Spec) bool {
 	for _, h := range spec.ContainerEdits.Hooks {
 		if parseHook(h.Args) != nil && h.Args[0] == hookProgram {
@@ -92,7 +92,7 @@ func driverVersion(spec *specs.Spec) string {
 	return ""
 }
 
-// parseHook parses the arguments of this program's hook. It returns nil for another hook.
+// parseHook parses the arguments of this program's hook. For another hook it returns nil.
 func parseHook(args []string) *hookargs.CreateContainer {
 	if len(args) < 2 {
 		return nil
@@ -107,8 +107,8 @@ func parseHook(args []string) *hookargs.CreateContainer {
 // device is a device of a spec. This program's specs have each device twice: named by its index, and then by its UUID.
 type device struct {
 	*specs.Device
-	uuid  string // of a device named by its index
-	index string // of a device named by its UUID
+	uuid  string // set if the name is the index
+	index string // set if the name is the UUID
 }
 
 func devicesByName(spec *specs.Spec) map[string]device {
@@ -129,7 +129,7 @@ func devicesByName(spec *specs.Spec) map[string]device {
 	return devices
 }
 
-// diffDevices compares devices by name, in any order.
+// diffDevices compares devices by name. Their order does not matter.
 func diffDevices(written, expected *specs.Spec) []Difference {
 	before, after := devicesByName(written), devicesByName(expected)
 	names := maps.Clone(before)
@@ -141,7 +141,7 @@ func diffDevices(written, expected *specs.Spec) []Difference {
 			inBoth := b.Device != nil && a.Device != nil
 			indexInBoth := before[index].Device != nil && after[index].Device != nil
 			if inBoth && b.index == a.index || !inBoth && !indexInBoth {
-				continue // the UUID has the same differences as the index
+				continue // the index has the same differences
 			}
 		}
 		if b.uuid != "" && a.uuid != "" && b.uuid != a.uuid {

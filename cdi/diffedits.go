@@ -14,13 +14,13 @@ import (
 	"gpu-cdi-plugin/internal/wording"
 )
 
-// parts are the parts of container edits by kind and name, such as "mount /usr/bin/nvidia-smi".
+// parts are the parts of container edits. A key is the kind and name of a part, such as "mount /usr/bin/nvidia-smi".
 type parts map[string]attributes
 
 // attributes are the JSON values of a part, by their names in a spec.
 type attributes map[string]json.RawMessage
 
-// diffEdits lists the differences of edits. It ignores all orders except those of hooks and their arguments.
+// diffEdits lists the differences of edits. Only for hooks and their arguments does the order matter.
 func diffEdits(before, after *specs.ContainerEdits) []string {
 	if reflect.DeepEqual(before, after) {
 		return nil
@@ -99,7 +99,7 @@ func partsOf(e *specs.ContainerEdits) parts {
 	return p
 }
 
-// addArguments adds the arguments of a hook. The arguments of this program's hook name dozens of libraries, each of
+// addArguments adds the arguments of a hook. An argument of this program's hook names dozens of libraries, each of
 // which becomes a part.
 func (p parts) addArguments(args []string) {
 	if work := parseHook(args); work != nil {
@@ -114,7 +114,7 @@ func (p parts) addArguments(args []string) {
 	}
 }
 
-// attributesOf returns the attributes of a part, whose values must be encodable in JSON.
+// attributesOf returns the attributes of a part. Values must be such that JSON can encode them.
 func attributesOf(part any) attributes {
 	data, _ := json.Marshal(part)
 	a := attributes{}

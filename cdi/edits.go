@@ -14,14 +14,15 @@ import (
 )
 
 const (
-	// nodePermissions is what the device cgroup allows: all but mknod, since the engine makes the device nodes.
+	// nodePermissions is what the device cgroup allows: everything except mknod, since the engine makes the device
+	// nodes.
 	nodePermissions = "rw"
 	// hookProgram is the first argument of the hook, its own name.
 	hookProgram = "prestart-hook"
 	// hookTimeout is in seconds. The hook takes milliseconds, but the machine may be busy.
 	hookTimeout = 30
-	// hookEnv is the hook's whole environment. Otherwise a runtime gives the hook the container's environment,
-	// including LD_PRELOAD (CVE-2025-23266).
+	// hookEnv is the hook's whole environment. If it were empty, a runtime would give the hook the container's
+	// environment, including LD_PRELOAD (CVE-2025-23266).
 	hookEnv = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 	// noInjection keeps nvidia-container-runtime from adding GPUs.
 	noInjection = "NVIDIA_VISIBLE_DEVICES=void"
@@ -34,7 +35,7 @@ func fileOptions() []string { return []string{"ro", "nosuid", "nodev", "rbind", 
 // fails.
 func socketOptions() []string { return []string{"nosuid", "nodev", "noexec", "rbind", "rprivate"} }
 
-// commonEdits returns the edits that every container gets once, however many devices it has.
+// commonEdits returns the edits that every container gets once, whatever the number of its devices.
 func commonEdits(s *gpu.Snapshot, d *driver.Driver, o Options, devices []namedDevice) (specs.ContainerEdits, error) {
 	var control []driver.DeviceNode
 	for _, n := range d.Control {
@@ -129,11 +130,11 @@ func deviceNodes(nodes []driver.DeviceNode) []*specs.DeviceNode {
 	return list
 }
 
-// containerMode returns the mode of a node in the container, or nil for the host's mode.
+// containerMode returns the mode of a device node in the container, or nil for the host's mode.
 //
-// DRM nodes are for groups of the host ("video", "render") that a container lacks. In a container with the GPU any
-// user may use them: the device cgroup grants or denies access. Unlike an additional group this works with readers of
-// CDI 0.5.0, such as podman 4.
+// DRM nodes are for groups of the host ("video", "render") that a container does not have. So any user of a container
+// that has the GPU may use them: the device cgroup grants or denies access. An additional group would do too, but
+// engines that read only CDI 0.5.0, such as podman 4, do not know it.
 func containerMode(n driver.DeviceNode) *fs.FileMode {
 	const all = fs.FileMode(0o666)
 	if n.Capabilities != driver.UsesDRM || n.Mode&all == all {

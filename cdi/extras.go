@@ -12,7 +12,7 @@ import (
 )
 
 // GenerateExtra generates the spec of an extra. Each IMEX channel is a device named by its number; any other extra is
-// one device, "all". Without a device node the spec has no devices.
+// one device, "all". If the host has no device node of the extra, the spec has no devices.
 func GenerateExtra(f *driver.ExtraFiles, kind string) (*specs.Spec, error) {
 	if err := validateKind(kind); err != nil {
 		return nil, err
@@ -47,7 +47,7 @@ func extraDevices(f *driver.ExtraFiles) []specs.Device {
 	return []specs.Device{{Name: AllDevices, ContainerEdits: edits}}
 }
 
-// WroteExtra reports whether GenerateExtra made a spec of this extra, on any node. The spec of another program differs
+// WroteExtra reports whether GenerateExtra made a spec of this extra, on any host. A spec of another program differs
 // in its devices, device nodes, variables or hooks.
 func WroteExtra(e driver.Extra, spec *specs.Spec) bool {
 	f := &driver.ExtraFiles{Extra: e}

@@ -21,12 +21,12 @@ import (
 // DefaultKind is the default kind of specs. It is short because people type it.
 const DefaultKind = "nvidia.com/gpu"
 
-// AllDevices is the name of the device that stands for all devices of a spec.
+// AllDevices is the name of the device that stands for all devices of a spec together.
 const AllDevices = "all"
 
 // Options are the options of a spec.
 type Options struct {
-	// Kind is vendor/class of the spec; empty means DefaultKind.
+	// Kind is the CDI kind of the spec, VENDOR/CLASS; empty means DefaultKind.
 	Kind string
 	// HookPath is the absolute path of prestart-hook on the host.
 	HookPath string
@@ -34,12 +34,12 @@ type Options struct {
 	Capabilities driver.Capabilities
 }
 
-// Generate generates the spec of a node's GPUs. The names of a GPU are its index and its UUID, those of a MIG device
-// GPU:INDEX and its UUID, and "all" means all of them. A GPU in MIG mode is offered only as its MIG devices. If no
-// device can be offered, the spec has no devices. It has the lowest cdiVersion that supports its content.
+// Generate generates the spec of a host's GPUs. The names of a GPU are its index and its UUID, those of a MIG device
+// are GPU:INDEX and its UUID, and "all" is all of them together. A GPU in MIG mode is offered only as its MIG devices.
+// If no device can be offered, the spec has no devices. It has the lowest cdiVersion that supports its content.
 //
-// The findings are the GPUs and MIG devices, in the order of the snapshot. For a device that is not in the spec, the
-// note says why.
+// The findings are the GPUs and MIG devices, in the order of the snapshot. If a device is not in the spec, the note of
+// its finding says why.
 func Generate(s *gpu.Snapshot, d *driver.Driver, o Options) (*specs.Spec, []driver.Finding, error) {
 	o.Kind = cmp.Or(o.Kind, DefaultKind)
 	if err := validateKind(o.Kind); err != nil {
@@ -74,8 +74,8 @@ func validateKind(kind string) error {
 	return nil
 }
 
-// nodeNames returns the device nodes, under /dev, that a device needs. A MIG device needs the nodes of the GPU and of
-// its two instances, by which the driver decides what a process may use.
+// nodeNames returns the device nodes, under /dev, that a device needs. A MIG device needs the nodes of the GPU, of its
+// GPU instance and of its compute instance: by the last two the driver decides what a process may use.
 func nodeNames(a *gpu.Allocatable) []string {
 	names := []string{"nvidia" + strconv.Itoa(a.GPU.Minor)}
 	if a.MIG != nil {
@@ -101,11 +101,11 @@ func hasGraphics(a *gpu.Allocatable) bool {
 type namedDevice struct {
 	names []string // its index and its UUID
 	nodes []driver.DeviceNode
-	// drm is the PCI address of the GPU whose DRM nodes are among the nodes, or empty.
+	// drm is the PCI address of the GPU if its DRM nodes are among the nodes, or "".
 	drm string
 }
 
-// namedDevicesOf returns the devices of the node that the spec offers.
+// namedDevicesOf returns the devices of the host that the spec offers.
 func namedDevicesOf(s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities) ([]namedDevice, []driver.Finding) {
 	nodes := map[string]driver.DeviceNode{}
 	for _, n := range d.Nodes {
@@ -135,8 +135,8 @@ func namedDevicesOf(s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities) ([
 	return devices, findings
 }
 
-// newNamedDevice returns a device with its nodes. The error says why it cannot be offered: it is unusable, a node is
-// missing, or one of its names is invalid or taken by another device.
+// newNamedDevice returns a device with its nodes. The error says why the device cannot be offered: it is unusable, a
+// node is missing, or one of its names is invalid or belongs to another device.
 func newNamedDevice(
 	a *gpu.Allocatable, nodes map[string]driver.DeviceNode, owners map[string]string,
 ) (namedDevice, error) {

@@ -49,9 +49,9 @@ type Additions struct {
 	Annotations map[string]string
 }
 
-// Inject puts devices and additions into the bundle's config.json, like an engine with CDI. Names are qualified; dirs
-// are the spec directories from the lowest priority to the highest. It reports whether the file changed. It changes
-// the content like EditConfig and replaces the file like EditBundle, and returns their errors.
+// Inject adds devices and additions to the bundle's config.json, like an engine with CDI. Names are qualified; dirs
+// are the spec directories from the lowest priority to the highest. It reports whether the file changed. It makes the
+// new content with EditConfig and replaces the file with EditBundle, and returns their errors.
 func Inject(bundle string, names []string, more Additions, dirs ...string) (bool, error) {
 	edits, err := Load(dirs...).edits(names)
 	if err != nil {
@@ -63,15 +63,15 @@ func Inject(bundle string, names []string, more Additions, dirs ...string) (bool
 	})
 }
 
-// EditConfig returns a config.json with devices put into it, or nil if it already has them. Names are qualified.
+// EditConfig returns a config.json to which devices were added, or nil if it already has them. Names are qualified.
 //
-// It puts in all devices or none. Parts of config.json that this program does not know remain. A configuration with
-// the files of another driver than the specs is an *OtherDriverError: the container would get the files of both. An
-// error about an unknown device lists the known ones. Errors wrap ErrBadName, ErrNothingOffered or ErrStale if one of
-// these is the cause.
+// It adds all devices or none. Parts of config.json that this program does not know remain. If the configuration has
+// files of another driver than the specs, the error is an *OtherDriverError: the container would get the files of
+// both. If a device is unknown, the error lists the known ones. The error wraps ErrBadName, ErrNothingOffered or
+// ErrStale if that is the cause.
 //
-// A runtime cannot make device nodes in a user namespace. The container then gets bind mounts of the host's nodes,
-// unless makesNodes says that the caller makes the device nodes.
+// A runtime cannot make device nodes in a user namespace. There the container gets bind mounts of the host's nodes
+// instead, unless makesNodes says that the caller makes the device nodes.
 func (d *SpecDirs) EditConfig(config []byte, names []string, makesNodes bool) ([]byte, error) {
 	edits, err := d.edits(names)
 	if err != nil {
@@ -80,20 +80,20 @@ func (d *SpecDirs) EditConfig(config []byte, names []string, makesNodes bool) ([
 	return editConfig(config, edits, nil, makesNodes)
 }
 
-// EditBundle replaces the bundle's config.json by the result of edit; nil leaves the file as it is. Edit also gets the
-// user ID of the bundle's owner. EditBundle reports whether the file changed, and keeps the file's mode and owner. A
-// missing file is ErrNoConfig.
+// EditBundle replaces the bundle's config.json by the result of the function `edit`, or leaves it unchanged if that is
+// nil. The function also gets the user ID of the bundle's owner. EditBundle reports whether the file changed, and
+// keeps the file's mode and owner. If the file is missing, the error wraps ErrNoConfig.
 //
 // The bundle may belong to another user than the caller. Its directory is opened once, by a path whose links only root
-// or the caller could have made, and all work uses that handle, even if another directory takes its place. config.json
-// is also opened and read only once.
+// or the caller could have made. All work uses that handle, even if another directory takes the place of this one.
+// config.json is also opened and read only once.
 func EditBundle(bundle string, edit func(config []byte, owner uint32) ([]byte, error)) (bool, error) {
 	return editBundle(bundle, edit, func(dir *os.File, after []byte, like os.FileInfo) error {
 		return fileio.ReplaceLike(dir, configName, after, like)
 	})
 }
 
-// CheckBundle makes all checks of EditBundle, and leaves the file as it is.
+// CheckBundle makes all checks of EditBundle, and leaves the file unchanged.
 func CheckBundle(bundle string, edit func(config []byte, owner uint32) ([]byte, error)) error {
 	_, err := editBundle(bundle, edit, func(*os.File, []byte, os.FileInfo) error { return nil })
 	return err
@@ -136,7 +136,7 @@ func editBundle(bundle string, edit func(config []byte, owner uint32) ([]byte, e
 	return true, nil
 }
 
-// openConfig opens config.json in a bundle, without following a link or waiting for the writer of a FIFO.
+// openConfig opens config.json in a bundle. It does not follow a link, and does not wait for the writer of a FIFO.
 func openConfig(dir *os.File) (*os.File, error) {
 	path := filepath.Join(dir.Name(), configName)
 	fd, err := unix.Openat(int(dir.Fd()), configName, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -151,10 +151,10 @@ func openConfig(dir *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// checkOwn returns an error if the file is no longer config.json, is a hard link, or has another owner than the
-// bundle. Otherwise the bundle's owner could make this process read a file elsewhere and write its content into the
-// bundle. podman gives the bundle of a container with a user namespace to the container's root, but keeps config.json,
-// in which the user namespace is recorded.
+// checkOwn returns an error if config.json was replaced since it was opened, is a hard link, or has another owner than
+// the bundle. Otherwise the bundle's owner could make this process read a file elsewhere and write its content into
+// the bundle. There is one exception: podman gives the bundle of a container with a user namespace to the container's
+// root, but not config.json, in which the user namespace is recorded.
 func checkOwn(f, dir *os.File, config []byte) error {
 	var file, bundle unix.Stat_t
 	if err := errors.Join(unix.Fstat(int(f.Fd()), &file), unix.Fstat(int(dir.Fd()), &bundle)); err != nil {
@@ -171,7 +171,7 @@ func checkOwn(f, dir *os.File, config []byte) error {
 	return nil
 }
 
-// edits returns the edits of the devices, after the common edits of each spec, merged like the CDI library does.
+// edits returns the common edits of each spec and the edits of the devices, merged like the CDI library does.
 func (d *SpecDirs) edits(names []string) (*cdilib.ContainerEdits, error) {
 	if err := d.check(names); err != nil {
 		return nil, err
@@ -216,8 +216,8 @@ func (d *SpecDirs) check(names []string) error {
 	return nil
 }
 
-// unknown returns the error about devices that do not exist. It lists the existing ones of the same kinds, or else the
-// kinds, and the spec files that cannot be read.
+// unknown returns the error about devices that do not exist. It lists the devices of the same kinds or, if there are
+// none, the kinds that exist, and the spec files that cannot be read.
 func (d *SpecDirs) unknown(missing []string) error {
 	what := "device " + missing[0] + " does not exist"
 	if len(missing) > 1 {

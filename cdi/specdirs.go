@@ -14,13 +14,13 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// SpecDirs is the content of the spec directories, as engines interpret it.
+// SpecDirs is the content of the spec directories, and what engines do with it.
 type SpecDirs struct {
 	// Dirs are the directories, from the lowest priority to the highest.
 	Dirs []string `json:"dirs"`
 	// Files are the spec files, by directory and name.
 	Files []SpecFile `json:"files"`
-	// Devices has an entry for each device of each file, sorted by name, then by priority from the highest.
+	// Devices has an entry for each device of each file, sorted by name, and then by priority, the highest first.
 	Devices []Definition `json:"devices"`
 
 	unread    error // of the first unreadable directory
@@ -34,28 +34,28 @@ type SpecFile struct {
 	Priority int    `json:"priority"`
 	Kind     string `json:"kind,omitempty"`
 	Version  string `json:"cdiVersion,omitempty"`
-	// Devices counts the devices.
+	// Devices is the number of devices in the file.
 	Devices int `json:"devices"`
 	// Error says why the file or directory cannot be read. Engines then offer none of its devices.
 	Error string `json:"error,omitempty"`
-	// Spec is the content, or nil with an Error.
+	// Spec is the content, or nil if there is an Error.
 	Spec *specs.Spec `json:"-"`
 }
 
-// State is how engines treat a device that a file defines.
+// State says what engines do with a device that a file defines.
 type State string
 
 // The states of a device in a file.
 const (
 	Available State = "available"
-	// Shadowed means that a file of a higher priority also defines the device: engines offer that one.
+	// Shadowed means that a file of a higher priority also defines the device: engines offer the device of that file.
 	Shadowed State = "shadowed"
-	// Conflicting means that two files of one priority define the device: engines offer neither, nor a device of that
-	// name from another file.
+	// Conflicting means that two files of one priority define the device: engines offer neither, and no device of that
+	// name from any other file.
 	Conflicting State = "conflict"
 )
 
-// Definition is a device that a file defines, with how engines treat it.
+// Definition is a device that a file defines, with what engines do with it.
 type Definition struct {
 	// Name is the qualified name, such as "nvidia.com/gpu=0".
 	Name  string `json:"name"`
@@ -67,8 +67,8 @@ type Definition struct {
 	priority int
 }
 
-// dirIndex returns the index of a directory in Dirs, or -1. The directory may have another name there: on most hosts
-// /run/cdi is /var/run/cdi.
+// dirIndex returns the index of a directory in Dirs, or -1. The path there may be another one of the same directory:
+// on most hosts /run/cdi is /var/run/cdi.
 func (d *SpecDirs) dirIndex(dir string) int {
 	info, err := os.Stat(dir)
 	return slices.IndexFunc(d.Dirs, func(known string) bool {
@@ -81,8 +81,8 @@ func (d *SpecDirs) dirIndex(dir string) int {
 }
 
 // Load reads the spec files of the directories, which are ordered by priority, the lowest first. A directory that does
-// not exist is empty; any other failure is the Error of a file. Like the CDI library, Load stops at a directory that
-// cannot be read.
+// not exist counts as empty; other failures are in the Error of a SpecFile. Like the CDI library, Load stops at a
+// directory that cannot be read.
 func Load(dirs ...string) *SpecDirs {
 	d := &SpecDirs{}
 	for _, dir := range dirs {
@@ -130,7 +130,7 @@ func (d *SpecDirs) loadFile(path string, priority int) {
 	d.Files = append(d.Files, f)
 }
 
-// resolve sets the states. The devices must be sorted, so that those of one name are adjacent, the highest priority
+// resolve sets the states of all devices. The devices must be sorted: those of one name together, the highest priority
 // first.
 func (d *SpecDirs) resolve() {
 	for i := 0; i < len(d.Devices); {
@@ -143,8 +143,8 @@ func (d *SpecDirs) resolve() {
 	}
 }
 
-// resolveName sets the states of the definitions of one name like the CDI library does: if two have the same priority,
-// no definition of that name can be used, whatever its priority.
+// resolveName sets the states of the definitions of one name, like the CDI library does: if two have the same
+// priority, no definition of that name can be used, whatever its priority.
 func resolveName(definitions []Definition) {
 	for i := 1; i < len(definitions); i++ {
 		definitions[i].State, definitions[i].Other = Shadowed, definitions[0].File
@@ -160,7 +160,7 @@ func resolveName(definitions []Definition) {
 	}
 }
 
-// Names returns the qualified names that can be injected.
+// Names returns the qualified names of the devices that can be injected.
 func (d *SpecDirs) Names() []string {
 	var names []string
 	for _, o := range d.Devices {
@@ -180,9 +180,9 @@ func (d *SpecDirs) definition(name string) *Definition {
 	return &d.Devices[i]
 }
 
-// Dirs returns the directories of CDI specs below a root, from the lowest priority to the highest: the
-// administrator's, and dir. If both are the same, engines still read the other one of their two directories, which has
-// the higher priority.
+// Dirs returns the directories of CDI specs below a root, from the lowest priority to the highest: the administrator's
+// directory, and dir. If dir is the administrator's, the other one is /var/run/cdi, which engines also read, with the
+// higher priority.
 func Dirs(root, dir string) []string {
 	low, high := filepath.Join(root, "etc/cdi"), filepath.Join(root, "var/run/cdi")
 	if filepath.Clean(dir) == low {
@@ -191,8 +191,8 @@ func Dirs(root, dir string) []string {
 	return []string{low, dir}
 }
 
-// FilesOf returns the files that define the devices, each once. If several files define a device, the one of the
-// highest priority counts. Devices that do not exist have no file.
+// FilesOf returns the files that define the devices, each once. If several files define a device, the one with the
+// highest priority counts. A device that does not exist has no file.
 func (d *SpecDirs) FilesOf(names []string) []*SpecFile {
 	var files []*SpecFile
 	for _, name := range names {
@@ -211,7 +211,7 @@ func (d *SpecDirs) file(name string) *SpecFile {
 	return d.FileAt(d.definition(name).File)
 }
 
-// locate returns a path with its directory as Dirs names it, and the directory's index in Dirs, or -1.
+// locate returns a path, with its directory written as in Dirs, and the index of that directory in Dirs, or -1.
 func (d *SpecDirs) locate(path string) (string, int) {
 	priority := -1
 	if path != "" {
@@ -245,8 +245,8 @@ func (d *SpecDirs) OfferedFrom(path string) map[string]bool {
 	return names
 }
 
-// Unread returns an error if engines do not read the file at path because they stop at an unreadable directory of a
-// lower priority.
+// Unread returns an error if engines do not read the file at path, since they stop at a directory of a lower priority
+// that cannot be read.
 func (d *SpecDirs) Unread(path string) error {
 	if _, priority := d.locate(path); d.unread == nil || priority < d.unreadDir {
 		return nil
@@ -260,7 +260,7 @@ func qualifiedName(kind, device string) string {
 	return parser.QualifiedName(vendor, class, device)
 }
 
-// compareNames compares names. It compares runs of digits as numbers: 2 is before 10.
+// compareNames compares names, and runs of digits in them as numbers: 2 comes before 10.
 func compareNames(a, b string) int {
 	for i := 0; i < len(a) && i < len(b); i++ {
 		x, y := digits(a[i:]), digits(b[i:])
@@ -274,7 +274,7 @@ func compareNames(a, b string) int {
 	return len(a) - len(b)
 }
 
-// digits returns the number that s begins with, without leading zeros, or empty.
+// digits returns the number with which s begins, without leading zeros, or "".
 func digits(s string) string {
 	number := s[:len(s)-len(strings.TrimLeft(s, "0123456789"))]
 	if number == "" {

@@ -75,7 +75,7 @@ func encode(w io.Writer, spec *specs.Spec, f Format) error {
 }
 
 // WriteFile replaces the spec file at path, in the format of its extension. All users can read the file. The directory
-// must exist, and the CDI library must accept the spec.
+// must exist. A spec that the CDI library does not accept is an error.
 func WriteFile(path string, spec *specs.Spec) error {
 	f, err := FormatOf(path)
 	if err != nil {
@@ -94,8 +94,8 @@ func WriteFile(path string, spec *specs.Spec) error {
 // maxSpec bounds a spec file, in bytes. A spec for 16 GPUs has 40 KB.
 const maxSpec = 16 << 20
 
-// ReadFile reads a spec file. It refuses specs that the CDI library refuses, and files that are not regular or are
-// larger than 16 MiB.
+// ReadFile reads a spec file. A spec that the CDI library does not accept is an error, and so is a file that is not
+// regular or larger than 16 MiB.
 func ReadFile(path string) (*specs.Spec, error) {
 	// The library would wait for ever on a FIFO, and compare each key with all others. It has to read the file again,
 	// since it validates only files.
@@ -113,8 +113,8 @@ func ReadFile(path string) (*specs.Spec, error) {
 	return spec.Spec, nil
 }
 
-// causeOf returns an error of the CDI library without "failed to", which the caller's text makes redundant, and
-// without the names of Go types.
+// causeOf returns an error of the CDI library without "failed to", since the caller's text already says what failed,
+// and without names of Go types.
 func causeOf(err error) error {
 	for strings.HasPrefix(err.Error(), "failed to") {
 		cause := errors.Unwrap(err)
@@ -132,8 +132,8 @@ func causeOf(err error) error {
 	return wording.Limit(err)
 }
 
-// checkSpec applies the library's rules to a spec that is not yet in a file, except the rules for annotations, which
-// this package does not write.
+// checkSpec applies the CDI library's rules to a spec that is not in a file yet. It leaves out the rules for
+// annotations, since this package writes none.
 func checkSpec(spec *specs.Spec) error {
 	if err := specs.ValidateVersion(spec); err != nil {
 		return err

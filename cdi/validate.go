@@ -33,8 +33,8 @@ func (p Problem) String() string {
 	return p.Where + ": " + p.What
 }
 
-// ValidateFile checks that engines can read a spec file, and checks its content like validate. It returns an error if
-// the file does not exist or this process may not read it; a malformed file is a problem.
+// ValidateFile checks that engines can read a spec file, and that its content fits this host (see validate). If the
+// file does not exist or this process may not read it, that is an error; if it is malformed, that is a problem.
 func ValidateFile(path string) ([]Problem, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -58,8 +58,8 @@ func ValidateFile(path string) ([]Problem, error) {
 	return append(problems, validate(spec)...), nil
 }
 
-// validate checks a spec against the CDI library's rules and against this host: the files to mount exist, the nodes are
-// device nodes, and the hooks can be executed.
+// validate checks a spec against the CDI library's rules and against this host: the files to mount must exist, the
+// nodes must be device nodes, and the hooks must be executable.
 func validate(spec *specs.Spec) []Problem {
 	v := &validator{seen: map[string]bool{}, driver: driverVersion(spec)}
 	if err := checkSpec(spec); err != nil {
@@ -85,9 +85,9 @@ func deviceNamed(name string) string { return "device " + name }
 
 type validator struct {
 	problems []Problem
-	seen     map[string]bool // problems that were reported; a file is often in several devices
-	// driver is the driver version that the spec was made for, or empty. gone are the missing files with that version
-	// in their paths.
+	seen     map[string]bool // problems that were reported already, since a file is often in several devices
+	// driver is the driver version for which the spec was made, or "". gone are the missing files whose paths contain
+	// that version.
 	driver string
 	gone   []string
 }
@@ -105,7 +105,7 @@ func (v *validator) checkEdits(where string, e *specs.ContainerEdits) {
 		v.checkNode(where, n)
 	}
 	for _, m := range e.Mounts {
-		// Only the source of a bind mount is a path; another type's can be "tmpfs".
+		// Only for a bind mount is the source a path; for another type it can be "tmpfs", for example.
 		if m.Type != "" && m.Type != "bind" && m.Type != "rbind" {
 			continue
 		}
@@ -162,8 +162,8 @@ func (v *validator) checkHook(where string, h *specs.Hook) {
 	}
 }
 
-// NamesGPUs reports whether the spec has devices named by the UUID of a GPU or MIG device, which ValidateDevices can
-// check.
+// NamesGPUs reports whether the spec has devices named by the UUID of a GPU or MIG device, so that ValidateDevices can
+// check them.
 func NamesGPUs(spec *specs.Spec) bool {
 	return slices.ContainsFunc(spec.Devices, func(d specs.Device) bool { return isUUID(d.Name) })
 }
@@ -172,8 +172,8 @@ func isUUID(name string) bool {
 	return strings.HasPrefix(name, "GPU-") || strings.HasPrefix(name, "MIG-")
 }
 
-// ValidateDevices checks that a node has the GPUs and MIG devices that a spec names by UUID, and that containers can
-// use them. It is a pure function; ValidateFile checks the rest.
+// ValidateDevices checks that the snapshot has the GPUs and MIG devices that a spec names by UUID, and that containers
+// can use them. It is a pure function; ValidateFile checks the rest.
 func ValidateDevices(spec *specs.Spec, s *gpu.Snapshot) []Problem {
 	why := unusable(s)
 	var problems []Problem
@@ -190,7 +190,7 @@ func ValidateDevices(spec *specs.Spec, s *gpu.Snapshot) []Problem {
 	return problems
 }
 
-// unusable maps the UUID of each device of a node to the reason why containers cannot use the device, or to "".
+// unusable maps the UUID of each device in the snapshot to the reason why containers cannot use the device, or to "".
 func unusable(s *gpu.Snapshot) map[string]string {
 	why := map[string]string{}
 	for i := range s.Devices {
@@ -210,9 +210,9 @@ func unusable(s *gpu.Snapshot) map[string]string {
 	return why
 }
 
-// UnsafeParts returns the problems of a spec file, and of its hooks, that users other than root can change.
-// trustedFile and trustedHook check a path, with errors that wrap trust.ErrUnsafe. A hook that does not exist is not
-// reported here.
+// UnsafeParts returns a problem if users other than root can change a spec file, and one for each of its hooks that
+// they can change. The functions trustedFile and trustedHook check a path; their errors wrap trust.ErrUnsafe. A hook
+// that does not exist is not reported here.
 func UnsafeParts(file string, spec *specs.Spec, trustedFile, trustedHook func(path string) error) []Problem {
 	var problems []Problem
 	if err := trustedFile(file); errors.Is(err, trust.ErrUnsafe) {
@@ -227,19 +227,19 @@ func UnsafeParts(file string, spec *specs.Spec, trustedFile, trustedHook func(pa
 	return problems
 }
 
-// UntrustedError means that others can change a spec file, or a hook in it that the runtime of a bundle would run.
+// UntrustedError means that users other than root can change a spec file, or a hook in it that would be run.
 type UntrustedError struct {
 	File    string
 	Problem Problem
 }
 
-// Error names the file and what others can change.
+// Error names the file and what other users can change.
 func (e *UntrustedError) Error() string {
 	return fmt.Sprintf("devices of %s are not put into the bundle: %v", e.File, e.Problem)
 }
 
 // CheckTrust returns an *UntrustedError unless the spec files of the devices and the hooks in them are trusted. The
-// runtime of a bundle runs the hooks with the rights of its caller, who may own them.
+// runtime of a bundle runs the hooks with the rights of its caller, so they may also belong to the caller.
 func (d *SpecDirs) CheckTrust(names []string, trusted func(path string) error) error {
 	for _, f := range d.FilesOf(names) {
 		if unsafe := UnsafeParts(f.Path, f.Spec, trusted, trusted); len(unsafe) > 0 {
