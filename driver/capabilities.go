@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Capabilities is a set of purposes of a driver. A spec leaves out driver files that serve none of them. The names are
-// those of NVIDIA_DRIVER_CAPABILITIES. It is a flag value, see Set.
+// Capabilities is a set of purposes for which containers use the driver. A spec leaves out driver files that serve
+// none of them. The names are those of NVIDIA_DRIVER_CAPABILITIES. It is a flag value, see Set.
 type Capabilities uint8
 
 // The capabilities, by the purposes that they serve.
@@ -68,6 +68,6 @@ func (c Capabilities) MarshalText() ([]byte, error) { return []byte(c.String()),
 // Type returns the name of the value in a flag's help.
 func (c *Capabilities) Type() string { return "capabilities" }
 
-// Needs reports whether a container with the capabilities c needs a file that serves those in of. The zero value needs
-// every file.
+// Needs reports whether a container with the capabilities c needs a file that serves the capabilities `of`. If c is
+// zero, every file is needed.
 func (c Capabilities) Needs(of Capabilities) bool { return c == 0 || c&of != 0 }

@@ -12,11 +12,11 @@ import (
 )
 
 // Discover finds the driver's files and device nodes on a host. Version is the version that the driver reports; if it
-// is empty, Discover takes it from the file names.
+// is empty, Discover takes the version in the file names.
 //
 // A missing file that only some drivers have is a finding, not an error. Errors wrap gpu.ErrNoDriver: there is no
 // driver below the root, neither libcuda nor libnvidia-ml can be used (ErrDamaged), or no library has the version
-// (ErrOtherVersion). Driver.Check checks for a capability.
+// (ErrOtherVersion). Whether the driver can serve a capability is checked by Driver.Check.
 func Discover(h host.Host, version string) (*Driver, error) {
 	info, err := os.Stat(h.DriverRoot())
 	if err != nil {
@@ -43,11 +43,11 @@ func Discover(h host.Host, version string) (*Driver, error) {
 	return d, nil
 }
 
-// Search is a discovery in the background, for instance while NVML returns the version.
+// Search is a discovery in the background, for example while NVML returns the version.
 type Search struct {
 	host  host.Host
 	done  chan struct{}
-	guess *Driver // driver of the version in the file names; nil after an error
+	guess *Driver // the driver with the version in the file names; nil after an error
 }
 
 // Begin starts a discovery in the background.
@@ -55,13 +55,13 @@ func Begin(h host.Host) *Search {
 	s := &Search{host: h, done: make(chan struct{})}
 	go func() {
 		defer close(s.done)
-		s.guess, _ = Discover(h, "") // Driver repeats a failed discovery
+		s.guess, _ = Discover(h, "") // after an error, Driver repeats the discovery
 	}()
 	return s
 }
 
 // Driver waits for the discovery and returns what Discover returns for the version. It repeats the discovery only if
-// the file names have another version.
+// the version in the file names is another one.
 func (s *Search) Driver(version string) (*Driver, error) {
 	<-s.done
 	if s.guess != nil && s.guess.Version == version {
@@ -70,7 +70,7 @@ func (s *Search) Driver(version string) (*Driver, error) {
 	return Discover(s.host, version)
 }
 
-// check returns an error if the scan found no usable core library.
+// check returns an error if the scan found no core library that can be used.
 func (s *libraryScan) check() error {
 	var damaged []error
 	var others []string
@@ -106,7 +106,7 @@ func (s *libraryScan) check() error {
 		gpu.ErrNoDriver, s.root.dir, strings.Join(coreLibraries, " or "), strings.Join(searched, ", "))
 }
 
-// shortcomings returns the capabilities that the driver's core libraries cannot serve.
+// shortcomings returns the capabilities that the driver cannot serve, since a core library is missing or damaged.
 func (s *libraryScan) shortcomings() []shortcoming {
 	var list []shortcoming
 	switch f := s.found["libcuda.so."+s.version]; {

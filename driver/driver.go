@@ -27,10 +27,10 @@ type Driver struct {
 	Libraries []Library
 	// Files are the driver's other files: programs, configuration, firmware, sockets.
 	Files []File
-	// Control are the device nodes under /dev that belong to no GPU. Nodes are those of GPUs and MIG devices, without
-	// DRM nodes.
+	// Control are the device nodes under /dev that belong to no GPU. Nodes are the device nodes of GPUs and MIG
+	// devices, except DRM nodes.
 	Control, Nodes []DeviceNode
-	// DRM has the device nodes under /dev/dri of each GPU, by PCI address in the form of sysfs.
+	// DRM has the device nodes under /dev/dri of each GPU. A key is a PCI address as in sysfs.
 	DRM map[string][]DeviceNode
 	// Findings has everything that was searched for, found or not, in the order of the search.
 	Findings []Finding
@@ -73,8 +73,8 @@ func (d *Driver) Explain(c Capabilities) []Finding {
 type Library struct {
 	// Path is the library's path in the container, HostPath its path on the host.
 	Path, HostPath string
-	// SONAME is the name by which programs load the library. It is empty for modules of the X server, which are loaded
-	// by path.
+	// SONAME is the name by which programs load the library. It is empty for a module of the X server, which is loaded
+	// by its path.
 	SONAME string
 	// Links are symlinks that a container needs in addition to the library, sorted by path.
 	Links []Link
@@ -119,13 +119,13 @@ type Finding struct {
 	// Name is what was searched for, such as "libcuda.so.1", "nvidia-smi", "/dev/nvidia-uvm" or "GPU 3".
 	Name string `json:"name"`
 	Kind Kind   `json:"kind"`
-	// Capabilities are those that the file serves; 0 for GPUs and MIG devices, which serve all.
+	// Capabilities are the capabilities that the file serves; 0 for GPUs and MIG devices, which serve all.
 	Capabilities Capabilities `json:"capabilities,omitempty"`
 	// Path is the path on the host, or empty if nothing was found.
 	Path string `json:"path,omitempty"`
 	// UUID is the UUID of a GPU or MIG device.
 	UUID string `json:"uuid,omitempty"`
-	// Used reports whether containers can get it.
+	// Used reports whether containers can get the file or device.
 	Used bool `json:"used"`
 	// Broken says that containers lack a library of the driver because it is damaged or missing.
 	Broken bool `json:"broken,omitempty"`

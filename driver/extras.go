@@ -11,12 +11,12 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// Extra is a feature of a node, besides its GPUs, that containers can get. Each has its own CDI kind and spec, so that
-// a container with a GPU gets it only if it is configured.
+// Extra is a feature of a host, besides its GPUs, that containers can get. Each extra has its own CDI kind and spec,
+// so that a container with a GPU gets it only if it is configured.
 type Extra string
 
 const (
-	// IMEX are the channels through which GPUs of several nodes share memory.
+	// IMEX are the channels through which GPUs of several hosts share memory.
 	IMEX Extra = "imex"
 	// GDS is GPUDirect Storage: reading from disks and the network into a GPU's memory.
 	GDS Extra = "gds"
@@ -59,7 +59,7 @@ func (e Extra) row() *extraRow {
 	return &extraTable[i]
 }
 
-// ExtraFiles are the files of an extra on a host. Without a device node containers cannot get the extra.
+// ExtraFiles are the files of an extra on a host. If there is no device node, containers cannot get the extra.
 type ExtraFiles struct {
 	Extra Extra
 	Nodes []DeviceNode
@@ -67,7 +67,7 @@ type ExtraFiles struct {
 }
 
 // DiscoverExtra finds the files of an extra on a host. For IMEX it searches only for the given channels; other extras
-// have none. There is a finding for each file that was searched for, or that exists with a numbered name.
+// have no channels. There is a finding for each file that was searched for, or that exists and has a numbered name.
 func DiscoverExtra(h host.Host, e Extra, channels []int) (*ExtraFiles, []Finding) {
 	found := &ExtraFiles{Extra: e}
 	var findings []Finding

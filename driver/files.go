@@ -17,7 +17,7 @@ import (
 
 const notFound = "not found"
 
-// addFiles adds the files of the table. Each comes from the first of its directories that has it.
+// addFiles adds the files of the table. Each file comes from the first of its directories that has it.
 func (d *Driver) addFiles(r root) {
 	for _, row := range fileTable {
 		row.name = strings.ReplaceAll(row.name, "{machine}", host.MachineName())
@@ -43,8 +43,8 @@ type place struct {
 	path string
 }
 
-// findFile finds a file at the first place where check accepts it, and completes the finding. The note mentions an
-// unusable file unless a later place has a usable one.
+// findFile finds a file at the first place where `check` accepts it, and completes the finding. If no place has a file
+// that can be used, the note says why the file at an earlier place cannot.
 func findFile(finding Finding, places []place, check func(place, fs.FileInfo) error) (File, Finding) {
 	f := File{Kind: finding.Kind, Capabilities: finding.Capabilities}
 	finding.Note = notFound
@@ -83,7 +83,7 @@ func (row fileRow) check(at place, info fs.FileInfo) error {
 }
 
 // checkMPS returns an error unless the directory belongs to root. Every user of the host can make a directory or a
-// link of that name in /tmp, and containers would get its target, writable.
+// link of that name in /tmp, and containers could then write to the directory or to the link's target.
 func checkMPS(at place) error {
 	info, err := os.Lstat(at.root.dir + at.path)
 	if err != nil {
@@ -95,8 +95,8 @@ func checkMPS(at place) error {
 	return nil
 }
 
-// addFirmware adds the firmware of the driver's version from all directories that the kernel searches. It adds a file
-// that is in two directories through links only once.
+// addFirmware adds the firmware of the driver's version from all directories that the kernel searches. If links lead
+// to a file from two directories, it is added only once.
 func (d *Driver) addFirmware(h host.Host, r root) {
 	dirs, seen := firmwareDirsOf(h, d.Version), map[string]bool{}
 	for _, pattern := range firmwareNames {

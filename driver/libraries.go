@@ -27,9 +27,9 @@ type libraryScan struct {
 
 	dirs []*libraryDir
 	seen map[string]bool // real paths of dirs
-	// found has the libraries by file name; with ownVersion, by library name.
+	// found has the libraries by file name, or by library name for those with ownVersion.
 	found map[string]*foundLibrary
-	// others are the driver versions of rejected libraries, by library.
+	// others are the driver versions of files that were rejected, by library.
 	others map[string][]string
 	cache  Finding
 }
@@ -41,13 +41,13 @@ type libraryDir struct {
 	libraries  int // number of driver libraries in it
 }
 
-// foundLibrary is a file that has the name of a driver library; err says why it cannot be used.
+// foundLibrary is a file that has the name of a driver library. `err` says why it cannot be used.
 type foundLibrary struct {
 	Library
 	file string      // the name by which it was found
 	row  *libraryRow // nil for a library outside the table
 	err  error
-	// ignored are the paths of other copies or versions on the host.
+	// ignored are the paths of other copies or versions of the library on the host.
 	ignored []string
 }
 
@@ -63,8 +63,8 @@ func newLibraryScan(r root, version string) *libraryScan {
 	return s
 }
 
-// run searches the directories: first, a path on the host that may be empty; then those in the loader's cache and the
-// usual ones. After each directory it searches those that the directory's links point to.
+// run searches directories: `first`, a path on the host that may be empty; then the directories in the loader's cache
+// and the usual ones. After each directory it searches those to which links in that directory point.
 func (s *libraryScan) run(first string) {
 	if first != "" && (s.root.dir == "/" || strings.HasPrefix(first, s.root.dir+"/")) {
 		s.addDir(s.root.inside(first))
@@ -83,7 +83,7 @@ func (s *libraryScan) run(first string) {
 	}
 }
 
-// cacheDirs returns the directories of the driver's libraries in the loader's cache of the root.
+// cacheDirs returns the directories that have libraries of the driver according to the loader's cache.
 func (s *libraryScan) cacheDirs() []string {
 	const file = "/etc/ld.so.cache"
 	s.cache = Finding{Name: file, Kind: KindConfig}
@@ -130,7 +130,7 @@ func (s *libraryScan) readCache(file string) ([]string, error) {
 	return dirs, nil
 }
 
-// addDir adds a directory to the search, once, and the directories that its links point to.
+// addDir adds a directory to the search, once, and the directories to which links in it point.
 func (s *libraryScan) addDir(dir string) {
 	real, err := s.root.resolveDir(dir)
 	if err != nil || s.seen[real] {
@@ -146,7 +146,7 @@ func (s *libraryScan) addDir(dir string) {
 	s.followLinks(d)
 }
 
-// followLinks adds the directories that links of core libraries point to, such as those of Debian's alternatives, and
+// followLinks adds the directories to which links of core libraries point, such as those of Debian's alternatives, and
 // the known subdirectories.
 func (s *libraryScan) followLinks(d *libraryDir) {
 	for _, name := range d.names {
@@ -174,7 +174,8 @@ func (s *libraryScan) pathIn(d *libraryDir, name string) string {
 	return under(s.root.inside(d.real), name)
 }
 
-// guessVersion returns the version of the library that a core library's SONAME points to, or else the newest of any.
+// guessVersion returns the version of the library to which a core library's SONAME points, or else the newest version
+// of any library.
 func (s *libraryScan) guessVersion() string {
 	var newest string
 	for _, d := range s.dirs {
@@ -197,7 +198,7 @@ func (s *libraryScan) guessVersion() string {
 	return newest
 }
 
-// searchDir adds the files that have names of driver libraries.
+// searchDir adds the files whose names are those of driver libraries.
 func (s *libraryScan) searchDir(d *libraryDir) {
 	for _, name := range d.names {
 		base, suffix, ok := splitLibrary(name)
@@ -216,7 +217,7 @@ func (s *libraryScan) searchDir(d *libraryDir) {
 	}
 }
 
-// take adds a library. Of several with one key, the first usable one of the newest version counts.
+// take adds a library. If several have the same key, the first one counts that can be used and has the newest version.
 func (s *libraryScan) take(d *libraryDir, key, name string, row *libraryRow) {
 	f, best := s.inspect(s.pathIn(d, name), row), s.found[key]
 	if best != nil && f.HostPath == best.HostPath {
@@ -259,7 +260,7 @@ func (s *libraryScan) inspect(p string, row *libraryRow) *foundLibrary {
 }
 
 // linksOf returns the symlinks that a container needs in addition to a library: its SONAME, the name that a linker
-// searches for if the host has that too, and those of the table.
+// searches for if the host has it too, and the links in the table.
 func linksOf(lib Library, row *libraryRow) []Link {
 	dir, file := path.Split(lib.Path)
 	links := map[string]string{}
@@ -285,8 +286,8 @@ func linksOf(lib Library, row *libraryRow) []Link {
 	return list
 }
 
-// readSONAME reads the name by which a shared library is loaded. For a library without a SONAME it is the file's name.
-// The error wraps elffile.ErrMachine if the library is for another machine.
+// readSONAME reads the name by which a shared library is loaded: its SONAME or, if it has none, its file name. The
+// error wraps elffile.ErrMachine if the library is for another machine.
 func readSONAME(path string) (string, error) {
 	f, info, err := fileio.OpenRegular(path)
 	if err != nil {
@@ -303,7 +304,7 @@ func readSONAME(path string) (string, error) {
 	return soname, nil
 }
 
-// parseSONAME parses the SONAME of a library of size bytes; it is empty if the library has none.
+// parseSONAME parses the SONAME of a library of size bytes. The result is empty if the library has none.
 func parseSONAME(r io.ReaderAt, size int64) (string, error) {
 	f, err := elffile.ReadLibrary(r, size, elffile.MachineOf(runtime.GOARCH))
 	if errors.Is(err, elffile.ErrMachine) {
@@ -350,7 +351,7 @@ func (s *libraryScan) driver() *Driver {
 	return d
 }
 
-// broken reports whether the library is unusable although it is for this machine.
+// broken reports whether the library is for this machine but cannot be used.
 func (f *foundLibrary) broken() bool { return f.err != nil && !errors.Is(f.err, elffile.ErrMachine) }
 
 const deadLink = "a link that leads nowhere"
@@ -387,7 +388,7 @@ func (s *libraryScan) missing(row *libraryRow) Finding {
 	return f
 }
 
-// deadLink returns a dangling link on the host whose name programs use to load a library, or empty.
+// deadLink returns a link on the host that leads nowhere and has a name by which programs load the library, or "".
 func (s *libraryScan) deadLink(base string) string {
 	for _, d := range s.dirs {
 		for _, name := range d.names {

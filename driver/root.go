@@ -13,17 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// root is the directory below which a driver is installed. Links are resolved as if it were "/", so that links in a
-// driver container stay in the container.
+// root is the directory below which a driver is installed. Links are resolved as if that directory were "/", so that
+// links in a driver container stay in the container.
 type root struct {
 	dir string
-	// dirs caches the real paths of directories: a search looks up hundreds of files in the same few.
+	// dirs caches the real paths of directories, since a search looks up hundreds of files in a few directories.
 	dirs map[string]string
 }
 
 func newRoot(dir string) root { return root{dir, map[string]string{}} }
 
-// resolve resolves a path, absolute in the root and clean, to a path on the host, which need not exist.
+// resolve resolves a clean path in the root to a path on the host. The file need not exist.
 func (r root) resolve(path string) (string, error) {
 	real, _, err := r.stat(path)
 	if real == "" {
@@ -72,7 +72,7 @@ func (r root) follow(path string) (string, error) {
 	return real, nil
 }
 
-// inside returns the path in the root of a file on the host.
+// inside returns the path in the root for the path of a file on the host.
 func (r root) inside(hostPath string) string {
 	if r.dir == "/" {
 		return hostPath

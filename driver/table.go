@@ -2,7 +2,7 @@ package driver
 
 import "io/fs"
 
-// This file is the table of the files that make a driver, with their places and the capabilities that they serve. The
+// This file is the table of the files that make a driver: where they are, and which capabilities they serve. Its
 // sources are the README of NVIDIA's Linux driver (chapter "Installed Components"), the packages of driver 580, and
 // for the capabilities the documentation of NVIDIA_DRIVER_CAPABILITIES;
 // https://download.nvidia.com/XFree86/Linux-x86_64/.
@@ -13,13 +13,13 @@ const vendorNVIDIA = "0x10de"
 // UsesCUDA are the capabilities whose libraries load libcuda and need unified memory.
 const UsesCUDA = Compute | Graphics | Video | NGX
 
-// libraryRow is a library of the driver. Its file is NAME.so.DRIVERVERSION, or with ownVersion NAME.so.ANY.VERSION.
+// libraryRow is a library of the driver. Its file is NAME.so.DRIVERVERSION, or NAME.so.ANY.VERSION with ownVersion.
 type libraryRow struct {
 	name         string
 	capabilities Capabilities
 	ownVersion   bool
-	// links are symlinks that a container needs besides the SONAME and those of the host. In their targets {file} is
-	// the library's file name and {soname} its SONAME.
+	// links are symlinks that a container needs besides the SONAME and those that the host has. In their targets
+	// {file} is the library's file name and {soname} its SONAME.
 	links []Link
 }
 
@@ -27,7 +27,7 @@ type libraryRow struct {
 var coreLibraries = []string{"libcuda", "libnvidia-ml"}
 
 var libraryTable = []libraryRow{
-	// Many programs load libcuda.so, which on a host only a development package has.
+	// Many programs load libcuda.so, which a host has only with a development package.
 	{name: "libcuda", capabilities: UsesCUDA, links: []Link{{"libcuda.so", "{soname}"}}},
 	{name: "libnvidia-ml", capabilities: Utility},
 	{name: "libcudadebugger", capabilities: Compute},
@@ -85,15 +85,15 @@ var libraryTable = []libraryRow{
 	{name: "libnvidia-ngx", capabilities: NGX | Graphics},
 }
 
-// unlisted are the capabilities of a library of the driver's version that is not in the table, such as one of a later
-// driver. Containers get it with any capability, since its purpose is unknown.
+// unlisted are the capabilities of a library that has the driver's version but is not in the table, for example one of
+// a later driver. Since its purpose is unknown, containers get it with any capability.
 const unlisted = All
 
 // librarySubdirs are subdirectories of library directories.
 var librarySubdirs = []string{"vdpau"}
 
-// xorgModule is a module of the X server, with a link to it. It is loaded by path, so it is not in the loader's cache.
-// {version} is the driver's version.
+// xorgModule is a module of the X server, with a link to it. The X server loads it by path, so it is not in the
+// loader's cache. {version} is the driver's version.
 type xorgModule struct{ file, link string }
 
 var xorgModules = []xorgModule{
@@ -110,9 +110,9 @@ var xorgDirs = []string{
 	"xorg/modules/updates/extensions",
 }
 
-// fileRow is a file of the driver that is not a library. The first of the directories that has a file of this name
-// counts. The file is mounted at the path where it was found, or, with a target, in the target directory, where the
-// container's libraries search.
+// fileRow is a file of the driver that is not a library. The first of the directories that has such a file counts. The
+// file is mounted at the path where it was found, or in the target directory if there is one: there the container's
+// libraries search for it.
 type fileRow struct {
 	name         string
 	kind         Kind
@@ -127,10 +127,10 @@ var (
 		"/usr/local/nvidia/bin", "/opt/nvidia/bin", "/run/current-system/sw/bin",
 	}
 	configDirs = []string{"/etc", "/usr/local/share", "/usr/share", "/run/opengl-driver/share"}
-	// vulkanDirs includes "/", since installations for container hosts have /vulkan.
+	// vulkanDirs includes "/": installations for container hosts have the files in /vulkan.
 	vulkanDirs = append(append([]string{}, configDirs...), "/", "/usr/local/nvidia")
 	socketDirs = []string{"/run", "/var/run"}
-	// firmwareDirs are searched by the kernel, in this order, after the directory of its parameter.
+	// firmwareDirs are the directories that the kernel searches, in this order, after the one in its parameter.
 	firmwareDirs = []string{
 		"/lib/firmware/updates/{release}", "/lib/firmware/updates", "/lib/firmware/{release}", "/lib/firmware",
 	}
@@ -169,8 +169,8 @@ var fileTable = []fileRow{
 // mpsDir is the directory with the sockets of CUDA's multi-process service.
 const mpsDir = "nvidia-mps"
 
-// firmwareNames are patterns of files in nvidia/VERSION of a firmware directory: for the GPU's system processor, and
-// since driver 615 for its other processors.
+// firmwareNames are patterns of files in nvidia/VERSION of a firmware directory: for the GPU's system processor and,
+// since driver 615, for its other processors.
 var firmwareNames = []string{"gsp*.bin", "ucode*.bin"}
 
 // controlNodes are the device nodes that belong to no GPU. Every program that uses the driver opens nvidiactl.

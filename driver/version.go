@@ -20,7 +20,7 @@ func splitLibrary(file string) (name, suffix string, ok bool) {
 // IsVersion reports whether s is a version: at least two numbers separated by dots.
 func IsVersion(s string) bool { return strings.Contains(s, ".") && isNumbers(s) }
 
-// VersionOf returns the driver's version in the file name of one of its core libraries, or empty.
+// VersionOf returns the driver's version in the file name of one of its core libraries, or "".
 func VersionOf(library string) string {
 	name, suffix, _ := splitLibrary(path.Base(library))
 	if slices.Contains(coreLibraries, name) && IsVersion(suffix) {
@@ -35,7 +35,7 @@ func isNumbers(s string) bool {
 	return err == nil
 }
 
-// compareVersions compares versions number by number. A text that is not a version is less than any version.
+// compareVersions compares versions number by number. A text that is not a version comes before all versions.
 func compareVersions(a, b string) int {
 	x, _ := host.ParseVersion(a)
 	y, _ := host.ParseVersion(b)

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// addModules adds the modules of the X server. Each comes from the first directory that has it: below the directories
-// with libraries of the driver, then below the usual ones.
+// addModules adds the modules of the X server. Each module comes from the first directory that has it: below the
+// directories with libraries of the driver, and then below the usual ones.
 func (s *libraryScan) addModules(d *Driver) {
 	var dirs []string
 	add := func(dir string) {
