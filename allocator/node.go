@@ -8,14 +8,14 @@ import (
 )
 
 const (
-	// maxGPUs is the maximum number of GPUs of a node. The driver has minor numbers for 248 (kernel-open's
-	// nv-chardev-numbers.h).
+	// maxGPUs is the maximum number of GPUs of a host. The driver has minor numbers for 248 (nv-chardev-numbers.h in
+	// kernel-open).
 	maxGPUs = 256
-	// MaxExact is the maximum number of GPUs for which every set is compared: a table has 2^16 scores.
+	// MaxExact is the maximum number of GPUs for which every set is compared: the table has 2^16 scores.
 	MaxExact = 16
 )
 
-// GPUs are the usable GPUs of a node, with the scores of their pairs. They are immutable.
+// GPUs are the usable GPUs of a host, with the scores of their pairs. They are immutable.
 type GPUs struct {
 	list  []usableGPU
 	index map[string]int // index in list, by UUID
@@ -31,8 +31,8 @@ type usableGPU struct {
 	numaNode int
 }
 
-// NewGPUs prepares the readable GPUs of a snapshot, in the snapshot's order. It leaves out GPUs without a UUID or with
-// that of an earlier GPU. It returns an error if there are too many GPUs.
+// NewGPUs returns the GPUs of a snapshot that could be read, in the snapshot's order. It leaves out GPUs that have no
+// UUID, or the same UUID as an earlier GPU. It returns an error if there are too many GPUs.
 func NewGPUs(s *gpu.Snapshot, w Weights) (*GPUs, error) {
 	var gpus []usableGPU
 	byIndex, seen := map[int]int{}, map[string]bool{"": true}
@@ -95,7 +95,7 @@ func (n *GPUs) UUIDs() []string {
 	return uuids
 }
 
-// Pair returns the score of two GPUs, given by their positions in UUIDs.
+// Pair returns the score of two GPUs, given by their indices in UUIDs.
 func (n *GPUs) Pair(a, b int) int { return n.score[a][b] }
 
 // Choose answers a request for whole GPUs, whose IDs are UUIDs. See Pool.Choose.

@@ -6,13 +6,13 @@ import (
 	"slices"
 )
 
-// partitions finds the best partitions of sets into sets of a given size. If the size does not divide the number of
-// GPUs, one set is smaller. One set of the full size contains must.
+// partitions finds the best partitions of sets into sets of a given size. If the number of GPUs is not a multiple of
+// that size, one set is smaller. One set of the full size contains `must`.
 type partitions struct {
 	*table
 	size int
 	must uint32
-	best []int // the sum of each set's best partition, or unknown, or impossible
+	best []int // for each set: the sum of its best partition, unknown, or impossible
 }
 
 // Special values in partitions.best.
@@ -34,7 +34,8 @@ func (p *partitions) sum(x uint32) int {
 	return p.best[x]
 }
 
-// eachFirst visits the sets that can contain the lowest GPU in a partition of x. x contains all of must or none of it.
+// eachFirst visits the sets that can contain the lowest GPU in a partition of x. Either all of `must` is in x or none
+// of it.
 func (p *partitions) eachFirst(x uint32, visit func(uint32)) {
 	lowest := x & -x
 	others := x &^ lowest &^ p.must
@@ -50,8 +51,8 @@ func (p *partitions) eachFirst(x uint32, visit func(uint32)) {
 	}
 }
 
-// first returns the best partition of x. Of several it returns the first in enumeration order: each set has the lowest
-// remaining GPU and the lowest others.
+// first returns the best partition of x. Of several best ones it returns the first in the order of enumeration, in
+// which each set has the lowest GPU that is left, and with it the lowest others.
 func (p *partitions) first(x uint32) []uint32 {
 	var sets []uint32
 	for x != 0 {
@@ -68,7 +69,7 @@ func (p *partitions) first(x uint32) []uint32 {
 	return sets
 }
 
-// searchPartitions returns the best set for Partition.
+// searchPartitions returns the best set for the policy Partition.
 func (t *table) searchPartitions(q query) set {
 	available, must := q.available.word(), q.must.word()
 	if q.size == 0 {

@@ -9,11 +9,11 @@ import (
 type Device struct {
 	// ID is the device's name in requests.
 	ID string
-	// UUID is the UUID of the GPU or MIG device. All replicas of a device have the same.
+	// UUID is the UUID of the GPU or MIG device. It is the same for all replicas of a device.
 	UUID string
 	// Parent is the UUID of the device's GPU.
 	Parent string
-	// Replica is set if the device is shared with other replicas.
+	// Replica is set if the device is one of several replicas.
 	Replica bool
 	// Slices are the compute slices of a MIG device. 0 counts as 1.
 	Slices int
@@ -26,8 +26,8 @@ type Pool struct {
 	gpus    *GPUs
 	devices []Device
 	index   map[string]int // of devices, by ID
-	parent  []int          // of each device: the GPU's index in the node, or noParent
-	perGPU  [][]int        // the usable devices of each GPU of the node
+	parent  []int          // of each device: the index of its GPU, or noParent
+	perGPU  [][]int        // the usable devices of each GPU
 	// several is set if a GPU has several devices, and replicas if some devices are replicas.
 	several, replicas bool
 }
@@ -35,8 +35,8 @@ type Pool struct {
 // noParent is the parent of an unusable device.
 const noParent = -1
 
-// NewPool prepares devices with distinct IDs, in the order of preference among equals. Devices whose GPU is not in the
-// node because it could not be read are unusable.
+// NewPool prepares devices with distinct IDs. Of devices that are equally good, the earlier one is chosen. If the GPU
+// of a device could not be read, the device is unusable.
 func NewPool(n *GPUs, devices []Device) *Pool {
 	p := &Pool{
 		gpus:    n,
@@ -79,7 +79,7 @@ func (p *Pool) Choose(policy Policy, r Request) (Choice, error) {
 	return c, nil
 }
 
-// query returns the request in terms of the node's GPUs, if each has one device.
+// query returns the request as a query for GPUs, if each GPU has one device.
 func (p *Pool) query(size int, states []state) query {
 	q := query{size: size}
 	for i, s := range states {

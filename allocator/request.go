@@ -4,12 +4,12 @@ import "fmt"
 
 // Request is a request for devices of a Pool.
 type Request struct {
-	// Available are the IDs of the devices to choose from. Must are those that must be included. Their order does not
-	// matter.
+	// Available are the IDs of the devices to choose from. Must are the IDs of devices that must be included. Their
+	// order does not matter.
 	Available, Must []string
 	// Size is the number of devices in the answer.
 	Size int
-	// Used are the compute slices in use by MIG devices outside the pool, by GPU UUID.
+	// Used are the compute slices that MIG devices outside the pool use, by the UUID of the GPU.
 	Used map[string]int
 }
 
@@ -21,7 +21,7 @@ type Choice struct {
 	Score int
 }
 
-// Reason is why a request has no answer.
+// Reason says why a request has no answer.
 type Reason int
 
 // The reasons.
@@ -30,25 +30,25 @@ const (
 	Unknown Reason = iota + 1
 	// Twice: an ID is in a list more than once.
 	Twice
-	// NotAvailable: an ID that must be included is not available.
+	// NotAvailable: an ID in Must is not in Available.
 	NotAvailable
-	// Unusable: IDs are unusable, but must be included or are needed to reach the size.
+	// Unusable: devices in Must, or devices without which the size cannot be reached, are unusable.
 	Unusable
-	// BadSize: the size is negative, smaller than the number of IDs that must be included, or larger than the number of
-	// available IDs.
+	// BadSize: the size is negative, smaller than the number of IDs in Must, or larger than the number of IDs in
+	// Available.
 	BadSize
 )
 
 // RequestError means that a request has no answer.
 type RequestError struct {
 	Reason Reason
-	// IDs are the devices that the reason concerns.
+	// IDs are the devices to which the reason applies.
 	IDs []string
-	// Size is the requested size. Available and Must count the devices of the request.
+	// Size is the requested size. Available and Must are the numbers of devices in these lists of the request.
 	Size, Available, Must int
 }
 
-// Error shortens IDs that are longer than any real ID, since they come from the caller.
+// Error shortens IDs that are longer than any real ID, since IDs come from the caller.
 func (e *RequestError) Error() string {
 	requested, are := fmt.Sprintf("%d devices requested", e.Size), "are"
 	if e.Size == 1 {

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// query is a request in terms of a node's GPUs: size GPUs of from, with all of must. GPUs that are available but not
-// in from cannot be chosen, and count as left for the next requests. must ⊆ from ⊆ available.
+// query is a request for GPUs: choose `size` GPUs of `from`, with all of `must`. GPUs that are in `available` but not
+// in `from` cannot be chosen, and count as left for the next requests. must ⊆ from ⊆ available.
 type query struct {
 	available, from, must set
 	size                  int
@@ -18,11 +18,11 @@ type found struct {
 	set       set
 	numaNodes int // the number of NUMA nodes, if the policy counts them
 	score     int
-	next      int // Topology's L of the remaining GPUs, if the policy counts it
-	cost      int // the score with all available GPUs: the lower, the better connected is the rest
+	next      int // the L of Topology for the remaining GPUs, if the policy counts it
+	cost      int // the score with all available GPUs: the lower, the better connected are the remaining GPUs
 }
 
-// compare is negative if a is better. No two sets are equal.
+// compare is negative if a is better than b. No two sets are equal.
 func (a *found) compare(b *found) int {
 	c := cmp.Or(
 		cmp.Compare(a.numaNodes, b.numaNodes), cmp.Compare(b.score, a.score), cmp.Compare(b.next, a.next),
@@ -50,7 +50,7 @@ func (n *GPUs) search(p Policy, q query) set {
 	}
 }
 
-// searchGreedily grows a set from each GPU, and returns the best of them.
+// searchGreedily grows a set from each GPU, and returns the best of these sets.
 func (n *GPUs) searchGreedily(p Policy, q query) set {
 	if q.size == q.must.len() {
 		return q.must
@@ -68,12 +68,13 @@ func (n *GPUs) searchGreedily(p Policy, q query) set {
 	return best.set
 }
 
-// grow adds GPUs to those that must be included: first the GPU first, then the one with the highest score with the
-// others. For NUMA it first adds GPUs of NUMA nodes already in use, then those of the NUMA node with the most GPUs.
+// grow extends q.must to q.size GPUs. It adds the GPU `first`, and then each time the GPU with the highest score with
+// those that are chosen. For the policy NUMA, GPUs of NUMA nodes already in use come first, and then those of the NUMA
+// node with the most GPUs.
 func (n *GPUs) grow(p Policy, q query, first int, cost []int) *found {
 	f := &found{}
-	with := make([]int, len(n.list)) // the score of each GPU with the set
-	room := make([]int, len(n.list)) // the number of GPUs of its NUMA node, if the policy counts it
+	with := make([]int, len(n.list)) // the score of each GPU with the chosen ones
+	room := make([]int, len(n.list)) // the number of GPUs on each GPU's NUMA node, if the policy counts NUMA nodes
 	add := func(g int) {
 		f.score += with[g]
 		f.cost += cost[g]

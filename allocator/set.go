@@ -2,13 +2,13 @@ package allocator
 
 import "math/bits"
 
-// set is a set of the GPUs of a node, by index.
+// set is a set of GPUs, by index.
 type set [maxGPUs / 64]uint64
 
 func (s *set) add(g int)          { s[g/64] |= 1 << (g % 64) }
 func (s set) contains(g int) bool { return s[g/64]>>(g%64)&1 != 0 }
 
-// word returns the set as bits, on a node of at most MaxExact GPUs.
+// word returns the set as bits. There must be at most MaxExact GPUs.
 func (s set) word() uint32 { return uint32(s[0]) }
 
 func (s set) len() int {
@@ -33,7 +33,7 @@ func (s set) difference(t set) set {
 	return s
 }
 
-// before reports whether s contains the first GPU that is in only one of the two sets.
+// before reports whether s contains the first GPU that is in only one of s and t.
 func (s set) before(t set) bool {
 	for i := range s {
 		if differ := s[i] ^ t[i]; differ != 0 {

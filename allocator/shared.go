@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// chooseShared is Choose for GPUs with several devices.
+// chooseShared does what Choose does, for GPUs with several devices.
 func (p *Pool) chooseShared(policy Policy, r Request, states []state) Choice {
 	s := p.newSharing(r, states)
 	var c Choice
@@ -30,13 +30,13 @@ func (p *Pool) chooseShared(policy Policy, r Request, states []state) Choice {
 	return c
 }
 
-// sharing finds how many devices a request takes from each GPU. Its slices are by GPU.
+// sharing finds how many devices to take from each GPU. Its slices are by GPU.
 type sharing struct {
 	pool *Pool
-	// free counts the available devices, must those that must be included, and used the devices that are not
-	// available.
+	// free are the numbers of available devices, must those of devices that must be included, and used those of
+	// devices that are not available.
 	free, must, used []int
-	slices           []int // compute slices in use by MIG devices of this pool and others
+	slices           []int // compute slices that MIG devices use, of this pool and others
 	chosen           []int // devices in the answer
 	left             int   // devices still to take
 }
@@ -66,8 +66,8 @@ func (p *Pool) newSharing(r Request, states []state) *sharing {
 	return s
 }
 
-// spread repeatedly takes a device from each of the GPUs with the lowest load. Of GPUs with the same load, those
-// without a device in the answer come first, among these the lowest in order, and then the best by the policy.
+// spread repeatedly takes a device from the GPUs with the lowest load. Of GPUs with the same load, those come first of
+// which no device is taken yet, among these the lowest in order, and then the best by the policy.
 func (s *sharing) spread(policy Policy) {
 	load, order := slices.Clone(s.must), make([]int, len(s.must))
 	for g, used := range s.used {
@@ -107,7 +107,7 @@ func (s *sharing) spread(policy Policy) {
 	}
 }
 
-// best returns the best set of the GPUs in the answer and as many others as devices are left to take.
+// best returns the best set that has the GPUs in the answer and as many others as there are devices left to take.
 func (s *sharing) best(policy Policy, others []int) set {
 	var q query
 	for g := range s.chosen {
@@ -126,7 +126,7 @@ func (s *sharing) best(policy Policy, others []int) set {
 	return s.pool.gpus.search(policy, q)
 }
 
-// pack takes devices from as few GPUs as possible, by Pack's objective for MIG devices.
+// pack takes devices from as few GPUs as possible, by the objective of Pack for MIG devices.
 func (s *sharing) pack() {
 	// The GPUs of the devices that must be included come first.
 	var x set
@@ -164,8 +164,8 @@ func (s *sharing) pack() {
 	}
 }
 
-// bestToPack compares all sets of count other GPUs that have the needed devices, and returns the best together with
-// base.
+// bestToPack compares all sets of `count` other GPUs that together have enough devices. It returns the best set, with
+// base added.
 func (s *sharing) bestToPack(base set, others []int, count, need int) set {
 	var best set
 	var bestCost []int
@@ -188,8 +188,8 @@ func (s *sharing) bestToPack(base set, others []int, count, need int) set {
 	return best
 }
 
-// pick returns count devices of a GPU and makes them unavailable: first those that must be included, then, in order,
-// those of which the fewest replicas were picked.
+// pick chooses count devices of a GPU and marks them as not available. Devices that must be included come first, and
+// then, in order, those of which the fewest replicas are chosen.
 func (p *Pool) pick(states []state, g, count int) []int {
 	var picked []int
 	times := map[string]int{} // by UUID

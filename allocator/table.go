@@ -6,10 +6,10 @@ import (
 	"math/bits"
 )
 
-// table has the scores of every set of at most MaxExact GPUs. Sets are bits here.
+// table has the scores of every set of at most MaxExact GPUs. A set is a number with a bit for each GPU.
 type table struct {
 	score []int    // of each set
-	next  []int    // of each set: what the next requests could get, which is L in Topology
+	next  []int    // of each set: the L of Topology, which is what the next requests could get
 	numa  []uint32 // of each GPU: the GPUs of its NUMA node
 	alike []uint32 // of each GPU: itself and the GPUs of its NUMA node that have the same scores with all others
 }
@@ -18,7 +18,7 @@ func newTable(score [][]int, numa []set) *table {
 	n := len(score)
 	t := &table{score: make([]int, 1<<n), next: make([]int, 1<<n), numa: make([]uint32, n), alike: make([]uint32, n)}
 	for x := uint32(1); x < 1<<n; x++ {
-		// In the best disjoint pairs the lowest GPU has one of the others as a partner, or none.
+		// In the best disjoint pairs the lowest GPU has one of the others as its partner, or none.
 		first, rest := bits.TrailingZeros32(x), x&(x-1)
 		t.score[x], t.next[x] = t.score[rest], t.next[rest]
 		for r := rest; r != 0; r &= r - 1 {
@@ -52,7 +52,7 @@ func newTable(score [][]int, numa []set) *table {
 	return t
 }
 
-// alike reports whether two GPUs have the same score with every other. They are interchangeable in any set.
+// alike reports whether two GPUs have the same scores with all others. Then one can replace the other in any set.
 func alike(score [][]int, a, b int) bool {
 	for g := range score {
 		if g != a && g != b && score[a][g] != score[b][g] {
@@ -62,7 +62,7 @@ func alike(score [][]int, a, b int) bool {
 	return true
 }
 
-// search compares every set: at most 12,870 of 16 GPUs.
+// search compares every set. There are at most 12,870 (8 of 16 GPUs).
 func (t *table) search(p Policy, q query) set {
 	available, must := q.available.word(), q.must.word()
 	best := found{numaNodes: math.MaxInt}
@@ -93,8 +93,8 @@ func (t *table) numaNodes(x uint32) (count int) {
 	return count
 }
 
-// eachSet visits the unions of base and size of the free GPUs, in order. Of sets that differ only in interchangeable
-// GPUs it visits only the first, so that real machines have few.
+// eachSet visits the unions of base and `size` of the free GPUs, in order. Of sets that differ only in GPUs that are
+// alike, it visits only the first, so that there are few on real machines.
 func (t *table) eachSet(base, free uint32, size int, visit func(uint32)) {
 	if size == 0 {
 		visit(base)

@@ -9,8 +9,8 @@ import (
 // MaxWeight is the highest weight.
 const MaxWeight = 10_000
 
-// Weights are the scores of connections. A pair of GPUs has the weight of its nearest common point on PCIe, plus the
-// weight of an NVLink for each NVLink between the two. Weights are from 0 to MaxWeight and have no unit.
+// Weights are the scores of connections. A pair of GPUs has the weight of the nearest point on PCIe that both are
+// below, plus a weight for each NVLink between the two. Weights are from 0 to MaxWeight and have no unit.
 //
 //	connection                                    key                 default
 //	unknown                                                                 0
@@ -24,7 +24,7 @@ const MaxWeight = 10_000
 //	each NVLink through NVSwitches                nvswitch                100
 //
 // The defaults are those of calculateGPUPairScore in NVIDIA's go-gpuallocator v0.5.0 (besteffort_policy.go), so that
-// scores can be compared. That library ignores NVLinks through NVSwitches. Here they count, since a GPU that lost some
+// scores can be compared. That library ignores NVLinks to NVSwitches. Here they count, since a GPU that has lost some
 // of its links to the switches is connected worse than the others.
 type Weights struct {
 	System           int `yaml:"system" json:"system"`
