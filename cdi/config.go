@@ -84,7 +84,7 @@ func parseConfig(data []byte) (*oci.Spec, error) {
 func applyEdits(old, config *oci.Spec, edits *cdilib.ContainerEdits, makesNodes bool) error {
 	before, after := driverOf(old), driverVersion(&specs.Spec{ContainerEdits: *edits.ContainerEdits})
 	if before != "" && after != "" && before != after {
-		// File names contain the version, so the container would get both drivers, each with its hook.
+		// File names contain the driver's version, so the container would get both drivers, each with its hook.
 		return &OtherDriverError{before, after}
 	}
 	if err := edits.Apply(config); err != nil {
