@@ -12,14 +12,14 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// TakenError means that other CDI spec files define the names of all healthy devices of the node, so that containers
-// could get none of them.
+// TakenError means that other CDI spec files define the names of all healthy devices of the node. Containers could
+// then get none of the devices.
 type TakenError struct {
-	// Devices counts the node's healthy devices.
+	// Devices is the number of the node's healthy devices.
 	Devices int
-	// Conflicts are the names with the other files that define them.
+	// Conflicts are the names of these devices, and the other files that define them.
 	Conflicts []cdi.Conflict
-	// Path is the node's own spec, or empty if there is none.
+	// Path is the path of this program's own spec, or empty if there is none.
 	Path string
 }
 
@@ -48,7 +48,7 @@ func (r *Reconciler) cdiName(d *resource.Device) string {
 	return r.opts.Spec.Kind + "=" + name
 }
 
-// deviceConflicts returns the conflicts that keep containers from getting devices by their CDI names.
+// deviceConflicts returns the conflicts because of which containers cannot get devices by their CDI names.
 func (r *Reconciler) deviceConflicts(p *plan) []cdi.Conflict {
 	names := map[string]bool{}
 	for _, res := range p.resources {
@@ -61,7 +61,8 @@ func (r *Reconciler) deviceConflicts(p *plan) []cdi.Conflict {
 	})
 }
 
-// conflictRemarks returns the conflicts of a plan. Conflicts with the same file and the same effect share a sentence.
+// conflictRemarks returns remarks on the conflicts of a plan. There is one for all conflicts with the same file that
+// have the same effect.
 func (r *Reconciler) conflictRemarks(p *plan) []remark {
 	type group struct {
 		file, effect string

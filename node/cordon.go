@@ -11,16 +11,18 @@ import (
 	"gpu-cdi-plugin/internal/fileio"
 )
 
-// Cordon takes a known device (see Knows) out of service for a reason, and with a GPU its MIG devices, until Uncordon.
-// When it returns, the state is published and recorded; after an error the cordon may not survive a restart.
+// Cordon takes a device out of service for a reason, until Uncordon. If the device is a GPU, its MIG devices are out
+// of service too. The device must be known (see Knows). When Cordon returns, the state is published and recorded;
+// after an error the cordon may not survive a restart.
 func (m *Monitor) Cordon(uuid, reason string) error {
 	return m.cordon(uuid, cmp.Or(reason, "no reason was given"))
 }
 
-// Uncordon ends Cordon. It returns an error for a MIG device of a GPU that is cordoned.
+// Uncordon ends a cordon. For a MIG device whose GPU is cordoned it returns an error: the GPU must be uncordoned
+// instead.
 func (m *Monitor) Uncordon(uuid string) error { return m.cordon(uuid, "") }
 
-// cordon sets a cordon or, without a reason, lifts it.
+// cordon cordons a device or, if the reason is empty, ends its cordon.
 func (m *Monitor) cordon(uuid, reason string) error {
 	if loaded, err := m.cordonRecorded(uuid, reason); !loaded {
 		return err
@@ -40,11 +42,11 @@ func (m *Monitor) cordon(uuid, reason string) error {
 	return nil
 }
 
-// cordonRecorded changes a cordon in a record that is not loaded yet, for example without a driver. If the record is
-// already loaded, it does nothing.
+// cordonRecorded changes a cordon in a health record that is not loaded yet, for example because there is no driver.
+// If the record is loaded, it does nothing.
 func (m *Monitor) cordonRecorded(uuid, reason string) (loaded bool, err error) {
 	m.mu.Lock()
-	defer m.mu.Unlock() // only this needs the record before it is loaded
+	defer m.mu.Unlock() // held meanwhile: no other method needs the record before it is loaded
 	if m.loaded {
 		return true, nil
 	}
@@ -67,8 +69,8 @@ func (m *Monitor) editCordon(uuid, reason string) error {
 }
 
 // HoldForReset takes a GPU and its MIG devices out of service until EndHold, independently of a cordon. When it
-// returns, the state is published. The hold is recorded for people who read the record; the next process ends it when
-// the reset has ended.
+// returns, the state is published. The hold is also in the health record, for people; the next process ends the hold
+// when the reset has ended.
 func (m *Monitor) HoldForReset(gpuUUID string) error {
 	err := m.change(func(machine *health.Machine) ([]health.Transition, error) {
 		if slices.Contains(m.heldByOldReset, gpuUUID) {
@@ -83,7 +85,7 @@ func (m *Monitor) HoldForReset(gpuUUID string) error {
 	return nil
 }
 
-// EndHold ends HoldForReset.
+// EndHold ends a hold of HoldForReset.
 func (m *Monitor) EndHold(gpuUUID string) {
 	_ = m.change(func(machine *health.Machine) ([]health.Transition, error) {
 		return machine.EndHold(gpuUUID), nil
@@ -91,8 +93,8 @@ func (m *Monitor) EndHold(gpuUUID string) {
 	m.saveOrLog()
 }
 
-// Knows reports whether a device can be cordoned: it is present, or was present and is remembered, even before the
-// driver is available.
+// Knows reports whether a device can be cordoned: it is present, or it was present and is remembered. The health
+// record counts too, before there is a driver.
 func (m *Monitor) Knows(uuid string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -108,7 +110,7 @@ func (m *Monitor) Knows(uuid string) bool {
 	return err == nil && known
 }
 
-// change changes the machine and reports the resulting transitions.
+// change changes the health of devices and reports the resulting transitions.
 func (m *Monitor) change(change func(*health.Machine) ([]health.Transition, error)) error {
 	m.mu.Lock()
 	transitions, err := change(m.machine)

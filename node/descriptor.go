@@ -18,8 +18,8 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// DescriptorsPath is the directory in which a container finds a file for each of its devices: UUID.json, with a
-// Descriptor.
+// DescriptorsPath is the directory in which a container finds a file for each of its devices, UUID.json, which
+// contains a Descriptor.
 const DescriptorsPath = "/run/gpu/devices"
 
 // Descriptor describes a device to the container that has it.
@@ -28,16 +28,16 @@ type Descriptor struct {
 	Version int `json:"version"`
 	// UUID is the UUID of the GPU or of the MIG device.
 	UUID string `json:"uuid"`
-	// Parent is the UUID of the GPU that has the MIG device.
+	// Parent is the UUID of the GPU to which a MIG device belongs.
 	Parent string `json:"parent,omitempty"`
 	// Resource is the extended resource that offers the device, such as "nvidia.com/gpu".
 	Resource string `json:"resource"`
-	// Index is the driver's index on the node: "3", or "3:0" for a MIG device. The index in a container may differ.
+	// Index is the driver's index on the host: "3", or "3:0" for a MIG device. The index in a container may differ.
 	Index string `json:"index"`
 	// Model is the GPU's product name, and Profile the MIG device's profile.
 	Model   string `json:"model,omitempty"`
 	Profile string `json:"profile,omitempty"`
-	// PCIBusID is the GPU's address in the form of sysfs.
+	// PCIBusID is the GPU's PCI address as in sysfs.
 	PCIBusID string `json:"pciBusID,omitempty"`
 	// NUMANode is the NUMA node of the GPU, left out if unknown.
 	NUMANode *int `json:"numaNode,omitempty"`
@@ -59,11 +59,11 @@ type Sharing struct {
 // MPSLimits are the limits of a client of a GPU's MPS control daemon.
 type MPSLimits struct {
 	MemoryLimitBytes uint64 `json:"memoryLimitBytes"`
-	// ActiveThreadPercentage is left out for a GPU without this limit.
+	// ActiveThreadPercentage is left out if the GPU does not support this limit.
 	ActiveThreadPercentage int `json:"activeThreadPercentage,omitempty"`
 }
 
-// descriptors are the descriptor files; none without a directory.
+// descriptors writes the descriptor files. If no directory is configured, it writes none.
 type descriptors struct {
 	dir  string
 	lock fileLock
@@ -97,8 +97,8 @@ func (d *descriptors) addMount(to *specs.ContainerEdits, uuid string) {
 	}
 }
 
-// write writes the descriptors of the devices and removes those of devices that are not present. It returns why
-// devices have no descriptor, by UUID, and the same as one error.
+// write writes the descriptors of the devices and removes those of devices that are not present. It returns by UUID
+// why devices have no descriptor, and the same as one error.
 func (d *descriptors) write(wanted map[string]*Descriptor, present map[string]bool) (map[string]error, error) {
 	if d.dir == "" {
 		return nil, nil //nolint:nilnil // no errors
@@ -157,8 +157,8 @@ func newDescriptor(d *resource.Device, resourceName string) *Descriptor {
 	return desc
 }
 
-// writeDescriptor writes a descriptor unless the file already has its content. A runtime that had to mount a missing
-// file may have made an empty directory in its place.
+// writeDescriptor writes a descriptor unless the file has this content already. In place of the file there may be an
+// empty directory: a runtime that had to mount a missing file may have made it.
 func writeDescriptor(path string, want *Descriptor) error {
 	content, err := json.MarshalIndent(want, "", "  ")
 	if err != nil {
@@ -180,7 +180,7 @@ func writeDescriptor(path string, want *Descriptor) error {
 }
 
 // removeOthers removes the descriptors of devices that are not present. A present device that is no longer offered
-// keeps its descriptor and its entry in the spec: a container that has the device may have to restart.
+// keeps its descriptor and its entry in the spec, since a container that has the device may have to restart.
 func (d *descriptors) removeOthers(present map[string]bool) error {
 	entries, err := os.ReadDir(d.dir)
 	if err != nil {

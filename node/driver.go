@@ -9,11 +9,11 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// ErrDriverChanged means that the driver's library on disk is not the one that the process has loaded, and that the
-// loaded kernel module fits the new library. A process cannot load a second NVML library, so it must restart.
+// ErrDriverChanged means that the driver's library on disk is not the one that this process has loaded, and that the
+// new library fits the loaded kernel module. A process cannot load a second NVML library, so it must restart.
 var ErrDriverChanged = errors.New("the NVIDIA driver was replaced")
 
-// findLibrary finds the driver's library. The first library that is found is the one that the process loads.
+// findLibrary finds the driver's library. The first library that is found is the one that this process will load.
 func (r *Reconciler) findLibrary() {
 	r.library = r.opts.Source.Library()
 	if r.loaded.IsZero() {
@@ -22,7 +22,7 @@ func (r *Reconciler) findLibrary() {
 }
 
 // checkDriver returns an error if the driver's library is not the file that this process has loaded. The error is
-// ErrDriverChanged only if a new process would work: the new libraries are complete, and the kernel module fits them.
+// ErrDriverChanged only if a new process would work: the new libraries are complete and fit the kernel module.
 func (r *Reconciler) checkDriver() error {
 	now := fileio.IDOf(r.library)
 	switch {

@@ -10,7 +10,7 @@ import (
 	"gpu-cdi-plugin/health"
 )
 
-// receive handles an event of the driver. It returns when the resulting state is published.
+// receive handles an event of the driver. When it returns, the resulting state is published.
 func (m *Monitor) receive(e gpu.Event) {
 	if m.opts.Observer != nil && e.Kind != gpu.EventSource {
 		m.opts.Observer.Event(e)
@@ -26,7 +26,7 @@ func (m *Monitor) receive(e gpu.Event) {
 	m.probeNow.Wake()
 }
 
-// logFirst logs the first event of each kind of a GPU.
+// logFirst logs an event if it is the first of its kind on the GPU.
 func (m *Monitor) logFirst(e gpu.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -61,7 +61,7 @@ func (m *Monitor) receiveXID(e gpu.Event) {
 	m.report(transitions)
 }
 
-// retainXID retains an XID until its GPU is known. Equal events share an entry, so that a GPU with many events leaves
+// retainXID keeps an XID until its GPU is known. Equal events share an entry, so that a GPU with many events leaves
 // room for other GPUs.
 func (m *Monitor) retainXID(e gpu.Event) {
 	i := slices.IndexFunc(m.waitingXIDs, func(x waitingXID) bool { return x.Event == e })
@@ -104,7 +104,7 @@ func (m *Monitor) beginGap() {
 	}
 }
 
-// endGap records that the library is open, and logs a long gap without events.
+// endGap records that the library is open again. If events were not received for long, it logs that.
 func (m *Monitor) endGap() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// Extra is a feature that containers get in addition to a device, if the node has it.
+// Extra is a feature that containers get in addition to a device, if the host has it.
 type Extra struct {
 	driver.Extra
 	// Channels are the numbers of the requested IMEX channels.
@@ -36,8 +36,8 @@ func (e *RequiredError) Error() string {
 	return fmt.Sprintf("%s is required: %s", e.Extra, cmp.Or(e.Missing, e.Conflict.String()))
 }
 
-// Generate returns the spec of the extra, for GPUs of the kind gpus, or nil without a device. The findings are the
-// files and device nodes that it searched for.
+// Generate returns the spec of the extra, or nil if there is no device node. The parameter gpus is the CDI kind of the
+// GPUs. The findings are the files and device nodes that were searched for.
 func (e *Extra) Generate(h host.Host, gpus string) (*specs.Spec, []driver.Finding, error) {
 	found, findings := driver.DiscoverExtra(h, e.Extra, e.Channels)
 	spec, err := cdi.GenerateExtra(found, e.Kind(gpus))
@@ -50,7 +50,8 @@ func (e *Extra) Generate(h host.Host, gpus string) (*specs.Spec, []driver.Findin
 	return spec, findings, nil
 }
 
-// addExtras adds the specs of the extras that the node has. A missing required extra is a RequiredError.
+// addExtras adds the specs of the extras that the host has. If a required extra is missing, the error is a
+// RequiredError.
 func (r *Reconciler) addExtras(d *desired) error {
 	for i := range r.opts.Extras {
 		e := &r.opts.Extras[i]
@@ -93,7 +94,7 @@ func countNodes(findings []driver.Finding) (found int, missing string) {
 }
 
 // unconfiguredExtras returns remarks on the specs of extras that are no longer configured. These specs stay on disk: a
-// container that has the extra cannot restart without its spec.
+// container that has the extra could not restart without its spec.
 func (r *Reconciler) unconfiguredExtras() []remark {
 	var list []remark
 	for _, e := range driver.Extras() {

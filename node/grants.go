@@ -8,9 +8,9 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// withGrants returns the resources with everything that a container gets for them: CDI names, their equivalent for
-// runtimes without CDI, descriptors, and the edits for clients of MPS. Of an extra they include only devices that
-// engines take from our spec.
+// withGrants returns the resources with everything that a container gets for them: CDI names, the same as device nodes
+// and mounts for runtimes without CDI, descriptors, and the edits for clients of MPS. If another spec file defines a
+// device of an extra, so that engines do not take it from our spec, containers do not get that device.
 func (r *Reconciler) withGrants(
 	resources []resource.Resource, d *desired, offered func(name string) bool,
 ) []resource.Resource {
@@ -55,7 +55,7 @@ func (r *Reconciler) withGrants(
 	return granted
 }
 
-// addEdits adds device nodes, mounts and variables. Other parts of a spec work only with CDI.
+// addEdits adds device nodes, mounts and variables. The other parts of a spec work only with CDI.
 func addEdits(to, edits *specs.ContainerEdits) {
 	to.DeviceNodes = append(to.DeviceNodes, edits.DeviceNodes...)
 	to.Mounts = append(to.Mounts, edits.Mounts...)

@@ -18,8 +18,8 @@ import (
 // MaxHealthRecord bounds the record that is read, in bytes.
 const MaxHealthRecord = 4 << 20
 
-// loadRecord loads the record of the previous run, if any, and reports whether it is usable. The names of the devices
-// must be known.
+// loadRecord loads the record of the previous run, if there is one, and reports whether it can be used. It must be
+// called when the names of the devices are known.
 func (m *Monitor) loadRecord(driverVersion string) (usable bool) {
 	m.loaded, m.identity = true, HealthIdentity(m.host, driverVersion)
 	if m.opts.Path == "" {
@@ -52,12 +52,12 @@ func (m *Monitor) restoreRecord() error {
 	return nil
 }
 
-// oldReset is the reason of the hold on a GPU that an nvidia-smi of an earlier run is still resetting.
+// oldReset is the reason of a hold if nvidia-smi, started by an earlier run, is still resetting the GPU.
 const oldReset = "held for a reset that has not ended: nvidia-smi, which this program started before it was " +
 	"restarted, still runs"
 
-// takeOverHolds restores to service the GPUs that the previous run held for a reset when it ended, except those whose
-// reset continues. If that is unknown, all GPUs stay held until it is known.
+// takeOverHolds puts GPUs back into service that the previous run held for a reset when it ended, except those whose
+// reset continues. If it is unknown which resets continue, all of them stay held until it is known.
 func (m *Monitor) takeOverHolds() {
 	if m.opts.StillResetting != nil {
 		var err error
@@ -80,7 +80,8 @@ func (m *Monitor) takeOverHolds() {
 	}
 }
 
-// holdForOldResets holds the GPUs that a reset of an earlier run is still resetting, as soon as the GPUs are known.
+// holdForOldResets holds the GPUs that a reset of an earlier run is still resetting. It does so once the GPUs are
+// known.
 func (m *Monitor) holdForOldResets() {
 	for _, gpuUUID := range m.heldByOldReset {
 		if slices.Contains(m.machine.Held(), gpuUUID) {
@@ -93,7 +94,7 @@ func (m *Monitor) holdForOldResets() {
 	}
 }
 
-// endedOldResets returns the held GPUs whose reset by an earlier run has ended.
+// endedOldResets returns the GPUs that are held for a reset of an earlier run which has ended.
 func (m *Monitor) endedOldResets() []string {
 	m.mu.Lock()
 	held := slices.Clone(m.heldByOldReset)
@@ -108,7 +109,7 @@ func (m *Monitor) endedOldResets() []string {
 	return slices.DeleteFunc(held, func(uuid string) bool { return slices.Contains(running, uuid) })
 }
 
-// endOldResets ends the holds of GPUs whose reset by an earlier run has ended.
+// endOldResets ends the holds of these GPUs: the reset of an earlier run has ended.
 func (m *Monitor) endOldResets(gpuUUIDs []string) {
 	for _, gpuUUID := range gpuUUIDs {
 		m.mu.Lock()
@@ -123,7 +124,7 @@ func (m *Monitor) endOldResets(gpuUUIDs []string) {
 }
 
 // worthSaving reports whether a transition is saved at once. A transition to or from Recovering is not, unless the
-// device is then healthy: an intermittent fault would be saved each time.
+// device is healthy afterwards: an intermittent fault would cause a write each time.
 func worthSaving(t *health.Transition) bool {
 	return t.To.State == health.Healthy || t.From != health.Recovering && t.To.State != health.Recovering
 }
@@ -148,7 +149,7 @@ func (m *Monitor) saveOrLog() {
 	}
 }
 
-// save writes the record if it has changed. It does not hold mu while it waits for the disk.
+// save writes the record if it has changed. While it waits for the disk, it does not hold mu.
 func (m *Monitor) save() error {
 	m.saving.Lock()
 	defer m.saving.Unlock()
@@ -173,9 +174,9 @@ func (m *Monitor) save() error {
 	return nil
 }
 
-// EditHealthRecord changes the record of the devices' health while no Reconciler uses it. Both directories are those
-// of the Reconciler's options. The error wraps fileio.ErrHeld if a Reconciler uses them. Edit gets nil if there is no
-// record.
+// EditHealthRecord changes the health record at path while no Reconciler uses it. The function `edit` gets the record,
+// or nil if there is none, and returns the new one. The parameters descriptorDir and path are those of the
+// Reconciler's options. If a Reconciler uses one of them, the error wraps fileio.ErrHeld.
 func EditHealthRecord(descriptorDir, path string, edit func(data []byte) ([]byte, error)) error {
 	l := newDescriptors(descriptorDir).lock
 	l.wrap = func(err error) error { return fmt.Errorf("edit the recorded health of the devices: %w", err) }
@@ -196,10 +197,10 @@ func editRecord(path string, edit func(data []byte) ([]byte, error)) error {
 	return fileio.Replace(path, data, recordMode)
 }
 
-// recordMode lets every user read the record, which `devices` prints.
+// recordMode lets every user read the record: the verb `devices` prints it.
 const recordMode = 0o644
 
-// HealthIdentity returns the identity that is compared with that of a host's health record.
+// HealthIdentity returns the boot and the driver of this host, to be compared with those of a health record.
 func HealthIdentity(h host.Host, driverVersion string) health.Identity {
 	return health.Identity{Boot: host.ReadLine(h.Proc("sys", "kernel", "random", "boot_id")), Driver: driverVersion}
 }

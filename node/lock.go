@@ -7,15 +7,15 @@ import (
 	"gpu-cdi-plugin/internal/fileio"
 )
 
-// fileLock prevents other instances from writing the same files. An empty path locks nothing.
+// fileLock prevents other instances of this program from writing the same files. An empty path locks nothing.
 type fileLock struct {
 	path    string
 	makeDir func(dir string) error
-	wrap    func(error) error // says in an error what the lock is for
+	wrap    func(error) error // adds to an error what the lock is for
 	lock    *fileio.Lock      // nil while it is not held
 }
 
-// hold takes the lock, and takes it again if its file or directory was removed.
+// hold acquires the lock. If it is held already but its file or directory was removed, hold acquires it again.
 func (l *fileLock) hold() error {
 	if l.path == "" {
 		return nil
@@ -52,7 +52,7 @@ func (r *Reconciler) locks() []*fileLock {
 	return append(list, &r.descriptors.lock)
 }
 
-// acquire takes all locks, or none on an error.
+// acquire acquires all locks or, after an error, none.
 func (r *Reconciler) acquire() error {
 	for _, l := range r.locks() {
 		if err := l.hold(); err != nil {

@@ -18,7 +18,7 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Prober reads the health of GPUs of the last snapshot from the driver: of those with the UUIDs, or of all.
+// Prober reads the health of GPUs of the last snapshot from the driver: of the GPUs with the given UUIDs, or of all.
 type Prober interface {
 	Probes(ctx context.Context, uuids ...string) ([]gpu.Probe, error)
 }
@@ -32,15 +32,16 @@ type HealthObserver interface {
 }
 
 const (
-	// maxLogged bounds the logged reasons that are remembered for a device, in bytes. Reasons with the process IDs of
-	// a program that restarts again and again are endless.
+	// maxLogged bounds the reasons that are remembered as logged for a device, in bytes. The number of different
+	// reasons is not bounded: a program that restarts again and again has a new process ID each time.
 	maxLogged = 4 << 10
-	// maxGap is how long the driver's library may be closed before missed events are logged: most resets are shorter.
+	// maxGap is how long the driver's library may be closed before the missed events are logged. Most resets take
+	// less.
 	maxGap = 10 * time.Second
-	// maxWaitingXIDs bounds the different XIDs that wait until their GPU is known, which takes milliseconds, or longer
-	// while the driver's files are unusable. A machine has at most 16 GPUs, and a GPU has few codes.
+	// maxWaitingXIDs bounds the different XIDs that wait until their GPU is known. This takes milliseconds, or longer
+	// while the driver's files cannot be used. A machine has at most 16 GPUs, and a GPU reports few codes.
 	maxWaitingXIDs = 1024
-	// saveInterval is how often counters are saved without a change of state.
+	// saveInterval is how often counters are saved if no state changes.
 	saveInterval = time.Minute
 )
 
@@ -50,15 +51,15 @@ type HealthOptions struct {
 	Rules  health.Rules
 	// Path is the file with the record of the devices' health for the next start; empty means none.
 	Path string
-	// StillResetting returns the UUIDs of the GPUs whose reset outlasted the run of the program that started it. Nil
-	// means none.
+	// StillResetting returns the UUIDs of the GPUs that an earlier run of this program began to reset and that are
+	// still being reset. If it is nil, there are none.
 	StillResetting func() ([]string, error)
 	// Observer is notified of health changes; optional.
 	Observer HealthObserver
 }
 
-// Monitor tracks the health of the devices. It handles the driver's events as they happen and the results of probes,
-// and records the health for the next start. Each Monitor belongs to a Reconciler.
+// Monitor tracks the health of the devices. It handles the driver's events at once and probes the GPUs, and records
+// the health for the next start. Each Monitor belongs to a Reconciler.
 type Monitor struct {
 	opts     HealthOptions
 	log      *slog.Logger
@@ -76,7 +77,7 @@ type Monitor struct {
 	identity       health.Identity   // of the record
 	heldByOldReset []string          // UUIDs of the GPUs held for a reset of an earlier run
 	heldReason     string            // why heldByOldReset are held
-	unsaved        bool              // whether the record lacks a transition that must be saved
+	unsaved        bool              // whether a transition that must be saved is not in the record yet
 	loggedReasons  map[string]string // the reasons that were logged for each device since it was healthy, by UUID
 
 	saving    sync.Mutex // held while the record is written
@@ -85,7 +86,7 @@ type Monitor struct {
 	saveDue   time.Time  // when counters are to be saved
 }
 
-// waitingXID is an XID event of a GPU that is not known yet, with its number of occurrences.
+// waitingXID is an XID event of a GPU that is not known yet, with the number of times that it occurred.
 type waitingXID struct {
 	gpu.Event
 	count int
@@ -98,8 +99,8 @@ func newMonitor(h *HealthOptions, log *slog.Logger, host host.Host, changed func
 	}
 }
 
-// setDevices installs a snapshot's devices and replays XIDs that came earlier. On the first call it restores the
-// recorded health.
+// setDevices sets the devices to those of a snapshot, and handles XIDs that came before. On the first call it restores
+// the recorded health.
 func (m *Monitor) setDevices(s *gpu.Snapshot) {
 	for _, e := range m.replaceDevices(s) {
 		for range e.count {
@@ -108,7 +109,7 @@ func (m *Monitor) setDevices(s *gpu.Snapshot) {
 	}
 }
 
-// replaceDevices installs a snapshot's devices, and returns the XIDs that waited for them.
+// replaceDevices sets the devices to those of a snapshot, and returns the XIDs that waited for them.
 func (m *Monitor) replaceDevices(s *gpu.Snapshot) (xids []waitingXID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -132,8 +133,7 @@ func (m *Monitor) replaceDevices(s *gpu.Snapshot) (xids []waitingXID) {
 	return slices.DeleteFunc(xids, func(e waitingXID) bool { return !m.machine.Knows(e.GPU) })
 }
 
-// logChangedGPUs logs which GPUs disappeared and which appeared; before has the devices' names in the previous
-// snapshot.
+// logChangedGPUs logs which GPUs are gone and which are new. `before` has the devices' names in the previous snapshot.
 func (m *Monitor) logChangedGPUs(before map[string]string) {
 	for _, uuid := range slices.Sorted(maps.Keys(before)) {
 		if name := before[uuid]; isGPU(name) && m.names[uuid] == "" {
@@ -150,8 +150,8 @@ func (m *Monitor) logChangedGPUs(before map[string]string) {
 // isGPU reports whether a device's name for people is that of a GPU.
 func isGPU(name string) bool { return strings.HasPrefix(name, "GPU ") }
 
-// healthDevices returns the devices of a snapshot, each GPU before its MIG devices, and their names for people, by
-// UUID.
+// healthDevices returns the devices of a snapshot, each GPU before its MIG devices. It also returns their names for
+// people, by UUID.
 func healthDevices(s *gpu.Snapshot) (devices []health.Device, names map[string]string) {
 	names = map[string]string{}
 	for i := range s.Devices {
@@ -188,7 +188,7 @@ func (m *Monitor) report(transitions []health.Transition) {
 	}
 }
 
-// logTransition logs a transition. An intermittent fault is logged once until the device is healthy again.
+// logTransition logs a transition. An intermittent fault is logged only once until the device is healthy again.
 func (m *Monitor) logTransition(t *health.Transition) {
 	uuid, text := t.To.UUID, t.To.String()
 	log := m.log.Warn
@@ -200,7 +200,7 @@ func (m *Monitor) logTransition(t *health.Transition) {
 		log = m.log.Info
 	}
 	again := strings.Contains(m.loggedReasons[uuid], text+"\n") && t.To.State != health.Cordoned
-	if again || t.To.Reason == health.NotAnswering { // the remark on the snapshot says more
+	if again || t.To.Reason == health.NotAnswering { // another line, from the snapshot, says more
 		return
 	}
 	if t.To.State != health.Healthy {
@@ -238,7 +238,7 @@ func (m *Monitor) withHealth(s State) State {
 	return s
 }
 
-// poll probes the GPUs and saves their health. It returns the probes, or none while the driver does not answer.
+// poll probes the GPUs and saves their health. It returns the probes, or none as long as the driver does not answer.
 func (m *Monitor) poll(ctx context.Context) []gpu.Probe {
 	if m.hasUnsaved() { // from an event; the driver may take long to answer the probe
 		m.saveOrLog()
@@ -253,7 +253,7 @@ func (m *Monitor) poll(ctx context.Context) []gpu.Probe {
 	return probes
 }
 
-// probe probes GPUs by their UUIDs, or all of them.
+// probe probes the GPUs with these UUIDs, or all of them.
 func (m *Monitor) probe(ctx context.Context, uuids ...string) ([]gpu.Probe, error) {
 	probes, err := m.opts.Prober.Probes(ctx, uuids...)
 	if err == nil {
@@ -272,8 +272,8 @@ func (m *Monitor) probe(ctx context.Context, uuids ...string) ([]gpu.Probe, erro
 	return probes, nil
 }
 
-// Check probes a GPU and returns why a device on it is not healthy, or nil. Both are given as UUIDs, which are equal
-// for a whole GPU.
+// Check probes a GPU and returns why a device of that GPU is not healthy, or nil. It gets the UUIDs of both, which are
+// equal for a whole GPU.
 func (m *Monitor) Check(ctx context.Context, gpuUUID, uuid string) error {
 	status := func() (health.Status, bool) {
 		s, known := m.machine.Statuses()[uuid]
@@ -282,14 +282,15 @@ func (m *Monitor) Check(ctx context.Context, gpuUUID, uuid string) error {
 	return m.checkState(ctx, gpuUUID, status, health.Healthy)
 }
 
-// CheckReset probes a GPU after a reset and returns why it is neither healthy nor recovering, or nil. A recovering GPU
-// only needs time. A cordon of the GPU is ignored.
+// CheckReset probes a GPU after a reset. It returns nil if the GPU is healthy or recovering, and otherwise why it is
+// not. A recovering GPU needs only time. A cordon of the GPU is ignored.
 func (m *Monitor) CheckReset(ctx context.Context, uuid string) error {
 	status := func() (health.Status, bool) { return m.machine.StatusWithoutCordon(uuid) }
 	return m.checkState(ctx, uuid, status, health.Healthy, health.Recovering)
 }
 
-// checkState probes a GPU, and returns an error with a device's state unless it is one of the wanted states.
+// checkState probes a GPU, and returns an error that names the state of a device unless that is one of the wanted
+// states.
 func (m *Monitor) checkState(
 	ctx context.Context, gpuUUID string, status func() (health.Status, bool), wanted ...health.State,
 ) error {
@@ -307,7 +308,7 @@ func (m *Monitor) checkState(
 	return nil
 }
 
-// WasReset records that a GPU was reset, which may have been its remedy.
+// WasReset records that a GPU was reset, which may have been the remedy for its fault.
 func (m *Monitor) WasReset(gpuUUID string) {
 	m.mu.Lock()
 	m.machine.WasReset(time.Now(), gpuUUID)
@@ -315,14 +316,15 @@ func (m *Monitor) WasReset(gpuUUID string) {
 	m.saveOrLog() // the reset may end after run
 }
 
-// CannotReset returns the reason of SetCannotReset, also by an earlier run, or "".
+// CannotReset returns the reason that SetCannotReset recorded, also in an earlier run, or "".
 func (m *Monitor) CannotReset(gpuUUID string) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.machine.CannotReset(gpuUUID)
 }
 
-// SetCannotReset records why a GPU cannot be reset, until it is reset, the driver changes or the node reboots.
+// SetCannotReset records why a GPU cannot be reset. The record ends when the GPU is reset, the driver changes or the
+// host reboots.
 func (m *Monitor) SetCannotReset(gpuUUID, reason string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -330,8 +332,8 @@ func (m *Monitor) SetCannotReset(gpuUUID, reason string) {
 	m.unsaved = true
 }
 
-// SetLeftInUse marks a device as in use after its last container, for a reason that is part of a sentence; an empty
-// reason removes the mark. An otherwise healthy device is suspect while it is marked.
+// SetLeftInUse marks a device as still in use after its last container has ended. The reason is part of a sentence; an
+// empty reason removes the mark. A device that is otherwise healthy is suspect while it is marked.
 func (m *Monitor) SetLeftInUse(uuid, reason string) {
 	m.mu.Lock()
 	transitions := m.machine.SetLeftInUse(time.Now(), uuid, reason)
@@ -346,7 +348,7 @@ func (m *Monitor) LeftInUse(uuid string) bool {
 	return m.machine.LeftInUse(uuid)
 }
 
-// needsFrequentProbes reports whether a device may soon become healthy, through probes or the end of an old reset.
+// needsFrequentProbes reports whether a device may soon become healthy, if its probes pass or an old reset ends.
 func (m *Monitor) needsFrequentProbes() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

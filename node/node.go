@@ -1,17 +1,18 @@
 // Package node reconciles a node: its GPUs, the CDI specs and device descriptors on disk, and the devices that
 // containers can get.
 //
-// A Reconciler reconciles when it is triggered, when the CDI directories change, and when a poll finds that the
-// host or the GPUs have changed since. Polls also probe the health of the GPUs. A reconciliation has four steps:
+// A Reconciler reconciles when it is triggered, when the CDI directories change, and when a poll finds that the host
+// or the GPUs have changed. Polls also probe the health of the GPUs. A reconciliation has four steps:
 //   - scan reads the node and returns what is desired;
 //   - newPlan plans the files for that beside the spec files of others, and writes nothing;
 //   - writeSpecs and writeDescriptors write the difference to the disk;
 //   - stateOf makes the State that is published: the plan without what could not be written (pure).
 //
-// A device is healthy in a State if engines take it from the spec on disk with the desired edits: a new device is
-// published after it is in the spec, and a device that is gone leaves the published state before it leaves the spec.
+// A device is healthy in a State if engines take it from the spec on disk with the desired edits. So a new device is
+// published after it is in the spec, and a device that is gone is removed from the published state before it is
+// removed from the spec.
 //
-// The package reads the GPUs through a Source. Consumers know the node only through the published State.
+// The package reads the GPUs through a Source. Consumers of the package know only the published State.
 package node
 
 import (
@@ -36,14 +37,15 @@ import (
 
 // Source reads the node's GPUs.
 type Source interface {
-	// Snapshot returns every GPU, unreadable ones with their errors. An error concerns the driver as a whole.
+	// Snapshot returns every GPU. A GPU that could not be read has an error. The error of Snapshot concerns the driver
+	// as a whole.
 	Snapshot(ctx context.Context) (*gpu.Snapshot, error)
 	// Library returns the path of the driver's library that would be loaded at present, or empty if it is unknown.
 	Library() string
 	// Released reports whether the library was closed on request. Snapshot then returns the previous snapshot.
 	Released() bool
-	// Notify registers events, which is called for each event of the driver, and changed, which is called when GPUs
-	// may be readable again. New calls it before any other method.
+	// Notify registers the function `events`, which is called for each event of the driver, and `changed`, which is
+	// called when GPUs may be readable again. New calls Notify before any other method.
 	Notify(events func(gpu.Event), changed func())
 }
 
@@ -59,30 +61,30 @@ type Options struct {
 	Source Source
 	// Spec are the options of the CDI spec.
 	Spec cdi.Options
-	// Path is the path of the spec file. Empty means that no spec is written, and that devices need no spec to be
-	// healthy.
+	// Path is the path of the spec file. If it is empty, no spec is written, and devices need no spec to be healthy.
 	Path string
-	// Dirs are the CDI directories, from the lowest priority to the highest; Path is in one of them.
+	// Dirs are the CDI directories, from the lowest priority to the highest. Path is in one of them.
 	Dirs []string
 	// DescriptorDir is the directory of the device descriptors; empty means none.
 	DescriptorDir string
 	// MPSClient returns what a container needs to use a GPU through its MPS control daemon; nil adds nothing.
 	MPSClient func(gpuUUID string) specs.ContainerEdits
-	// ByIndex names devices in grants by index instead of UUID.
+	// ByIndex makes the CDI names of devices contain the index instead of the UUID.
 	ByIndex bool
 	// Extras are what containers get besides GPUs. Their spec files are in the directory of Path.
 	Extras []Extra
 	// Check returns why containers must not get devices, for example because the hook is missing. It is called at each
-	// reconciliation; nil checks nothing.
+	// reconciliation. Nil means that there is nothing to check.
 	Check func() error
 	// Build returns the resources of a snapshot, and findings about them.
 	Build func(*gpu.Snapshot) ([]resource.Resource, []resource.Finding, error)
-	// Search is a running search for the driver's files, for the first reconciliation; nil starts one then.
+	// Search is a search for the driver's files that has begun, for the first reconciliation. If it is nil, one is
+	// started then.
 	Search *driver.Search
-	// AwaitDriver makes Start succeed on a node without a usable driver; Run then waits for the driver.
+	// AwaitDriver makes Start succeed if the host has no usable driver. Run then waits for the driver.
 	AwaitDriver bool
-	// Interval is the time between two polls; 0 means 5 seconds. It is at most a second while probes may soon make a
-	// device healthy.
+	// Interval is the time between two polls; 0 means 5 seconds. If probes may soon make a device healthy, the time is
+	// at most a second.
 	Interval time.Duration
 	// Log is the logger; nil means the default logger.
 	Log *slog.Logger
@@ -92,11 +94,11 @@ type Options struct {
 	Health HealthOptions
 }
 
-// Reconciler is the actor that reconciles the node. Call Start once, then Run once.
+// Reconciler reconciles the node. Call Start once, then Run once.
 type Reconciler struct {
 	opts        Options
 	log         *slog.Logger
-	files       []*specFile // the GPUs' file, then the extras' files in the order of the options
+	files       []*specFile // the file for the GPUs, then those for the extras in the order of the options
 	descriptors *descriptors
 	wake        wake.Chan    // to reconcile soon
 	heartbeat   atomic.Int64 // when Run last made progress, in Unix nanoseconds
@@ -119,7 +121,7 @@ type Reconciler struct {
 }
 
 // New returns a Reconciler. Call it before the driver's library is loaded: it records the identity of the library's
-// file, so that a replaced driver is noticed.
+// file, and so notices later that the driver was replaced.
 func New(o Options) *Reconciler {
 	o.Interval = cmp.Or(o.Interval, PollInterval)
 	o.Spec.Kind = cmp.Or(o.Spec.Kind, cdi.DefaultKind)
@@ -152,8 +154,8 @@ func (r *Reconciler) State() State {
 	return r.state
 }
 
-// Receive handles an event of the driver. It returns when the resulting state is published. Call it only after Start
-// has begun, except for gpu.EventUnbind. XIDs that arrive before the first devices are known are retained.
+// Receive handles an event of the driver. When it returns, the resulting state is published. Only gpu.EventUnbind may
+// be passed before Start has begun. XIDs that arrive before the first devices are known are kept until then.
 func (r *Reconciler) Receive(e gpu.Event) {
 	switch e.Kind {
 	case gpu.EventUnbind:

@@ -15,7 +15,7 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// desired is the node's GPUs and the files that should be on disk: the result of a scan.
+// desired has the node's GPUs and the spec files that should be on disk. It is the result of a scan.
 type desired struct {
 	snapshot  *gpu.Snapshot
 	specs     map[string]*specs.Spec // by kind, without those that would have no devices
@@ -24,15 +24,15 @@ type desired struct {
 	remarks   []remark
 }
 
-// plan is a desired state merged with the other spec files: the files to write, and the names that engines then take
-// from them. Writing the plan adds the errors.
+// plan says which spec files to write for a desired state, beside those of other programs, and which names engines
+// then take from our files. When the plan is written, errors are added to it.
 type plan struct {
 	*desired
 	files       []plannedFile          // in the order of the Reconciler's files
 	conflicts   []cdi.Conflict         // desired names that other spec files also define
 	descriptors map[string]*Descriptor // by UUID
-	// names are the qualified names of the desired specs. The value is why engines do not take the name from our file
-	// with the desired edits, or empty if they do.
+	// names are the qualified names in the desired specs. The value is empty if engines take the name from our file
+	// with the desired edits, and otherwise why they do not.
 	names map[string]string
 
 	written        bool             // whether a spec was written or removed
@@ -43,14 +43,14 @@ type plan struct {
 // plannedFile is a spec file with its desired content.
 type plannedFile struct {
 	*specFile
-	content   *specs.Spec     // the desired spec without the names left to other files; nil removes the file
+	content   *specs.Spec     // the desired spec without the names that other files define; nil removes the file
 	old       *specs.Spec     // the content of the file, or nil if it is not a spec
-	unchanged map[string]bool // qualified names that engines take as desired if the file stays as it is
+	unchanged map[string]bool // qualified names that engines take from the file as it is, with the desired edits
 	err       error           // why the file is not as desired
 	created   bool            // whether writing the plan created the file
 }
 
-// newPlan plans the files for a desired state, considering the existing spec files.
+// newPlan plans the files for a desired state, beside the existing spec files.
 func (r *Reconciler) newPlan(want *desired, dirs *cdi.SpecDirs) *plan {
 	p := &plan{desired: want, descriptors: describe(want.resources), names: map[string]string{}}
 	for _, f := range r.files {
@@ -59,7 +59,7 @@ func (r *Reconciler) newPlan(want *desired, dirs *cdi.SpecDirs) *plan {
 	return p
 }
 
-// add plans a file for a spec, which may be nil.
+// add adds a spec file to the plan. If the spec is nil, the file is to be removed.
 func (p *plan) add(file *specFile, spec *specs.Spec, dirs *cdi.SpecDirs) {
 	if spec != nil {
 		for _, d := range spec.Devices {
@@ -90,7 +90,7 @@ func (p *plan) add(file *specFile, spec *specs.Spec, dirs *cdi.SpecDirs) {
 	}
 }
 
-// fail records why a file stays as it is.
+// fail records why a file cannot be written.
 func (p *plan) fail(f *plannedFile, err error) {
 	f.err = err
 	for name, reason := range p.names {
@@ -100,8 +100,8 @@ func (p *plan) fail(f *plannedFile, err error) {
 	}
 }
 
-// unchangedNames returns the qualified names of the devices that a file has with the desired edits and that engines
-// take from it.
+// unchangedNames returns the qualified names of the devices that a file has with the desired edits, and that engines
+// take from this file.
 func unchangedNames(old, want *specs.Spec, offered map[string]bool) map[string]bool {
 	names := map[string]bool{}
 	if old == nil || want == nil || old.Kind != want.Kind ||
@@ -150,7 +150,8 @@ func (p *plan) specErr() error {
 // err returns the errors of the specs and of the descriptors.
 func (p *plan) err() error { return errors.Join(p.specErr(), p.descriptorErr) }
 
-// checkTaken returns a TakenError if no device could be offered: an administrator must decide which file to remove.
+// checkTaken returns a TakenError if no device could be offered, since an administrator must then decide which file to
+// remove.
 func (r *Reconciler) checkTaken(p *plan) error {
 	conflicts, devices := r.deviceConflicts(p), countHealthy(p.resources)
 	if devices == 0 || len(conflicts) < devices {
@@ -163,8 +164,8 @@ func (r *Reconciler) checkTaken(p *plan) error {
 	return err
 }
 
-// markUnhealthy returns the resources of a plan, with devices marked unhealthy that containers cannot get: engines do
-// not take them from our spec, or they have no descriptor.
+// markUnhealthy returns the resources of a plan. A device that containers cannot get is marked unhealthy in them:
+// engines do not take it from our spec, or it has no descriptor.
 func (r *Reconciler) markUnhealthy(p *plan) []resource.Resource {
 	requiredErr := p.requiredErr()
 	return resource.MarkUnhealthy(p.resources, func(d *resource.Device) string {
@@ -181,7 +182,7 @@ func (r *Reconciler) markUnhealthy(p *plan) []resource.Resource {
 	})
 }
 
-// stateOf returns the state after a plan was written, less what could not be written.
+// stateOf returns the state after a plan was written. What could not be written is not in it.
 func (r *Reconciler) stateOf(p *plan) State {
 	s := State{Snapshot: p.snapshot, Spec: p.specs[r.opts.Spec.Kind], Err: p.err(), names: p.names}
 	s.Resources = r.withGrants(r.markUnhealthy(p), p.desired, s.offers)
@@ -192,8 +193,8 @@ func (r *Reconciler) stateOf(p *plan) State {
 	return s
 }
 
-// stateBetween returns the state while a plan is written: it has only devices that are in both the previous state and
-// the plan, and no device is healthier than before.
+// stateBetween returns the state while a plan is being written. It has only devices that are in both the previous
+// state and the plan, and no device is healthier than before.
 func (r *Reconciler) stateBetween(before State, p *plan) State {
 	s := before.withoutHealth()
 	s.Snapshot, s.names = p.snapshot, maps.Clone(p.names)

@@ -22,12 +22,13 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Start reconciles for the first time and publishes the result. Unlike later reconciliations, it returns an error for
-// whatever keeps containers from getting GPUs: there is no driver (gpu.ErrNoDriver), other spec files define the names
-// of all devices (TakenError), a spec cannot be written (SpecError), or the configuration does not fit the GPUs. A
-// node without GPUs is not an error.
+// Start reconciles for the first time and publishes the result. Unlike later reconciliations, it returns an error if
+// containers cannot get GPUs: there is no driver (gpu.ErrNoDriver), other spec files define the names of all devices
+// (TakenError), a spec cannot be written (SpecError), or the configuration does not fit the GPUs. A host without GPUs
+// is not an error.
 //
-// From then on publish gets each changed state, in order. It returns when the state is in effect.
+// From then on, the function `publish` is called with each changed state, in order. When it returns, the state must be
+// in effect.
 //
 // After an error no lock is held. Otherwise the caller must call Run.
 func (r *Reconciler) Start(ctx context.Context, publish func(State)) error {
@@ -52,7 +53,7 @@ func (r *Reconciler) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.monitor.setDevices(want.snapshot) // at once: XIDs of new GPUs wait for it
+	r.monitor.setDevices(want.snapshot) // at once, since XIDs of new GPUs wait for it
 	p := r.newPlan(want, r.loadSpecs())
 	if err := r.checkTaken(p); err != nil {
 		return err
@@ -83,7 +84,7 @@ func (r *Reconciler) awaitDriver(cause error) error {
 
 // notReconciled returns the remark about an error of a scan.
 func (r *Reconciler) notReconciled(cause error) remark {
-	if r.plan == nil && errors.Is(cause, gpu.ErrNoDriver) { // like a node without GPUs
+	if r.plan == nil && errors.Is(cause, gpu.ErrNoDriver) { // like a host without GPUs
 		m := newRemark("scan", "there is no usable NVIDIA driver yet, and no device is offered until there is one", cause)
 		m.level = slog.LevelWarn
 		return m
@@ -91,8 +92,8 @@ func (r *Reconciler) notReconciled(cause error) remark {
 	return newRemark("scan", "the node cannot be reconciled, and the last state is retained", cause)
 }
 
-// reconcile updates the files and the published state to the state of the node. It returns ErrDriverChanged or nil;
-// the state has any other error.
+// reconcile brings the files and the published state up to date. It returns ErrDriverChanged or nil; any other error
+// is in the state.
 func (r *Reconciler) reconcile(ctx context.Context) error {
 	began := time.Now()
 	r.heartbeat.Store(began.UnixNano())
@@ -132,8 +133,8 @@ func (r *Reconciler) checkAndScan(ctx context.Context) (*desired, error) {
 	return r.scan(ctx, nil)
 }
 
-// writePlan writes the files of the desired state. It first publishes a state without the devices that are gone; the
-// caller publishes new devices afterwards. So a published device is in the spec at any time.
+// writePlan writes the files of the desired state. Before that it publishes a state without the devices that are gone.
+// The caller publishes new devices after that. So a published device is in the spec at any time.
 func (r *Reconciler) writePlan(want *desired) {
 	r.monitor.setDevices(want.snapshot)
 	p := r.newPlan(want, r.loadSpecs())
@@ -153,19 +154,20 @@ func (r *Reconciler) writeDescriptors(p *plan) {
 	}
 }
 
-// rewriteFiles writes the last desired state again if a file has changed or could not be written, and reports whether
+// rewriteFiles writes the last desired state again if a file was changed or could not be written, and reports whether
 // it wrote a spec. It does not wait for the driver, which may take seconds to answer. It makes no device healthier.
 func (r *Reconciler) rewriteFiles() (written bool) {
 	if r.plan == nil || !r.changed() && r.plan.err() == nil {
 		return false
 	}
 	r.writePlan(r.plan.desired)
-	r.publish(r.stateBetween(r.State(), r.plan)) // less what could not be written
+	r.publish(r.stateBetween(r.State(), r.plan)) // without what could not be written
 	return r.plan.written
 }
 
-// retain keeps the last desired state while the node cannot be read. Devices become unhealthy at once if the driver's
-// files are broken or the driver has not answered for too long, and otherwise after maxFailures failed snapshots.
+// retain keeps the last desired state while the node cannot be read. If the driver's files are broken, or the driver
+// has not answered for too long, the devices become unhealthy at once; otherwise they do after maxFailures failed
+// snapshots.
 func (r *Reconciler) retain(cause error) {
 	r.failures++
 	next := r.State().withoutHealth()
@@ -183,8 +185,8 @@ func (r *Reconciler) retain(cause error) {
 	r.publish(next)
 }
 
-// scan reads the node and returns the desired state. Search is a running search for the driver's files; nil starts
-// one.
+// scan reads the node and returns the desired state. `search` is a search for the driver's files that has begun; if it
+// is nil, scan starts one.
 func (r *Reconciler) scan(ctx context.Context, search *driver.Search) (*desired, error) {
 	if r.opts.Check != nil {
 		if err := r.opts.Check(); err != nil {
@@ -230,7 +232,7 @@ func (r *Reconciler) scan(ctx context.Context, search *driver.Search) (*desired,
 	return want, nil
 }
 
-// brokenLibraries returns remarks on the driver's unusable libraries.
+// brokenLibraries returns remarks on the driver's libraries that cannot be used.
 func brokenLibraries(findings []driver.Finding) []remark {
 	var list []remark
 	for _, f := range findings {
@@ -260,12 +262,12 @@ func asRemarks(findings []resource.Finding) []remark {
 // maxFailures is the number of consecutive failed snapshots after which the devices are unhealthy.
 const maxFailures = 3
 
-// snapshotError is an error of a snapshot, which, unlike the others, may be temporary.
+// snapshotError is an error of a snapshot. Unlike other errors of a scan it may be temporary.
 type snapshotError struct{ error }
 
 func (e *snapshotError) Unwrap() error { return e.error }
 
-// publish publishes s with the health of the devices if it differs from the previous state.
+// publish publishes s, with the health of the devices, unless that equals the previous state.
 func (r *Reconciler) publish(s State) {
 	r.publishing.Lock()
 	defer r.publishing.Unlock()
@@ -296,7 +298,7 @@ func (r *Reconciler) publishWithHealth(s State) {
 	}
 }
 
-// sameHealth compares statuses without the counts of XIDs.
+// sameHealth reports whether two statuses are equal, apart from the counts of XIDs.
 func sameHealth(a, b health.Status) bool { return a.State == b.State && a.String() == b.String() }
 
 func (r *Reconciler) observe(began time.Time, written bool, err error) {
@@ -305,7 +307,7 @@ func (r *Reconciler) observe(began time.Time, written bool, err error) {
 	}
 }
 
-// fileIn returns the path of a kind's spec beside the GPUs' spec, or empty if no spec is written.
+// fileIn returns the path of the spec of a kind, beside the GPUs' spec, or "" if no spec is written.
 func fileIn(o *Options, kind string) string {
 	if o.Path == "" {
 		return ""

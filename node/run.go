@@ -23,10 +23,10 @@ const (
 	// probes may soon make a device healthy.
 	PollInterval    = 5 * time.Second
 	suspectInterval = time.Second
-	// minPollPause is the shortest time between a poll and a poll that an event of the driver causes.
+	// minPollPause is the shortest time between a poll and the next one, if an event of the driver causes that.
 	minPollPause = 200 * time.Millisecond
-	// maxReconcilePause is the longest time between two reconciliations. It is how long changes can go unnoticed that
-	// neither the driver nor a poll shows, such as those of the driver's programs.
+	// maxReconcilePause is the longest time between two reconciliations. Some changes are shown neither by the driver
+	// nor by a poll, for example of the driver's programs. They can go unnoticed for this time.
 	maxReconcilePause = time.Minute
 	// stuckAfter is how long a reconciliation may take. The driver's own deadlines are a quarter of that.
 	stuckAfter = 2 * time.Minute
@@ -54,8 +54,8 @@ func (r *Reconciler) Run(ctx context.Context) (err error) {
 	}
 	watch := func() {
 		if watchErr == nil {
-			for _, dir := range r.opts.Dirs { // repeatedly, since directories may be created or replaced later
-				_ = watcher.Add(dir) // where this fails, polls notice changes
+			for _, dir := range r.opts.Dirs { // again and again, since directories may be created or replaced later
+				_ = watcher.Add(dir) // if this fails, polls notice changes
 			}
 		}
 	}
@@ -63,7 +63,7 @@ func (r *Reconciler) Run(ctx context.Context) (err error) {
 	if r.changed() { // between Start and the watch
 		r.Trigger()
 	}
-	timer := time.NewTimer(0) // later probes are compared with the first ones
+	timer := time.NewTimer(0) // at once: later probes are compared with the first ones
 	defer timer.Stop()
 	for {
 		r.heartbeat.Store(time.Now().UnixNano())
@@ -105,8 +105,8 @@ func (r *Reconciler) interval() time.Duration {
 	return r.opts.Interval
 }
 
-// poll probes the GPUs, and reports whether to reconcile: the node has changed since the last reconciliation, or that
-// reconciliation failed.
+// poll probes the GPUs, and reports whether to reconcile: because the node has changed since the last reconciliation,
+// or because that failed.
 func (r *Reconciler) poll(ctx context.Context) bool {
 	r.polled = time.Now()
 	probes := r.monitor.poll(ctx)
@@ -122,7 +122,7 @@ func (r *Reconciler) poll(ctx context.Context) bool {
 	return err != nil || !reflect.DeepEqual(s, r.plan.snapshot)
 }
 
-// asInSnapshot reports whether all GPUs of the last snapshot are readable, and probes agree with the snapshot.
+// asInSnapshot reports whether all GPUs of the last snapshot could be read, and probes agree with that snapshot.
 func (r *Reconciler) asInSnapshot(probes []gpu.Probe) bool {
 	devices := map[string]*gpu.Device{}
 	for i := range r.plan.snapshot.Devices {
@@ -144,9 +144,9 @@ func (r *Reconciler) asInSnapshot(probes []gpu.Probe) bool {
 // changed reports whether a file or directory has changed since the last reconciliation.
 func (r *Reconciler) changed() bool { return !maps.Equal(r.identify(), r.seen) }
 
-// identify returns the identities of the files that a reconciliation depends on: the spec files and descriptors, the
+// identify returns the identities of the files on which a reconciliation depends: the spec files and descriptors, the
 // directories of the driver's library and of device nodes, and the kernel module's list of GPUs. It opens no file of
-// the driver, since reading one can hang.
+// the driver, since reading such a file can hang.
 func (r *Reconciler) identify() map[string]fileio.ID {
 	h := r.opts.Host
 	ids := map[string]fileio.ID{}
@@ -176,7 +176,7 @@ func (r *Reconciler) identify() map[string]fileio.ID {
 	return ids
 }
 
-// list returns the names in a directory, or none on an error.
+// list returns the names in a directory. If the directory cannot be read, there are none.
 func list(dir string) []string {
 	d, err := os.Open(dir)
 	if err != nil {

@@ -20,7 +20,7 @@ func (e *SpecError) Error() string { return e.Err.Error() }
 
 func (e *SpecError) Unwrap() error { return e.Err }
 
-// KindError means that the spec's path has a spec of another kind, which is not replaced.
+// KindError means that a spec of another kind is at the spec's path. That spec is not replaced.
 type KindError struct {
 	Path, Kind, Want string
 }
@@ -29,14 +29,14 @@ func (e *KindError) Error() string {
 	return fmt.Sprintf("write %s: it is a spec of kind %s, not %s", e.Path, e.Kind, e.Want)
 }
 
-// specFile is the CDI spec file of the GPUs or of an extra. An empty path means none.
+// specFile is the CDI spec file of the GPUs or of an extra. If its path is empty, no spec is written.
 type specFile struct {
 	path, kind string
 	extra      *Extra // nil for the GPUs
 	lock       fileLock
 }
 
-// loadSpecs reads all spec files. A later change of one of ours leads to another reconciliation.
+// loadSpecs reads all spec files. If one of our files changes later, that leads to another reconciliation.
 func (r *Reconciler) loadSpecs() *cdi.SpecDirs {
 	for _, f := range r.files {
 		r.see(f.path)
@@ -44,11 +44,11 @@ func (r *Reconciler) loadSpecs() *cdi.SpecDirs {
 	return cdi.Load(r.opts.Dirs...)
 }
 
-// see records the identity of a file or directory after it was written, so that our own write is not taken for a
-// change.
+// see records the identity of a file or directory after this program wrote it. Otherwise the write would be taken for
+// a change by others.
 func (r *Reconciler) see(path string) { r.seen[path] = fileio.IDOf(path) }
 
-// newSpecFile returns the file of a spec of a kind.
+// newSpecFile returns the file for a spec of a kind.
 func newSpecFile(path, kind string, extra *Extra) *specFile {
 	return &specFile{path: path, kind: kind, extra: extra, lock: fileLock{
 		path:    lockPath(path),
@@ -60,7 +60,7 @@ func newSpecFile(path, kind string, extra *Extra) *specFile {
 // readableMode is the mode bits that let engines of all users read a spec.
 const readableMode = 0o444
 
-// lockPath is the path of the lock of the instance that writes a spec.
+// lockPath returns the path of the lock for a spec file, which the instance that writes the file holds.
 func lockPath(path string) string {
 	if path == "" {
 		return ""
@@ -83,7 +83,7 @@ func (r *Reconciler) writeSpecs(p *plan) {
 	}
 }
 
-// writeSpec writes or removes the file, unless it already has the planned content.
+// writeSpec writes or removes the file, unless its content is the planned one.
 func (r *Reconciler) writeSpec(f *plannedFile) (written bool, err error) {
 	if err := f.lock.hold(); err != nil {
 		return false, err
@@ -125,7 +125,7 @@ func (r *Reconciler) writeSpec(f *plannedFile) (written bool, err error) {
 	return true, nil
 }
 
-// removeCreated removes the specs that writing the plan created.
+// removeCreated removes the specs that did not exist before the plan was written.
 func (p *plan) removeCreated() error {
 	var errs []error
 	for i := range p.files {
@@ -139,15 +139,16 @@ func (p *plan) removeCreated() error {
 	return errors.Join(errs...)
 }
 
-// othersCanChange reports whether another user owns the file or may write to it. Engines run a spec's hooks as root.
+// othersCanChange reports whether another user owns the file or may write to it. Engines run the hooks in a spec as
+// root.
 func othersCanChange(path string) bool {
 	var st unix.Stat_t
 	err := unix.Lstat(path, &st)
 	return err == nil && (int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0)
 }
 
-// makeDir creates the directory, but not its parents: /var/run is emptied at boot, while a missing parent is probably
-// a mistake in the configuration.
+// makeDir creates the directory, but not its parents: /var/run is emptied at boot, but a missing parent is probably a
+// mistake in the configuration.
 func makeDir(dir string) error {
 	if err := fileio.MakeDir(dir); err != nil { // engines of unprivileged users read it too
 		return fmt.Errorf("make the spec directory: %w", err)

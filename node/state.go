@@ -14,25 +14,25 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// State is what the node has and offers. It is immutable once published.
+// State has the GPUs of the node, and what it offers. It is immutable once published.
 type State struct {
-	// Snapshot is the last successful snapshot. A GPU that stopped answering keeps its UUID in it.
+	// Snapshot is the last successful snapshot. A GPU that no longer answers keeps its UUID in it.
 	Snapshot *gpu.Snapshot
-	// Spec is the desired CDI spec, or nil without devices.
+	// Spec is the desired CDI spec, or nil if it would have no devices.
 	Spec *specs.Spec
-	// Resources are the offered devices, with what a container gets for each. A device is healthy only if containers
-	// can get it.
+	// Resources are the resources that are offered, with what a container gets for each device. A device is healthy
+	// only if containers can get it.
 	Resources []resource.Resource
 	// Health has the health of each device, by UUID. It is nil if health is not monitored.
 	Health map[string]health.Status
-	// Err says why the state is not the desired one, or is nil. It excludes names that other spec files define, except
-	// those of a required extra.
+	// Err says why the state is not the desired one, or is nil. If other spec files define some names, that is no such
+	// error, unless the name is that of a required extra.
 	Err error
 
 	remarks []remark
-	names   map[string]string // like plan.names
+	names   map[string]string // see plan.names
 
-	// The resources and remarks before the health of the devices was added.
+	// The resources and the remarks as they were before the health of the devices was added.
 	resourcesBefore []resource.Resource
 	remarksBefore   []remark
 }
@@ -43,7 +43,7 @@ func (s State) withoutHealth() State {
 	return s
 }
 
-// offers reports whether engines take a qualified name from our specs with the desired edits.
+// offers reports whether engines take a qualified name from our specs, with the desired edits.
 func (s *State) offers(name string) bool {
 	reason, inSpec := s.names[name]
 	return inSpec && reason == ""
@@ -51,15 +51,15 @@ func (s *State) offers(name string) bool {
 
 // remark is a sentence about the present state of the node.
 type remark struct {
-	// key identifies the remark's subject: a remark replaces an earlier one with the same key.
+	// key identifies the subject of the remark. A new remark replaces an earlier one with the same key.
 	key string
-	// level is Error for faults that keep healthy devices from containers, Warn for other faults, and Info for other
-	// things that an administrator may want to know.
+	// level is Error for faults because of which containers cannot get healthy devices, Warn for other faults, and
+	// Info for other things that an administrator may want to know.
 	level        slog.Level
 	text, advice string
 }
 
-// newRemark returns a remark about an error that keeps devices from containers.
+// newRemark returns a remark about an error because of which containers cannot get devices.
 func newRemark(key, text string, err error) remark {
 	return remark{key: key, level: slog.LevelError, text: text + ": " + strings.ReplaceAll(err.Error(), "\n", "; ")}
 }
@@ -86,7 +86,7 @@ func logRemarks(log *slog.Logger, before, now []remark) {
 	}
 }
 
-// Remarks returns what is wrong on the node, one line each.
+// Remarks returns what is wrong on the node, in one line each.
 func (s *State) Remarks() []string { return s.remarksFrom(slog.LevelWarn) }
 
 func (s *State) remarksFrom(level slog.Level) []string {
@@ -99,8 +99,8 @@ func (s *State) remarksFrom(level slog.Level) []string {
 	return lines
 }
 
-// Ready returns an error before the first state is published, and if the node has devices and containers can get none
-// of them because of the spec files or the driver as a whole.
+// Ready returns an error before the first state is published. It also returns an error if the node has devices, but
+// containers can get none of them because of the spec files or the driver as a whole.
 func (s *State) Ready() error {
 	if s.Snapshot == nil {
 		return errors.New("the GPUs have not been read yet")
@@ -113,7 +113,7 @@ func (s *State) Ready() error {
 	return fmt.Errorf("no device can be given to containers: %s", strings.Join(reasons, "; "))
 }
 
-// countHealthy counts the healthy devices; all replicas of a device count once.
+// countHealthy counts the healthy devices. All replicas of a device count as one.
 func countHealthy(resources []resource.Resource) int {
 	uuids := map[string]bool{}
 	for _, r := range resources {
@@ -126,8 +126,8 @@ func countHealthy(resources []resource.Resource) int {
 	return len(uuids)
 }
 
-// onlyPublished returns the resources with only those devices that were published before, none of them healthier than
-// before.
+// onlyPublished returns the resources with only those devices that were published before. None of them is healthier
+// than before.
 func onlyPublished(next, before []resource.Resource) []resource.Resource {
 	published := map[[2]string]resource.Device{}
 	for _, r := range before {
