@@ -11,18 +11,18 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// Action is what an event or a finding means for a device.
+// Action is what must be done because of an event or a finding.
 type Action string
 
 // The actions, from the least to the most severe.
 const (
-	// None: nothing needs to be done.
+	// None: nothing must be done.
 	None Action = "none"
 	// Application: an application on the device ends; the device stays healthy.
 	Application Action = "application"
-	// Probe: the event proves no fault; the device is suspect until its probes are clean.
+	// Probe: the event is no proof of a fault. The device is suspect until its probes are clean.
 	Probe Action = "probe"
-	// Reset, Reboot and Service: the device needs a reset, a reboot of the node, or an administrator.
+	// Reset, Reboot and Service: the device needs a reset, a reboot of the host, or an administrator.
 	Reset   Action = "reset"
 	Reboot  Action = "reboot"
 	Service Action = "service"
@@ -42,10 +42,10 @@ func Actions() []string {
 // worse reports whether a is more severe than b.
 func (a Action) worse(b Action) bool { return slices.Index(severity, a) > slices.Index(severity, b) }
 
-// Rule decides what events of an XID mean.
+// Rule decides what must be done because of events of an XID.
 type Rule struct {
 	Action Action
-	// The action is taken at the Count-th event within Within; earlier events are only counted. 0 means 1.
+	// The action is taken at the Count-th event within the time Within; earlier events are only counted. 0 means 1.
 	Count  int
 	Within time.Duration
 }
@@ -72,8 +72,8 @@ var actions = map[string]Action{
 	"CHECK_MECHANICALS": Service,
 	"UPDATE_SWFW":       Service,
 	"CONTACT_SUPPORT":   Service,
-	"CHECK_UVM":         None, // an effect of another error, which has its own event
-	"XID_154":           None, // reports the recovery action, which is read after each event
+	"CHECK_UVM":         None, // an effect of another error, which has an event of its own
+	"XID_154":           None, // the driver's recovery action, which is read after each event
 	"WORKFLOW_XID_45":   None, // an effect of another error, or the end of an application
 	// A reset is needed if a row was remapped or a page retired, which probes detect.
 	"WORKFLOW_XID_48":     Probe,
@@ -97,7 +97,7 @@ func parseCatalogue(text string) map[uint64]catalogued {
 	return all
 }
 
-// actionOf returns the catalogue's action for a code. For a code that is missing there, probes decide.
+// actionOf returns the action for a code according to the catalogue. If the code is not in it, probes decide.
 func actionOf(code uint64) Action {
 	if c, ok := catalogue[code]; ok {
 		return c.action
@@ -105,7 +105,7 @@ func actionOf(code uint64) Action {
 	return Probe
 }
 
-// XIDName returns the code with its description, such as "XID 79 (GPU has fallen off the bus)".
+// XIDName returns an XID with its description, such as "XID 79 (GPU has fallen off the bus)".
 func XIDName(code uint64) string {
 	text := "XID " + strconv.FormatUint(code, 10)
 	if name := catalogue[code].name; name != "" {
@@ -114,7 +114,7 @@ func XIDName(code uint64) string {
 	return text
 }
 
-// recoveryActions are the meanings of the driver's recovery actions, by NVML's nvmlDeviceGpuRecoveryAction_t.
+// recoveryActions say what the driver's recovery actions mean. The index is NVML's nvmlDeviceGpuRecoveryAction_t.
 var recoveryActions = []struct {
 	action Action
 	text   string
@@ -129,7 +129,7 @@ var recoveryActions = []struct {
 	{Reboot, "the driver requires a reboot of the node"},
 }
 
-// recoveryFinding returns the finding of a recovery action, and whether there is one. A GPU with an unknown recovery
+// recoveryFinding returns the finding for a recovery action, and whether there is one. A GPU with an unknown recovery
 // action, for example of a newer driver, is not healthy.
 func recoveryFinding(action int) (Finding, bool) {
 	switch {

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Cordon takes a device out of service, and with a GPU its MIG devices, until Uncordon. The device must be known, but
-// need not be present.
+// Cordon takes a device out of service until Uncordon. If the device is a GPU, its MIG devices are out of service too.
+// The device must be known, but need not be present.
 func (m *Machine) Cordon(now time.Time, uuid, reason string) ([]Transition, error) {
 	return m.setCordon(now, uuid, cmp.Or(reason, "no reason was given"))
 }
 
-// Uncordon ends Cordon. It returns an error for a MIG device of a cordoned GPU. NVLinks of a GPU that are down when
-// its cordon ends are no fault from then on: the administrator who cordoned the GPU knows of them.
+// Uncordon ends a cordon. For a MIG device whose GPU is cordoned it returns an error. If NVLinks of a GPU are down
+// when its cordon ends, that is no fault from then on: the administrator who cordoned the GPU knows of them.
 func (m *Machine) Uncordon(now time.Time, uuid string) ([]Transition, error) {
 	if e := m.entries[uuid]; e != nil && e.GPU != uuid {
 		if parent := m.entries[e.GPU]; parent != nil && parent.Cordon != "" {
@@ -35,13 +35,13 @@ func (m *Machine) setCordon(now time.Time, uuid, reason string) ([]Transition, e
 // Knows reports whether a device is present, or was present and is remembered.
 func (m *Machine) Knows(uuid string) bool { return m.entries[uuid] != nil }
 
-// HoldForReset takes a GPU and its MIG devices out of service for a reset until EndHold. The reason is part of a
+// HoldForReset takes a GPU and its MIG devices out of service for a reset, until EndHold. The reason is part of a
 // sentence. A hold is independent of a cordon. The GPU must be known, but need not be present.
 func (m *Machine) HoldForReset(now time.Time, gpu, reason string) ([]Transition, error) {
 	return m.setWithMIG(gpu, func(e *entry) { e.Hold, e.HeldSince = reason, now })
 }
 
-// EndHold ends HoldForReset.
+// EndHold ends a hold of HoldForReset.
 func (m *Machine) EndHold(gpu string) []Transition {
 	transitions, _ := m.setWithMIG(gpu, func(e *entry) { e.Hold, e.HeldSince = "", time.Time{} })
 	return transitions
@@ -58,8 +58,8 @@ func (m *Machine) Held() []string {
 	return slices.Sorted(maps.Keys(gpus))
 }
 
-// setWithMIG changes a device and, with a GPU, its MIG devices, including absent ones that may come back. It returns
-// an error if none of them is known.
+// setWithMIG changes a device. If the device is a GPU, it also changes the GPU's MIG devices, including absent ones
+// that may come back. It returns an error if none of them is known.
 func (m *Machine) setWithMIG(uuid string, set func(*entry)) ([]Transition, error) {
 	var transitions []Transition
 	known := false

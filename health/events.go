@@ -8,8 +8,8 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// Event counts an EventXID and returns the transitions that it causes. First says whether the code is new on one of
-// the affected devices.
+// Event counts an event of kind gpu.EventXID and returns the transitions that it causes. First says whether the XID is
+// new on one of the affected devices.
 func (m *Machine) Event(now time.Time, ev gpu.Event) (transitions []Transition, first bool) {
 	for _, e := range m.concerned(ev) {
 		before := e.condition()
@@ -30,8 +30,8 @@ func (m *Machine) Event(now time.Time, ev gpu.Event) (transitions []Transition, 
 	return transitions, first
 }
 
-// concerned returns the devices that an event affects: the MIG devices of its instance or, if that is unknown, the GPU
-// and its MIG devices.
+// concerned returns the devices that an event affects: the MIG devices of its instance or, if the instance is unknown,
+// the GPU and its MIG devices.
 func (m *Machine) concerned(ev gpu.Event) []*entry {
 	ofInstance := m.matching(func(d *Device) bool {
 		return d.GPU == ev.GPU && ev.GPUInstance != gpu.NoInstance && d.GPUInstance == ev.GPUInstance &&
@@ -43,8 +43,8 @@ func (m *Machine) concerned(ev gpu.Event) []*entry {
 	return m.of(ev.GPU)
 }
 
-// verdict returns the meaning of an event: that of the administrator's rule, else that of the recovery action, else,
-// if the driver does not report one, that of the catalogue.
+// verdict returns what an event means. The administrator's rule decides; if there is none, the driver's recovery
+// action; if the driver reports none, the catalogue.
 func (m *Machine) verdict(now time.Time, o *occurrences, ev gpu.Event) Finding {
 	if rule, ok := m.rules.XIDs[ev.XID]; ok {
 		if !o.reaches(now, rule) {
@@ -66,13 +66,13 @@ func (m *Machine) verdict(now time.Time, o *occurrences, ev gpu.Event) Finding {
 	}
 }
 
-// occurrences are the events of one XID.
+// occurrences are the events of one XID on a device.
 type occurrences struct {
 	count  int
-	recent []time.Time // the last events, at most as many as the rule counts
+	recent []time.Time // the times of the last events, at most as many as the rule counts
 }
 
-// reaches adds an event and reports whether the rule's action is due.
+// reaches adds an event and reports whether the rule's action must be taken.
 func (o *occurrences) reaches(now time.Time, r Rule) bool {
 	count := min(max(r.Count, 1), MaxCount)
 	o.recent = append(o.recent, now)

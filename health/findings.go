@@ -8,15 +8,15 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// baseline is what later probes of a GPU are compared with.
+// baseline is the state with which later probes of a GPU are compared.
 type baseline struct {
-	// NVLinks are the links that have been up: others may not be connected.
+	// NVLinks are the links that were up at some time. Other links may not be connected.
 	NVLinks uint64 `json:"nvLinks"`
 	// UncorrectedECC is the error count at the last probe.
 	UncorrectedECC uint64 `json:"uncorrectedECC"`
 }
 
-// NotAnswering is the reason for a device whose GPU does not answer, if the cause is unknown.
+// NotAnswering is the reason of a device whose GPU does not answer, if the cause is unknown.
 const NotAnswering = "it does not answer"
 
 // shutdownMargin is how many degrees below its shutdown temperature a GPU counts as too hot.
@@ -27,13 +27,13 @@ func (b *baseline) findings(p *gpu.Probe) []Finding {
 	switch {
 	case p.NeedsReset:
 		return []Finding{{Text: "the driver cannot use the GPU before a reset", Action: Reset}}
-	case p.Lost: // Machine.Probe clears this when the GPU answers again
+	case p.Lost: // Machine.Probe clears Lost when the GPU answers again
 		return []Finding{{Text: "the driver has lost the GPU, for example because it fell off the bus", Action: Reboot}}
 	case p.Error != "":
 		return []Finding{{Text: NotAnswering, Action: None}}
 	}
 	if p.MIGEnabled {
-		b.NVLinks = 0 // enabling MIG takes links down on some GPUs, and MIG devices have none
+		b.NVLinks = 0 // on some GPUs links go down when MIG is enabled, and MIG devices have none
 	}
 	var list []Finding
 	add := func(wrong bool, action Action, format string, args ...any) {
@@ -62,7 +62,7 @@ func (b *baseline) findings(p *gpu.Probe) []Finding {
 func (m *Machine) Probe(now time.Time, p *gpu.Probe) []Transition {
 	b := m.baselines[p.UUID]
 	if b == nil {
-		// The count includes errors from before the first probe, which had their events. A reset does not clear it.
+		// The count includes errors before the first probe, which had events of their own. A reset does not clear it.
 		b = &baseline{UncorrectedECC: p.UncorrectedECC}
 		m.baselines[p.UUID] = b
 	}
@@ -79,7 +79,7 @@ func (m *Machine) Probe(now time.Time, p *gpu.Probe) []Transition {
 	var transitions []Transition
 	for _, e := range m.of(p.UUID) {
 		before := e.condition()
-		if e.Lost && p.Error == "" && !e.Event.Action.worse(Reboot) { // initialised again, for example by a reboot
+		if e.Lost && p.Error == "" && !e.Event.Action.worse(Reboot) { // the GPU was initialised again, for example by a reboot
 			e.Event = Finding{}
 		}
 		e.Lost = p.Lost || e.Lost && p.Error != ""
@@ -93,8 +93,8 @@ func (m *Machine) Probe(now time.Time, p *gpu.Probe) []Transition {
 	return transitions
 }
 
-// failed applies a finding. The finding replaces that of an earlier probe, even a worse one. It replaces the finding
-// of an event only if it is worse.
+// failed applies a finding of a probe. It replaces the finding of an earlier probe, even if that was worse. It
+// replaces the finding of an event only if it is worse than that.
 func (e *entry) failed(now time.Time, f Finding) {
 	if needed := e.needed(); !f.Action.worse(needed.Action) {
 		f = needed
@@ -102,9 +102,9 @@ func (e *entry) failed(now time.Time, f Finding) {
 	e.fault(now, f)
 }
 
-// passed applies a probe without findings. After a time such probes make a device healthy, unless it needs an action
-// because of an event. If the driver reports that no recovery action is needed, only an administrator's rule can still
-// require one.
+// passed applies a probe without findings. After a time such probes make a device healthy, unless the device needs an
+// action because of an event. If the driver reports that no recovery action is needed, a device needs such an action
+// only if an administrator's rule requires it.
 func (e *entry) passed(now time.Time, recoveryAction int, cleanFor time.Duration) {
 	if recoveryAction == 0 {
 		e.Event = Finding{}
@@ -114,7 +114,7 @@ func (e *entry) passed(now time.Time, recoveryAction int, cleanFor time.Duration
 	case e.State == Healthy:
 		return
 	case needed.Action != "":
-		e.Reason, e.Remedy = needed.Text, needed.Action // a probe's finding may have been worse
+		e.Reason, e.Remedy = needed.Text, needed.Action // the finding of a probe may have been worse
 		return
 	}
 	if e.clean.IsZero() {

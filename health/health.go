@@ -1,5 +1,5 @@
-// Package health decides which devices are healthy. Its inputs are events and probes of GPUs; its output is a state
-// with a reason and a remedy for each device.
+// Package health decides which devices are healthy. It gets events and probes of GPUs, and returns a state for each
+// device, with a reason and a remedy.
 //
 // A Machine is pure: it has no side effects and no clock. Each input has its time, and inputs must be in order. Of
 // NVIDIA's terms the package knows only XIDs and the recovery action.
@@ -15,33 +15,34 @@ type State string
 // The states of a device.
 const (
 	Healthy State = "healthy"
-	// Suspect is a device with a report that proves no fault, until probes decide, or a device that is in use after
-	// its last container. A container on a bad device would lose its work, while a device that is missing for some
-	// seconds costs little.
+	// Suspect is a device that may have a fault: a report is no proof of one, and probes will decide, or the device is
+	// still in use after its last container. Containers do not get it meanwhile: on a bad device they would lose their
+	// work, and to do without the device for some seconds costs little.
 	Suspect State = "suspect"
 	// Unhealthy is a device that needs its Remedy, or whose probes fail.
 	Unhealthy State = "unhealthy"
-	// Recovering is a device whose probes pass again, but not yet for long enough.
+	// Recovering is a device whose probes pass again, but have not done so for long enough.
 	Recovering State = "recovering"
-	// Cordoned is a device that an administrator took out of service, or that is held for an administrator's reset.
+	// Cordoned is a device that an administrator has taken out of service, or that is held for an administrator's
+	// reset.
 	Cordoned State = "cordoned"
 )
 
-// Device is a GPU, or a MIG device of one.
+// Device is a GPU, or a MIG device of a GPU.
 type Device struct {
 	UUID string `json:"uuid"`
-	// GPU is the UUID of the GPU that has the device; for a GPU it is the device's own.
+	// GPU is the UUID of the GPU to which a MIG device belongs. For a GPU it is the GPU's own UUID.
 	GPU string `json:"gpu"`
 	// GPUInstance and ComputeInstance are the IDs of a MIG device's instances, or gpu.NoInstance.
 	GPUInstance     int `json:"gpuInstance"`
 	ComputeInstance int `json:"computeInstance"`
 }
 
-// Finding is a fault of a GPU, with the action that it needs.
+// Finding is a fault of a GPU, with the action that the GPU needs.
 type Finding struct {
 	// Text is part of a sentence, such as "a row of its memory could not be remapped".
 	Text string `json:"text"`
-	// Action is the action that the GPU needs; None if the fault can pass by itself.
+	// Action is the action that the GPU needs, or None if the fault can pass by itself.
 	Action Action `json:"action"`
 
 	byRule bool // whether an administrator's rule produced it
@@ -57,10 +58,10 @@ type Status struct {
 	Remedy Action `json:"remedy,omitempty"`
 	// Since is when the device entered its State.
 	Since time.Time `json:"since"`
-	// XIDs counts the events of each code.
+	// XIDs has the number of events of each XID.
 	XIDs map[uint64]int `json:"xids,omitempty"`
-	// EventsMissed says why the events of a GPU are not received, or is empty. Meanwhile only probes detect its
-	// faults.
+	// EventsMissed says why the events of a GPU are not received, or is empty. Meanwhile only probes detect faults of
+	// that GPU.
 	EventsMissed string `json:"eventsMissed,omitempty"`
 }
 

@@ -10,11 +10,11 @@ import (
 
 // Rules configure a Machine.
 type Rules struct {
-	// XIDs are the administrator's rules, by code. A rule takes precedence over the recovery action and the catalogue
-	// for an event of its XID, but not over a recovery action that the next probe still reports.
+	// XIDs are the administrator's rules, by XID. When an event arrives, its rule takes precedence over the recovery
+	// action and the catalogue. But if the next probe still reports a recovery action, that one counts.
 	XIDs map[uint64]Rule
 	// CleanFor is how long probes must pass before a device is healthy again; 0 means DefaultCleanFor. Each relapse
-	// within an hour doubles it, up to 64 times.
+	// within an hour doubles the time, up to 64 times.
 	CleanFor time.Duration
 }
 
@@ -23,7 +23,7 @@ const DefaultCleanFor = 5 * time.Second
 
 const (
 	relapseWithin = time.Hour
-	afterReset    = time.Minute // while a GPU trains its links and joins the fabric again
+	afterReset    = time.Minute // meanwhile a GPU trains its links and joins the fabric again
 	maxDoublings  = 6
 	maxCodes      = 64  // for each device
 	maxAbsent     = 256 // absent devices that are remembered
@@ -33,7 +33,7 @@ const (
 type Machine struct {
 	rules   Rules
 	entries map[string]*entry // by UUID, including absent devices
-	// baselines are compared with the probes of GPUs, by UUID.
+	// baselines has, by UUID, the state with which the next probe of a GPU is compared.
 	baselines map[string]*baseline
 	// eventsMissed says why the events of GPUs are not received, by UUID.
 	eventsMissed map[string]string
@@ -43,7 +43,7 @@ type Machine struct {
 type entry struct {
 	recordedState
 	present    bool
-	unreadable bool // whether it is an unreadable GPU, whose MIG devices are unknown
+	unreadable bool // whether it is a GPU that could not be read, so that its MIG devices are unknown
 	resetAt    time.Time
 	clean      time.Time // since when all probes pass; zero if they fail
 	codes      map[uint64]*occurrences
@@ -58,8 +58,8 @@ func New(rules Rules) *Machine {
 }
 
 // SetDevices sets the devices that are present, each GPU before its MIG devices. A new device is healthy, or has the
-// state of its GPU; so has a MIG device that was created again. Any other device that comes back has its earlier
-// state. Unreadable has the UUIDs of the GPUs that could not be read, whose MIG devices are unknown.
+// state of its GPU. The same holds for a MIG device that was created again. Any other device that comes back has its
+// earlier state. Unreadable has the UUIDs of GPUs that could not be read, so that their MIG devices are unknown.
 func (m *Machine) SetDevices(now time.Time, devices []Device, unreadable ...string) {
 	before := map[string]bool{}
 	for uuid, e := range m.entries {
@@ -78,10 +78,10 @@ func (m *Machine) SetDevices(now time.Time, devices []Device, unreadable ...stri
 }
 
 // created returns the entry of a new device, or of a MIG device that was destroyed and created again while its GPU was
-// present: its earlier state is dropped, except a cordon, which only an administrator ends.
+// present. The earlier state of such a MIG device is dropped, except a cordon, which only an administrator ends.
 func (m *Machine) created(now time.Time, d Device) *entry {
 	e := &entry{recordedState: recordedState{State: Healthy, Since: now}}
-	if parent := m.entries[d.GPU]; parent != nil { // a fault of the GPU is a fault of its MIG device too
+	if parent := m.entries[d.GPU]; parent != nil { // a fault of the GPU is a fault of its MIG devices too
 		*e = *parent
 	}
 	e.codes, e.LeftInUse, e.CannotReset = map[uint64]*occurrences{}, "", "" // these concern only the GPU
@@ -91,8 +91,8 @@ func (m *Machine) created(now time.Time, d Device) *entry {
 	return e
 }
 
-// forget drops absent devices if there are too many: MIG devices before GPUs, those without a cordon before others,
-// and then those that were absent for longest.
+// forget drops absent devices if there are too many: first MIG devices, then GPUs; among them first those without a
+// cordon, and then those that were absent for longest.
 func (m *Machine) forget() {
 	var absent []*entry
 	for _, e := range m.entries {
@@ -119,8 +119,8 @@ func (m *Machine) forget() {
 	}
 }
 
-// reported applies the meaning of an event. The action that the device needs is remembered until it is carried out,
-// even if a worse fault is already known.
+// reported applies the finding of an event. The action that the device needs is remembered until it is carried out,
+// even if the device has a worse fault.
 func (e *entry) reported(now time.Time, f Finding) {
 	if f.Action.worse(Probe) {
 		source := &e.Event
@@ -148,7 +148,7 @@ func (e *entry) fault(now time.Time, f Finding) {
 	if e.State == Suspect && to == Suspect {
 		return
 	}
-	settling := f.Action == None && now.Sub(e.resetAt) < afterReset // not a relapse
+	settling := f.Action == None && now.Sub(e.resetAt) < afterReset // the GPU is still settling, so this is not a relapse
 	if e.State == Healthy && !settling {
 		if now.Sub(e.Recovered) > relapseWithin {
 			e.Relapses = 0
@@ -161,7 +161,7 @@ func (e *entry) fault(now time.Time, f Finding) {
 	e.State, e.Reason, e.Remedy = to, f.Text, f.Action
 }
 
-// WasReset records that a GPU was reset. Clean probes then make it healthy, unless it needs more than a reset.
+// WasReset records that a GPU was reset. Clean probes then make the GPU healthy, unless it needs more than a reset.
 func (m *Machine) WasReset(now time.Time, gpu string) {
 	for _, e := range m.of(gpu) {
 		e.resetAt, e.Relapses, e.CannotReset = now, 0, ""
@@ -173,7 +173,8 @@ func (m *Machine) WasReset(now time.Time, gpu string) {
 	}
 }
 
-// SetCannotReset records why a GPU cannot be reset, until it is reset, the driver changes or the node reboots.
+// SetCannotReset records why a GPU cannot be reset. The record ends when the GPU is reset, the driver changes or the
+// host reboots.
 func (m *Machine) SetCannotReset(gpu, reason string) {
 	if e := m.entries[gpu]; e != nil {
 		e.CannotReset = reason
@@ -188,7 +189,7 @@ func (m *Machine) CannotReset(gpu string) string {
 	return ""
 }
 
-// needed returns what a device needs because of events, whatever probes find; its Action is empty if it needs nothing.
+// needed returns what a device needs because of events, whatever probes find. Its Action is empty if that is nothing.
 func (e *entry) needed() Finding {
 	if e.Rule.Action.worse(e.Event.Action) {
 		return e.Rule
@@ -196,8 +197,8 @@ func (e *entry) needed() Finding {
 	return e.Event
 }
 
-// SetLeftInUse marks a device as in use after its last container, for a reason; an empty reason removes the mark. An
-// otherwise healthy device is suspect while it is marked, whatever its probes find.
+// SetLeftInUse marks a device as still in use after its last container has ended, for a reason; an empty reason
+// removes the mark. A device that is otherwise healthy is suspect while it is marked, whatever probes find.
 func (m *Machine) SetLeftInUse(now time.Time, uuid, reason string) []Transition {
 	e := m.entries[uuid]
 	if e == nil || !e.present {
@@ -211,7 +212,7 @@ func (m *Machine) SetLeftInUse(now time.Time, uuid, reason string) []Transition 
 	return e.changed(before, nil)
 }
 
-// LeftInUse reports whether SetLeftInUse has marked a device, whatever its state.
+// LeftInUse reports whether a device is marked as left in use, whatever its state.
 func (m *Machine) LeftInUse(uuid string) bool {
 	e := m.entries[uuid]
 	return e != nil && e.present && e.LeftInUse != ""
@@ -235,15 +236,15 @@ func (m *Machine) Statuses() map[string]Status {
 	return all
 }
 
-// status returns a device's status, including what only concerns this process.
+// status returns the status of a device, including what is known only in this process.
 func (m *Machine) status(e *entry) Status {
 	s := e.status()
 	s.EventsMissed = m.eventsMissed[e.UUID]
 	return s
 }
 
-// SetEventsMissed records why the events of a GPU are not received; an empty text means that they are. It keeps the
-// first of several reasons, which is the most specific. It reports whether anything changed.
+// SetEventsMissed records why the events of a GPU are not received; an empty text means that they are. If there is a
+// reason already, that one is kept: the first is the most specific. The result says whether anything changed.
 func (m *Machine) SetEventsMissed(gpu, why string) (changed bool) {
 	before, missed := m.eventsMissed[gpu]
 	switch {
@@ -255,8 +256,8 @@ func (m *Machine) SetEventsMissed(gpu, why string) (changed bool) {
 	return m.eventsMissed[gpu] != before
 }
 
-// StatusWithoutCordon returns the status that a device has apart from a cordon, HoldForReset or SetLeftInUse, and
-// false for an absent device.
+// StatusWithoutCordon returns the status that a device would have without a cordon, HoldForReset and SetLeftInUse. For
+// an absent device it returns false.
 func (m *Machine) StatusWithoutCordon(uuid string) (Status, bool) {
 	e := m.entries[uuid]
 	if e == nil || !e.present {
@@ -267,8 +268,8 @@ func (m *Machine) StatusWithoutCordon(uuid string) (Status, bool) {
 	return s, true
 }
 
-// NeedsFrequentProbes reports whether probes may soon make a device healthy: one that is neither cordoned, held for a
-// reset, nor in need of a reboot or service.
+// NeedsFrequentProbes reports whether probes may soon make a device healthy: one that is neither cordoned nor held for
+// a reset, and needs no reboot or service.
 func (m *Machine) NeedsFrequentProbes() bool {
 	for _, e := range m.entries {
 		waits := e.condition().state == Cordoned || e.needed().Action.worse(Reset)
@@ -299,7 +300,7 @@ func (e *entry) status() Status {
 	return s
 }
 
-// condition is the part of a device's state that transitions compare.
+// condition is the part of a device's state whose change is a transition.
 type condition struct {
 	state  State
 	reason string
@@ -317,7 +318,7 @@ func (e *entry) condition() condition {
 	return condition{e.State, e.Reason}
 }
 
-// changed adds the transition from the earlier condition, if the condition has changed.
+// changed adds a transition to the list if the device's condition is not the earlier one any more.
 func (e *entry) changed(before condition, list []Transition) []Transition {
 	after := e.condition()
 	if after == before {

@@ -18,7 +18,7 @@ type Identity struct {
 
 const recordVersion = 1
 
-// Recorded returns the states of a record, by UUID, as Restore would restore them.
+// Recorded returns the states of a record, by UUID, as Restore would set them.
 func Recorded(data []byte, now Identity) (map[string]Status, error) {
 	m := New(Rules{})
 	r, err := m.restore(data, now)
@@ -38,10 +38,10 @@ type record struct {
 	Version int `json:"version"`
 	Identity
 	Devices []recordedDevice `json:"devices"`
-	// Baselines are compared with the GPUs' probes, by UUID.
+	// Baselines has, by UUID, the state with which the next probe of a GPU is compared.
 	Baselines map[string]*baseline `json:"baselines,omitempty"`
-	// EventsMissed says why the events of GPUs are not received, by UUID. It is only for people; the next process
-	// determines it again.
+	// EventsMissed says why the events of GPUs are not received, by UUID. It is only for people who read the record;
+	// the next process determines it again.
 	EventsMissed map[string]string `json:"eventsMissed,omitempty"`
 }
 
@@ -54,22 +54,23 @@ type recordedDevice struct {
 // recordedState is the part of a device's state that outlives the process.
 type recordedState struct {
 	Device
-	Seen time.Time `json:"seen"` // the last day it was present: a time would change the record each minute
+	Seen time.Time `json:"seen"` // the day on which it was last present: with a time, the record would change each minute
 
 	State  State     `json:"state"` // the state apart from a cordon
 	Reason string    `json:"reason,omitempty"`
 	Remedy Action    `json:"remedy,omitempty"`
 	Since  time.Time `json:"since"`
-	// Event is what the device needs because of events, and Rule because of an administrator's rule; zero if nothing.
-	// Clean probes clear neither. A probe clears Event if the driver reports that no recovery action is needed.
+	// Event is what the device needs because of events, and Rule what it needs because of an administrator's rule;
+	// zero if that is nothing. Clean probes clear neither. A probe clears Event if the driver reports that no recovery
+	// action is needed.
 	Event Finding `json:"event,omitzero"`
 	Rule  Finding `json:"rule,omitzero"`
-	Lost  bool    `json:"lost,omitempty"` // whether the last probe reported it lost
+	Lost  bool    `json:"lost,omitempty"` // whether the last probe reported the GPU as lost
 
 	Cordon      string    `json:"cordon,omitempty"` // why an administrator cordoned it, or empty
 	CordonSince time.Time `json:"cordonSince,omitzero"`
 	Hold        string    `json:"hold,omitempty"`        // why it is held for a reset of its GPU
-	HeldSince   time.Time `json:"heldSince,omitzero"`    // since when; zero without a hold
+	HeldSince   time.Time `json:"heldSince,omitzero"`    // since when it is held; zero if it is not
 	CannotReset string    `json:"cannotReset,omitempty"` // why resets of the GPU are refused; empty if unknown
 
 	// LeftInUse says what used the device after its last container, or is empty.
@@ -108,10 +109,10 @@ func parseRecord(data []byte) (record, error) {
 	return r, nil
 }
 
-// EditCordon returns a record in which the cordon of a device, and with a GPU those of its MIG devices, is set to a
-// reason or, with an empty reason, lifted like by Uncordon. It keeps holds of HoldForReset, which the next process
-// ends. A missing device is added as healthy, or with the state of its GPU. Without data EditCordon returns a new
-// record with that identity.
+// EditCordon returns a record with the cordon of a device. If the reason is empty, the cordon is ended, like by
+// Uncordon. If the device is a GPU, the same is done for its MIG devices. Holds of HoldForReset stay; the next process
+// ends them. If the device is not in the record, it is added as healthy, or with the state of its GPU. If data is nil,
+// the result is a new record with that identity.
 func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string) ([]byte, error) {
 	m := New(Rules{})
 	if len(data) > 0 {
