@@ -14,11 +14,11 @@ import (
 )
 
 // Build returns the resources that the node offers, sorted by name. The configuration must be valid: see
-// Config.Validate. Config.Resource is returned even without devices (the kubelet then reports 0), unless rules rename
-// all devices.
+// Config.Validate. Config.Resource is in the result even if it has no devices, so that the kubelet reports 0, unless
+// rules give all devices other names.
 //
-// A device that cannot be allocated is advertised as unhealthy with the reason, not omitted: the kubelet of 1.36 can
-// crash when a device of a running pod disappears. A GPU in MIG mode is omitted, and its MIG devices are advertised.
+// A device that cannot be allocated is advertised as unhealthy with the reason, not left out: the kubelet of 1.36 can
+// crash when a device of a running pod disappears. A GPU in MIG mode is left out, and its MIG devices are advertised.
 //
 // The error wraps a TooManyDevicesError for each resource that is too large.
 func Build(s *gpu.Snapshot, c Config) ([]Resource, []Finding, error) {
@@ -87,7 +87,8 @@ func (b *builder) addDevices(s *gpu.Snapshot) {
 	}
 }
 
-// selected reports whether the filter selects a GPU. It evaluates every selector, for reportUnused.
+// selected reports whether the filter selects a GPU. It evaluates every selector, so that reportUnused knows which
+// ones match.
 func (b *builder) selected(d *gpu.Device) bool {
 	f := &b.config.GPUs
 	included := b.anyMatches("gpus.include", f.Include, d, nil)
@@ -116,14 +117,16 @@ func (b *builder) migName(m *gpu.MIGDevice) string {
 	return b.named("resources.mig", b.config.Names.MIG, m.Profile, profileName(b.config.Resource, m.Profile))
 }
 
-// profileName returns the resource name of a MIG profile, with the vendor of base: nvidia.com/mig-1g.10gb. Plus signs
-// and commas are invalid in names and become dots, as in NVIDIA's device plugin: 1g.10gb+me is mig-1g.10gb.me.
+// profileName returns the resource name for a MIG profile, with the vendor of base, such as nvidia.com/mig-1g.10gb.
+// Names cannot contain plus signs and commas, which become dots, like in NVIDIA's device plugin: 1g.10gb+me is
+// mig-1g.10gb.me.
 func profileName(base, profile string) string {
 	vendor, _, _ := strings.Cut(base, "/")
 	return vendor + "/mig-" + strings.NewReplacer("+", ".", ",", ".").Replace(profile)
 }
 
-// named returns the resource name of the first rule whose pattern matches the model or profile, or the default.
+// named returns the resource name of the first rule whose pattern matches the model or profile. If no rule matches, it
+// returns the default.
 func (b *builder) named(key string, rules []NameRule, text, defaultName string) string {
 	for i, r := range rules {
 		if r.Pattern.matches(text) {
@@ -134,7 +137,7 @@ func (b *builder) named(key string, rules []NameRule, text, defaultName string) 
 	return defaultName
 }
 
-// add plans a device, unless it cannot be advertised to the kubelet.
+// add plans a device, unless the kubelet cannot be told about it.
 func (b *builder) add(a *gpu.Allocatable, resource string) {
 	p := plan{device: newDevice(a), resource: resource, gpu: a.GPU, mig: a.MIG}
 	if err := b.checkAdvertisable(&p); err != nil {
@@ -211,7 +214,7 @@ func (b *builder) allRenamed() bool {
 	return renamed
 }
 
-// expand builds a resource with the replicas of its plans, which are sorted by index like the snapshot.
+// expand builds a resource with the replicas of its planned devices. These are in the order of the snapshot, by index.
 func expand(name string, plans []plan) Resource {
 	r := Resource{Name: name, Devices: []Device{}}
 	for _, p := range plans {

@@ -4,7 +4,8 @@ import "slices"
 
 // Config selects the devices that are offered, and their resource names. Its keys are those of the configuration file.
 type Config struct {
-	// Resource is the resource name of GPUs without a rule. The resources of MIG devices have the same vendor.
+	// Resource is the resource name of GPUs to which no rule gives another name. The resources of MIG devices have the
+	// same vendor.
 	Resource string `yaml:"resource" json:"resource"`
 	// MIGStrategy selects how GPUs in MIG mode are offered.
 	MIGStrategy MIGStrategy `yaml:"mig-strategy" json:"mig-strategy"`
@@ -12,7 +13,7 @@ type Config struct {
 	GPUs Filter `yaml:"gpus" json:"gpus"`
 	// Names are rules for resource names.
 	Names Names `yaml:"resources" json:"resources"`
-	// MPS allows rules in Sharing.MPS, which need MPS control daemons.
+	// MPS must be set if Sharing.MPS has rules, since they need MPS control daemons.
 	MPS bool `yaml:"mps" json:"mps"`
 	// Sharing selects devices that several containers share.
 	Sharing Sharing `yaml:"sharing" json:"sharing"`
@@ -24,8 +25,8 @@ type MIGStrategy string
 const (
 	// MIGNone offers only whole GPUs.
 	MIGNone MIGStrategy = "none"
-	// MIGSingle offers MIG devices under the resource name of GPUs. All must have the same profile, on all GPUs of the
-	// node.
+	// MIGSingle offers MIG devices under the resource name of GPUs. All MIG devices of the node must have the same
+	// profile.
 	MIGSingle MIGStrategy = "single"
 	// MIGMixed offers a resource for each MIG profile, such as nvidia.com/mig-1g.10gb, and whole GPUs.
 	MIGMixed MIGStrategy = "mixed"
@@ -42,7 +43,7 @@ type Filter struct {
 	Exclude []Selector `yaml:"exclude" json:"exclude"`
 }
 
-// Names are rules for resource names. The first rule that matches a device applies.
+// Names are rules that give devices resource names. The first rule that matches a device applies.
 type Names struct {
 	// GPUs has patterns of product names. They apply to GPUs and, with MIGSingle, to MIG devices.
 	GPUs []NameRule `yaml:"gpus" json:"gpus"`
@@ -62,13 +63,13 @@ type Sharing struct {
 	MPS         MPS         `yaml:"mps" json:"mps"`
 }
 
-// TimeSlicing offers replicas of devices. The driver switches between the processes, without isolation; each may use
-// all of the memory.
+// TimeSlicing offers replicas of devices. The driver switches between the processes of the containers, without
+// isolation: each process may use all of the memory.
 type TimeSlicing struct {
 	// RenameByDefault appends ".shared" to the names of shared resources that have no Rename.
 	RenameByDefault bool `yaml:"rename-by-default" json:"rename-by-default"`
-	// FailRequestsGreaterThanOne refuses requests for more than one device of a shared resource: more replicas do not
-	// give more compute.
+	// FailRequestsGreaterThanOne refuses requests for more than one device of a shared resource, since more replicas
+	// give no more compute.
 	FailRequestsGreaterThanOne bool `yaml:"fail-requests-greater-than-one" json:"fail-requests-greater-than-one"`
 	// Resources are the rules. The first rule that matches a device applies.
 	Resources []SharingRule `yaml:"resources" json:"resources"`
@@ -92,14 +93,15 @@ type SharingRule struct {
 	Devices []Selector `yaml:"devices,omitempty" json:"devices,omitempty"`
 	// Replicas is the number of replicas of each device, at least 2.
 	Replicas int `yaml:"replicas" json:"replicas"`
-	// Rename is the resource name of the replicas, or empty.
+	// Rename is the resource name of the replicas. If it is empty, they have the name in Name, or that with ".shared"
+	// (RenameByDefault).
 	Rename string `yaml:"rename,omitempty" json:"rename,omitempty"`
 }
 
-// sharedSuffix ends the names of shared resources with RenameByDefault.
+// sharedSuffix is appended to the names of shared resources if RenameByDefault is set.
 const sharedSuffix = ".shared"
 
-// The configuration keys of each sharing method's rules.
+// The configuration keys of the rules of each sharing method.
 const (
 	timeSlicingKey = "sharing.time-slicing.resources"
 	mpsKey         = "sharing.mps.resources"
@@ -110,7 +112,7 @@ type method struct {
 	key             string
 	rules           []SharingRule
 	renameByDefault bool
-	// limitReason says why a container may have only one replica; empty if it may have more.
+	// limitReason says why a container may have only one replica. It is empty if a container may have more.
 	limitReason string
 }
 

@@ -1,8 +1,8 @@
-// Package resource computes the resources that a node advertises to the kubelet: which devices, under which resource
-// names, and in how many replicas.
+// Package resource computes the resources that a node advertises to the kubelet: which devices there are, under which
+// resource names, and how many replicas of each.
 //
-// The result depends only on the snapshot of the driver and on the configuration. The package knows the device plugin
-// API only through the sizes of its messages.
+// The result depends only on the snapshot of the driver and on the configuration. Of the device plugin API, the
+// package knows only how large messages may be.
 //
 //	resources, findings, err := resource.Build(snapshot, config)
 //

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// The maximum number of clients of a GPU's MPS server: NVIDIA's documentation of MPS, "Client-Server Connection
-// Limits". Since Volta drivers of CUDA 13.1 and later accept 60; all drivers accept 48.
+// The maximum number of clients of a GPU's MPS server, according to NVIDIA's documentation of MPS, "Client-Server
+// Connection Limits". For GPUs since Volta, drivers of CUDA 13.1 and later accept 60; all drivers accept 48.
 const (
 	maxMPSClients         = 48
 	maxMPSClientsPreVolta = 16
@@ -18,8 +18,8 @@ const (
 // volta is the first major compute capability whose MPS clients have their own address spaces and thread limits.
 const volta = 7
 
-// mpsLimits returns the share of a GPU that each of n clients gets, or why MPS cannot share the GPU. An unreadable GPU
-// is not checked.
+// mpsLimits returns the share of a GPU that each of n clients gets, or why MPS cannot share the GPU. A GPU that could
+// not be read is not checked.
 func mpsLimits(p *plan, n int) (*MPSLimits, error) {
 	if p.mig != nil {
 		return nil, errors.New("MPS cannot share MIG devices")

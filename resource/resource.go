@@ -16,25 +16,25 @@ type Resource struct {
 	// limit.
 	Limit       int
 	LimitReason string
-	// Grant is what every container with a device of the resource gets in addition to the devices' own grants, or nil.
+	// Grant is what a container with any device of the resource gets once, besides the Grant of each device; or nil.
 	Grant *Grant
 }
 
-// Device is a device as the kubelet knows it: a GPU, a MIG device, or a replica of one.
+// Device is a device as the kubelet knows it: a GPU, a MIG device, or a replica of a GPU or MIG device.
 type Device struct {
 	// ID is the device ID: the UUID, or "UUID::REPLICA". It has at most 63 bytes.
 	ID string
 	// UUID is "GPU-..." or "MIG-...".
 	UUID string
-	// Parent is the UUID of the device's GPU. For a whole GPU it equals UUID.
+	// Parent is the UUID of the device's GPU. For a whole GPU it is the same as UUID.
 	Parent string
-	// Index is the driver's index of the GPU. MIGIndex is the MIG device's index on the GPU, or NoMIG.
+	// Index is the driver's index of the GPU. MIGIndex is the index of the MIG device on that GPU, or NoMIG.
 	Index, MIGIndex int
 	// IndexName is the device's index in CDI names: "3", or "0:1" for a MIG device.
 	IndexName string
-	// Replica is the index of the replica from 0, or NoReplica if the device is not shared.
+	// Replica is the number of the replica, from 0, or NoReplica if the device is not shared.
 	Replica int
-	// NUMANode is the NUMA node of the GPU. With gpu.NoNUMANode the device is advertised without a topology.
+	// NUMANode is the NUMA node of the GPU. If it is gpu.NoNUMANode, the device is advertised without a topology.
 	NUMANode int
 	// Healthy says whether the device can be allocated. If not, Reason says why, as part of a sentence.
 	Healthy bool
@@ -43,11 +43,11 @@ type Device struct {
 	Fault bool
 	// Model is the GPU's product name, and Profile the MIG device's profile, or empty.
 	Model, Profile string
-	// PCIBusID is the GPU's address in the form of sysfs, such as "0000:3b:00.0".
+	// PCIBusID is the GPU's PCI address as in sysfs, such as "0000:3b:00.0".
 	PCIBusID string
 	// MemoryBytes is the memory of the GPU or of the MIG device, in bytes.
 	MemoryBytes uint64
-	// MPS has the limits of a container on a GPU that MPS shares. It is nil for other devices.
+	// MPS has the limits of a container if MPS shares the GPU; otherwise it is nil.
 	MPS *MPSLimits
 	// Grant is what a container gets for the device. It is nil until the node has published the device.
 	Grant *Grant
@@ -57,17 +57,18 @@ type Device struct {
 type Grant struct {
 	// CDIDevices are qualified CDI names, such as "nvidia.com/gpu=GPU-...".
 	CDIDevices []string
-	// WithoutCDI are the device nodes, mounts and variables of the CDI devices, for runtimes without CDI.
+	// WithoutCDI are the device nodes, mounts and variables of these CDI devices, for runtimes without CDI.
 	WithoutCDI specs.ContainerEdits
-	// Always are the mounts and variables that a container also gets, with any runtime.
+	// Always are further mounts and variables, which a container gets with any runtime.
 	Always specs.ContainerEdits
 }
 
 // MPSLimits are the limits of each client of a GPU's MPS control daemon.
 type MPSLimits struct {
-	// MemoryBytes is the memory of the GPU, a whole number of MiB.
+	// MemoryBytes is the memory that a client may use on the GPU, a whole number of MiB.
 	MemoryBytes uint64
-	// ThreadPercent is the percentage of the GPU's threads, from 1 to 100, or 0 for a GPU without such a limit.
+	// ThreadPercent is the percentage of the GPU's threads that a client may use, from 1 to 100, or 0 if the GPU does
+	// not support this limit.
 	ThreadPercent int
 }
 
@@ -80,7 +81,8 @@ const (
 // Shared reports whether other containers may have the same GPU or MIG device.
 func (d *Device) Shared() bool { return d.Replica != NoReplica }
 
-// MarkUnhealthy marks each healthy device with a nonempty reason as unhealthy. It returns a changed copy.
+// MarkUnhealthy marks each healthy device as unhealthy for which the function `reason` returns a reason. It returns a
+// changed copy.
 func MarkUnhealthy(resources []Resource, reason func(*Device) string) []Resource {
 	list := slices.Clone(resources)
 	for i := range list {
@@ -98,10 +100,10 @@ func MarkUnhealthy(resources []Resource, reason func(*Device) string) []Resource
 	return list
 }
 
-// Finding is a remark about how the configuration applies to the node.
+// Finding is a remark about what the configuration means for the devices of the node.
 type Finding struct {
 	// Text is a sentence that begins with the GPU, the MIG device, the resource or the key of the configuration.
 	Text string
-	// Severe says that a device is not offered as was probably intended.
+	// Severe means that a device is not offered in the way that was probably intended.
 	Severe bool
 }

@@ -16,7 +16,7 @@ import (
 //   - a UUID, "GPU-..." or "MIG-...";
 //   - a pattern of the product name, "*H100*".
 //
-// A selector of a GPU selects its MIG devices too.
+// A selector that selects a GPU also selects its MIG devices.
 type Selector string
 
 // check returns an error if the selector can never match.
@@ -31,7 +31,7 @@ func (s Selector) check() error {
 	return nil
 }
 
-// uuid returns the part after GPU- or MIG-, in upper or lower case, and whether the selector has such a prefix.
+// uuid returns the part after GPU- or MIG-, in upper or lower case, and whether the selector begins like that.
 func (s Selector) uuid() (string, bool) {
 	for _, prefix := range []string{"GPU-", "MIG-"} {
 		if n := len(prefix); len(s) >= n && strings.EqualFold(string(s[:n]), prefix) {
@@ -58,8 +58,8 @@ func (s Selector) matches(d *gpu.Device, m *gpu.MIGDevice) bool {
 	return Pattern(text).matches(d.Name)
 }
 
-// Pattern is text in which * matches any text and ? any character. It must match a whole name, regardless of case.
-// Spaces and hyphens are equal, since node labels have product names with hyphens.
+// Pattern is a text in which * matches any text and ? any character. It must match a whole name. Upper and lower case
+// are the same, and so are spaces and hyphens, since product names have hyphens in node labels.
 type Pattern string
 
 // matches reports whether the pattern matches the name.

@@ -24,8 +24,8 @@ func (b *builder) share() {
 	b.reportMixed()
 }
 
-// sharingRule returns the rule for a device, and its method. If rules of two methods match, it returns none: neither
-// has precedence.
+// sharingRule returns the rule for a device, and the method to which the rule belongs. If rules of two methods match,
+// it returns none, since neither method has precedence.
 func (b *builder) sharingRule(methods []method, p *plan) (*method, *SharingRule) {
 	var matching []string
 	var found *method
@@ -75,7 +75,8 @@ func (b *builder) shareOne(p *plan, m *method, r *SharingRule) error {
 	return nil
 }
 
-// reportMixed reports resources of which only some devices are shared alike: a container could get either kind.
+// reportMixed reports resources whose devices are not all shared in the same way: it would be chance which kind a
+// container gets.
 func (b *builder) reportMixed() {
 	kinds := map[string]map[string]bool{}
 	for _, p := range b.plans {
@@ -99,8 +100,8 @@ func (b *builder) reportMixed() {
 	}
 }
 
-// requireUniform makes all devices unhealthy if they differ with MIGSingle: a request for a GPU must have one meaning.
-// They differ while a node is repartitioned.
+// requireUniform makes all devices unhealthy if they differ and the strategy is MIGSingle, since a request for a GPU
+// must always mean the same. They can differ while a node is repartitioned.
 func (b *builder) requireUniform() {
 	if b.config.MIGStrategy != MIGSingle {
 		return

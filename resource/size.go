@@ -5,10 +5,10 @@ import (
 	"strconv"
 )
 
-// maxID is the maximum length of a device ID, in bytes, as documented in the API's Device.
+// maxID is the maximum length of a device ID, in bytes. The device plugin API states it in the comment on Device.
 const maxID = 63
 
-// MaxList is the maximum size of a list of devices, in bytes: the kubelet uses gRPC's default limit for messages.
+// MaxList is the maximum size of a list of devices, in bytes. The kubelet uses the default limit of gRPC for messages.
 const MaxList = 4 << 20
 
 // maxReplicas is how many replicas of one GPU fit in a list.
@@ -18,7 +18,7 @@ const maxReplicas = MaxList / 80
 func replicaID(uuid string, n int) string { return uuid + "::" + strconv.Itoa(n) }
 
 // deviceBytes is the size of a device in a ListAndWatchResponse, without its ID: at most 15 bytes with the health
-// "Unhealthy", and 10 with the topology.
+// "Unhealthy", and 10 for the topology.
 const deviceBytes = 25
 
 // listSize returns the maximum size of the device in a ListAndWatchResponse, in bytes.
@@ -36,8 +36,8 @@ type TooManyDevicesError struct {
 	Resource string
 	// Devices is the number of devices, and Bytes the size of their list.
 	Devices, Bytes int
-	// Shared is the number of GPUs and MIG devices with replicas, from the rules with the configuration key Rules.
-	// About Replicas of each would fit. All are empty if no device is shared.
+	// Shared is the number of GPUs and MIG devices that have replicas because of the configuration key Rules. About
+	// Replicas replicas of each would fit. All three are empty if no device is shared.
 	Shared, Replicas int
 	Rules            string
 }
@@ -47,7 +47,8 @@ func (e *TooManyDevicesError) Error() string {
 		e.Resource, e.Devices, e.Bytes, MaxList)
 }
 
-// checkSize refuses a list that the kubelet cannot read: the kubelet would close the connection and have no devices.
+// checkSize returns an error if the kubelet could not read the list: it would close the connection and have no
+// devices.
 func checkSize(name string, plans []plan) error {
 	bytes, count, shared, key := 0, 0, 0, ""
 	for i := range plans {

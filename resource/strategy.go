@@ -1,16 +1,16 @@
 package resource
 
-// Strategy is a way to give a container its devices.
+// Strategy is a way in which Allocate gives a container its devices.
 type Strategy string
 
 const (
-	// CDICRI names CDI devices in AllocateResponse's field for them.
+	// CDICRI puts the names of CDI devices into the field for them in AllocateResponse.
 	CDICRI Strategy = "cdi-cri"
-	// CDIAnnotations names CDI devices in annotations, for older kubelets and engines.
+	// CDIAnnotations puts the names of CDI devices into annotations, for older kubelets and engines.
 	CDIAnnotations Strategy = "cdi-annotations"
 	// DeviceSpecs returns device nodes and mounts, for kubelets and engines without CDI.
 	DeviceSpecs Strategy = "device-specs"
-	// Envvar names the devices in NVIDIA_VISIBLE_DEVICES, for NVIDIA's own runtime.
+	// Envvar puts the UUIDs of the devices into NVIDIA_VISIBLE_DEVICES, for NVIDIA's own runtime.
 	Envvar Strategy = "envvar"
 )
 

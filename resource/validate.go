@@ -9,8 +9,8 @@ import (
 	"gpu-cdi-plugin/internal/kubelet"
 )
 
-// Validate returns all problems of the configuration that do not depend on the node. Each message begins with the key,
-// such as "sharing.time-slicing.resources[1].replicas".
+// Validate returns all problems of the configuration that can be found without the node's devices. Each message begins
+// with the key, such as "sharing.time-slicing.resources[1].replicas".
 func (c *Config) Validate() error {
 	var p problems
 	p.add("resource", kubelet.CheckResourceName(c.Resource))
@@ -83,13 +83,13 @@ func (p *problems) addRules(m *method) {
 	}
 }
 
-// overlap reports whether two rules are known, without a node, to match the same devices.
+// overlap reports whether two rules certainly match the same devices, on any node.
 func overlap(a, b *SharingRule) bool {
 	same := func(s Selector) bool { return slices.Contains(b.Devices, s) }
 	return a.Name == b.Name && (len(a.Devices) == 0 || len(b.Devices) == 0 || slices.ContainsFunc(a.Devices, same))
 }
 
-// hides reports whether an earlier rule matches every device that a later one matches.
+// hides reports whether an earlier rule matches every device that a later rule matches.
 func hides(earlier, later *SharingRule) bool {
 	return earlier.Name == later.Name && len(earlier.Devices) == 0
 }
