@@ -7,16 +7,17 @@ import (
 
 // Allocatable is a device that a container can get: a whole GPU, or a MIG device of a GPU in MIG mode.
 type Allocatable struct {
-	// GPU is the whole GPU, or the GPU that has the MIG device.
+	// GPU is the whole GPU, or the GPU to which the MIG device belongs.
 	GPU *Device
 	// MIG is nil for a whole GPU.
 	MIG *MIGDevice
-	// Reason says why no container can get the device, as text after its label. It is empty if one can.
+	// Reason says why no container can get the device; it is the end of a sentence that begins with the label. It is
+	// empty if containers can get the device.
 	Reason string
 }
 
-// Allocatables returns what containers can get of the GPU: the GPU or, in MIG mode, its MIG devices. A GPU in MIG mode
-// without MIG devices is itself in the list, with that reason.
+// Allocatables returns the devices of a GPU that containers can get: the GPU or, in MIG mode, its MIG devices. If a
+// GPU in MIG mode has no MIG devices, the list has the GPU itself, with that reason.
 func (d *Device) Allocatables() []Allocatable {
 	reason := ""
 	switch {
@@ -49,7 +50,7 @@ func (a *Allocatable) UUID() string {
 	return a.GPU.UUID
 }
 
-// IndexName returns the device's name by index: "3", or "0:1" for a MIG device.
+// IndexName returns the index of the device: "3", or "0:1" for a MIG device.
 func (a *Allocatable) IndexName() string {
 	if a.MIG != nil {
 		return fmt.Sprintf("%d:%d", a.GPU.Index, a.MIG.Index)

@@ -1,4 +1,4 @@
-// Package gpu is the model of a node's GPUs, their MIG devices and the links between the GPUs.
+// Package gpu is the model of a host's GPUs, their MIG devices and the links between the GPUs.
 //
 // It has only data and names. It imports no other package of this project, makes no system calls and needs no cgo, so
 // that every other package can work on devices without a driver.
@@ -19,7 +19,7 @@ const NoNUMANode = -1
 // NoMinor is the minor number of a device node whose number is unknown.
 const NoMinor = -1
 
-// Snapshot is the GPUs of a node at one time. A node without GPUs has a snapshot without devices.
+// Snapshot has the GPUs of a host at one time. A host without GPUs has a snapshot without devices.
 type Snapshot struct {
 	// DriverVersion is the version of the driver, such as "580.126.09".
 	DriverVersion string
@@ -27,11 +27,12 @@ type Snapshot struct {
 	CUDAVersion string
 	// Devices has each GPU once, by Index.
 	Devices []Device
-	// Links has one link for each two usable devices, sorted by A and then by B. It is empty if links were not read.
+	// Links has one link for each pair of usable devices, sorted by A and then by B. It is empty if links were not
+	// read.
 	Links []Link
 }
 
-// Device is one physical GPU. A GPU that could not be read is present too, with Error and its known properties.
+// Device is one physical GPU. A GPU that could not be read has an Error, and the properties that are known.
 type Device struct {
 	// Index is the driver's enumeration index, from 0.
 	Index int `json:"index"`
@@ -39,19 +40,18 @@ type Device struct {
 	UUID string `json:"uuid"`
 	// Name is the product name, such as "NVIDIA H100 80GB HBM3", or empty if unknown.
 	Name string `json:"name"`
-	// Minor is the N of /dev/nvidiaN, or NoMinor. It need not equal Index.
+	// Minor is the number N of the device node /dev/nvidiaN, or NoMinor. It may differ from Index.
 	Minor int `json:"minor"`
-	// PCIBusID is the PCI address in the form of sysfs: domain:bus:device.function in lower case, such as
-	// "0000:1b:00.0". It is empty if unknown.
+	// PCIBusID is the PCI address as in sysfs: domain:bus:device.function in lower case, such as "0000:1b:00.0". It is
+	// empty if unknown.
 	PCIBusID string `json:"pciBusID"`
-	// NUMANode is the NUMA node that the GPU is attached to, or NoNUMANode.
+	// NUMANode is the NUMA node to which the GPU is attached, or NoNUMANode.
 	NUMANode int `json:"numaNode"`
 	// MemoryBytes is the size of the GPU's memory in bytes. It is 0 if unknown, or if the GPU has no memory.
 	MemoryBytes uint64 `json:"memoryBytes"`
 	// ComputeCapability is "major.minor", such as "9.0", or empty if unknown.
 	ComputeCapability string `json:"computeCapability"`
-	// MIGEnabled says whether MIG mode is on. Then only the GPU's MIG devices, of which there may be none, can be
-	// used.
+	// MIGEnabled says whether MIG mode is on. In MIG mode only the GPU's MIG devices can be used; there may be none.
 	MIGEnabled bool `json:"migEnabled"`
 	// MIG has the GPU's MIG devices, by Index.
 	MIG []MIGDevice `json:"mig"`
@@ -70,22 +70,22 @@ type MIGDevice struct {
 	UUID string `json:"uuid"`
 	// Profile is the name of the device's profile, such as "1g.10gb", "1c.3g.40gb" or "1g.10gb+me".
 	Profile string `json:"profile"`
-	// GPUInstance and ComputeInstance are the driver's IDs of the two instances.
+	// GPUInstance and ComputeInstance are the driver's IDs of the device's GPU instance and compute instance.
 	GPUInstance     int `json:"gpuInstance"`
 	ComputeInstance int `json:"computeInstance"`
-	// GPUInstanceCap and ComputeInstanceCap are the N of the device nodes /dev/nvidia-caps/nvidia-capN that grant
-	// access to the two instances, or NoMinor.
+	// GPUInstanceCap and ComputeInstanceCap are the numbers N of the device nodes /dev/nvidia-caps/nvidia-capN that
+	// grant access to the two instances, or NoMinor.
 	GPUInstanceCap     int `json:"gpuInstanceCap"`
 	ComputeInstanceCap int `json:"computeInstanceCap"`
 	// MemoryBytes is the size of the device's memory in bytes.
 	MemoryBytes uint64 `json:"memoryBytes"`
 }
 
-// PCIePath is how far apart two GPUs are on PCIe. A larger value means nearer. The short names are those of
+// PCIePath says how far apart two GPUs are on PCIe. A larger value means nearer. The short names are those of
 // `nvidia-smi topo -m`, except PSB.
 type PCIePath int
 
-// The paths on PCIe. They are the levels of NVML's nvmlGpuTopologyLevel_t.
+// The paths on PCIe, which are the levels of NVML's nvmlGpuTopologyLevel_t.
 const (
 	PathUnknown          PCIePath = iota
 	PathSystem                    // SYS: across the link between sockets
@@ -128,11 +128,11 @@ type Link struct {
 	PCIe PCIePath `json:"pcie"`
 	// NVLinks is the number of active NVLinks that join the two GPUs, directly or through NVSwitches.
 	NVLinks int `json:"nvlinks"`
-	// Switched says whether the NVLinks run through NVSwitches. Then the links to other GPUs use the same NVLinks.
+	// Switched says whether the NVLinks run through NVSwitches. The links to other GPUs then use the same NVLinks.
 	Switched bool `json:"switched"`
 }
 
-// String returns the link's cell in a matrix: "NV18", or the PCIe path if no NVLink joins the two GPUs.
+// String returns what a matrix of the GPUs has for the link: "NV18", or the PCIe path if no NVLink joins the two GPUs.
 func (l Link) String() string {
 	if l.NVLinks > 0 {
 		return "NV" + strconv.Itoa(l.NVLinks)
@@ -154,8 +154,8 @@ func (s *Snapshot) Link(a, b int) (Link, bool) {
 	return s.Links[i], true
 }
 
-// NormalizePCIBusID returns a PCI address, such as NVML's "00000000:1B:00.0", in the form of sysfs: "0000:1b:00.0".
-// The domain can have 4 to 8 hexadecimal digits; leading zeros beyond 4 digits are dropped.
+// NormalizePCIBusID returns a PCI address, such as NVML's "00000000:1B:00.0", as it is in sysfs: "0000:1b:00.0". The
+// domain can have 4 to 8 hexadecimal digits; leading zeros beyond 4 digits are dropped.
 func NormalizePCIBusID(id string) (string, error) {
 	digits, address, _ := strings.Cut(strings.ToLower(strings.TrimSpace(id)), ":")
 	domain, err := strconv.ParseUint(digits, 16, 32)
