@@ -79,7 +79,7 @@ func (m *Machine) Probe(now time.Time, p *gpu.Probe) []Transition {
 	var transitions []Transition
 	for _, e := range m.of(p.UUID) {
 		before := e.condition()
-		if e.Lost && p.Error == "" && !e.Event.Action.worse(Reboot) { // the GPU was initialised again, for example by a reboot
+		if e.Lost && p.Error == "" && !e.Event.Action.worse(Reboot) { // initialised again, as by a reboot
 			e.Event = Finding{}
 		}
 		e.Lost = p.Lost || e.Lost && p.Error != ""

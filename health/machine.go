@@ -148,7 +148,7 @@ func (e *entry) fault(now time.Time, f Finding) {
 	if e.State == Suspect && to == Suspect {
 		return
 	}
-	settling := f.Action == None && now.Sub(e.resetAt) < afterReset // the GPU is still settling, so this is not a relapse
+	settling := f.Action == None && now.Sub(e.resetAt) < afterReset // then it is no relapse
 	if e.State == Healthy && !settling {
 		if now.Sub(e.Recovered) > relapseWithin {
 			e.Relapses = 0

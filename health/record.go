@@ -54,7 +54,7 @@ type recordedDevice struct {
 // recordedState is the part of a device's state that outlives the process.
 type recordedState struct {
 	Device
-	Seen time.Time `json:"seen"` // the day on which it was last present: with a time, the record would change each minute
+	Seen time.Time `json:"seen"` // the last day it was present: a time would change the record each minute
 
 	State  State     `json:"state"` // the state apart from a cordon
 	Reason string    `json:"reason,omitempty"`
