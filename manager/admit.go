@@ -10,11 +10,12 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// Admit allocates a pod's devices and returns when the placement is durable. A placed pod keeps its devices: the same
-// request returns the same placement without a call to a plugin. On an error nothing is placed.
+// Admit allocates a pod's devices and returns when the placement is durable. If the pod is placed already, it keeps
+// its devices: for the same request, Admit returns the same placement and calls no plugin. On an error nothing is
+// placed.
 //
-// Errors: *RejectedError (it wraps ErrConflict if the UID has another request), ErrInvalid, ErrRetry, and the
-// context's.
+// Errors: *RejectedError (it wraps ErrConflict if a pod with this UID is placed for another request), ErrInvalid,
+// ErrRetry, and the context's.
 func (m *Manager) Admit(ctx context.Context, p model.Pod, by model.Caller) (model.Placement, error) {
 	if err := Validate(p); err != nil {
 		return model.Placement{}, fmt.Errorf("pod %q: %w", p.UID, err)
@@ -66,7 +67,7 @@ func (m *Manager) rejected(ctx context.Context, uid string, err error) error {
 	return unexpected(err)
 }
 
-// Validate returns an error that wraps ErrInvalid for a pod that Admit would refuse whatever the devices.
+// Validate returns an error that wraps ErrInvalid if Admit would refuse the pod whatever devices there are.
 func Validate(p model.Pod) error {
 	if p.UID == "" || len(p.UID) > model.MaxUID {
 		return fmt.Errorf("%w: a UID has 1 to %d characters", ErrInvalid, model.MaxUID)

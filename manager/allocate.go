@@ -17,23 +17,23 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// maxResponse is the largest response to Allocate in bytes. A response is kept for as long as the pod is placed.
+// maxResponse is the largest response to Allocate, in bytes. A response is kept as long as the pod is placed.
 const maxResponse = 1 << 20
 
-// errNoContainers has the kubelet's text, which would end with the response; here that is empty.
+// errNoContainers has the kubelet's text. The kubelet appends the response, which is empty here.
 var errNoContainers = errors.New("no containers return in allocation response ")
 
-// attempt is an admission in progress. Its allocations are held in the pools.
+// attempt is an admission in progress. The devices that it has chosen are held in the pools.
 type attempt struct {
 	m           *Manager
 	pod         model.Pod
-	resources   map[string]bool // the resources that it takes devices of, by name
+	resources   map[string]bool // the names of the resources whose devices it takes
 	reuse       admission.Reuse
 	allocations []model.Allocation
-	choices     []choice // of each allocation
+	choices     []choice // by index of the allocation
 }
 
-// choice is a set of devices for a plugin to allocate.
+// choice is a set of devices of one plugin, which must allocate them.
 type choice struct {
 	plugin *endpoint.Endpoint
 	pool   *pool
@@ -80,8 +80,8 @@ func (a *attempt) resolve() error {
 	return nil
 }
 
-// choose chooses and holds the devices of all containers. It locks the resources, so a slow GetPreferredAllocation
-// delays other admissions until its deadline.
+// choose chooses and holds the devices of all containers. It locks the resources meanwhile, so a slow
+// GetPreferredAllocation delays other admissions until its deadline.
 func (a *attempt) choose(ctx context.Context) error {
 	unlock, err := a.m.lockResources(ctx, a.resources)
 	if err != nil {
@@ -113,13 +113,13 @@ func (a *attempt) choose(ctx context.Context) error {
 	return nil
 }
 
-// known returns the names of a container's resources, sorted. It omits unknown resources with a limit of 0.
+// known returns the names of a container's resources, sorted. Unknown resources with the limit 0 are left out.
 func (a *attempt) known(limits map[string]int) []string {
 	names := slices.Sorted(maps.Keys(limits))
 	return slices.DeleteFunc(names, func(name string) bool { return !a.resources[name] })
 }
 
-// align returns the NUMA nodes for a container, or for the whole pod if container is empty.
+// align returns the NUMA nodes for a container, or for the whole pod if `container` is empty.
 func (a *attempt) align(container string, limits map[string]int) (admission.Nodes, error) {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
@@ -142,7 +142,7 @@ func (a *attempt) request(resource, container string, count int) admission.Reque
 	return r
 }
 
-// take chooses a container's devices of a resource, respecting the plugin's preference, and holds them.
+// take chooses a container's devices of one resource, with regard to the plugin's preference, and holds them.
 func (a *attempt) take(
 	ctx context.Context, name string, c model.Container, affinity admission.Nodes,
 ) ([]string, error) {
@@ -215,9 +215,9 @@ func marshal(r *pluginapi.ContainerAllocateResponse) ([]byte, error) {
 	return proto.MarshalOptions{Deterministic: true}.Marshal(r)
 }
 
-// stillListed returns an error if devices left the plugin's list during Allocate. The container could not start with
-// them, and since none has started yet, another attempt with other devices costs nothing. Devices that have become
-// unhealthy are accepted: that can also happen later.
+// stillListed returns an error if devices have left the plugin's list during Allocate. The container could not start
+// with them. No container of the pod has started yet, so another attempt with other devices costs nothing. Devices
+// that have become unhealthy are accepted: that can also happen later.
 func (a *attempt) stillListed(pool *pool, allocation *model.Allocation) error {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()

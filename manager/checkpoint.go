@@ -7,7 +7,8 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// NewCheckpoint returns the kubelet's checkpoint of placements and of the healthy device IDs by resource.
+// NewCheckpoint returns a kubelet's checkpoint with these placements. `registered` has the IDs of the healthy devices
+// by resource.
 func NewCheckpoint(placements []model.Placement, registered map[string][]string) *kubelet.Checkpoint {
 	c := &kubelet.Checkpoint{RegisteredDevices: make(map[string][]string, len(registered))}
 	for name, ids := range registered {
@@ -37,12 +38,12 @@ func byNode(a model.Allocation) map[int64][]string {
 	return nodes
 }
 
-// PlacementsOf returns the entries of a kubelet's checkpoint by pod, in the order of the first entry of each. Of a pod
-// only the UID and the containers that have devices are known, with the numbers of their devices as limits. Of two
-// entries for the same container and resource the last one counts, as for the kubelet.
+// PlacementsOf returns the entries of a kubelet's checkpoint by pod, in the order of the first entry of each pod. Of a
+// pod only the UID and the containers that have devices are known; the limits of a container are the numbers of its
+// devices. If two entries are for the same container and resource, the last one counts, as for the kubelet.
 func PlacementsOf(c *kubelet.Checkpoint) []model.Placement {
 	var placements []model.Placement
-	pods := map[string]int{} // indices of placements by UID
+	pods := map[string]int{} // indices in placements, by UID
 	for _, e := range c.PodDeviceEntries {
 		i, found := pods[e.PodUID]
 		if !found {

@@ -6,22 +6,22 @@ import (
 )
 
 var (
-	// ErrNotFound means that no placed pod has the UID, that a pod has no such container, or that a plugin has no such
-	// device.
+	// ErrNotFound means that no placed pod has the UID, that the pod has no such container, or that the plugin has no
+	// such device.
 	ErrNotFound = errors.New("not found")
-	// ErrConflict means that a request contradicts a placement: the UID has another request, or the container has
-	// ended.
+	// ErrConflict means that a request contradicts a placement: the UID was placed for another request, or the
+	// container has ended.
 	ErrConflict = errors.New("conflict")
-	// ErrPlaced means that an imported pod, or a device of it, is already placed.
+	// ErrPlaced means that an imported pod, or a device of that pod, is already placed.
 	ErrPlaced = errors.New("is already placed")
-	// ErrInvalid means that a pod cannot be placed as described, for example because it has no UID.
+	// ErrInvalid means that a pod cannot be placed as it is described, for example because it has no UID.
 	ErrInvalid = errors.New("invalid pod")
 	// ErrBadResponse means that a plugin's response to Allocate is not valid for any container. The response is kept
 	// until the pod is released.
 	ErrBadResponse = errors.New("returned an invalid response to Allocate")
 	// ErrRetry means that nothing was changed and that the same call can succeed later: a plugin is disconnected, a
 	// device left the list during Allocate, or the state could not be written. If it also wraps state.ErrBroken, it is
-	// unknown what is on the disk: the change may be there after the next start.
+	// unknown whether the change is on the disk: it may be there after the next start.
 	ErrRetry = errors.New("try again")
 )
 

@@ -18,8 +18,8 @@ const (
 	Unknown Health = "Unknown"
 )
 
-// changed stores a resource as its plugin lists it now. A change of health is not written to the state, so it costs
-// only one pass over the devices.
+// changed sets a resource to what its plugin lists now. A change of health is not written to the state, so the cost is
+// one pass over the devices.
 func (m *Manager) changed(next model.Resource) {
 	m.mu.Lock()
 	pool := m.pool(next.Name)
@@ -32,7 +32,7 @@ func (m *Manager) changed(next model.Resource) {
 	}
 }
 
-// removed handles the end of a resource's grace period.
+// removed is called when the grace period of a resource has ended.
 func (m *Manager) removed(name string) {
 	m.o.Observer.Removed(name)
 	m.mu.Lock()
@@ -44,7 +44,7 @@ func (m *Manager) removed(name string) {
 	m.recordResources()
 }
 
-// publishResource publishes the events of a changed resource. m.mu is held.
+// publishResource publishes the events of a resource that has changed. The caller holds m.mu.
 func (m *Manager) publishResource(t EventType, pool *pool, before model.Resource) {
 	count := pool.count()
 	m.publish(Event{Type: t, Resource: before.Name, Count: count})
@@ -54,7 +54,7 @@ func (m *Manager) publishResource(t EventType, pool *pool, before model.Resource
 }
 
 // flipped returns the held devices of a resource whose health has changed, sorted by ID. It merges the sorted lists
-// before and after the change.
+// from before and after the change.
 func flipped(pool *pool, before model.Resource) []PodDevice {
 	var flipped []PodDevice
 	compare := func(id string, old, now Health) {
@@ -83,7 +83,7 @@ func flipped(pool *pool, before model.Resource) []PodDevice {
 	return flipped
 }
 
-// health returns the health of a device; d is nil if the plugin does not list the device.
+// health returns the health of a device. If the plugin does not list the device, d is nil.
 func health(r model.Resource, d *model.Device) Health {
 	switch {
 	case d == nil || !r.Connected:
@@ -94,8 +94,8 @@ func health(r model.Resource, d *model.Device) Health {
 	return Unhealthy
 }
 
-// DeviceHealth returns the health of devices of a resource, in the order of ids. Devices of an unknown resource have
-// the health of devices whose plugin is disconnected.
+// DeviceHealth returns the health of devices of a resource, in the order of ids. If the resource is unknown, its
+// devices count as devices whose plugin is disconnected.
 func (m *Manager) DeviceHealth(resource string, ids []string) []Health {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -111,8 +111,8 @@ func (m *Manager) DeviceHealth(resource string, ids []string) []Health {
 	return all
 }
 
-// recordResources stores which resources have a plugin. After a restart they have 0 devices in a Node's status until
-// their plugins register again.
+// recordResources stores the names of the resources that have a plugin. After a restart these have 0 devices in the
+// status of a Node until their plugins register again.
 func (m *Manager) recordResources() {
 	m.recording.Lock() // the last write has the newest names
 	defer m.recording.Unlock()

@@ -10,10 +10,9 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// Importable returns those of the imported placements that an earlier import has not added yet. placed are the
-// placements in the state, which no manager may have open, and resources the names of all resources after the import.
-// The error wraps ErrInvalid if a manager would refuse a pod, and ErrPlaced if a pod or one of its devices is already
-// placed.
+// Importable returns those imported placements that an earlier import has not added. `placed` are the placements in
+// the state, which no running manager may use, and `resources` the names of all resources after the import. The error
+// wraps ErrInvalid if a manager would refuse a pod, and ErrPlaced if a pod or one of its devices is already placed.
 func Importable(placed, imported []model.Placement, resources []string) ([]model.Placement, error) {
 	if len(resources) > endpoint.MaxResources {
 		return nil, fmt.Errorf("there are %d resources, more than the maximum of %d", len(resources), endpoint.MaxResources)
@@ -29,7 +28,7 @@ func Importable(placed, imported []model.Placement, resources []string) ([]model
 	return added, checkUnplaced(placed, added)
 }
 
-// samePlacement reports whether two placements have the same devices in containers that have not ended.
+// samePlacement reports whether two placements have the same devices in the containers that have not ended.
 func samePlacement(a, b model.Placement) bool {
 	return a.Pod.UID == b.Pod.UID && len(a.Ended) == len(b.Ended) &&
 		slices.EqualFunc(a.Allocations, b.Allocations, func(a, b model.Allocation) bool {
@@ -38,7 +37,7 @@ func samePlacement(a, b model.Placement) bool {
 		})
 }
 
-// checkUnplaced returns an error if one of the pods or of their devices is placed already.
+// checkUnplaced returns an error if one of the imported pods, or one of their devices, is already placed.
 func checkUnplaced(placed, imported []model.Placement) error {
 	type device struct{ resource, id string }
 	pods, holders := map[string]bool{}, map[device]string{}

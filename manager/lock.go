@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// acquire takes a lock, which is a channel of one element. unlock releases it.
+// acquire takes a lock, which is a channel with room for one element. The function unlock releases the lock.
 func acquire(ctx context.Context, lock chan struct{}) (unlock func(), err error) {
 	select {
 	case lock <- struct{}{}:
@@ -17,7 +17,7 @@ func acquire(ctx context.Context, lock chan struct{}) (unlock func(), err error)
 	}
 }
 
-// lockPod locks a pod, so that one call at a time changes it.
+// lockPod locks a pod, so that only one call at a time changes it.
 func (m *Manager) lockPod(ctx context.Context, uid string) (unlock func(), err error) {
 	for {
 		m.mu.Lock()
@@ -42,8 +42,8 @@ func (m *Manager) lockPod(ctx context.Context, uid string) (unlock func(), err e
 	}
 }
 
-// lockResources locks resources, so that one admission at a time chooses devices of each. All callers take the locks in
-// the order of the names, so they cannot deadlock.
+// lockResources locks resources, so that only one admission at a time chooses devices of each. It takes the locks in
+// the order of the names, so that admissions cannot deadlock.
 func (m *Manager) lockResources(ctx context.Context, names map[string]bool) (unlock func(), err error) {
 	var unlocks []func()
 	unlock = func() {

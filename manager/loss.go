@@ -9,8 +9,8 @@ import (
 	"gpu-cdi-plugin/manager/state"
 )
 
-// Withheld returns why devices are withheld, or nil if none are. Withheld devices are not given to pods before Free.
-// The result does not have the freed devices.
+// Withheld returns why devices are withheld, or nil if none are. Pods do not get withheld devices before Free. The IDs
+// of freed devices are not in the result.
 func (m *Manager) Withheld() *state.Loss {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -22,12 +22,12 @@ func (m *Manager) Withheld() *state.Loss {
 	return &loss
 }
 
-// Free makes withheld devices of a resource available again; the caller knows that no container uses them. IDs that are
-// not withheld change nothing. While the resource's plugin is disconnected, for example after a restart, IDs are not
-// checked.
+// Free makes withheld devices of a resource available again. The caller knows that no container uses these devices.
+// IDs of devices that are not withheld change nothing. While the resource's plugin is disconnected, for example after
+// a restart, it is not checked that the devices exist.
 //
-// Errors: ErrNotFound for an ID that the connected plugin does not list (nothing is freed then), ErrRetry, and the
-// context's.
+// Errors: ErrNotFound if the connected plugin does not list one of the IDs (then no device is freed), ErrRetry, and
+// the context's.
 func (m *Manager) Free(ctx context.Context, resource string, ids []string) error {
 	unlock, err := acquire(ctx, m.clearing)
 	if err != nil {
@@ -58,7 +58,7 @@ func (m *Manager) Free(ctx context.Context, resource string, ids []string) error
 	})
 }
 
-// checkListed returns an error if the connected plugin does not list an ID. m.mu is held.
+// checkListed returns an error if the plugin is connected and does not list one of the IDs. The caller holds m.mu.
 func (m *Manager) checkListed(resource string, ids []string) error {
 	pool := m.pools[resource]
 	if pool == nil || !pool.Listed().Connected {
@@ -91,7 +91,7 @@ func (m *Manager) FreeAll(ctx context.Context) error {
 	})
 }
 
-// setLoss writes a loss, and calls apply when it is durable.
+// setLoss writes a loss to the state, and calls apply when it is durable.
 func (m *Manager) setLoss(loss *state.Loss, apply func()) error {
 	if err := m.open(); err != nil {
 		return err

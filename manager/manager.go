@@ -1,9 +1,9 @@
-// Package manager is the kubelet's device manager without the kubelet: plugins register with it, pods are admitted with
-// devices, and their containers get run options. It joins the packages below it: endpoint speaks to the plugins,
-// admission chooses the devices, state keeps the placements.
+// Package manager does what the kubelet's device manager does, without a kubelet: plugins register with it, pods are
+// admitted with devices, and their containers get run options. It joins the packages below it: endpoint calls the
+// plugins, admission chooses the devices, and state keeps the placements.
 //
-// A pod holds its devices from Admit to Release, over restarts of the manager, its plugins and its containers. A device
-// is held by one pod at a time. Each change is durable when its method returns.
+// A pod holds its devices from Admit to Release, also when the manager, a plugin or a container restarts. A device is
+// held by one pod at a time. Each change is durable when its method returns.
 package manager
 
 import (
@@ -21,7 +21,7 @@ import (
 	"gpu-cdi-plugin/manager/state"
 )
 
-// Options are the options of a manager. Dir and StateFile are needed, the other fields have defaults.
+// Options are the options of a manager. Dir and StateFile are required; the other fields have defaults.
 type Options struct {
 	// Dir is the directory of the registration socket kubelet.sock and of the plugins' sockets, an absolute path.
 	Dir string
@@ -29,16 +29,17 @@ type Options struct {
 	RegistryDir string
 	// StateFile is the file of the placements. Its directory must exist.
 	StateFile string
-	// EarlierFiles are where earlier versions kept the placements. If one exists and StateFile does not, all devices are
-	// withheld.
+	// EarlierFiles are paths at which earlier versions kept the placements. If one of them exists and StateFile does
+	// not, all devices are withheld.
 	EarlierFiles []string
 	// Topology is the policy of the Topology Manager, and the machine's NUMA nodes. The default policy is none.
 	Topology admission.Topology
-	// Seed makes the choice of devices random, and repeatable. Without it, devices are taken in the order of their IDs.
+	// Seed makes the choice of devices random, and repeatable. If it is nil, devices are taken in the order of their
+	// IDs.
 	Seed *uint64
 	// Deadlines are how long plugins may take.
 	Deadlines endpoint.Deadlines
-	// Observer is notified of what happens; nil is none.
+	// Observer is notified of what plugins do; optional.
 	Observer Observer
 	// Log gets what an administrator should know. The default is slog.Default.
 	Log *slog.Logger
@@ -49,29 +50,30 @@ type Manager struct {
 	o         Options
 	store     *state.Store
 	registry  *endpoint.Registry
-	clearing  chan struct{}   // the lock of changes of loss
-	recording sync.Mutex      // of the names of the resources
-	running   context.Context // until nothing can be changed any more, with the cause
+	clearing  chan struct{}   // held while the loss is changed
+	recording sync.Mutex      // held while the names of the resources are recorded
+	running   context.Context // ends, with the cause, when nothing can be changed any more
 	stop      context.CancelCauseFunc
 
-	mu       sync.Mutex       // held only briefly: never during a call to a plugin or a write of the state
+	mu       sync.Mutex       // held only briefly: never while a plugin is called or the state is written
 	pools    map[string]*pool // by resource
 	pods     map[string]placed
 	admitted uint64                   // the number of pods that were placed so far
-	busy     map[string]chan struct{} // the pods that a call changes; closed when it returns
+	busy     map[string]chan struct{} // the pods that a call is changing; the channel is closed when the call returns
 	loss     *state.Loss
 	random   *rand.Rand
 	watchers map[chan Event]func() bool
 }
 
-// pool is the devices of a resource, with who holds them.
+// pool has the devices of a resource, and the pods that hold them.
 type pool struct {
 	*admission.Pool
 
-	admitting chan struct{} // the lock of the admissions that choose devices of it
+	admitting chan struct{} // held by the admission that chooses devices of this pool
 }
 
-// known is whether a plugin has registered the resource, and was not away for too long, or a pod holds a device of it.
+// known reports whether a plugin has registered the resource (and its grace period has not ended), or a pod holds a
+// device of it.
 func (p *pool) known() bool { return p.Registered() || p.Held() > 0 }
 
 func (p *pool) count() Count {
@@ -79,7 +81,7 @@ func (p *pool) count() Count {
 	return Count{Capacity: capacity, Allocatable: allocatable}
 }
 
-// placed is a pod with its place in the order of admission.
+// placed is a pod and its place in the order of admission.
 type placed struct {
 	model.Placement
 	number uint64
@@ -88,7 +90,8 @@ type placed struct {
 // errEnded is the answer of a manager that no longer runs.
 var errEnded = errors.New("the device manager has ended")
 
-// New opens the state, takes the placements in it, and serves the plugins. The caller calls Run.
+// New opens the state, lets the recorded pods hold their devices again, and starts to serve plugins. The caller then
+// calls Run.
 //
 // Errors: state.ErrLocked, state.ErrNewer, endpoint.ErrInUse, endpoint.ErrRegistryInUse, endpoint.ErrSameDirectory,
 // endpoint.ErrForeignDirectory, trust.ErrUnsafe, and those of the file system.
@@ -127,10 +130,10 @@ func New(o Options) (*Manager, error) {
 	return m, nil
 }
 
-// Run waits until ctx ends, and closes the manager: the connections to the plugins and the state. Nothing can be
-// changed any more then. It is called once.
+// Run waits until ctx ends, and then closes the manager: the connections to the plugins, and the state. After that
+// nothing can be changed. Run is called once.
 //
-// The error wraps state.ErrBroken as soon as it is unknown what the disk has.
+// If it becomes unknown whether a change is on the disk, Run returns at once with an error that wraps state.ErrBroken.
 func (m *Manager) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -146,22 +149,23 @@ func (m *Manager) Run(ctx context.Context) error {
 	return errors.Join(err, m.registry.Close(), m.store.Close())
 }
 
-// Check returns why plugins cannot register or nothing can be changed any more, or nil. It does not return if the
-// manager hangs.
+// Check returns nil, or why plugins cannot register or nothing can be changed any more. If the manager hangs, Check
+// does not return.
 func (m *Manager) Check() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return cmp.Or(m.registry.Check(), m.open())
 }
 
-// PluginSockets returns whether the plugin at each socket of the plugin watcher is registered, by the socket's path.
+// PluginSockets returns for each socket in the plugin watcher's directory, by path, whether the plugin there is
+// registered.
 func (m *Manager) PluginSockets() map[string]bool { return m.registry.Sockets() }
 
-// open returns why nothing can be changed any more, or nil.
+// open returns nil, or why nothing can be changed any more.
 func (m *Manager) open() error { return context.Cause(m.running) }
 
-// unwritten returns the answer to a request whose change could not be written. The manager ends if it is unknown what
-// the disk has: another start shows it.
+// unwritten returns the answer to a request whose change could not be written. If it is unknown whether the change is
+// on the disk, the manager ends: the next start shows it.
 func (m *Manager) unwritten(err error) error {
 	if errors.Is(err, state.ErrBroken) {
 		m.stop(err)
@@ -169,7 +173,7 @@ func (m *Manager) unwritten(err error) error {
 	return fmt.Errorf("%w: %w", ErrRetry, err)
 }
 
-// pool returns the pool of a resource, which may be new. m.mu is held.
+// pool returns the pool of a resource, and makes it if there is none. The caller holds m.mu.
 func (m *Manager) pool(resource string) *pool {
 	p, ok := m.pools[resource]
 	if !ok {

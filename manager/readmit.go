@@ -9,7 +9,7 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// readmit returns the placement of a pod that is already placed.
+// readmit returns the placement of a pod that is placed already.
 func (m *Manager) readmit(have model.Placement, p model.Pod) (model.Placement, error) {
 	if err := sameRequest(have.Pod, p); err != nil {
 		rejected := unexpected(err)
@@ -22,11 +22,11 @@ func (m *Manager) readmit(have model.Placement, p model.Pod) (model.Placement, e
 	return have, nil
 }
 
-// imported reports whether a pod comes from a kubelet's checkpoint, which has neither names of pods nor containers
-// without devices.
+// imported reports whether a pod comes from a kubelet's checkpoint. A checkpoint has neither the names of pods nor
+// containers without devices.
 func imported(p model.Pod) bool { return p.Namespace == "" && p.Name == "" }
 
-// adopt completes an imported pod with the request.
+// adopt completes an imported pod with what the request says about it.
 func (m *Manager) adopt(have model.Placement, p model.Pod) (model.Placement, error) {
 	have.Pod = p
 	if err := m.store.Put(have); err != nil {
@@ -41,7 +41,8 @@ func (m *Manager) adopt(have model.Placement, p model.Pod) (model.Placement, err
 	return have, nil
 }
 
-// sameRequest returns an error if a request differs from that of the placed pod, with the kubelet's text if it has one.
+// sameRequest returns an error if a request is not the one for which the pod was placed. Where the kubelet has a text
+// for this, the error has that text.
 func sameRequest(have, p model.Pod) error {
 	other := fmt.Errorf("pod %q is placed with another name or other containers", p.UID)
 	if !imported(have) && !sameContainers(have, p) {
@@ -67,7 +68,7 @@ func sameRequest(have, p model.Pod) error {
 	return nil
 }
 
-// sameContainers reports whether two pods have the same name and the same containers of the same kinds.
+// sameContainers reports whether two pods have the same name, and the same containers and sidecars.
 func sameContainers(a, b model.Pod) bool {
 	same := func(a, b model.Container) bool { return a.Name == b.Name && a.Sidecar == b.Sidecar }
 	return a.Namespace == b.Namespace && a.Name == b.Name &&

@@ -37,7 +37,8 @@ func (m *Manager) Ended(ctx context.Context, podUID, container string) error {
 	return nil
 }
 
-// Release releases a pod's devices and forgets the pod. It waits until a running call for the pod has ended.
+// Release releases a pod's devices and forgets the pod. If another call for the pod is running, Release waits until
+// that has ended.
 //
 // Errors: ErrNotFound, ErrRetry, and the context's.
 func (m *Manager) Release(ctx context.Context, podUID string) error {
@@ -59,7 +60,7 @@ func (m *Manager) Release(ctx context.Context, podUID string) error {
 	return nil
 }
 
-// releaseAll releases devices of a pod. m.mu is held.
+// releaseAll releases devices of a pod. The caller holds m.mu.
 func (m *Manager) releaseAll(uid string, allocations []model.Allocation) {
 	for _, a := range allocations {
 		m.pools[a.Resource].Release(uid, a.Container, a.IDs)

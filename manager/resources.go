@@ -10,8 +10,8 @@ type Resource struct {
 	Name string `json:"name"`
 	// Connected reports whether the resource's plugin is connected.
 	Connected bool `json:"connected"`
-	// Capacity is the number of devices that the plugin lists, Allocatable the number of healthy ones that are not
-	// withheld. Both include devices that pods hold, as in a Node's status.
+	// Capacity is the number of devices that the plugin lists, and Allocatable the number of those that are healthy
+	// and not withheld. Both include devices that pods hold, like in the status of a Node.
 	Capacity    int `json:"capacity"`
 	Allocatable int `json:"allocatable"`
 	// Devices are the devices that the plugin lists and those that pods hold, sorted by ID.
@@ -22,9 +22,9 @@ type Resource struct {
 type Device struct {
 	ID     string `json:"id"`
 	Health Health `json:"health"`
-	// NUMA has the NUMA nodes that the device is close to. It is nil if the plugin sent no topology.
+	// NUMA has the NUMA nodes near the device. It is nil if the plugin sent no topology.
 	NUMA []int `json:"numa,omitempty"`
-	// Pod is the UID of the pod that holds the device, or empty. Containers are the containers that share the device.
+	// Pod is the UID of the pod that holds the device, or empty. Containers are its containers that share the device.
 	Pod        string   `json:"pod,omitempty"`
 	Containers []string `json:"containers,omitempty"`
 	// Withheld reports whether the device may belong to a pod whose placement was lost because the state was damaged.
@@ -32,7 +32,7 @@ type Device struct {
 	Withheld bool `json:"withheld,omitempty"`
 }
 
-// Count has the numbers of a resource's devices in a Node's status.
+// Count has the numbers of a resource's devices, like in the status of a Node.
 type Count struct {
 	Capacity    int `json:"capacity"`
 	Allocatable int `json:"allocatable"`
@@ -65,8 +65,8 @@ func (m *Manager) Resources() []Resource {
 	return all
 }
 
-// Counts returns the capacity and the allocatable devices by resource. A removed resource stays with 0, since a Node's
-// status must have it.
+// Counts returns the numbers of devices by resource. A resource that was removed stays, with 0 devices, since the
+// status of a Node must have it.
 func (m *Manager) Counts() map[string]Count {
 	m.mu.Lock()
 	defer m.mu.Unlock()

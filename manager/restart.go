@@ -7,8 +7,8 @@ import (
 	"gpu-cdi-plugin/manager/state"
 )
 
-// restore restores the loaded state. Pods hold their devices by ID before any plugin has registered again; until then
-// the resources of earlier plugins have no devices.
+// restore restores the loaded state. Pods hold their devices, by ID, even before a plugin has registered again. Until
+// then the resources have no devices.
 func (m *Manager) restore(loaded state.Loaded) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -26,10 +26,10 @@ func (m *Manager) restore(loaded state.Loaded) {
 	}
 }
 
-// holdAll makes a pod hold the devices of its containers that have not ended. m.mu is held.
+// holdAll lets a pod hold the devices of its containers that have not ended. The caller holds m.mu.
 func (m *Manager) holdAll(p model.Placement) {
 	for _, a := range p.Allocations {
-		pool := m.pool(a.Resource) // also for an ended container: Release needs the pool
+		pool := m.pool(a.Resource) // also for a container that has ended: Release needs the pool
 		if slices.Contains(p.Ended, a.Container) {
 			continue
 		}

@@ -12,15 +12,16 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// merger merges responses for several resources into one set of run options. The first response wins.
+// merger merges the responses for several resources into one set of run options. If two differ in a setting, the first
+// one counts.
 type merger struct {
 	model.RunOptions
-	settings map[string]setting // by the name of the setting in messages
+	settings map[string]setting // by the name that the setting has in messages
 }
 
 type setting struct{ value, resource string }
 
-// runOptions merges the responses for a container's allocations in the order of the resources' names.
+// runOptions merges the responses for a container's allocations, in the order of the names of the resources.
 func runOptions(allocations []model.Allocation) (model.RunOptions, error) {
 	m := merger{settings: map[string]setting{}}
 	for _, a := range slices.SortedFunc(slices.Values(allocations), byResource) {
@@ -38,7 +39,7 @@ func runOptions(allocations []model.Allocation) (model.RunOptions, error) {
 	return m.RunOptions, nil
 }
 
-// checkResponse returns an error for a response that is not valid for any container.
+// checkResponse returns an error if a response is not valid for any container.
 func checkResponse(resource string, r *pluginapi.ContainerAllocateResponse) error {
 	alone := merger{settings: map[string]setting{}}
 	alone.add(resource, r)
@@ -88,8 +89,8 @@ func (m *merger) merge(resource, kind string, have, more map[string]string) map[
 	return have
 }
 
-// first reports whether no earlier resource has made a setting. If an earlier one made it differently, first records a
-// conflict.
+// first reports whether no earlier resource has made a setting. If an earlier resource has made it differently, first
+// records a conflict.
 func (m *merger) first(resource, kind, key, value string) bool {
 	name := fmt.Sprintf("%s %q", kind, key)
 	have, ok := m.settings[name]

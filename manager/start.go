@@ -9,11 +9,11 @@ import (
 )
 
 // Start returns the run options of a container. It is called before each start of the container, and calls
-// PreStartContainer of the plugins that require it. Until it returns, the pod cannot be released: a plugin may be
-// preparing its devices.
+// PreStartContainer of the plugins that require it. Until Start returns, the pod cannot be released: a plugin may be
+// preparing devices of the pod.
 //
 // Errors: ErrNotFound, ErrConflict (the container has ended), ErrRetry (a plugin is disconnected or failed),
-// ErrBadResponse (model.RunOptions.Check refuses a response to Allocate; PreStartContainer is not called then), and the
+// ErrBadResponse (a response to Allocate fails model.RunOptions.Check; then PreStartContainer is not called), and the
 // context's.
 func (m *Manager) Start(ctx context.Context, podUID, container string) (model.RunOptions, error) {
 	unlock, p, err := m.lockPlaced(ctx, podUID, container)
@@ -31,7 +31,7 @@ func (m *Manager) Start(ctx context.Context, podUID, container string) (model.Ru
 			has = append(has, a)
 		}
 	}
-	options, err := runOptions(has) // checks the responses before a device is prepared
+	options, err := runOptions(has) // checks the responses, before a device is prepared
 	for i := 0; err == nil && i < len(has); i++ {
 		err = m.preStart(ctx, has[i])
 	}
@@ -41,8 +41,8 @@ func (m *Manager) Start(ctx context.Context, podUID, container string) (model.Ru
 	return options, nil
 }
 
-// preStart calls PreStartContainer if the plugin requires it. After a restart of the manager, only a plugin that has
-// registered again can say whether it does.
+// preStart calls PreStartContainer if the plugin requires it. After a restart of the manager this is unknown until the
+// plugin has registered again.
 func (m *Manager) preStart(ctx context.Context, a model.Allocation) error {
 	plugin, err := m.registry.Endpoint(a.Resource)
 	if err != nil || plugin.Socket() == "" {

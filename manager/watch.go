@@ -14,20 +14,20 @@ const (
 	PodAdmitted     EventType = "Admitted"
 	PodReleased     EventType = "Released"
 	ContainerEnded  EventType = "Ended"
-	ResourceChanged EventType = "Resource" // its devices, their health or Connected changed
+	ResourceChanged EventType = "Resource" // its devices, their health or Connected have changed
 	ResourceRemoved EventType = "Removed"  // its grace period has ended
-	HealthChanged   EventType = "Health"   // the health of devices that pods hold
+	HealthChanged   EventType = "Health"   // the health of devices that pods hold has changed
 )
 
 // Event is a change. The receiver must not modify its contents.
 type Event struct {
 	Type EventType `json:"type"`
-	// Placement is the pod of PodAdmitted, PodReleased and ContainerEnded, after the change.
+	// Placement is the placed pod after the change, for PodAdmitted, PodReleased and ContainerEnded.
 	Placement *model.Placement `json:"placement,omitempty"`
-	// Resource is the resource of the other types, Count its counts after the change.
+	// Resource is the name of the resource for the other types, and Count its numbers of devices after the change.
 	Resource string `json:"resource,omitempty"`
 	Count    Count  `json:"count,omitzero"`
-	// Devices are the devices of HealthChanged, sorted by ID.
+	// Devices are the devices whose health has changed, for HealthChanged, sorted by ID.
 	Devices []PodDevice `json:"devices,omitempty"`
 }
 
@@ -38,10 +38,10 @@ type PodDevice struct {
 	Health Health `json:"health"`
 }
 
-// watchQueue is how many unread events a watcher may have.
+// watchQueue is how many events may wait for a receiver.
 const watchQueue = 1024
 
-// Watch sends each change from now on until ctx ends. If the channel is closed earlier, the receiver was too slow and
+// Watch sends each change from now on, until ctx ends. If the channel is closed earlier, the receiver was too slow and
 // missed changes, or the manager has ended. The receiver should then list and watch again.
 func (m *Manager) Watch(ctx context.Context) <-chan Event {
 	events := make(chan Event, watchQueue)
@@ -59,7 +59,7 @@ func (m *Manager) Watch(ctx context.Context) <-chan Event {
 	return events
 }
 
-// publish sends an event to all watchers without waiting. m.mu is held.
+// publish sends an event to all watchers. It does not wait for them. The caller holds m.mu.
 func (m *Manager) publish(e Event) {
 	for events := range m.watchers {
 		select {
@@ -70,7 +70,7 @@ func (m *Manager) publish(e Event) {
 	}
 }
 
-// unwatch closes a watcher's channel unless that was done already. m.mu is held.
+// unwatch closes a watcher's channel unless that was done already. The caller holds m.mu.
 func (m *Manager) unwatch(events chan Event) {
 	if stop, ok := m.watchers[events]; ok {
 		stop()

@@ -21,7 +21,7 @@ func (b bitset) count() int {
 	return n
 }
 
-// without returns the members of b that are not in c, a set of the same size.
+// without returns the members of b that are not in c. Both sets have the same size.
 func (b bitset) without(c bitset) bitset {
 	left := make(bitset, len(b))
 	for i := range b {
@@ -30,7 +30,7 @@ func (b bitset) without(c bitset) bitset {
 	return left
 }
 
-// and returns the members of both b and c, a set of the same size.
+// and returns the members of both b and c, which have the same size.
 func (b bitset) and(c bitset) bitset {
 	both := make(bitset, len(b))
 	for i := range b {
@@ -39,7 +39,7 @@ func (b bitset) and(c bitset) bitset {
 	return both
 }
 
-// addAll adds the members of c, a set of the same size.
+// addAll adds the members of c to b, which has the same size.
 func (b bitset) addAll(c bitset) {
 	for i := range b {
 		b[i] |= c[i]

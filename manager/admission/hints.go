@@ -5,22 +5,22 @@ import (
 	"math/bits"
 )
 
-// maxNodes is the largest number of NUMA nodes with devices of one resource for which Hints works: there are up to
-// 2^maxNodes hints.
+// maxNodes is the largest number of NUMA nodes that the devices of one resource may be on: there are up to 2^maxNodes
+// hints.
 const maxNodes = 16
 
 // Hint is a set of NUMA nodes on which a request can be met.
 type Hint struct {
 	Nodes Nodes
-	// Preferred means that no smaller set could meet the request even if every device were free.
+	// Preferred means that no smaller set could meet the request, even if every device were free.
 	Preferred bool
 }
 
-// Hints returns the sets of the machine's NUMA nodes on which a request can be met. The result is nil if any nodes will
-// do: the policy is none, no device of the resource has a NUMA node, or nothing is requested. The result is empty but
-// not nil if no set can meet the request.
+// Hints returns the sets of the machine's NUMA nodes on which a request can be met. The result is nil if the nodes do
+// not matter: the policy is none, no device of the resource has a NUMA node, or nothing is requested. The result is
+// empty but not nil if no set can meet the request.
 //
-// For a request of a whole pod, Count is the pod's Limits and Reusable is empty.
+// If the request is that of a whole pod, its Count is the pod's Limits, and Reusable is empty.
 //
 // Hints returns an error if the devices are on too many NUMA nodes.
 func (p *Pool) Hints(t Topology, r Request) ([]Hint, error) {
@@ -39,15 +39,15 @@ func (p *Pool) Hints(t Topology, r Request) ([]Hint, error) {
 	return p.count(nodes, free, reusable).hints(nodes, int32(min(r.Count, 1<<30))), nil
 }
 
-// tally counts devices: those that the plugin lists, those that are free, and those that are reusable.
+// tally has numbers of devices: those that the plugin lists, those that are free, and those that are reusable.
 type tally struct{ listed, free, reusable int32 }
 
-// tallies counts, for each set of NUMA nodes, the devices whose NUMA nodes are all in that set. A set is a number: bit
-// i stands for the i-th node that has devices.
+// tallies has, for each set of NUMA nodes, the numbers of devices whose NUMA nodes are all in that set. A set is a
+// number: bit i is for the i-th node that has devices.
 type tallies []tally
 
-// count fills the tallies: first with the devices on exactly these nodes, then with those on subsets of them. It costs
-// one addition for each set and node; testing each device against each set would cost more.
+// count fills the tallies. First each set gets the devices on exactly its nodes; then it also gets those of its
+// subsets. This takes one addition for each set and node. To test each device against each set would take more.
 func (p *Pool) count(nodes Nodes, free, reusable bitset) tallies {
 	in := make(tallies, 1<<nodes.Count())
 	for i, near := range p.near {
@@ -73,8 +73,8 @@ func (p *Pool) count(nodes Nodes, free, reusable bitset) tallies {
 	return in
 }
 
-// hints returns the sets with enough devices, in ascending order. Devices without NUMA nodes count for no set. Reusable
-// devices with NUMA nodes are taken first, so a set must contain all of them.
+// hints returns the sets with enough devices, in ascending order. Devices without NUMA nodes are counted in no set.
+// Reusable devices with NUMA nodes are taken first, so a set must contain all of these.
 func (in tallies) hints(nodes Nodes, need int32) []Hint {
 	all := len(in) - 1
 	smallest := nodes.Count()

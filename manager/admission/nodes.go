@@ -35,9 +35,9 @@ func (n Nodes) each(yield func(int) bool) {
 	}
 }
 
-// pack returns the members of n as a set of their positions in all.
+// pack returns the set n as a number in which bit i is for the i-th member of all.
 func (n Nodes) pack(all Nodes) int {
-	if all&(all+1) == 0 { // they are the first nodes, as on most machines
+	if all&(all+1) == 0 { // all has the first nodes, as on most machines
 		return int(n & all)
 	}
 	packed := 0
@@ -50,6 +50,6 @@ func (n Nodes) pack(all Nodes) int {
 	return packed
 }
 
-// nextSubset returns the next larger subset of nodes, as a number. Starting from 0, the n-th call returns the subset
-// whose packed number is n.
+// nextSubset returns the next subset of nodes, in the order of their numbers. Starting from 0, the n-th call returns
+// the subset whose packed number is n.
 func nextSubset(subset, nodes Nodes) Nodes { return (subset - nodes) & nodes }

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Preference are the parameters of GetPreferredAllocation.
+// Preference has the parameters of a GetPreferredAllocation call.
 type Preference struct {
 	Available, MustInclude []string
 	Size                   int
@@ -14,8 +14,8 @@ type Preference struct {
 
 // Plan is a choice of devices for a container. It stays valid when the pool changes.
 type Plan struct {
-	// Ask has the parameters of the GetPreferredAllocation call to make before Pick, or is nil. If the call fails, so
-	// does the admission.
+	// Ask has the parameters of the GetPreferredAllocation call that must be made before Pick, or is nil. If that call
+	// fails, the admission fails.
 	Ask *Preference
 
 	chosen []string
@@ -24,8 +24,8 @@ type Plan struct {
 	sorted bool
 }
 
-// Plan chooses devices for a request, or returns an error with the kubelet's text. The plan of a request for no devices
-// has no devices.
+// Plan chooses devices for a request, or returns an error with the kubelet's text. For a request of 0 devices, the
+// plan has no devices.
 func (p *Pool) Plan(r Request) (*Plan, error) {
 	if err := p.checkRequest(); err != nil {
 		return nil, err
@@ -49,9 +49,9 @@ func (p *Pool) Plan(r Request) (*Plan, error) {
 	return plan, nil
 }
 
-// Pick returns the devices, given the plugin's answer to Ask. It is called once. The answer is advice: unknown,
-// repeated and surplus devices are ignored, and missing ones are chosen without it. The devices are sorted unless the
-// choice is random.
+// Pick returns the devices. `preferred` is the plugin's answer to Ask, which is only advice: devices in it that are
+// unknown, repeated or too many are ignored, and missing devices are chosen without it. The result is sorted unless
+// the choice is random. Pick is called once.
 func (plan *Plan) Pick(preferred []string) []string {
 	if plan.Ask != nil && len(preferred) > 0 {
 		candidates := make(map[string]bool, len(plan.rest))
@@ -73,15 +73,16 @@ func (plan *Plan) Pick(preferred []string) []string {
 	return plan.chosen
 }
 
-// take moves devices into the choice until no more are needed.
+// take adds devices to the choice until no more are needed.
 func (plan *Plan) take(ids []string) {
 	n := min(plan.need, len(ids))
 	plan.chosen = append(plan.chosen, ids[:n]...)
 	plan.need -= n
 }
 
-// choose first takes the devices that the affinity requires. For the rest it plans a call of GetPreferredAllocation, or
-// takes the best: of those near the affinity if they are enough, otherwise of all.
+// choose first takes the devices that the affinity requires. For the rest it plans a call of GetPreferredAllocation.
+// If the plugin does not offer that, choose takes the best devices itself: those near the affinity if there are enough
+// of them, and otherwise the best of all.
 func (p *Pool) choose(plan *Plan, r Request, candidates bitset) {
 	aligned, unaligned, none := p.split(candidates, r.Affinity)
 	groups := []bitset{aligned}
@@ -93,7 +94,7 @@ func (p *Pool) choose(plan *Plan, r Request, candidates bitset) {
 	for _, group := range groups {
 		left += group.count()
 	}
-	if !r.Prefers || plan.need == 0 || plan.need == left { // the plugin has nothing to choose
+	if !r.Prefers || plan.need == 0 || plan.need == left { // there is no choice for the plugin to make
 		plan.take(p.order(r, plan.need, groups...))
 		return
 	}
@@ -109,8 +110,8 @@ func (p *Pool) choose(plan *Plan, r Request, candidates bitset) {
 	}
 }
 
-// split returns the devices near the affinity, those near other NUMA nodes, and those near none. Without an affinity,
-// or if no device has NUMA nodes, all are returned as near none.
+// split returns three groups of devices: those near the affinity, those near other NUMA nodes, and those near none. If
+// there is no affinity, or no device has NUMA nodes, all devices are in the third group.
 func (p *Pool) split(devices bitset, affinity Nodes) (aligned, unaligned, none bitset) {
 	aligned = newBitset(len(p.devices))
 	if affinity == 0 {
@@ -122,8 +123,8 @@ func (p *Pool) split(devices bitset, affinity Nodes) (aligned, unaligned, none b
 	return aligned, devices.and(p.hasNUMA).without(aligned), devices.without(p.hasNUMA)
 }
 
-// order returns at least limit devices of the groups, or all of them, the best first: group by group, and within a
-// group those near the NUMA node with the fewest of them first, so that few nodes are broken up.
+// order returns at least `limit` devices of the groups, or all of them, the best first. It takes one group after the
+// other. In a group it begins with the NUMA node that has the fewest devices, so that few nodes are broken up.
 func (p *Pool) order(r Request, limit int, groups ...bitset) []string {
 	var ids []string
 	for _, group := range groups {
@@ -157,7 +158,7 @@ func (p *Pool) smallestFirst(devices bitset) []int {
 	return nodes
 }
 
-// ids appends the devices' IDs, in order, until there are limit.
+// ids appends the IDs of the devices, in order, until there are `limit` of them.
 func (p *Pool) ids(ids []string, devices bitset, limit int) []string {
 	for i := range devices.members {
 		if len(ids) >= limit {
@@ -171,7 +172,7 @@ func (p *Pool) ids(ids []string, devices bitset, limit int) []string {
 // reusable returns the request's reusable devices that are still healthy.
 func (p *Pool) reusable(r Request) bitset { return p.indices(r.Reusable).and(p.healthy) }
 
-// indices returns the set of the listed devices among these IDs.
+// indices returns the set of those devices that the plugin lists with one of these IDs.
 func (p *Pool) indices(ids []string) bitset {
 	devices := newBitset(len(p.devices))
 	for _, id := range ids {

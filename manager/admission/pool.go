@@ -7,8 +7,8 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// Pool has the devices of one resource and the containers that hold them. Containers of a pod can share a device. Holds
-// are kept by ID: a device that leaves the plugin's list stays held.
+// Pool has the devices of one resource, and the containers that hold them. Containers of one pod can share a device.
+// Holds are kept by device ID: a device that is no longer in the plugin's list stays held.
 //
 // A Pool is not safe for concurrent use.
 type Pool struct {
@@ -18,7 +18,7 @@ type Pool struct {
 	devices    []model.Device // sorted by ID, as the plugin lists them
 	near       []Nodes        // the NUMA nodes of each device
 	nodes      Nodes          // the NUMA nodes with devices
-	hasNUMA    bitset         // the set of the devices with NUMA nodes; like the other sets, by index in devices
+	hasNUMA    bitset         // the devices with NUMA nodes; like in the other sets, a member is an index in devices
 	onNode     [64]bitset
 	healthy    bitset
 	busy       bitset // the devices that are held or withheld
@@ -28,15 +28,15 @@ type Pool struct {
 
 type holder struct{ pod, container string }
 
-// State is a device of a pool.
+// State is the state of a device in a pool.
 type State struct {
-	// Device is what the plugin listed. If the plugin no longer lists a held device, it has only the ID. No device is
-	// healthy while the plugin is not connected.
+	// Device is the device as the plugin lists it. If the plugin no longer lists the device, it has only its ID. While
+	// the plugin is not connected, no device is healthy.
 	model.Device
-	// Pod is the UID of the pod that holds the device, or empty. Containers are the containers that share the device.
+	// Pod is the UID of the pod that holds the device, or empty. Containers are its containers that share the device.
 	Pod        string
 	Containers []string
-	// Withheld means that no pod is given the device until it is cleared.
+	// Withheld means that no pod gets the device until an administrator clears it.
 	Withheld bool
 }
 
@@ -45,8 +45,8 @@ func NewPool(resource string) *Pool {
 	return &Pool{resource: resource, holds: map[string][]holder{}}
 }
 
-// Set replaces the resource by what its plugin lists now. It keeps the slice of devices, which the caller must not
-// modify. No device is healthy while the plugin is not connected.
+// Set sets the resource to what its plugin lists now. It keeps the slice of devices, which the caller must not modify.
+// While the plugin is not connected, no device is healthy.
 func (p *Pool) Set(r model.Resource) {
 	n := len(r.Devices)
 	p.registered, p.connected, p.devices = true, r.Connected, r.Devices
@@ -71,13 +71,13 @@ func (p *Pool) Set(r model.Resource) {
 	p.refresh()
 }
 
-// Expire forgets the plugin and its devices after the grace period. Holds stay.
+// Expire forgets the plugin and its devices, after the grace period. Pods keep holding the devices.
 func (p *Pool) Expire() {
 	p.Set(model.Resource{Name: p.resource})
 	p.registered = false
 }
 
-// Registered reports whether a plugin has registered the resource since the pool was made or expired.
+// Registered reports whether a plugin has registered the resource since the pool was made or Expire was called.
 func (p *Pool) Registered() bool { return p.registered }
 
 // Listed returns the resource as its plugin lists it.
@@ -96,8 +96,8 @@ func (p *Pool) Device(id string) *model.Device {
 // Lists reports whether the plugin lists a device.
 func (p *Pool) Lists(id string) bool { return p.Device(id) != nil }
 
-// Counts returns the number of devices that the plugin lists, and the number of healthy ones that are not withheld.
-// Both include devices that pods hold, as in a Node's status.
+// Counts returns the number of devices that the plugin lists, and the number of those that are healthy and not
+// withheld. Both include devices that pods hold, like in the status of a Node.
 func (p *Pool) Counts() (capacity, allocatable int) {
 	allocatable = p.healthy.count()
 	if p.cleared == nil {
@@ -134,8 +134,8 @@ func (p *Pool) Hold(pod, container string, ids []string) {
 	}
 }
 
-// Release records that a pod's container no longer has these devices. A device that no other container holds becomes
-// free, or stays withheld.
+// Release records that a container of a pod no longer has these devices. If no other container holds a device, it
+// becomes free, unless it is withheld.
 func (p *Pool) Release(pod, container string, ids []string) {
 	for _, id := range ids {
 		i := slices.Index(p.holds[id], holder{pod, container})
@@ -150,8 +150,8 @@ func (p *Pool) Release(pod, container string, ids []string) {
 	}
 }
 
-// Withhold keeps all devices from pods until they are cleared, also those that the plugin lists later. The devices in
-// cleared are not withheld. A held device is withheld after its release.
+// Withhold keeps pods from getting devices until these are cleared. It applies to all devices except those in
+// `cleared`, also to devices that the plugin lists later. A held device is withheld once it is released.
 func (p *Pool) Withhold(cleared []string) {
 	p.cleared = map[string]bool{}
 	for _, id := range cleared {
@@ -160,7 +160,7 @@ func (p *Pool) Withhold(cleared []string) {
 	p.refresh()
 }
 
-// Clear makes withheld devices available again. Other devices stay as they are.
+// Clear makes withheld devices available again. Devices that are not withheld stay as they are.
 func (p *Pool) Clear(ids []string) {
 	if p.cleared == nil {
 		return
@@ -171,7 +171,7 @@ func (p *Pool) Clear(ids []string) {
 	}
 }
 
-// ClearAll makes all withheld devices available again, and withholds none that are listed later.
+// ClearAll makes all withheld devices available again. Devices that the plugin lists later are not withheld any more.
 func (p *Pool) ClearAll() {
 	p.cleared = nil
 	p.refresh()
@@ -196,7 +196,7 @@ func (p *Pool) States() []State {
 	return states
 }
 
-// NUMA returns the NUMA nodes of the devices, without those that have none.
+// NUMA returns the NUMA nodes of the devices by ID. Devices without NUMA nodes are left out.
 func (p *Pool) NUMA(ids []string) map[string][]int {
 	nodes := map[string][]int{}
 	for _, id := range ids {
@@ -224,7 +224,7 @@ func (p *Pool) withheld(id string) bool {
 	return !held
 }
 
-// refresh sets which devices are busy.
+// refresh computes which devices are busy.
 func (p *Pool) refresh() {
 	clear(p.busy)
 	if p.cleared == nil {

@@ -1,11 +1,11 @@
-// Package admission chooses the devices of containers, as the kubelet's device manager and Topology Manager do: which
-// devices are free, which of them suit the NUMA nodes of a container, and which the plugin prefers. It is pure: it
-// calls no plugin and keeps no state outside its values.
+// Package admission chooses the devices of containers, as the kubelet's device manager and Topology Manager do: it
+// knows which devices are free, which of them suit the NUMA nodes of a container, and which the plugin prefers. It is
+// pure: it calls no plugin and has no state besides its values.
 //
-// A container is admitted in these steps. For each resource that the container requests, Pool.Hints returns the NUMA
-// nodes that would do. Topology.Merge combines them into the container's affinity. Pool.Plan chooses devices, or
-// returns the parameters for the plugin's GetPreferredAllocation. Plan.Pick returns the devices, and Pool.Hold records
-// them.
+// A container is admitted in these steps. For each resource that the container requests, Pool.Hints returns the sets
+// of NUMA nodes on which the request can be met. Topology.Merge combines these into the container's affinity.
+// Pool.Plan chooses devices, or returns the parameters for the plugin's GetPreferredAllocation. Plan.Pick returns the
+// devices, and Pool.Hold records them.
 package admission
 
 import (
@@ -22,16 +22,16 @@ type Request struct {
 	Count int
 	// Reusable are the devices that this container can take over from the pod's init containers. See Reuse.
 	Reusable []string
-	// Affinity is the set of NUMA nodes that the devices should be close to, from Topology.Merge. Empty means any.
+	// Affinity is the set of NUMA nodes near which the devices should be, from Topology.Merge. Empty means any.
 	Affinity Nodes
 	// Prefers means that the plugin offers GetPreferredAllocation.
 	Prefers bool
-	// Random is the source of a random choice. Without it, devices are chosen in the order of their IDs.
+	// Random is the source of a random choice. If it is nil, devices are chosen in the order of their IDs.
 	Random *rand.Rand
 }
 
-// checkRequest returns the kubelet's error for a request that can be refused before a device is chosen. It checks in
-// the kubelet's order: while no device is healthy, even a limit of 0 is refused.
+// checkRequest returns the kubelet's error if a request can be refused before devices are chosen. Like the kubelet it
+// first checks that some device is healthy: otherwise it refuses even a limit of 0.
 func (p *Pool) checkRequest() error {
 	switch {
 	case !p.registered:
@@ -42,23 +42,23 @@ func (p *Pool) checkRequest() error {
 	return nil
 }
 
-// UnregisteredError is the kubelet's rejection of a pod that requests a resource without a plugin.
+// UnregisteredError returns the kubelet's rejection of a pod that requests a resource which no plugin has registered.
 func UnregisteredError(resource string) error {
 	return fmt.Errorf("cannot allocate unregistered device %s", resource)
 }
 
-// ChangedError is the kubelet's rejection of a pod that has devices and now requests another number of them.
+// ChangedError returns the kubelet's rejection of a pod that has devices and now requests another number of them.
 func ChangedError(pod, container, resource string, from, to int) error {
 	return fmt.Errorf("pod %q container %q changed request for resource %q from %d to %d",
 		pod, container, resource, from, to)
 }
 
-// Reuse records, by resource, the devices that a pod's init containers leave to later containers. It is kept while the
-// pod's containers are admitted in order: init containers, then containers.
+// Reuse has, by resource, the devices that a pod's init containers leave to later containers. It is used while the
+// pod's containers are admitted, first the init containers, then the others.
 type Reuse map[string]map[string]bool
 
-// Took records the devices that a container has of a resource. Devices of an init container that ends can be reused;
-// sidecars and containers keep theirs.
+// Took records that a container has these devices of a resource. If the container ends before the next ones start
+// (`ends`), they can reuse its devices; sidecars and the pod's other containers keep theirs.
 func (r Reuse) Took(resource string, ids []string, ends bool) {
 	if r[resource] == nil {
 		r[resource] = map[string]bool{}
@@ -72,11 +72,11 @@ func (r Reuse) Took(resource string, ids []string, ends bool) {
 	}
 }
 
-// Devices returns the devices of a resource that a container can reuse, sorted.
+// Devices returns the devices of a resource that the next container can reuse, sorted.
 func (r Reuse) Devices(resource string) []string { return slices.Sorted(maps.Keys(r[resource])) }
 
-// Limits returns how many devices of each resource a pod needs at most at one time: the sum over its containers and
-// sidecars, or more if an init container and the sidecars started before it need more.
+// Limits returns how many devices of each resource a pod needs at most at one time. That is the sum over its
+// containers and sidecars, or more if an init container and the sidecars that start before it need more.
 func Limits(pod model.Pod) map[string]int {
 	sum, sidecars, peak := map[string]int{}, map[string]int{}, map[string]int{}
 	for _, c := range pod.Containers {

@@ -17,7 +17,7 @@ const (
 	PolicySingleNUMANode Policy = "single-numa-node"
 )
 
-// Scope is whether each container or the whole pod gets one affinity.
+// Scope says whether each container gets an affinity of its own, or the whole pod gets one.
 type Scope string
 
 // The scopes, as the kubelet's configuration calls them.
@@ -26,14 +26,14 @@ const (
 	ScopePod       Scope = "pod"
 )
 
-// ErrTopologyAffinity is the kubelet's rejection of a pod whose devices cannot be on NUMA nodes that the policy admits.
-// The reason in the pod's status is TopologyAffinityError. The text is the kubelet's.
+// ErrTopologyAffinity means that the policy rejects the pod: the devices cannot be on NUMA nodes that it admits. The
+// text is the kubelet's. The reason in the pod's status is TopologyAffinityError.
 //
 //nolint:staticcheck // it begins with a capital letter
 var ErrTopologyAffinity = errors.New("Resources cannot be allocated with Topology locality")
 
-// Topology is the Topology Manager of a machine: it chooses the NUMA nodes of containers. An empty Policy means none,
-// an empty Scope container.
+// Topology is the Topology Manager of a machine: it chooses the NUMA nodes of containers. An empty Policy means
+// "none", and an empty Scope means "container".
 type Topology struct {
 	Policy Policy
 	Scope  Scope
@@ -58,12 +58,13 @@ func (t Topology) Validate() error {
 
 func (t Topology) none() bool { return t.Policy == "" || t.Policy == PolicyNone }
 
-// Merge returns the affinity of a container or pod, from the hints of each resource that it requests. An empty affinity
-// means that any nodes will do. The error ErrTopologyAffinity means that the policy rejects the pod.
+// Merge returns the affinity of a container or pod, from the hints of each resource that it requests. An empty
+// affinity means that the nodes do not matter. The error ErrTopologyAffinity means that the policy rejects the pod.
 //
-// The result is the kubelet's: of all combinations of one hint per resource, the one with the best common nodes. A
-// combination is preferred if all its hints are preferred and have the same nodes. Preferred combinations can be found
-// by their nodes; the others matter only to the policy best-effort.
+// The result is the kubelet's. A combination has one hint of each resource; the best combination is the one whose
+// hints have the best nodes in common. A combination is preferred if all its hints are preferred and have the same
+// nodes, so preferred combinations are found by their nodes. The other combinations matter only to the policy
+// best-effort.
 func (t Topology) Merge(resources [][]Hint) (Nodes, error) {
 	if t.none() {
 		return 0, nil
@@ -95,10 +96,10 @@ func (t Topology) Merge(resources [][]Hint) (Nodes, error) {
 	return cmp.Or(compromise(constraints), t.Machine), nil
 }
 
-// sharedPreference returns the smallest set of nodes that is a preferred hint of every resource, or 0. Of several sets
-// of that size it returns the one with the lower node numbers.
+// sharedPreference returns the smallest set of nodes that is a preferred hint of every resource, or 0. If several sets
+// have that size, it returns the one with the lowest node numbers.
 func sharedPreference(resources [][]Hint) Nodes {
-	shared := map[Nodes]int{} // the number of resources that prefer the set, counted from the first resource on
+	shared := map[Nodes]int{} // how many resources prefer the set, counted from the first resource without a gap
 	for n, hints := range resources {
 		for _, h := range hints {
 			if h.Preferred && shared[h.Nodes] == n {
@@ -116,8 +117,9 @@ func sharedPreference(resources [][]Hint) Nodes {
 	return best
 }
 
-// compromise returns the best nodes that one hint per resource can have in common, or 0. The best number of nodes is
-// the number that the most demanding resource needs, then the next smaller ones, then the next larger ones.
+// compromise returns the best set of nodes that one hint of each resource can have in common, or 0. The best size is
+// the number of nodes that the most demanding resource needs. After that come the next smaller sizes, and then the
+// next larger ones.
 func compromise(resources [][]Hint) Nodes {
 	common, wanted := ^Nodes(0), 0
 	for _, hints := range resources {
@@ -148,7 +150,8 @@ func compromise(resources [][]Hint) Nodes {
 	return best
 }
 
-// packHints returns, for each subset of common, 1 if a hint has exactly those of the common nodes, else 0.
+// packHints returns a number for each subset of `common`: 1 if the nodes of a hint that are in `common` are exactly
+// this subset, and 0 otherwise.
 func packHints(hints []Hint, common Nodes) []uint64 {
 	sets := make([]uint64, 1<<common.Count())
 	for _, h := range hints {
@@ -157,9 +160,10 @@ func packHints(hints []Hint, common Nodes) []uint64 {
 	return sets
 }
 
-// intersect replaces a: each set gets 1 if it is the intersection of one set in a and one in b, else 0. The number of
-// pairs that have at least a set in common is the product of two sums over supersets; undoing the sums leaves the pairs
-// that have exactly this set in common. Comparing all pairs would cost the square.
+// intersect changes a: a set gets 1 if it is the intersection of one set in a and one in b, and 0 otherwise. To
+// compare all pairs would take the square of the time. Instead, overSupersets sums up the numbers of each set's
+// supersets. The product of the two sums is the number of pairs that have at least this set in common. Undoing the
+// sums leaves the pairs that have exactly this set in common.
 func intersect(a, b []uint64) {
 	overSupersets(a, 1)
 	overSupersets(b, 1)
@@ -168,11 +172,11 @@ func intersect(a, b []uint64) {
 	}
 	overSupersets(a, ^uint64(0)) // -1
 	for set := range a {
-		a[set] = min(a[set], 1) // or the numbers of combinations would overflow
+		a[set] = min(a[set], 1) // otherwise the numbers of combinations would overflow
 	}
 }
 
-// overSupersets adds to each set's number the numbers of all its supersets; with sign -1 it undoes that.
+// overSupersets adds the numbers of all supersets to the number of each set. With the sign -1 it undoes this.
 func overSupersets(numbers []uint64, sign uint64) {
 	for bit := 1; bit < len(numbers); bit <<= 1 {
 		for first := 0; first < len(numbers); first += 2 * bit {

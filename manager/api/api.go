@@ -1,12 +1,12 @@
 // Package api is the device manager's local API, HTTP with JSON on a unix socket: the server and the client.
 // specs/manager.openapi.yaml documents each request and response.
 //
-// A pod is given as a manifest, a v1.Pod. Responses use the shapes and names of Kubernetes where it has some: the
-// metadata of a pod, the devices of a container as in the PodResources service, the capacity and allocatable of a
-// v1.NodeStatus, and the reasons of a rejected pod's status.
+// A pod is given as a manifest, a v1.Pod. Responses have the shapes and names of Kubernetes where it has such: the
+// metadata of a pod, the devices of a container as in the PodResources service, the capacity and allocatable resources
+// of a v1.NodeStatus, and the reasons in the status of a rejected pod.
 //
-// The owner and the group of the socket decide who may use the API; there are no other rights. The process that
-// admitted a pod is recorded with its placement.
+// Whoever may connect to the socket, by its owner and group, may make every request. The process that admitted a pod
+// is recorded with the placement.
 package api
 
 import (
@@ -19,7 +19,7 @@ import (
 	"gpu-cdi-plugin/manager/state"
 )
 
-// Manager is what the API needs of the device manager. See manager.Manager for the methods.
+// Manager has the methods of the device manager that the API needs. See manager.Manager.
 type Manager interface {
 	Check() error
 	Admit(ctx context.Context, p model.Pod, by model.Caller) (model.Placement, error)
@@ -39,14 +39,14 @@ type Manager interface {
 // Pod is a placed pod.
 type Pod struct {
 	Metadata Metadata `json:"metadata"`
-	// InitContainers and Containers are all containers of the manifest, in its order.
+	// InitContainers and Containers are all containers of the manifest, in the same order.
 	InitContainers []Container `json:"initContainers,omitempty"`
 	Containers     []Container `json:"containers"`
 	// Caller is the process that admitted the pod.
 	Caller model.Caller `json:"caller"`
 }
 
-// Metadata names a pod.
+// Metadata identifies a pod.
 type Metadata struct {
 	Name      string `json:"name"`
 	Namespace string `json:"namespace"`
@@ -58,13 +58,13 @@ type Metadata struct {
 // Container is a container of a placed pod.
 type Container struct {
 	Name string `json:"name"`
-	// RestartPolicy is Always for a sidecar, an init container that runs beside the pod's containers.
+	// RestartPolicy is Always for a sidecar: an init container that keeps running beside the pod's containers.
 	RestartPolicy string `json:"restartPolicy,omitempty"`
 	// Ended reports whether the container has ended for good.
 	Ended   bool               `json:"ended,omitempty"`
 	Devices []ContainerDevices `json:"devices,omitempty"`
-	// AllocatedResourcesStatus is the present health of Devices, as in a v1.ContainerStatus. It is empty for a
-	// container that has ended, since other pods can have its devices.
+	// AllocatedResourcesStatus is the present health of Devices, as in a v1.ContainerStatus. It is empty if the
+	// container has ended, since other pods can have its devices.
 	AllocatedResourcesStatus []ResourceStatus `json:"allocatedResourcesStatus,omitempty"`
 }
 
@@ -95,13 +95,13 @@ type PodList struct {
 
 // ResourceList is the response to a list of devices.
 type ResourceList struct {
-	// Items are sorted by name.
+	// Items are sorted by the name of the resource.
 	Items []manager.Resource `json:"items"`
 	// Withheld says why devices are withheld; nil means that none are.
 	Withheld *state.Loss `json:"withheld,omitempty"`
 }
 
-// NodeStatus is the part of a v1.NodeStatus that concerns resources. The values are quantities.
+// NodeStatus is the part of a v1.NodeStatus about resources. The values are quantities.
 type NodeStatus struct {
 	Capacity    map[string]string `json:"capacity"`
 	Allocatable map[string]string `json:"allocatable"`
@@ -109,7 +109,7 @@ type NodeStatus struct {
 
 // FreeRequest names withheld devices that no container uses.
 type FreeRequest struct {
-	// ResourceName is the resource that DeviceIDs belong to.
+	// ResourceName is the resource to which DeviceIDs belong.
 	ResourceName string   `json:"resourceName,omitempty"`
 	DeviceIDs    []string `json:"deviceIds,omitempty"`
 	// All means all withheld devices of all resources.
@@ -120,9 +120,9 @@ type FreeRequest struct {
 type Event struct {
 	// Type is the type of a manager.Event, or ErrorEvent.
 	Type manager.EventType `json:"type"`
-	// Pod is the pod of Admitted, Released and Ended, after the change.
+	// Pod is the pod after the change, for the types Admitted, Released and Ended.
 	Pod *Pod `json:"pod,omitempty"`
-	// Resource has the counts of a resource after it has changed or was removed.
+	// Resource has the numbers of a resource's devices after the resource has changed or was removed.
 	Resource *ResourceCount `json:"resource,omitempty"`
 	// Devices are the devices whose health has changed.
 	Devices []manager.PodDevice `json:"devices,omitempty"`
@@ -138,8 +138,8 @@ type ResourceCount struct {
 }
 
 // ErrorEvent is the type of the last event of a watch that the server ends, because the client was too slow and missed
-// changes, or because the manager ends. Event.Error has the text; the client should list and watch again. The API makes
-// this event when the channel of manager.Watch is closed. If the connection breaks, a watch ends without it.
+// changes, or because the manager ends. The text is in Event.Error; the client should list and watch again. If the
+// connection breaks, a watch ends without this event.
 const ErrorEvent manager.EventType = "Error"
 
 // podOf converts a placement.
@@ -196,7 +196,7 @@ func (s *Server) eventOf(e manager.Event) Event {
 	if e.Placement != nil {
 		shown.Pod = new(s.podOf(*e.Placement))
 	}
-	if e.Type == manager.PodReleased { // another pod may have the devices
+	if e.Type == manager.PodReleased { // another pod may have the devices by now
 		for _, containers := range [][]Container{shown.Pod.InitContainers, shown.Pod.Containers} {
 			for i := range containers {
 				containers[i].AllocatedResourcesStatus = nil

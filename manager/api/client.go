@@ -18,23 +18,23 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// Client calls the API of the manager that serves a socket. Its errors wrap ErrNoManager if no manager serves it and
-// ErrNotAllowed if this process may not connect. If the manager answers with an error, it is an *Error, in which
-// errors.Is finds the errors of the package manager.
+// Client calls the API of the manager that serves a socket. Its errors wrap ErrNoManager if no manager serves the
+// socket, and ErrNotAllowed if this process may not connect. If the manager answers with an error, it is an *Error,
+// which wraps the error of the package manager.
 type Client struct {
 	path string
 	http *http.Client
 }
 
 const (
-	// readTime is how long the response to a request that changes nothing may take.
+	// readTime is how long the response may take to a request that changes nothing.
 	readTime = 10 * time.Second
-	// maxAnswer is the size of the largest response in bytes, maxEvent that of the largest event.
+	// maxAnswer is the size of the largest response, and maxEvent that of the largest event, in bytes.
 	maxAnswer = 64 << 20
 	maxEvent  = 16 << 20
 )
 
-// NewClient returns the client of the socket at path.
+// NewClient returns a client for the socket at path.
 func NewClient(path string) *Client {
 	return &Client{path: path, http: unixsocket.NewHTTPClient(path, maxWait+readTime)}
 }
@@ -83,14 +83,14 @@ func (c *Client) Free(ctx context.Context, r FreeRequest) error {
 	return c.do(ctx, http.MethodPost, "/v1/devices/free", body, nil)
 }
 
-// Node returns the node's capacity and allocatable resources.
+// Node returns the node's capacity and its allocatable resources.
 func (c *Client) Node(ctx context.Context) (s NodeStatus, err error) {
 	err = c.do(ctx, http.MethodGet, "/v1/node", nil, &s)
 	return s, err
 }
 
-// Watch calls each for every change until ctx ends or each returns an error, which Watch returns. It calls begun once
-// the watch has begun: a list made after that misses no change.
+// Watch calls the function `each` for every change, until ctx ends or the function returns an error, which Watch then
+// returns. It calls the function `begun` when the watch has begun: a list that is made after that misses no change.
 func (c *Client) Watch(ctx context.Context, begun func(), each func(Event) error) error {
 	answer, err := c.send(ctx, http.MethodGet, "/v1/watch", nil)
 	if err != nil {
@@ -130,7 +130,7 @@ func containerPath(podUID, container string) string {
 	return podPath(podUID) + "/containers/" + url.PathEscape(container)
 }
 
-// do sends a request and decodes the response into a value, unless into is nil.
+// do sends a request and decodes the response into `into`, unless that is nil.
 func (c *Client) do(ctx context.Context, method, path string, body []byte, into any) error {
 	if method == http.MethodGet {
 		var end context.CancelFunc

@@ -29,12 +29,12 @@ type Error struct {
 	Code int `json:"code"`
 	// Hint says what the client can do, or is empty.
 	Hint string `json:"hint,omitempty"`
-	// Reason is the reason in the pod's status for a pod that the kubelet would reject (UnexpectedAdmissionError,
-	// TopologyAffinityError), else the reason of a v1.Status, such as NotFound.
+	// Reason is the reason in the pod's status if the kubelet would reject the pod (UnexpectedAdmissionError,
+	// TopologyAffinityError), and otherwise the reason of a v1.Status, such as NotFound.
 	Reason string `json:"reason"`
 }
 
-// Error returns the text; for a rejected pod, the reason comes first.
+// Error returns the text. If a pod was rejected, the reason comes first.
 func (e *Error) Error() string {
 	if e.Reason == manager.ReasonUnexpected || e.Reason == manager.ReasonTopology {
 		return e.Reason + ": " + e.Text
@@ -42,7 +42,7 @@ func (e *Error) Error() string {
 	return e.Text
 }
 
-// Unwrap returns the manager's error that the response stands for, or nil.
+// Unwrap returns the error of the package manager that caused the response, or nil.
 func (e *Error) Unwrap() error {
 	switch e.Code {
 	case http.StatusBadRequest:
@@ -81,7 +81,7 @@ func errorOf(err error) *Error {
 	case errors.Is(err, manager.ErrRetry):
 		answer.Code, answer.Reason = http.StatusServiceUnavailable, "ServiceUnavailable"
 		answer.Hint = "nothing was changed, and the same request can succeed later"
-	case errors.Is(err, manager.ErrBadResponse): // a v1.Status has the reason InternalError for it too
+	case errors.Is(err, manager.ErrBadResponse): // a v1.Status has the reason InternalError for this too
 		answer.Code = http.StatusBadGateway
 		answer.Hint = "fix the plugin, release the pod, and admit it again"
 	case isRejected:
@@ -100,7 +100,7 @@ var errUnknownPeer = &Error{
 	Text: "the kernel does not report which process sent the request", Code: http.StatusForbidden, Reason: "Forbidden",
 }
 
-// tooMany returns the response to a request beyond the limit on concurrent requests.
+// tooMany returns the response to a request that exceeds the limit on concurrent requests.
 func tooMany(what string) *Error {
 	return &Error{
 		Text: "too many " + what, Code: http.StatusTooManyRequests, Reason: "TooManyRequests",

@@ -29,9 +29,10 @@ type Server struct {
 	Manager Manager
 	// ParsePod reads a manifest in YAML or JSON.
 	ParsePod func(manifest []byte) (model.Pod, error)
-	// NodeStatus returns the node's capacity and allocatable resources.
+	// NodeStatus returns the node's capacity and its allocatable resources.
 	NodeStatus func() NodeStatus
-	// Metrics returns the metrics in Prometheus' text format, version 0.0.4. If nil, the response is 404.
+	// Metrics returns the metrics in Prometheus' text format, version 0.0.4. If it is nil, the response has the status
+	// 404.
 	Metrics func() ([]byte, error)
 	Log     *slog.Logger
 
@@ -40,19 +41,20 @@ type Server struct {
 	watchers chan struct{}
 }
 
-// The limits of the API. Reads always find a free connection: maxConnections is more than the other two together.
+// The limits of the API. Reads always find a free connection: maxConnections is more than maxChanges and maxWatches
+// together.
 const (
 	maxConnections = 512
 	maxChanges     = 384 // concurrent requests that change something
 	maxWatchers    = 64
-	// maxBody is the size of the largest request in bytes, one with a manifest.
+	// maxBody is the size of the largest request, one with a manifest, in bytes.
 	maxBody = pod.MaxSize
 	// maxWait is how long a request may take: a pod with many containers needs many calls to plugins.
 	maxWait = 5 * time.Minute
 )
 
-// Listen makes the socket at path, with the lock file path.lock. Its owner may connect, and a group if it is given by
-// its GID; with unixsocket.OwnerOnly no group may. The error wraps ErrServed if another manager serves the socket.
+// Listen makes the socket at path, with the lock file path.lock. The owner may connect, and also the group with the
+// given GID, unless that is unixsocket.OwnerOnly. The error wraps ErrServed if another manager serves the socket.
 func Listen(ctx context.Context, path string, group int) (*unixsocket.HTTPListener, error) {
 	l, err := unixsocket.ListenHTTP(ctx, unixsocket.HTTPOptions{
 		Path: path, LockPath: path + ".lock", Group: group, MaxConnections: maxConnections,
@@ -83,7 +85,7 @@ type route struct {
 	answer func(*Server, *http.Request) (any, error)
 }
 
-// routes are all requests but watch, whose response does not end.
+// routes are all requests except watch, whose response does not end.
 var routes = []route{
 	{http.MethodGet, "/v1/healthz", http.StatusOK, (*Server).healthz},
 	{http.MethodGet, "/v1/pods", http.StatusOK, (*Server).pods},
@@ -98,7 +100,8 @@ var routes = []route{
 	{http.MethodGet, "/metrics", http.StatusOK, (*Server).metrics},
 }
 
-// handler handles the requests of the API. All others get an Error, since net/http would answer with plain text.
+// handler handles the requests of the API. For any other request it responds with an Error; net/http would respond
+// with plain text.
 func (s *Server) handler() http.Handler {
 	s.changes, s.watchers = make(chan struct{}, maxChanges), make(chan struct{}, maxWatchers)
 	methods := map[string]map[string]http.HandlerFunc{"/v1/watch": {http.MethodGet: s.watch}} // by path
@@ -123,7 +126,7 @@ func (s *Server) handler() http.Handler {
 		})
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		// The mux would redirect an unclean path, and answer an unknown one with plain text.
+		// The mux would redirect a path that is not clean, and answer an unknown path with plain text.
 		escaped := q.URL.EscapedPath()
 		if _, pattern := mux.Handler(q); pattern == "" || escaped != path.Clean(escaped) {
 			writeJSON(w, http.StatusNotFound, noRequest(q, http.StatusNotFound, "NotFound"))
@@ -183,7 +186,7 @@ func (s *Server) do(w http.ResponseWriter, q *http.Request, r route) (any, error
 		return nil, fmt.Errorf("read the request: %w", err)
 	}
 	q.Body = io.NopCloser(bytes.NewReader(body))
-	// The read deadline was for the request. If it stayed, the context would end with it.
+	// The read deadline was for reading the request. If it stayed, it would also end the request's context.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	ctx, end := context.WithTimeout(q.Context(), cmp.Or(s.maxWait, maxWait))
 	defer end()
@@ -217,7 +220,7 @@ func callerOf(q *http.Request) model.Caller {
 	return model.Caller{UID: int(peer.Uid), GID: int(peer.Gid), PID: int(peer.Pid)}
 }
 
-// take takes one of a limited number of places, and reports whether one was free.
+// take takes one of a limited number of places. It reports whether a place was free.
 func take(places chan struct{}) bool {
 	select {
 	case places <- struct{}{}:

@@ -9,7 +9,7 @@ import (
 )
 
 // watch sends each change as a line of JSON until the client disconnects. It sends the header as soon as the watch has
-// begun, so that a client which then lists misses no change.
+// begun: a client that makes a list after that misses no change.
 func (s *Server) watch(w http.ResponseWriter, q *http.Request) {
 	if unixsocket.Peer(q.Context()) == nil {
 		writeJSON(w, errUnknownPeer.Code, errUnknownPeer)
@@ -23,7 +23,7 @@ func (s *Server) watch(w http.ResponseWriter, q *http.Request) {
 	}
 	defer func() { <-s.watchers }()
 	conn := http.NewResponseController(w)
-	_ = conn.SetReadDeadline(time.Time{}) // it was for the request; the context would end with it
+	_ = conn.SetReadDeadline(time.Time{}) // it was for reading the request, and would also end the context
 	events := s.Manager.Watch(q.Context())
 	send := func(e Event) error {
 		_ = conn.SetWriteDeadline(time.Now().Add(unixsocket.RequestTime))

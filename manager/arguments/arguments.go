@@ -1,4 +1,4 @@
-// Package arguments converts a container's run options to command-line arguments of a container engine and to edits of
+// Package arguments converts a container's run options to command-line arguments of a container engine, or to edits of
 // an OCI bundle. It is pure: it calls no engine and reads no file.
 package arguments
 
@@ -25,12 +25,13 @@ var (
 // Engines returns the names of the known engines.
 func Engines() []string { return []string{"podman", "docker", "nerdctl"} }
 
-// For returns the run options as arguments of an engine's run and create. Each option is one argument with its value,
-// like --device=nvidia.com/gpu=0, so that no value can be taken for another option. CDI devices need podman 4, docker
-// 25 or nerdctl 2.1, and annotations docker 24 or nerdctl 2: older ones refuse them.
+// For returns the run options as arguments of an engine's `run` and `create`. Each option is one argument that
+// includes its value, like --device=nvidia.com/gpu=0, so that no value can be taken for another option. Older engines
+// refuse some of them: CDI devices need podman 4, docker 25 or nerdctl 2.1, and annotations need docker 24 or nerdctl
+// 2.
 //
-// The error wraps ErrUnknownEngine, or wraps ErrInexpressible and has all problems: for example, the engines split
-// devices at colons and mounts at commas, so a path must not contain these.
+// The error wraps ErrUnknownEngine, or it wraps ErrInexpressible and has all problems. For example, engines split a
+// device at colons and a mount at commas, so their paths must not contain these.
 func For(engine string, o model.RunOptions) ([]string, error) {
 	if !slices.Contains(Engines(), engine) {
 		return nil, fmt.Errorf("%w %q: want one of %s%s",
@@ -86,7 +87,7 @@ func (c *checker) valid(o model.RunOptions) {
 	}
 }
 
-// without checks that a text contains none of these characters.
+// without records a problem if a text contains one of these characters.
 func (c *checker) without(what, text, characters string) {
 	if i := strings.IndexAny(text, characters); i >= 0 {
 		c.problems = append(c.problems, fmt.Errorf("%s %q: %w: it has a %q", what, text, ErrInexpressible, text[i]))
@@ -101,9 +102,9 @@ func csvField(text string) string {
 	return text
 }
 
-// Edits returns the run options as edits of an OCI configuration, in the types of CDI: OCI's own device node needs
-// numbers that only the host knows. CDI devices and annotations are not included; annotations go into the configuration
-// unchanged. The error wraps ErrInexpressible and has all problems.
+// Edits returns the run options as edits of an OCI configuration. The type is CDI's: a device node of OCI would need
+// numbers, which only the host knows. CDI devices and annotations are not included; annotations can be copied into the
+// configuration as they are. The error wraps ErrInexpressible and has all problems.
 func Edits(o model.RunOptions) (*specs.ContainerEdits, error) {
 	c := checker{}
 	c.valid(o)

@@ -1,4 +1,4 @@
-// Package config defines the configuration file of device-manager: the options of all verbs and of serve, with
+// Package config defines the configuration file of device-manager: the options of all verbs and those of `serve`, with
 // defaults, validation and documentation.
 package config
 
@@ -130,11 +130,11 @@ var Keys = &configfile.Keys{
 	},
 }
 
-// ofPlugin is the text for options of GPUs, which the device manager had while it was a verb of gpu-cdi-plugin.
+// ofPlugin is the text for options of GPUs, which the device manager had when it was a verb of gpu-cdi-plugin.
 const ofPlugin = "this is an option of gpu-cdi-plugin only: the device manager does not read the driver"
 
-// Validate returns all problems of the configuration that do not depend on the host. Each message begins with the key.
-// The package nodestatus checks quantities of resources.
+// Validate returns all problems of the configuration that can be found without the host. Each message begins with the
+// key. Quantities of resources are checked later, by the package nodestatus.
 func (c *Config) Validate() error {
 	return errors.Join(
 		configfile.NotEmpty("root", c.Root),
@@ -158,7 +158,7 @@ func (c *Config) Validate() error {
 
 func checkValue(key, value string) error { return configfile.OneOf(key, value, Keys.Values[key]) }
 
-// checkSocket checks the length of a socket's path, or of the path of a socket with that name in a directory.
+// checkSocket checks the length of a socket's path. If name is not empty, path is the directory of the socket.
 func checkSocket(key, path, name string) error {
 	if size, limit := len(path), unixsocket.MaxPath-len(name); size > limit {
 		return fmt.Errorf("%s %q: it has %d bytes; at most %d are possible, since the path of a socket has at most %d",
@@ -167,7 +167,7 @@ func checkSocket(key, path, name string) error {
 	return nil
 }
 
-// checkOutside returns an error for a socket in socket-dir, where serve removes all sockets at its start.
+// checkOutside returns an error if a socket is in socket-dir: `serve` removes all sockets there when it starts.
 func checkOutside(key, path, socketDir string) error {
 	if path != "" && filepath.Dir(path) == filepath.Clean(socketDir) {
 		return fmt.Errorf("%s %q: want another directory than socket-dir, whose sockets are removed", key, path)

@@ -31,7 +31,7 @@ type answer struct {
 	edit *v1beta1.ContainerAllocateResponse
 }
 
-// allocate calls Allocate with one container for each set of IDs.
+// allocate calls Allocate with one container for each set of device IDs.
 func (p *plugin) allocate(ctx context.Context, containers ...[]string) (*v1beta1.AllocateResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
@@ -54,7 +54,7 @@ func allocating(f func(context.Context, *plugin, []string) verdict) check {
 	})
 }
 
-// keep stores the responses of a call for the checks of their contents.
+// keep stores the responses of a call, whose contents are checked later.
 func (p *plugin) keep(r *v1beta1.AllocateResponse, ids []string) {
 	for _, c := range r.GetContainerResponses() {
 		p.answers = append(p.answers, answer{ids, c})
@@ -219,8 +219,8 @@ func allocateConcurrently(ctx context.Context, p *plugin, healthy []string) verd
 	return passed("%d calls at a time", parallel)
 }
 
-// answered returns a check of the stored Allocate responses, one container at a time. f returns what breaks the rule,
-// and how many items it checked.
+// answered returns a check of the stored Allocate responses, one container at a time. The function f returns what
+// breaks the rule, and how many items it has checked.
 func answered(what string, f func(*session, *v1beta1.ContainerAllocateResponse) (broken []string, n int)) check {
 	return each(func(_ context.Context, s *session, p *plugin) verdict {
 		if len(p.answers) == 0 {
@@ -272,7 +272,7 @@ func nodePaths(_ *session, r *v1beta1.ContainerAllocateResponse) (broken []strin
 	return broken, len(r.GetDevices())
 }
 
-// nodesExist checks that the host paths in a response exist below the host's root. It follows links only inside that
+// nodesExist checks that the host paths in a response exist below the host's root. Links are followed only inside that
 // root.
 func nodesExist(s *session, r *v1beta1.ContainerAllocateResponse) (broken []string, n int) {
 	root, err := os.OpenRoot("/" + strings.TrimPrefix(s.opts.Root, "/"))

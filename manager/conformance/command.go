@@ -18,8 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This is the only file of the package that runs programs: only those that the user names, with the user's rights and
-// without a shell.
+// Only this file of the package runs programs: those that the user names, with the user's rights and without a shell.
 
 const (
 	// dirPlaceholder stands for the directory of kubelet.sock, registryPlaceholder for the registry.
@@ -27,20 +26,20 @@ const (
 	registryPlaceholder = "{registry}"
 	// dirVariable is the environment variable that gives the plugin the directory.
 	dirVariable = "DEVICE_PLUGIN_DIR"
-	// fixedDir is the directory that plugins without an option for it use.
+	// fixedDir is the directory that plugins use which have no option for it.
 	fixedDir = "/var/lib/kubelet/device-plugins"
-	// outputDelay is how long to wait for output after a program has ended whose children keep the output open.
+	// outputDelay is how long to wait for output after a program has ended, if its children keep the output open.
 	outputDelay = time.Second
 )
 
 // command is a plugin that the checks started.
 type command struct {
 	process *os.Process
-	done    chan struct{} // closed when the program has ended and was waited for
-	state   string        // how it ended, after done
+	done    chan struct{} // closed when the program has ended
+	state   string        // how the program ended; set before done is closed
 }
 
-// startCommand starts a plugin that registers in dir. The placeholder in its arguments is replaced by dir.
+// startCommand starts a plugin that registers in dir. Where an argument has the placeholder, it is replaced by dir.
 func startCommand(args []string, placeholder, dir string, output io.Writer) (*command, error) {
 	fixed := !mentions(args, placeholder) && dir != fixedDir && os.Geteuid() == 0
 	words := slices.Clone(args)
@@ -54,8 +53,8 @@ func startCommand(args []string, placeholder, dir string, output io.Writer) (*co
 	c := &command{done: make(chan struct{})}
 	started := make(chan error, 1)
 	go func() {
-		// The signal at the parent's death is sent when this thread ends, and the thread may have its own mounts. So
-		// the goroutine keeps the thread until the program has ended, and uses it for nothing else.
+		// The signal at the parent's death (PDEATHSIG) is sent when this thread ends, and the thread may have its own
+		// mounts. So the goroutine keeps the thread until the program has ended, and uses it for nothing else.
 		runtime.LockOSThread()
 		defer close(c.done)
 		remove := func() {}
@@ -86,17 +85,17 @@ func mentions(args []string, placeholder string) bool {
 	return slices.ContainsFunc(args, func(arg string) bool { return strings.Contains(arg, placeholder) })
 }
 
-// mountFixed gives the calling thread, and the programs that it starts, their own mounts in which the kubelet's
-// directory is dir. The returned function removes the directories that it created.
+// mountFixed gives the calling thread, and the programs that it starts, their own mounts, with dir in place of the
+// kubelet's directory. The function that it returns removes the directories that it created.
 func mountFixed(dir string) (remove func(), err error) {
 	var made []string
 	mounted := false
 	remove = func() {
 		if mounted {
-			_ = unix.Unmount(fixedDir, unix.MNT_DETACH) // affects this thread only: programs keep their mounts
+			_ = unix.Unmount(fixedDir, unix.MNT_DETACH) // only for this thread: programs keep their mounts
 		}
 		for _, d := range made {
-			_ = os.Remove(d) // a directory in use is not empty and stays
+			_ = os.Remove(d) // a directory that is in use is not empty, and stays
 		}
 	}
 	for d := fixedDir; ; d = filepath.Dir(d) {
@@ -124,13 +123,13 @@ func mountFixed(dir string) (remove func(), err error) {
 	return remove, nil
 }
 
-// ended waits until the program has ended, for at most limit, and returns how it ended.
+// ended waits until the program has ended, but not longer than `limit`, and returns how it ended.
 func (c *command) ended(limit time.Duration) (state string, ok bool) {
 	select {
 	case <-c.done:
 	case <-time.After(limit):
 	}
-	select { // if both are ready, the first select may choose either
+	select { // if both were ready, the first select may have chosen either
 	case <-c.done:
 		return c.state, true
 	default:
@@ -138,13 +137,13 @@ func (c *command) ended(limit time.Duration) (state string, ok bool) {
 	}
 }
 
-// terminate sends SIGTERM and waits for the end.
+// terminate sends SIGTERM and waits until the program has ended, but not longer than `limit`.
 func (c *command) terminate(limit time.Duration) (state string, ok bool) {
 	_ = c.process.Signal(syscall.SIGTERM) // the process may have ended already
 	return c.ended(limit)
 }
 
-// kill ends the program, if it runs, and waits.
+// kill ends the program if it runs, and waits until it has ended.
 func (c *command) kill() {
 	_ = c.process.Kill() // the process may have ended already
 	<-c.done

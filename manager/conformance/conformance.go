@@ -4,9 +4,9 @@
 //	report, err := conformance.Run(ctx, conformance.Options{Command: []string{"plugin", "--dir={dir}"}})
 //	fmt.Println(report.Failed)
 //
-// The package acts as the kubelet: it serves kubelet.sock in a directory where the plugin registers, and then makes a
-// kubelet's calls, including those that a kubelet makes when something is wrong. Messages are checked as they arrive.
-// Do not run it beside a kubelet that uses the same directory, nor while containers use the plugin's devices.
+// The package acts as a kubelet: it serves kubelet.sock in a directory in which the plugin registers, and then makes
+// the calls of a kubelet, including those that a kubelet makes when something is wrong. Messages are checked as they
+// arrive. Do not run it while a kubelet uses the same directory, or while containers use the plugin's devices.
 package conformance
 
 import (
@@ -35,28 +35,29 @@ const DefaultTimeout = 10 * time.Second
 // Options say which plugin is checked, and how. One of Socket, Command and KubeletDir must be set, and Command and
 // KubeletDir may be set together.
 type Options struct {
-	// Socket is the path of a socket on which a plugin serves. The plugin is called there and need not register: the
-	// rules about registration and restarts are skipped.
+	// Socket is the path of a socket that a plugin serves. The plugin is called there and need not register: the rules
+	// about registration and restarts are skipped.
 	Socket string
 	// Command starts the plugin: a program and its arguments. "{dir}" in an argument is replaced by the directory of
-	// kubelet.sock; DEVICE_PLUGIN_DIR has it too. If no argument has "{dir}" and this process is root, the program sees
-	// the directory at /var/lib/kubelet/device-plugins. "{registry}" in an argument is replaced by a new registry, in
-	// which the plugin makes a socket that serves pluginregistration v1 instead of calling Register. It excludes
-	// "{dir}" and KubeletDir.
+	// kubelet.sock; the variable DEVICE_PLUGIN_DIR has that directory too. If no argument has "{dir}" and this process
+	// is root, the program sees the directory at /var/lib/kubelet/device-plugins. "{registry}" in an argument is
+	// replaced by a new directory, the registry: the plugin does not call Register, but makes a socket in the registry
+	// that serves pluginregistration v1. "{registry}" cannot be combined with "{dir}" or KubeletDir.
 	Command []string
-	// KubeletDir is the directory of kubelet.sock. Empty means a new directory, which is removed at the end. Without
-	// Command, a running plugin is expected to register there.
+	// KubeletDir is the directory of kubelet.sock. If it is empty, a new directory is used and removed at the end. If
+	// there is no Command, a plugin that already runs must register in KubeletDir.
 	KubeletDir string
-	// Flip is a command that makes the plugin change the health of a device. If empty, its rule is skipped.
+	// Flip is a command that makes the plugin change the health of a device. If it is empty, the rule about such
+	// changes is skipped.
 	Flip []string
-	// Root is the root of the host that the paths in responses refer to. Empty means "/".
+	// Root is the root of the host: paths in responses are below it. Empty means "/".
 	Root string
 	// Timeout limits the registration, each RPC except PreStartContainer, and the end of the plugin. Zero means
 	// DefaultTimeout.
 	Timeout time.Duration
 	// PreStart enables calls of PreStartContainer, which may reset devices.
 	PreStart bool
-	// Output receives the output of the commands; nil discards it.
+	// Output receives the output of the commands. If it is nil, the output is discarded.
 	Output io.Writer
 }
 
@@ -79,9 +80,9 @@ func (o *Options) usesRegistry() bool { return mentions(o.Command, registryPlace
 type Severity string
 
 const (
-	// Must is the severity of a rule whose breach costs users devices or containers.
+	// Must is for rules that cost users devices or containers if a plugin breaks them.
 	Must Severity = "must"
-	// Should is the severity of a rule whose breach a kubelet tolerates.
+	// Should is for rules whose breach a kubelet tolerates.
 	Should Severity = "should"
 )
 
@@ -103,8 +104,8 @@ type Rule struct {
 	Says string `json:"rule"`
 	// Why says in a sentence what users experience if a plugin breaks the rule.
 	Why string `json:"why"`
-	// Source is where the rule comes from: a message or field of the API's definition, a section of the documentation,
-	// or, if neither has it, the code of the kubelet.
+	// Source says where the rule comes from: a message or field in the API's definition, a section of the
+	// documentation, or, if it is in neither, the code of the kubelet.
 	Source   string   `json:"source"`
 	Severity Severity `json:"severity"`
 
@@ -136,12 +137,13 @@ func (r Result) Explanation() string {
 
 // Report has the results of all rules.
 type Report struct {
-	// Resources are the names of the resources that the plugin registered, sorted. Each rule is checked for each.
+	// Resources are the names of the resources that the plugin registered, sorted. Each rule is checked for each
+	// resource.
 	Resources []string `json:"resources"`
 	// Results are in the order of Rules.
 	Results []Result `json:"results"`
-	// Passed, Failed, Warned and Skipped count rules. Failed counts broken rules of severity must, Warned broken rules
-	// of severity should.
+	// Passed, Failed, Warned and Skipped are numbers of rules. Failed is the number of broken rules with the severity
+	// "must", and Warned that of broken rules with the severity "should".
 	Passed  int `json:"passed"`
 	Failed  int `json:"failed"`
 	Warned  int `json:"warned"`
@@ -163,7 +165,7 @@ func (r *Report) add(result Result) {
 }
 
 // Run checks a plugin. It returns a report even if the plugin breaks rules or never registers. Errors wrap ErrOptions,
-// ErrInUse, ErrNotStarted, the context's, or those of the file system.
+// ErrInUse, ErrNotStarted, the context's error, or errors of the file system.
 func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	if err := o.validate(); err != nil {
 		return nil, err

@@ -9,8 +9,8 @@ import (
 )
 
 // WriteJUnit writes the report as JUnit XML in the form that CI systems read (github.com/testmoapp/junitxml). Only
-// broken rules of severity must are failures: a broken rule of severity should is a passed test with a warning as its
-// output. Characters that XML does not allow, such as control characters in a plugin's texts, are replaced.
+// broken rules of severity "must" are failures. A broken rule of severity "should" is a passed test whose output is a
+// warning. Characters that XML does not allow, such as control characters in a plugin's texts, are replaced.
 func (r *Report) WriteJUnit(w io.Writer) error {
 	var cases strings.Builder
 	var total time.Duration
@@ -25,7 +25,7 @@ func (r *Report) WriteJUnit(w io.Writer) error {
 	return err
 }
 
-// outcomeElement returns the element of a test case that shows the outcome.
+// outcomeElement returns the XML element that shows the outcome of a test case.
 func outcomeElement(r Result) string {
 	seen, all := escape(r.Seen), escape(r.Explanation())
 	switch {

@@ -24,14 +24,14 @@ import (
 
 const (
 	socketName = "kubelet.sock"
-	// maxRegistrations is the largest number of registrations that are accepted between two restarts.
+	// maxRegistrations is how many registrations are accepted between two restarts.
 	maxRegistrations = 1000
-	// dialPause is the time between two attempts to connect to a socket that is not served yet.
+	// dialPause is the pause between two attempts to connect to a socket that nothing serves yet.
 	dialPause = 20 * time.Millisecond
 )
 
-// kubelet is the kubelet's side of the API. It accepts every registration, even one that a kubelet refuses, so that the
-// other rules can be checked.
+// kubelet is the kubelet's side of the API. It accepts every registration, even one that a kubelet would refuse, so
+// that the other rules can be checked.
 type kubelet struct {
 	v1beta1.UnimplementedRegistrationServer
 
@@ -102,7 +102,7 @@ func (k *kubelet) stop() error {
 	return nil
 }
 
-// sockets returns the names of the sockets in the directory except the kubelet's.
+// sockets returns the names of the sockets in the directory, without the kubelet's own.
 func (k *kubelet) sockets() ([]string, error) {
 	entries, err := os.ReadDir(k.dir)
 	if err != nil {
@@ -165,8 +165,8 @@ func endedWatch(err error) *watch {
 	return w
 }
 
-// awaitServer waits until a socket accepts connections. It returns the error of the first attempt, and, if no attempt
-// succeeded, the error of the last one.
+// awaitServer waits until a socket accepts connections. It returns two errors: that of the first attempt, and that of
+// the last one, which is nil if an attempt succeeded.
 func awaitServer(ctx context.Context, socket string, limit time.Duration) (first, last error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -187,8 +187,8 @@ func awaitServer(ctx context.Context, socket string, limit time.Duration) (first
 	}
 }
 
-// registered returns the newest plugin of each resource, sorted by resource, and a channel that the next registration
-// closes.
+// registered returns the newest plugin of each resource, sorted by resource, and a channel that is closed at the next
+// registration.
 func (k *kubelet) registered() ([]*plugin, chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -201,10 +201,10 @@ func (k *kubelet) registered() ([]*plugin, chan struct{}) {
 
 func byResource(a, b *plugin) int { return cmp.Compare(a.resource, b.resource) }
 
-// await waits until all the resources (or any resource, if none are given) have registered, and then until no
-// registration follows for a while: a plugin that is about to register again is not ready for the next step. It waits
-// longer if a stream has ended: a plugin with a new server for each of two kubelets may have registered with the first
-// one. It reports whether the resources have registered within the time limit.
+// await waits until all the resources have registered, or any resource if none are given. Then it waits until no
+// registration follows for a while: a plugin that is about to register again is not ready for the next step. If a
+// stream has ended, that while is longer: a plugin that starts a new server for each of two kubelets may have
+// registered with the first one. The result says whether the resources have registered within the time limit.
 func (k *kubelet) await(ctx context.Context, resources []string) ([]*plugin, bool) {
 	timer := time.NewTimer(k.timeout)
 	defer timer.Stop()
@@ -238,7 +238,7 @@ func listEnded(p *plugin) bool {
 	return ended != nil
 }
 
-// took returns the time from the start until the last registration.
+// took returns the time from the start to the last registration.
 func (k *kubelet) took() time.Duration {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -17,8 +17,8 @@ const (
 	kubeletLimit = 4 << 20
 	// maxID is the length of the longest ID that the API's definition allows.
 	maxID = 63
-	// idMarks are the characters of IDs besides letters and digits. Others cause trouble in environment variables, file
-	// names and labels.
+	// idMarks are the characters that IDs may have besides letters and digits. Other characters cause trouble in
+	// environment variables, file names and labels.
 	idMarks = "-_.:/@+="
 )
 
@@ -41,7 +41,7 @@ func listed(f func([]*v1beta1.Device) verdict) check {
 	})
 }
 
-// passedUnless returns a failure with at most three of the breaches, or a pass with the text if there are none.
+// passedUnless returns a failure that names at most three of the breaches, or a pass with the text if there are none.
 func passedUnless(broken []string, format string, args ...any) verdict {
 	if len(broken) == 0 {
 		return passed(format, args...)
@@ -63,7 +63,7 @@ func listSize(_ context.Context, _ *session, p *plugin) verdict {
 	return passed("%d bytes", largest)
 }
 
-// allLists returns the lists of all streams that were kept open like a kubelet's.
+// allLists returns the lists of all streams that were kept open, as a kubelet does.
 func (p *plugin) allLists() []*v1beta1.ListAndWatchResponse {
 	var all []*v1beta1.ListAndWatchResponse
 	for _, w := range append(slices.Clone(p.earlier), p.watch) {
@@ -168,7 +168,7 @@ func (s *session) watchContext(ctx context.Context) context.Context {
 	return ctx
 }
 
-// listsTwice opens a second stream beside the open one, like a kubelet while a plugin is replaced.
+// listsTwice opens a second stream while the first is open, like a kubelet while a plugin is replaced.
 func listsTwice(ctx context.Context, _ *session, p *plugin) verdict {
 	if _, _, ended := p.watch.state(); ended != nil {
 		return skipped("the first stream has ended: %s", reason(ended, p.timeout))
@@ -204,7 +204,7 @@ func listsStable(_ context.Context, _ *session, p *plugin) verdict {
 	return passed("the same %d devices", len(now[0].GetDevices()))
 }
 
-// difference says how the IDs of two lists differ.
+// difference says how the device IDs of two lists differ.
 func difference(before, after []*v1beta1.Device) string {
 	old, current := slices.Compact(ids(before)), slices.Compact(ids(after))
 	var parts []string
@@ -252,7 +252,7 @@ func healthFlips(ctx context.Context, s *session) verdict {
 	return v
 }
 
-// listsFull fails if a later list of a stream has only some of the devices of the first one.
+// listsFull fails if a later list of a stream has only some of the devices of the stream's first list.
 func listsFull(_ context.Context, _ *session, p *plugin) verdict {
 	lists := 0
 	for _, w := range append(slices.Clone(p.earlier), p.watch) {
@@ -271,7 +271,7 @@ func listsFull(_ context.Context, _ *session, p *plugin) verdict {
 	return passed("%d lists after the first of their streams", lists)
 }
 
-// subset reports whether all of part are in whole, which is sorted.
+// subset reports whether all elements of `part` are in `whole`, which is sorted.
 func subset(part, whole []string) bool {
 	return !slices.ContainsFunc(part, func(id string) bool {
 		_, found := slices.BinarySearch(whole, id)

@@ -16,18 +16,18 @@ import (
 
 const (
 	// maxMessage is the size of the largest message that is received, in bytes. It is above the kubelet's limit, so
-	// that a list beyond that limit is reported instead of failing.
+	// that a list beyond that limit can be received and reported.
 	maxMessage = 64 << 20
-	// maxLists is the largest number of lists kept from a stream. Later ones are not received.
+	// maxLists is how many lists of a stream are received.
 	maxLists = 64
 )
 
 // plugin is one connection to a plugin of one resource.
 type plugin struct {
-	resource string // empty with Socket
+	resource string // empty if Options.Socket is set
 	socket   string
-	request  *v1beta1.RegisterRequest // nil without a call of Register
-	intro    *introduction            // nil without a registry
+	request  *v1beta1.RegisterRequest // nil if the plugin did not call Register
+	intro    *introduction            // nil if there is no registry
 	refused  error                    // why the socket refused connections when the plugin registered
 	timeout  time.Duration
 	conn     *grpc.ClientConn
@@ -42,7 +42,7 @@ type plugin struct {
 	trials  []trial  // of GetPreferredAllocation, see preferredAnswers
 }
 
-// newConn prepares a connection; the first call connects.
+// newConn returns a connection to a socket. It is made at the first call.
 func newConn(socket string) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
@@ -62,7 +62,7 @@ func connect(resource, socket string, timeout time.Duration) (*plugin, error) {
 	}, nil
 }
 
-// open gets the plugin's options and begins to watch, like the kubelet. ctx ends the watch.
+// open gets the plugin's options and begins to watch its devices, like the kubelet. The watch ends when ctx ends.
 func (p *plugin) open(ctx context.Context) {
 	p.options, p.optionsErr = p.getOptions(ctx)
 	p.watch = p.startWatch(ctx)
@@ -84,7 +84,7 @@ func (p *plugin) getOptions(ctx context.Context) (*v1beta1.DevicePluginOptions, 
 	return p.client.GetDevicePluginOptions(ctx, &v1beta1.Empty{}, grpc.WaitForReady(true))
 }
 
-// answering returns an error if the plugin no longer answers after calls that may have harmed it.
+// answering returns an error if the plugin no longer answers. It is used after calls that may have harmed the plugin.
 func (p *plugin) answering(ctx context.Context) error {
 	if _, err := p.getOptions(ctx); err != nil {
 		return fmt.Errorf("afterwards GetDevicePluginOptions: %s", reason(err, p.timeout))
@@ -100,7 +100,8 @@ func reason(err error, limit time.Duration) string {
 	return fmt.Sprintf("error %s %q", status.Code(err), status.Convert(err).Message())
 }
 
-// hung reports whether a call ended at its deadline, crashed whether it lost its connection. Neither is a response.
+// hung reports whether a call ended at its deadline, and crashed whether it lost its connection. Neither counts as a
+// response.
 func hung(err error) bool    { return status.Code(err) == codes.DeadlineExceeded }
 func crashed(err error) bool { return status.Code(err) == codes.Unavailable }
 
@@ -154,14 +155,15 @@ func (w *watch) close() {
 	<-w.done
 }
 
-// state returns the lists received so far, a channel that the next change closes, and the error that ended the stream.
+// state returns the lists that were received so far, a channel that is closed at the next change, and the error with
+// which the stream ended.
 func (w *watch) state() ([]*v1beta1.ListAndWatchResponse, chan struct{}, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.lists), w.changed, w.ended
 }
 
-// await waits for a list that fits. The error says why none arrived.
+// await waits for a list for which `fits` returns true. The error says why none arrived.
 func (w *watch) await(ctx context.Context, limit time.Duration, fits func(*v1beta1.ListAndWatchResponse) bool) error {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()

@@ -41,8 +41,8 @@ func preferring(f func(context.Context, *plugin) verdict) check {
 	})
 }
 
-// preferredAnswers makes the calls whose responses the other checks use: for few, half and all of the devices, with and
-// without devices that must be included.
+// preferredAnswers makes the calls whose responses the other checks use. They request few, half and all of the
+// devices, with and without devices that must be included.
 func preferredAnswers(ctx context.Context, p *plugin) verdict {
 	available := p.healthy()
 	n := len(available)
@@ -68,7 +68,7 @@ func preferredAnswers(ctx context.Context, p *plugin) verdict {
 	return passed("%d requests, for up to %d devices", len(p.trials), n)
 }
 
-// preferred returns a check of each response. f returns what breaks the rule, or nothing.
+// preferred returns a check of each response. The function f returns what breaks the rule, or "".
 func preferred(f func(trial) string) check {
 	return preferring(func(_ context.Context, p *plugin) verdict {
 		if len(p.trials) == 0 {

@@ -19,7 +19,7 @@ func registers(ctx context.Context, s *session) verdict {
 	waiting, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if s.command != nil {
-		go func() { // a plugin that has ended does not register
+		go func() { // if the plugin ends, it cannot register any more
 			select {
 			case <-s.command.done:
 				cancel()
@@ -97,7 +97,8 @@ func describe(o *v1beta1.DevicePluginOptions) string {
 
 // Restarts of the kubelet.
 
-// registersAgain stops the kubelet's side, calls between, and starts it again. All resources must register again.
+// registersAgain stops the kubelet's side, calls `between`, and starts the kubelet's side again. All resources must
+// then register again.
 func (s *session) registersAgain(ctx context.Context, between func() error) verdict {
 	resources := names(s.plugins)
 	if len(resources) == 0 {

@@ -21,25 +21,25 @@ import (
 )
 
 // registry acts as the kubelet's plugin watcher: it finds the sockets in a directory and calls GetInfo on the plugins
-// there. Such plugins do not call Register.
+// that serve them. Such plugins do not call Register.
 type registry struct {
 	dir     string
 	timeout time.Duration
 	took    time.Duration // from the start of the last search until the last plugin was found
 }
 
-// introduction is a plugin's registration by its socket in the registry.
+// introduction is the registration of a plugin that has a socket in the registry.
 type introduction struct {
 	socket string
 	conn   *grpc.ClientConn
 	client pluginregistration.RegistrationClient
 	info   *pluginregistration.PluginInfo
-	// infoErr is the error of GetInfo, notifyErr that of NotifyRegistrationStatus after a successful registration.
+	// infoErr is the error of GetInfo. notifyErr is that of NotifyRegistrationStatus after a successful registration.
 	infoErr, notifyErr error
 }
 
-// introduce calls GetInfo on the plugin at a socket, connects to its endpoint, and notifies it that it is registered.
-// It does so even if a kubelet would refuse the plugin, so that the other rules can be checked.
+// introduce calls GetInfo on the plugin at a socket, connects to the plugin's endpoint, and notifies the plugin that
+// it is registered. It does so even if a kubelet would refuse the plugin, so that the other rules can be checked.
 func (r *registry) introduce(ctx context.Context, socket string) (*plugin, error) {
 	conn, err := newConn(socket)
 	if err != nil {
@@ -76,12 +76,12 @@ func (i *introduction) notify(
 	return err
 }
 
-// maxSockets limits how many sockets of a plugin are checked.
+// maxSockets is how many sockets of a plugin are checked.
 const maxSockets = 64
 
-// find waits until all the resources (or any resource, if none are given) have a socket in the registry, and then until
-// no socket follows for a while. It reports whether the resources were found within the time limit and before the
-// plugin ended.
+// find waits until all the resources have a socket in the registry, or any resource if none are given. Then it waits
+// until no socket follows for a while. The result says whether the resources were found within the time limit and
+// before the plugin ended.
 func (r *registry) find(ctx context.Context, ended <-chan struct{}, resources []string) ([]*plugin, bool) {
 	begin := time.Now()
 	last := begin
@@ -111,7 +111,7 @@ func (r *registry) find(ctx context.Context, ended <-chan struct{}, resources []
 	}
 }
 
-// sockets returns the paths of the sockets that a kubelet would find: at any depth, except hidden ones.
+// sockets returns the paths of the sockets that a kubelet would find: at any depth, but not hidden ones.
 func (r *registry) sockets() []string {
 	var list []string
 	_ = filepath.WalkDir(r.dir, func(path string, e fs.DirEntry, err error) error {
@@ -231,10 +231,10 @@ func registryAgain(ctx context.Context, s *session) verdict {
 	for _, p := range s.plugins {
 		p.close()
 	}
-	gone := s.registry.dir + ".gone" // a plugin that is fast would make its socket again during the removal
+	gone := s.registry.dir + ".gone" // otherwise a fast plugin would make its socket again during the removal
 	err := errors.Join(os.Rename(s.registry.dir, gone), os.RemoveAll(gone))
 	select {
-	case <-time.After(s.opts.Timeout / 20): // so that the plugin can notice
+	case <-time.After(s.opts.Timeout / 20): // so that the plugin can notice the removal
 	case <-ctx.Done():
 	}
 	if err := errors.Join(err, makeDir(s.registry.dir)); err != nil {

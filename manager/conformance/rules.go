@@ -1,7 +1,7 @@
 package conformance
 
-// rules are in the order in which they are checked: each relies on those before it. docs/conformance.md lists them, and
-// names the files of their sources.
+// rules are in the order in which they are checked: each relies on earlier ones. docs/conformance.md lists the rules,
+// and names the files that are given as sources.
 var rules = []Rule{
 	// Registration.
 	{

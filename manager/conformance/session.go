@@ -12,17 +12,17 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// session is one run of the checks: a plugin with one or several resources, and the kubelet's side.
+// session is one run of the checks, on a plugin with one or several resources. It has the kubelet's side.
 type session struct {
 	opts Options
-	// kubelet and registry are the two ways to register. One of them is set; with Socket, neither.
+	// kubelet and registry are the two ways to register. One of them is set, or neither if Options.Socket is set.
 	kubelet  *kubelet
 	registry *registry
-	command  *command // nil without Command
-	own      string   // a temporary directory to remove at the end, or empty
+	command  *command // nil if there is no Options.Command
+	own      string   // a temporary directory that is removed at the end, or empty
 
 	plugins []*plugin // the current plugin of each resource, sorted by resource
-	// before has the devices of each resource before the first restart of the kubelet; nil until then.
+	// before has the devices of each resource before the first restart of the kubelet. Before that restart it is nil.
 	before map[string][]*v1beta1.Device
 	// broken says why the plugin can no longer be checked.
 	broken string
@@ -71,8 +71,8 @@ func (s *session) open(ctx context.Context) error {
 		}
 	}
 	if s.opts.usesRegistry() {
-		// The registry is inside it, so that no other user can take its name while it is removed and made again. The
-		// path is short, since those of sockets are limited.
+		// The registry is inside this directory, so that no other user can take its name while it is removed and made
+		// again. The path is short, since paths of sockets have a limit.
 		s.registry = &registry{dir: filepath.Join(dir, "reg"), timeout: s.opts.Timeout}
 		if err := makeDir(s.registry.dir); err != nil {
 			return err
@@ -115,7 +115,7 @@ func (s *session) close() error {
 	return err
 }
 
-// apply checks a rule, and whether the plugin can be checked further.
+// apply checks a rule, and after that whether the plugin can be checked further.
 func (s *session) apply(ctx context.Context, r Rule) verdict {
 	if s.broken != "" {
 		if r.ID == goesOn {
@@ -125,7 +125,7 @@ func (s *session) apply(ctx context.Context, r Rule) verdict {
 	}
 	v := r.check(ctx, s)
 	if s.command != nil && !strings.HasPrefix(r.ID, "end-") {
-		// The connection breaks before the process has ended.
+		// The connection may break before the process has ended.
 		wait := time.Duration(0)
 		if v.outcome == Fail {
 			wait = s.opts.Timeout / 20
@@ -137,8 +137,8 @@ func (s *session) apply(ctx context.Context, r Rule) verdict {
 	return v
 }
 
-// each returns a check that is done for each resource of the plugin. The rule is broken if one resource breaks it.
-// Inlined, its code would be in the program once for each rule, which costs 60 KB.
+// each returns a check that runs for each resource of the plugin. The rule is broken if one resource breaks it. The
+// function must not be inlined: the program would contain its code once for each rule, which takes 60 KB.
 //
 //go:noinline
 func each(f func(context.Context, *session, *plugin) verdict) check {
@@ -158,8 +158,8 @@ func each(f func(context.Context, *session, *plugin) verdict) check {
 	}
 }
 
-// merge combines verdicts: a failure counts more than a pass, and a pass more than a skip. The result has the
-// observations of all verdicts with the outcome that counts.
+// merge combines verdicts. A failure counts more than a pass, and a pass more than a skip. The result has the outcome
+// that counts most, and what all checks with that outcome have seen.
 func merge(verdicts []verdict) verdict {
 	for _, outcome := range []Outcome{Fail, Pass, Skipped} {
 		var seen []string

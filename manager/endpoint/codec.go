@@ -9,31 +9,31 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// maxElements limits the devices, topologies and NUMA nodes of a list, counted together. The smallest takes two bytes
-// in a message and a hundred in memory.
+// maxElements limits the devices, topologies and NUMA nodes of a list, counted together. The smallest of these takes
+// two bytes in a message and a hundred in memory.
 const maxElements = 500_000
 
-// listCodec decodes lists and refuses those with too many elements.
+// listCodec decodes lists of devices. A list with too many elements is an error.
 type listCodec struct{ encoding.CodecV2 }
 
 func newListCodec() listCodec { return listCodec{encoding.GetCodecV2(proto.Name)} }
 
-// Name returns the empty string, so that the content type is that of a call without its own codec.
+// Name returns "", so that the content type is the same as without this codec.
 func (listCodec) Name() string { return "" }
 
 // Unmarshal decodes a list. It returns an error if the list has too many elements.
 func (c listCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	buffer := data.MaterializeToBuffer(mem.DefaultBufferPool())
 	defer buffer.Free()
-	// The field numbers of the devices in a list, the topology in a device, and the nodes in a topology.
+	// The field numbers of the devices in a list, of the topology in a device, and of the NUMA nodes in a topology.
 	if countElements(buffer.ReadOnlyData(), 1, 3, 1) > maxElements {
 		return fmt.Errorf("the list has more than %d devices, topologies and NUMA nodes", maxElements)
 	}
 	return c.CodecV2.Unmarshal(mem.BufferSlice{buffer}, v)
 }
 
-// countElements returns how many messages decoding makes of a field and of the fields below it. It stops above
-// maxElements, or where decoding will fail.
+// countElements returns how many messages would be made if a field and the fields below it were decoded. It stops when
+// there are more than maxElements, or where decoding would fail.
 func countElements(message []byte, field protowire.Number, below ...protowire.Number) int {
 	n := 0
 	for len(message) > 0 && n <= maxElements {

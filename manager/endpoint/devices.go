@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	maxUsualID = 63      // bytes of an ID that the API allows; longer ones are reported
-	maxID      = 1 << 10 // bytes of an ID that is accepted; each placement stores its IDs (the kubelet has no limit)
+	maxUsualID = 63      // bytes; the API allows no longer ID, so longer ones are reported
+	maxID      = 1 << 10 // bytes; longer IDs are refused, since placements store IDs (the kubelet has no limit)
 	maxNode    = 63      // the highest NUMA node; Topology Managers have no more, and each placement stores its nodes
 )
 
@@ -27,8 +27,8 @@ func checkIDs(list []*v1beta1.Device) error {
 	return nil
 }
 
-// normalise converts a list to devices sorted by ID, each ID once. A device that is listed several times is healthy
-// only if each of its entries is, and has the NUMA nodes of all entries. normalise also returns what is wrong with the
+// normalise converts a list to devices sorted by ID, each ID once. If a device is listed several times, it has the
+// NUMA nodes of all entries, and is healthy only if all entries are. normalise also returns what is wrong with the
 // list, or "": like the kubelet it accepts faulty lists, but it drops NUMA nodes above maxNode.
 func normalise(list []*v1beta1.Device) ([]model.Device, string) {
 	devices := make([]model.Device, len(list))
@@ -69,7 +69,7 @@ func normalise(list []*v1beta1.Device) ([]model.Device, string) {
 	return slices.Clip(unique), strings.Join(problems, "; ")
 }
 
-// faults collects the IDs with the same fault.
+// faults has the IDs of devices with the same fault.
 type faults struct {
 	n     int
 	first string
@@ -94,8 +94,8 @@ func merge(a, b model.Device) model.Device {
 	return a
 }
 
-// numaNodes returns the NUMA nodes of a topology up to maxNode, ascending, or nil without a topology. It also reports
-// whether these are all. Negative nodes mean no node.
+// numaNodes returns the NUMA nodes of a topology up to maxNode, ascending, or nil if there is no topology. `all` is
+// false if the topology has a higher node. Negative numbers mean no node and are left out.
 func numaNodes(t *v1beta1.TopologyInfo) (nodes []int, all bool) {
 	if t == nil {
 		return nil, true
@@ -112,7 +112,7 @@ func numaNodes(t *v1beta1.TopologyInfo) (nodes []int, all bool) {
 	return ascending(nodes), all
 }
 
-// ascending sorts nodes and removes duplicates.
+// ascending returns the nodes in ascending order, without duplicates.
 func ascending(nodes []int) []int {
 	slices.Sort(nodes)
 	return slices.Compact(nodes)

@@ -19,7 +19,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// socket is a plugin's socket. Neither links nor ".." in name can lead out of dir.
+// socket is a plugin's socket. Neither links nor ".." in its name can lead out of dir.
 type socket struct {
 	dir  string
 	name string // relative to dir
@@ -27,7 +27,7 @@ type socket struct {
 
 func (s socket) path() string { return filepath.Join(s.dir, s.name) }
 
-// open opens the socket's file. The handle stays on it whatever is at the path later.
+// open opens the socket's file. The returned file stays the same, whatever is at the path later.
 func (s socket) open() (*os.File, error) {
 	root, err := os.OpenRoot(s.dir)
 	if err != nil {
@@ -48,7 +48,7 @@ func (s socket) open() (*os.File, error) {
 	return f, nil
 }
 
-// check returns an error if no plugin can be at the socket. A missing socket is not an error: it may be made later.
+// check returns an error if no plugin can be at the socket. A missing socket is no error: it may be made later.
 func (s socket) check() error {
 	f, err := s.open()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -69,8 +69,8 @@ func (s socket) connect(ctx context.Context) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 }
 
-// dial connects to the server at the socket within a time limit. It waits for a server that has yet to start. The
-// connection is never made again, since another instance may have the socket by then.
+// dial connects to the server at the socket, within a time limit. If the server has not started yet, dial waits for
+// it. A broken connection is not made again, since another instance may have the socket by then.
 func (s socket) dial(ctx context.Context, limit time.Duration) (*grpc.ClientConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -123,7 +123,7 @@ func (r *Registry) connect(ctx context.Context, resource string, s socket) (*End
 	return e, nil
 }
 
-// register connects to a plugin and makes it an instance of its resource.
+// register connects to a plugin and adds it to the instances of its resource.
 func (r *Registry) register(ctx context.Context, resource string, s socket) (*Endpoint, error) {
 	e, err := r.connect(ctx, resource, s)
 	if err != nil {

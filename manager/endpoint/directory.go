@@ -26,17 +26,17 @@ const (
 	// SocketName is the name of the registration socket.
 	SocketName = "kubelet.sock"
 	// LockName is the name of the file that a manager locks in the directory of its sockets. The file stays when the
-	// manager ends: it marks a directory in which all sockets can be removed.
+	// manager ends: it shows the next one that all sockets in this directory may be removed.
 	LockName = ".manager.lock"
-	// registryLock is the name of the file that a manager locks in the plugin watcher's directory. It differs from
+	// registryLock is the name of the file that a manager locks in the plugin watcher's directory. The name is not
 	// LockName, since the sockets there must not be removed.
 	registryLock = ".registry.lock"
 	// pluginsLabel is the SELinux label that lets containers make sockets in the directory.
 	pluginsLabel = "system_u:object_r:container_file_t:s0"
 )
 
-// claim prepares the directory of the sockets like a starting kubelet, and locks it. It returns an error if the plugin
-// watcher would search that directory.
+// claim prepares the directory of the sockets, like a kubelet that starts, and locks it. It returns an error if the
+// plugin watcher would search that directory.
 func claim(dir, registry string, log *slog.Logger) (*fileio.Lock, error) {
 	if !filepath.IsAbs(dir) {
 		return nil, fmt.Errorf("bad socketPath, must be an absolute path: %s", dir)
@@ -61,8 +61,8 @@ func claim(dir, registry string, log *slog.Logger) (*fileio.Lock, error) {
 	return held, nil
 }
 
-// claimRegistry prepares the plugin watcher's directory and locks it. Two watchers would both register each plugin, and
-// both give its devices to pods.
+// claimRegistry prepares the plugin watcher's directory and locks it. Without the lock, two managers could both
+// register each plugin, and both give its devices to pods.
 func claimRegistry(dir string) (*fileio.Lock, error) {
 	if !filepath.IsAbs(dir) {
 		return nil, fmt.Errorf("watch for plugins: %s is not an absolute path", dir)
@@ -80,8 +80,8 @@ func claimRegistry(dir string) (*fileio.Lock, error) {
 	return held, nil
 }
 
-// contains reports whether an absolute path of a directory is the other one or above it, after following links. A
-// missing directory contains nothing.
+// contains reports whether the directory `dir` is the directory `other` or above it, after following links. A
+// directory that does not exist contains nothing.
 func contains(dir, other string) (bool, error) {
 	if !filepath.IsAbs(dir) {
 		return false, nil
@@ -111,7 +111,7 @@ func prepare(dir string, mode fs.FileMode) error {
 	return nil
 }
 
-// checkContent returns an error for a directory with sockets that seems to have another use, such as /run: the sockets
+// checkContent returns an error if a directory with sockets seems to have another use, like /run: all sockets in it
 // would be removed.
 func checkContent(dir string) error {
 	if filepath.Clean(dir) == filepath.Clean(v1beta1.DevicePluginPath) {
@@ -133,7 +133,7 @@ func checkContent(dir string) error {
 	return foreign
 }
 
-// label sets the SELinux label that containerized plugins need, if SELinux is enabled.
+// label sets the SELinux label that plugins in containers need, if SELinux is enabled.
 func label(dir string, log *slog.Logger) {
 	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
 		return
@@ -148,8 +148,8 @@ func setLabel(dir string) error {
 	return unix.Lsetxattr(dir, "security.selinux", append([]byte(pluginsLabel), 0), 0)
 }
 
-// replaceSocket removes all sockets in the directory of a path, on which no process may listen, and listens on the
-// path. Plugins notice the removal and register again.
+// replaceSocket removes all sockets in the directory of a path, and listens on the path. No process may listen on the
+// sockets. Plugins notice that their sockets are gone, and register again.
 func replaceSocket(path string) (net.Listener, error) {
 	info, err := os.Lstat(path)
 	if err == nil && info.Mode().Type() != fs.ModeSocket {

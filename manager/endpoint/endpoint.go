@@ -15,8 +15,8 @@ import (
 
 const maxList = 64 << 20 // bytes of a ListAndWatch message
 
-// Endpoint is an instance of a resource's plugin. Its methods may be called concurrently. After it has stopped, calls
-// to the plugin return an error that wraps ErrStopped.
+// Endpoint is an instance of a resource's plugin. Its methods may be called concurrently. Once the stream of the
+// plugin has ended, they return an error that wraps ErrStopped.
 type Endpoint struct {
 	resource string
 	socket   string
@@ -26,15 +26,15 @@ type Endpoint struct {
 
 	conn   *grpc.ClientConn
 	client v1beta1.DevicePluginClient
-	ctx    context.Context // until close
+	ctx    context.Context // ends at close
 	cancel context.CancelFunc
 
-	// The registry's mutex guards these.
-	listed  bool // a list has arrived
+	// Guarded by the registry's mutex.
+	listed  bool // whether a list has arrived
 	devices []model.Device
 }
 
-// stopped returns an endpoint that has stopped already.
+// stopped returns an endpoint whose stream has ended.
 func stopped(resource string) *Endpoint {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -52,7 +52,7 @@ func (e *Endpoint) close() {
 // Socket returns the path of the plugin's socket, or "" if no plugin has registered since the manager started.
 func (e *Endpoint) Socket() string { return e.socket }
 
-// Options returns the plugin's response to GetDevicePluginOptions, which must not be changed.
+// Options returns the plugin's response to GetDevicePluginOptions. The caller must not change it.
 func (e *Endpoint) Options() *v1beta1.DevicePluginOptions { return e.options }
 
 // checkStream returns an error that wraps ErrStopped, with the kubelet's text, if the stream has ended.
@@ -80,8 +80,8 @@ func (e *Endpoint) Allocate(ctx context.Context, ids []string) (*v1beta1.Contain
 	return response.GetContainerResponses()[0], nil
 }
 
-// Preferred calls GetPreferredAllocation for one container and returns the IDs in the response, unchecked. Errors are
-// those of gRPC.
+// Preferred calls GetPreferredAllocation for one container and returns the IDs in the response, which may be wrong.
+// Errors are those of gRPC.
 func (e *Endpoint) Preferred(ctx context.Context, available, mustInclude []string, size int) ([]string, error) {
 	if err := e.checkStream(); err != nil {
 		return nil, err
@@ -122,7 +122,8 @@ func short(err error) error {
 	return status.Error(s.Code(), wording.Shorten(s.Message(), maxError))
 }
 
-// watch calls receive with each list until the stream ends. No further list is received while receive runs.
+// watch calls the function `receive` with each list until the stream ends. While the function runs, no other list is
+// received.
 func (e *Endpoint) watch(receive func([]model.Device)) error {
 	stream, err := e.client.ListAndWatch(e.ctx, &v1beta1.Empty{},
 		grpc.MaxCallRecvMsgSize(maxList), grpc.ForceCodecV2(newListCodec()))

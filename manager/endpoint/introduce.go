@@ -14,8 +14,8 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// introduce registers the plugin at a socket of the plugin watcher: it calls GetInfo, and notifies the plugin of the
-// result. Errors have the kubelet's texts.
+// introduce registers the plugin at a socket in the plugin watcher's directory: it calls GetInfo, and notifies the
+// plugin of the result. Errors have the kubelet's texts.
 func (r *Registry) introduce(ctx context.Context, s socket) (*Endpoint, error) {
 	conn, err := s.dial(ctx, r.opts.Deadlines.Dial)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// Limits of the server at kubelet.sock. A plugin closes its connection after the registration, which takes at most two
-// deadlines.
+// Limits of the server at kubelet.sock. A plugin closes its connection after the registration, which takes at most the
+// deadlines for Dial and Options.
 const (
 	maxConnections = 256
 	maxStreams     = 16      // per connection
@@ -46,7 +46,7 @@ func newServer(r *Registry) *grpc.Server {
 	return server
 }
 
-// Register implements the API. Errors have the kubelet's texts and code; unlike the kubelet, it refuses endpoints
+// Register implements the API. Errors have the kubelet's texts and code. Unlike the kubelet, it refuses an endpoint
 // outside the directory.
 func (s *registration) Register(ctx context.Context, req *v1beta1.RegisterRequest) (*v1beta1.Empty, error) {
 	if err := s.register(ctx, req); err != nil {

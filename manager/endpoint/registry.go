@@ -7,18 +7,18 @@
 //	response, err := e.Allocate(ctx, ids)
 //
 // Plugins register in two ways: with a Register call at kubelet.sock, or with a socket in the plugin watcher's
-// directory (pluginregistration/v1). Either way the manager connects to the plugin, gets its options, and then opens
-// one ListAndWatch stream. When the stream ends, the plugin counts as disconnected until it registers again. Each RPC
-// has a deadline.
+// directory (pluginregistration/v1). In both cases the manager connects to the plugin, gets its options, and then
+// opens one ListAndWatch stream. When the stream ends, the plugin counts as disconnected until it registers again.
+// Each RPC has a deadline.
 //
-// A resource may have several instances of its plugin, for example during an update. The newest one that has sent a
-// list is current. When it ends, the newest of the others takes over. Without any, all devices are unhealthy, and after
-// a grace period the resource is removed.
+// A resource may have several instances of its plugin, for example during an update. The newest instance that has sent
+// a list is the current one. When that ends, the newest of the others takes its place. If there is no instance, all
+// devices are unhealthy, and after a grace period the resource is removed.
 //
 // Whoever can create sockets in the directories can act as a plugin, so only root and the manager's own user may write
-// there: Start checks that, and the plugin watcher skips subdirectories that other users can write to. The processes
-// behind the sockets may have any user, since plugins may run in a user namespace. Plugins are not trusted otherwise:
-// no name leads out of the directories, and numbers and sizes are limited.
+// there: Start checks that, and the plugin watcher skips subdirectories to which other users can write. The processes
+// that serve the sockets may have any user, since plugins may run in a user namespace. Otherwise plugins are not
+// trusted: no name in their messages leads out of the directories, and numbers and sizes are limited.
 //
 // Tests use the plugin in test/lib/plugintest.
 package endpoint
@@ -47,10 +47,10 @@ var (
 	ErrInUse = errors.New("a kubelet or another device manager serves this directory")
 	// ErrRegistryInUse means that another manager watches the directory of the plugin watcher.
 	ErrRegistryInUse = errors.New("another device manager watches this directory")
-	// ErrSameDirectory means that the directory of kubelet.sock is the plugin watcher's or is in it. The watcher would
-	// find the sockets of plugins that call Register, and register them a second time.
+	// ErrSameDirectory means that the directory of kubelet.sock is the plugin watcher's directory or below it. The
+	// watcher would find the sockets of plugins that call Register, and register these plugins a second time.
 	ErrSameDirectory = errors.New("it contains kubelet.sock, where other plugins register")
-	// ErrForeignDirectory means that the directory has content although neither a kubelet nor a manager has used it.
+	// ErrForeignDirectory means that the directory has content, although neither a kubelet nor a manager has used it.
 	ErrForeignDirectory = errors.New("it is not a directory of device plugins, and all sockets in it would be removed")
 	// ErrUnknownResource means that no plugin has registered the resource, or that the resource was removed.
 	ErrUnknownResource = errors.New("no device plugin has registered the resource")
@@ -61,25 +61,27 @@ var (
 // Options are the options of a registry.
 type Options struct {
 	// SocketDir is the absolute path of the directory of kubelet.sock and of the plugins' sockets. A missing directory
-	// is created. Start removes all sockets in it; plugins register again when they notice. Unless it is empty or the
-	// kubelet's own, it must have kubelet.sock, LockName or the kubelet's checkpoint.
+	// is created. Start removes all sockets in it; plugins notice that and register again. So the directory must be
+	// empty, or the kubelet's own, or contain kubelet.sock, LockName or the kubelet's checkpoint.
 	SocketDir string
-	// RegistryDir is the absolute path of the directory that the plugin watcher searches for sockets, the kubelet's
-	// plugins_registry. It must be neither SocketDir nor above it. Empty disables the plugin watcher.
+	// RegistryDir is the absolute path of the directory in which the plugin watcher searches for sockets, the
+	// kubelet's plugins_registry. It must be neither SocketDir nor above it. If it is empty, there is no plugin
+	// watcher.
 	RegistryDir string
 	// Known are the resources that had plugins before a restart. They have no devices until their plugins register
-	// again, and are removed if that takes longer than the grace period.
+	// again. If that takes longer than the grace period, they are removed.
 	Known     []string
 	Deadlines Deadlines
-	// Log receives what administrators should know about plugins; nil means slog.Default.
+	// Log receives what administrators should know about plugins. Nil means slog.Default.
 	Log *slog.Logger
-	// OnRegister is called with the resource after each successful registration, before the plugin gets the response.
+	// OnRegister is called with the name of the resource after each successful registration, before the plugin gets
+	// the response.
 	OnRegister func(resource string)
-	// OnChange is called after a resource's first list and after each change of its devices or of Connected, in order
-	// for each resource. It must not change the slices. Until it returns, no more lists of the resource are received.
-	// It may call Endpoint.
+	// OnChange is called after a resource's first list, and after each change of its devices or of Connected. For each
+	// resource the calls are in order. It must not change the slices. Until it returns, no more lists of the resource
+	// are received. It may call Endpoint.
 	OnChange func(model.Resource)
-	// OnGone is called with the resource when its grace period ends without a plugin.
+	// OnGone is called with the name of a resource when its grace period has ended and no plugin has registered.
 	OnGone func(name string)
 }
 
@@ -92,7 +94,7 @@ type Deadlines struct {
 	PreStart  time.Duration // PreStartContainer: 30 s
 	Info      time.Duration // GetInfo of the plugin watcher: 1 s
 	Notify    time.Duration // NotifyRegistrationStatus of the plugin watcher: 5 s
-	// Grace is how long a resource without a plugin keeps its devices, as unhealthy ones: 5 minutes.
+	// Grace is how long a resource keeps its devices, as unhealthy ones, after its plugin is gone: 5 minutes.
 	Grace time.Duration
 }
 
@@ -112,7 +114,7 @@ func (d Deadlines) withDefaults() Deadlines {
 // Registry has the resources that plugins have registered. Its methods may be called concurrently.
 type Registry struct {
 	opts   Options
-	ctx    context.Context // until Close
+	ctx    context.Context // ends at Close
 	cancel context.CancelFunc
 	lock   *fileio.Lock
 	server *grpc.Server
@@ -121,14 +123,14 @@ type Registry struct {
 
 	mu        sync.Mutex
 	resources map[string]*resource
-	sockets   map[string]bool // whether the plugin at a socket of the plugin watcher is registered, by path
+	sockets   map[string]bool // by path: whether the plugin at this socket, in the plugin watcher's directory, is registered
 	closed    bool
 	failure   error // why the server no longer serves
 }
 
-// Start prepares the directories, removes stale sockets and serves until Close. Errors wrap ErrInUse, ErrRegistryInUse,
-// ErrSameDirectory, ErrForeignDirectory, trust.ErrUnsafe if other users can write to a directory, or the errors of the
-// file system.
+// Start prepares the directories, removes sockets of earlier processes and serves until Close. Errors wrap ErrInUse,
+// ErrRegistryInUse, ErrSameDirectory, ErrForeignDirectory, trust.ErrUnsafe if other users can write to a directory, or
+// errors of the file system.
 func Start(o Options) (*Registry, error) {
 	o.Deadlines = o.Deadlines.withDefaults()
 	o.Log = cmp.Or(o.Log, slog.Default())
@@ -174,7 +176,7 @@ func (r *Registry) serve(l net.Listener) {
 	}
 }
 
-// Sockets returns, for each socket of the plugin watcher by its path, whether the plugin there is registered.
+// Sockets returns for each socket in the plugin watcher's directory, by path, whether the plugin there is registered.
 func (r *Registry) Sockets() map[string]bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -188,8 +190,8 @@ func (r *Registry) Check() error {
 	return r.failure
 }
 
-// Close closes the connections to all plugins and removes the manager's socket, without calling OnChange or OnGone. It
-// waits for running calls of these, so they must not call Close.
+// Close closes the connections to all plugins and removes the manager's socket. It does not call OnChange or OnGone.
+// It waits until running calls of these have returned, so they must not call Close.
 func (r *Registry) Close() error {
 	r.mu.Lock()
 	if r.closed {
@@ -202,7 +204,7 @@ func (r *Registry) Close() error {
 	r.cancel()
 	r.server.Stop()
 	for _, res := range resources {
-		res.order.Lock() // waits for a callback
+		res.order.Lock() // waits until a callback has returned
 		r.mu.Lock()
 		res.close()
 		r.mu.Unlock()
@@ -212,7 +214,7 @@ func (r *Registry) Close() error {
 	return r.lock.File().Close()
 }
 
-// Endpoint returns the current instance of a resource's plugin, which may have stopped. The error wraps
+// Endpoint returns the current instance of a resource's plugin. The instance may have stopped. The error wraps
 // ErrUnknownResource.
 func (r *Registry) Endpoint(resource string) (*Endpoint, error) {
 	r.mu.Lock()

@@ -21,15 +21,16 @@ var errClosed = errors.New("the device manager is stopping")
 // resource is a resource with the instances of its plugin.
 type resource struct {
 	name string
-	// order is held during a change of the resource and the callback for it, so that callbacks are in order.
+	// order is held while the resource is changed and the callback for the change runs, so that callbacks are in
+	// order.
 	order sync.Mutex
 
-	// The registry's mutex guards these.
-	instances []*Endpoint // whose streams are open, in the order of their registrations
-	last      *Endpoint   // the last one that has ended
+	// Guarded by the registry's mutex.
+	instances []*Endpoint // with open streams, in the order of their registrations
+	last      *Endpoint   // the instance that ended last
 	shown     model.Resource
-	// advertised is set once a list has arrived, or a stream has ended without one. Until then the kubelet does not
-	// know a resource either.
+	// advertised is set when a list has arrived, or a stream has ended without one. A kubelet does not know a resource
+	// earlier either.
 	advertised bool
 	lost       time.Time // when the last instance ended
 	expiry     *time.Timer
@@ -42,7 +43,8 @@ func (r *Registry) knownResource(name string) *resource {
 	return res
 }
 
-// current returns the newest instance that has sent a list, else the newest one, else the last one that ended.
+// current returns the newest instance that has sent a list; if there is none, the newest instance; and if there is
+// none, the one that ended last.
 func (res *resource) current() *Endpoint {
 	for _, e := range slices.Backward(res.instances) {
 		if e.listed {
@@ -55,7 +57,7 @@ func (res *resource) current() *Endpoint {
 	return res.last
 }
 
-// close closes all instances and stops the grace period.
+// close closes all instances and stops the timer of the grace period.
 func (res *resource) close() {
 	for _, e := range res.instances {
 		e.close()
@@ -66,8 +68,8 @@ func (res *resource) close() {
 	}
 }
 
-// refresh computes the published state of the resource and reports whether it has changed. If the only instance has not
-// sent a list yet, the earlier devices stay, so that the counts do not flap during a plugin's restart.
+// refresh computes the published state of the resource and reports whether it has changed. If the only instance has
+// not sent a list yet, the earlier devices stay: otherwise their number would drop to 0 while a plugin restarts.
 func (res *resource) refresh() bool {
 	e := res.current()
 	next := model.Resource{Name: res.name, Devices: res.shown.Devices, Connected: len(res.instances) > 0}
@@ -84,7 +86,8 @@ func (res *resource) refresh() bool {
 	return changed
 }
 
-// change changes a resource and calls OnChange if its published state has changed. After Close it does nothing.
+// change changes a resource with the function f, and calls OnChange if the published state has changed. After Close it
+// does nothing.
 func (r *Registry) change(res *resource, f func()) {
 	res.order.Lock()
 	defer res.order.Unlock()
@@ -101,7 +104,7 @@ func (r *Registry) change(res *resource, f func()) {
 	}
 }
 
-// adopt makes a connected plugin an instance of its resource and opens its stream.
+// adopt adds a connected plugin to the instances of its resource, and opens its stream.
 func (r *Registry) adopt(e *Endpoint) error {
 	for {
 		res, err := r.find(e.resource)
@@ -121,7 +124,7 @@ func (r *Registry) adopt(e *Endpoint) error {
 	}
 }
 
-// find returns a resource, which it creates if needed.
+// find returns a resource. If the resource does not exist, find creates it.
 func (r *Registry) find(name string) (*resource, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,7 +144,7 @@ func (r *Registry) add(res *resource, e *Endpoint) error {
 	twin := slices.IndexFunc(res.instances, func(i *Endpoint) bool { return i.socket == e.socket })
 	switch {
 	case twin >= 0:
-		// The plugin was restarted or registers twice. Its new stream replaces the old one.
+		// The plugin was restarted, or registers twice. Its new stream replaces the old one.
 		res.instances[twin].close()
 		res.instances = slices.Delete(res.instances, twin, twin+1)
 	case len(res.instances) >= maxInstances:
@@ -180,14 +183,14 @@ func (r *Registry) end(res *resource, e *Endpoint) {
 	}
 }
 
-// startGrace removes the resource after the grace period unless a plugin registers in it.
+// startGrace removes the resource after the grace period, unless a plugin registers before that.
 func (r *Registry) startGrace(res *resource) {
 	res.lost = time.Now()
 	res.expiry = time.AfterFunc(r.opts.Deadlines.Grace, func() { r.expire(res) })
 }
 
-// expire removes a resource without a plugin. The resource stays in the map until OnGone has returned; a plugin that
-// registers meanwhile waits.
+// expire removes a resource that has no plugin. The resource stays in the map until OnGone has returned. If a plugin
+// registers meanwhile, it waits for that.
 func (r *Registry) expire(res *resource) {
 	res.order.Lock()
 	defer res.order.Unlock()

@@ -24,7 +24,7 @@ const (
 	maxDirectories = 256
 )
 
-// watcher is the plugin watcher: it registers the plugin at each socket below a directory, for as long as the socket
+// watcher is the plugin watcher. It registers the plugin at each socket below a directory, as long as the socket
 // exists.
 type watcher struct {
 	registry *Registry
@@ -33,14 +33,14 @@ type watcher struct {
 	notify   *fsnotify.Watcher
 	sockets  map[string]*watched // by path relative to dir
 	running  sync.WaitGroup
-	warned   map[string]bool // paths whose skipping was logged
+	warned   map[string]bool // paths for which it was logged that they are skipped
 }
 
 // watched is a socket that was found.
 type watched struct {
 	id     unixsocket.ID
 	cancel context.CancelFunc
-	done   chan struct{} // closed when the plugin has been deregistered
+	done   chan struct{} // closed when the plugin is no longer registered
 }
 
 func newWatcher(r *Registry, dir string) (*watcher, error) {
@@ -60,7 +60,7 @@ func newWatcher(r *Registry, dir string) (*watcher, error) {
 // close releases what newWatcher has opened.
 func (w *watcher) close() { _ = errors.Join(w.notify.Close(), w.lock.File().Close()) }
 
-// run keeps the registrations equal to the existing sockets until ctx ends. A notification from the kernel only starts
+// run keeps the registrations equal to the existing sockets until ctx ends. A notification from the kernel only causes
 // a new search: notifications can be lost, and those about one path can be about several files.
 func (w *watcher) run(ctx context.Context) {
 	defer w.close()
@@ -80,7 +80,7 @@ func (w *watcher) run(ctx context.Context) {
 // settle is how long the watcher collects notifications before it searches.
 const settle = 10 * time.Millisecond
 
-// drain receives further notifications for a short time, since many arrive together.
+// drain receives further notifications for a short time, since often many arrive together.
 func (w *watcher) drain() {
 	for settled := time.After(settle); ; {
 		select {
@@ -130,7 +130,7 @@ func (w *watcher) search() map[string]unixsocket.ID {
 	return found
 }
 
-// watch subscribes to changes in a directory. It returns an error if other users can create sockets there.
+// watch begins to watch a directory for changes. It returns an error if other users can create sockets there.
 func (w *watcher) watch(dir string) error {
 	if err := trust.Dir(dir); err != nil {
 		return err
@@ -147,8 +147,8 @@ func (w *watcher) skip(name string, err error) {
 	}
 }
 
-// reconcile ends the registrations whose sockets are gone, then begins those of new sockets. A replaced socket is both
-// gone and new.
+// reconcile ends the registrations of sockets that are gone, and then begins those of new sockets. A socket that was
+// replaced is both gone and new.
 func (w *watcher) reconcile(ctx context.Context, found map[string]unixsocket.ID) {
 	for name, old := range w.sockets {
 		if found[name] != old.id {
@@ -176,7 +176,7 @@ const (
 	lastPause  = 2*time.Minute + 2*time.Second
 )
 
-// follow registers the plugin at a socket and deregisters it when ctx ends.
+// follow registers the plugin at a socket. When ctx ends, it ends the registration.
 func (r *Registry) follow(ctx context.Context, s socket) {
 	r.setSocket(s, false)
 	defer func() {
@@ -189,7 +189,7 @@ func (r *Registry) follow(ctx context.Context, s socket) {
 		if err == nil {
 			r.setSocket(s, true)
 			<-ctx.Done()
-			e.close() // the end of its stream removes the instance
+			e.close() // the end of the stream removes the instance
 			return
 		}
 		if ctx.Err() != nil {

@@ -1,9 +1,9 @@
 // Package metrics has the kubelet's metrics of device plugins, of its PodResources service and of its plugin watcher.
-// Names, labels, buckets and help texts are those of k8s.io/kubernetes v1.36.3, where all of them are ALPHA, so that
-// dashboards for a kubelet work here.
+// Names, labels, buckets and help texts are those of k8s.io/kubernetes v1.36.3, so that dashboards for a kubelet can
+// be used. All these metrics are ALPHA there.
 //
-// A resource has series until the end of its grace period. So the number of series is limited by the number of
-// resources that the manager accepts, whatever plugins do.
+// A resource has series until the end of its grace period. So there are only as many series as the manager accepts
+// resources, whatever plugins do.
 package metrics
 
 import (
@@ -26,7 +26,7 @@ type Metrics struct {
 	methods       map[string]method
 }
 
-// method has the counters of a PodResources method; some may be nil.
+// method has the counters of one PodResources method. Some of them may be nil.
 type method struct {
 	version          string
 	requests, errors *prometheus.CounterVec

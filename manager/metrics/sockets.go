@@ -6,8 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// ObserveSockets adds the metric of the plugin watcher. list returns, for each socket by its path, whether the plugin
-// there is registered. It is called once.
+// ObserveSockets adds the metric of the plugin watcher. The function `list` returns for each socket, by path, whether
+// the plugin there is registered. ObserveSockets is called once.
 func (m *Metrics) ObserveSockets(list func() map[string]bool) { m.registry.MustRegister(sockets(list)) }
 
 // sockets counts the plugins whenever the metrics are read.
@@ -24,7 +24,7 @@ func (s sockets) Collect(metrics chan<- prometheus.Metric) {
 	type series struct{ path, state string }
 	counts := map[series]float64{}
 	for path, registered := range s() {
-		path = strings.ToValidUTF8(path, "\uFFFD") // like all label values; two paths can become equal
+		path = strings.ToValidUTF8(path, "\uFFFD") // like for all label values; two paths can become equal
 		counts[series{path, "desired_state_of_world"}]++
 		if registered {
 			counts[series{path, "actual_state_of_world"}]++

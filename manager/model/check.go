@@ -17,20 +17,20 @@ import (
 const (
 	// maxPath is the kernel's PATH_MAX without the final NUL.
 	maxPath = 4095
-	// maxText limits the bytes of a name with its value. The kernel takes arguments and variables of less than 128 KiB,
-	// and an argument begins with the name of its option.
+	// maxText limits the length of a name together with its value, in bytes. The kernel accepts arguments and
+	// variables of less than 128 KiB, and in an argument the name of the option comes before them.
 	maxText = 128<<10 - 64
-	// maxProblems and maxShown limit the error's text, which quotes what a plugin sent.
+	// maxProblems and maxShown limit the length of the error's text, which quotes what a plugin sent.
 	maxProblems, maxShown = 8, 100
 )
 
-// Check returns an error with the first problems of run options that are invalid for any container. They come from
-// plugins, so they can have anything: paths that are not absolute or contain .., permissions other than r, w and m,
+// Check returns an error with the first problems because of which run options are invalid for any container. They come
+// from plugins, so anything is possible: paths that are not absolute or contain .., permissions other than r, w and m,
 // malformed names, and texts that are too long for the kernel.
 func (o *RunOptions) Check() error {
 	var c checker
 	for _, name := range o.CDIDevices {
-		if len(name) > maxPath || !parser.IsQualifiedName(name) { // to an engine, it would be a path
+		if len(name) > maxPath || !parser.IsQualifiedName(name) { // an engine would take such a name for a path
 			c.problem("CDI name", name, "want a qualified name, such as nvidia.com/gpu=0")
 		}
 	}
@@ -50,7 +50,7 @@ func (o *RunOptions) Check() error {
 	return errors.Join(c.problems...)
 }
 
-// someOf reports whether a text consists of one or more of the letters, each at most once.
+// someOf reports whether a text consists of one or more of these letters, each at most once.
 func someOf(text, letters string) bool {
 	for i := range len(text) {
 		if strings.IndexByte(letters, text[i]) < 0 || strings.IndexByte(text, text[i]) != i {

@@ -1,5 +1,5 @@
 // Package model has the values that the device manager works with: resources and their devices as plugins list them,
-// pods as manifests describe them, and what their containers were given. It is pure.
+// pods as manifests describe them, and what their containers got. It is pure.
 package model
 
 import (
@@ -21,15 +21,15 @@ type Resource struct {
 type Device struct {
 	ID      string
 	Healthy bool
-	// NUMA has the IDs of the NUMA nodes that the device is close to, ascending. It is nil if the plugin sent no
-	// topology, and empty if it sent one without nodes.
+	// NUMA has the IDs of the NUMA nodes near the device, ascending. It is nil if the plugin sent no topology, and
+	// empty if it sent one without nodes.
 	NUMA []int
 }
 
-// MaxUID is the longest UID of a pod in bytes, the same as for its name. Kubernetes has no limit for UIDs.
+// MaxUID is the longest UID of a pod, in bytes, the same as for its name. Kubernetes has no limit for UIDs.
 const MaxUID = 253
 
-// Pod is what the device manager needs of a v1.Pod.
+// Pod has what the device manager needs of a v1.Pod.
 type Pod struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
@@ -39,7 +39,7 @@ type Pod struct {
 	Containers     []Container `json:"containers"`
 }
 
-// AllContainers returns the init containers, then the containers: the order in which they get their devices.
+// AllContainers returns the init containers and then the other containers. They get their devices in this order.
 func (p Pod) AllContainers() []Container { return slices.Concat(p.InitContainers, p.Containers) }
 
 // Container is a container of a pod.
@@ -56,7 +56,7 @@ type Placement struct {
 	Pod Pod `json:"pod"`
 	// Allocations are in the order in which they were made.
 	Allocations []Allocation `json:"allocations"`
-	// Ended are the names of the containers that have ended for good: other containers can get their devices.
+	// Ended are the names of the containers that have ended for good, so that other containers can get their devices.
 	Ended    []string  `json:"ended,omitempty"`
 	Admitted time.Time `json:"admitted"`
 	Caller   Caller    `json:"caller"`
@@ -75,21 +75,21 @@ type Allocation struct {
 	Resource  string `json:"resource"`
 	// IDs are the devices, sorted.
 	IDs []string `json:"ids"`
-	// NUMA has the NUMA nodes of each device that had any when it was allocated.
+	// NUMA has the NUMA nodes of the devices, by ID. Devices that had none when they were allocated are left out.
 	NUMA map[string][]int `json:"numa,omitempty"`
 	// Response is the plugin's ContainerAllocateResponse, in the encoding of protobuf.
 	Response []byte `json:"response,omitempty"`
 }
 
-// Caller is the process that sent a request on a unix socket, by the credentials that the kernel reports.
+// Caller is the process that sent a request on a unix socket, as the kernel reports it.
 type Caller struct {
 	UID int `json:"uid"`
 	GID int `json:"gid"`
 	PID int `json:"pid"`
 }
 
-// RunOptions are what a container runtime must give a container besides what the manifest says. All lists are sorted,
-// except CDIDevices, which are in the order of the plugins' responses.
+// RunOptions are what a container runtime must give a container, besides what is in the manifest. All lists are
+// sorted, except CDIDevices, which are in the order of the plugins' responses.
 type RunOptions struct {
 	Envs        map[string]string `json:"envs,omitempty"`
 	Mounts      []Mount           `json:"mounts,omitempty"`
@@ -97,7 +97,7 @@ type RunOptions struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 	// CDIDevices are fully qualified CDI names, like nvidia.com/gpu=0.
 	CDIDevices []string `json:"cdiDevices,omitempty"`
-	// Conflicts are sentences about settings that two resources make differently. The first resource by name wins.
+	// Conflicts are sentences about settings that two resources make differently. The first resource by name counts.
 	Conflicts []string `json:"conflicts,omitempty"`
 }
 

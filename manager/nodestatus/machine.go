@@ -22,7 +22,7 @@ type Machine struct {
 	CPUs int
 	// Memory is in bytes.
 	Memory int64
-	// HugePages are the numbers of pages by page size in bytes. A supported size without pages has 0.
+	// HugePages are the numbers of huge pages, by page size in bytes. A size that is supported and has no pages has 0.
 	HugePages map[int64]int64
 	// EphemeralStorage is the size in bytes of the filesystem of the pods' files.
 	EphemeralStorage int64
@@ -30,7 +30,7 @@ type Machine struct {
 	NUMANodes []int
 }
 
-// ReadMachine reads a host's resources from its /proc and /sys. storage is a path on the filesystem of the pods' files.
+// ReadMachine reads a host's resources from /proc and /sys. `storage` is a path on the filesystem of the pods' files.
 func ReadMachine(h host.Host, storage string) (Machine, error) {
 	m, err := readMachine(h)
 	if err != nil {
@@ -66,7 +66,7 @@ func readMachine(h host.Host) (m Machine, err error) {
 	return m, err
 }
 
-// hugePages reads the numbers of pages by page size. A kernel without huge pages has no such directory.
+// hugePages reads the numbers of pages by page size. If the kernel has no huge pages, the directory does not exist.
 func hugePages(dir string) (map[int64]int64, error) {
 	pages := map[int64]int64{}
 	err := eachNumbered(dir, "hugepages-", "kB", func(name string, kib int) error {
@@ -84,7 +84,8 @@ func hugePages(dir string) (map[int64]int64, error) {
 	return pages, err
 }
 
-// numaNodes reads the IDs of the NUMA nodes. A kernel without NUMA has no such directory; it counts as node 0.
+// numaNodes reads the IDs of the NUMA nodes. If the kernel does not support NUMA, the directory does not exist, and
+// the result is node 0.
 func numaNodes(dir string) ([]int, error) {
 	var nodes []int
 	err := eachNumbered(dir, "node", "", func(_ string, id int) error {
@@ -98,8 +99,8 @@ func numaNodes(dir string) ([]int, error) {
 	return nodes, err
 }
 
-// eachNumbered calls do for each file of a directory that has a number between prefix and suffix. The directory may be
-// missing.
+// eachNumbered calls the function `do` for each file in a directory whose name has a number between prefix and suffix.
+// If the directory is missing, there is none.
 func eachNumbered(dir, prefix, suffix string, do func(name string, number int) error) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -119,7 +120,7 @@ func eachNumbered(dir, prefix, suffix string, do func(name string, number int) e
 	return nil
 }
 
-// sizeOf returns the size in bytes of the filesystem that a path is on.
+// sizeOf returns the size in bytes of the filesystem that contains a path.
 func sizeOf(path string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {

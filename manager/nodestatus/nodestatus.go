@@ -1,5 +1,5 @@
 // Package nodestatus computes a node's capacity and allocatable resources as the kubelet reports them in the status of
-// its Node: cpu, memory, huge pages, ephemeral storage and the resources of device plugins. Everything except
+// a Node: cpu, memory, huge pages, ephemeral storage and the resources of device plugins. Everything except
 // ReadMachine is pure.
 package nodestatus
 
@@ -8,7 +8,7 @@ import (
 	"gpu-cdi-plugin/manager/quantity"
 )
 
-// Status is the part of a v1.NodeStatus that concerns resources. The values are quantities.
+// Status is the part of a v1.NodeStatus about resources. The values are quantities.
 type Status struct {
 	Capacity    map[string]string `json:"capacity"`
 	Allocatable map[string]string `json:"allocatable"`
@@ -21,7 +21,7 @@ const (
 )
 
 // Compute returns the status of a node from its machine, the reservations, and the devices of plugins by resource. A
-// resource whose plugin is gone for good stays with 0 devices: the scheduler does not limit a resource that is missing.
+// resource whose plugin is gone for good stays, with 0 devices: if it were missing, the scheduler would not limit it.
 // There is no entry for pods, since nothing here limits their number.
 func Compute(m Machine, r Reserved, devices map[string]manager.Count) Status {
 	capacity := map[string]quantity.Quantity{
@@ -48,7 +48,7 @@ func Compute(m Machine, r Reserved, devices map[string]manager.Count) Status {
 	return s
 }
 
-// of returns the reserved amount of a resource with that capacity.
+// of returns how much is reserved of a resource with this capacity.
 func (r Reserved) of(name string, capacity quantity.Quantity) quantity.Quantity {
 	amount, eviction := r.amounts[name], r.eviction[name]
 	if eviction.part > 0 {

@@ -15,21 +15,21 @@ import (
 // ErrReserved means that a reservation is malformed.
 var ErrReserved = errors.New("invalid reservation")
 
-// Reserved has the amounts of a machine's resources that pods cannot have. The zero value reserves nothing.
+// Reserved says how much of a machine's resources pods cannot have. The zero value reserves nothing.
 type Reserved struct {
-	amounts  map[string]quantity.Quantity // for the system and Kubernetes together, by resource
+	amounts  map[string]quantity.Quantity // by resource, for the system and Kubernetes together
 	eviction map[string]threshold         // by resource
 }
 
-// threshold is a quantity, or a fraction of the capacity if the quantity is 0.
+// threshold is a quantity or, if that is 0, a fraction of the capacity.
 type threshold struct {
 	quantity quantity.Quantity
 	part     float32
 }
 
-// ParseReserved parses options of the kubelet: system-reserved and kube-reserved with items like cpu=500m, and
-// eviction-hard with items like memory.available<100Mi or nodefs.available<10%. Other signals reserve nothing. The
-// error wraps ErrReserved and has all problems.
+// ParseReserved parses three options of the kubelet: system-reserved and kube-reserved have items like cpu=500m, and
+// eviction-hard has items like memory.available<100Mi or nodefs.available<10%. Other eviction signals reserve nothing.
+// The error wraps ErrReserved and has all problems.
 func ParseReserved(system, kube, evictionHard []string) (Reserved, error) {
 	r := Reserved{amounts: map[string]quantity.Quantity{}, eviction: map[string]threshold{}}
 	var problems []error
@@ -38,7 +38,7 @@ func ParseReserved(system, kube, evictionHard []string) (Reserved, error) {
 			problems = append(problems, fmt.Errorf("%w: %s: %q: %w", ErrReserved, option, item, err))
 		}
 	}
-	seen := map[string]bool{} // the option together with a resource or signal
+	seen := map[string]bool{} // each option together with a resource or signal
 	once := func(option, name string) error {
 		if seen[option+name] {
 			return fmt.Errorf("%s is given twice", name)
@@ -75,7 +75,8 @@ func ParseReserved(system, kube, evictionHard []string) (Reserved, error) {
 	return r, nil
 }
 
-// reservable are the resources that the kubelet can reserve. A Node's status does not have process IDs.
+// reservable are the resources that the kubelet can reserve. It can also reserve process IDs, which are not in the
+// status of a Node.
 var reservable = []string{"cpu", "memory", "ephemeral-storage", "pid"}
 
 func parseAmount(item string) (name string, amount quantity.Quantity, err error) {

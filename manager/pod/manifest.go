@@ -1,6 +1,7 @@
 package pod
 
-// manifest has the fields of a v1.Pod of k8s.io/api v0.37 at the levels that are read. Fields of type any are ignored.
+// manifest has the fields of a v1.Pod (k8s.io/api v0.37) in the parts that are read. Fields of the type any are
+// ignored.
 type manifest struct {
 	APIVersion string   `yaml:"apiVersion"`
 	Kind       string   `yaml:"kind"`

@@ -1,8 +1,8 @@
 // Package pod parses manifests of pods. From a v1.Pod it reads what the device manager needs: the names, the UID, and
 // how many devices of extended resources each container requests.
 //
-// Unknown fields are errors in the pod, its metadata, its spec, its containers and their resources. Fields that have no
-// effect here may have any content.
+// Unknown fields are errors in the pod, its metadata, its spec, its containers and their resources. Known fields that
+// have no effect here may have any content.
 package pod
 
 import (
@@ -40,9 +40,10 @@ var (
 // Parse parses the manifest of one pod in YAML or JSON. The error is ErrTooLarge, or it wraps ErrInvalid and has the
 // first problems.
 //
-// The default namespace is "default". A pod without a UID gets one that is derived from its namespace and name, so that
-// the same manifest is the same pod, like a static pod of the kubelet. Limits of devices must be whole numbers, and
-// requests, if any, must equal them. Limits of other resources, such as cpu, are checked and ignored.
+// The default namespace is "default". If a pod has no UID, its UID is derived from its namespace and name, so that the
+// same manifest is always the same pod, like a static pod of the kubelet. Limits of devices must be whole numbers. If
+// there are requests for devices, they must equal the limits. Limits of other resources, such as cpu, are checked and
+// ignored.
 func Parse(data []byte) (model.Pod, error) {
 	if len(data) > MaxSize {
 		return model.Pod{}, ErrTooLarge
@@ -94,12 +95,13 @@ func checkKind(document *yaml.Node) error {
 	return nil
 }
 
-// escaped matches the escapes of JSON that YAML lacks, an escaped slash and surrogate pairs, and all other escapes.
+// escaped matches the escapes in JSON strings: those that YAML does not have (an escaped slash, a surrogate pair) as a
+// whole, and of all others the beginning.
 var escaped = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`\\(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|.)`)
 })
 
-// yamlOf converts valid JSON to YAML, which allows no tabs between values.
+// yamlOf converts valid JSON to YAML. In YAML there may be no tabs between values.
 func yamlOf(data []byte) []byte {
 	data = bytes.ReplaceAll(data, []byte{'\t'}, []byte{' '}) // tabs in strings are escaped
 	return escaped().ReplaceAllFunc(data, func(match []byte) []byte {
@@ -156,7 +158,7 @@ func (c *converter) pod(m manifest) model.Pod {
 	return p
 }
 
-// containers converts containers. used has the names that are taken.
+// containers converts a list of containers. `used` has the names that other containers have.
 func (c *converter) containers(path string, list []container, used map[string]bool) []model.Container {
 	var converted []model.Container
 	for i, each := range list {
@@ -186,7 +188,7 @@ func (c *converter) devices(path string, r resources) map[string]int {
 	return limits
 }
 
-// quantities returns the numbers of devices in a list of quantities.
+// quantities returns the numbers of devices in a list of quantities. Other resources are left out.
 func (c *converter) quantities(path string, list map[string]string) map[string]int {
 	var devices map[string]int
 	for _, name := range slices.Sorted(maps.Keys(list)) {
@@ -240,7 +242,7 @@ func (c *converter) oneOf(path, text string, values ...string) {
 	}
 }
 
-// form is the syntax of a Kubernetes name, or of a UID, which a static pod can choose.
+// form is the syntax of a name in Kubernetes, or of a UID: for a static pod, the manifest can set the UID.
 type form struct {
 	has  func(string) bool
 	text string
@@ -265,7 +267,7 @@ func (c *converter) name(path, name string, form form, longest int) {
 	}
 }
 
-// uidOf returns a UUID of version 8 (RFC 9562) that is a hash of a pod's namespace and name.
+// uidOf returns a UUID of version 8 (RFC 9562), which is a hash of a pod's namespace and name.
 func uidOf(namespace, name string) string {
 	h := sha256.Sum256([]byte(namespace + "/" + name))
 	h[6] = h[6]&0x0f | 0x80

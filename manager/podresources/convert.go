@@ -8,7 +8,7 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// podOf converts a pod with its sidecars and containers. Like the kubelet it omits other init containers.
+// podOf converts a pod with its sidecars and containers. Like the kubelet it leaves out other init containers.
 func podOf(p model.Placement) *v1.PodResources {
 	pod := &v1.PodResources{Name: p.Pod.Name, Namespace: p.Pod.Namespace}
 	for _, c := range p.Pod.InitContainers {
@@ -22,7 +22,8 @@ func podOf(p model.Placement) *v1.PodResources {
 	return pod
 }
 
-// containerOf converts a container with its devices. A container that has ended has none: other pods can have them now.
+// containerOf converts a container with its devices. If the container has ended, it has none: other pods can have
+// them.
 func containerOf(p model.Placement, name string) *v1.ContainerResources {
 	container := &v1.ContainerResources{Name: name}
 	if slices.Contains(p.Ended, name) {

@@ -1,5 +1,5 @@
 // Package podresources serves the kubelet's PodResources service (k8s.io/kubelet/pkg/apis/podresources), versions v1
-// and v1alpha1, on a unix socket. Monitoring agents read from it which devices exist and which containers have them.
+// and v1alpha1, on a unix socket. Monitoring agents read there which devices exist and which containers have them.
 package podresources
 
 import (
@@ -24,13 +24,13 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// The kubelet's limits, for all calls together.
+// The kubelet's limits on the rate of calls, for all calls together.
 const (
 	callsPerSecond = 100
 	callsAtOnce    = 10
 )
 
-// Limits of what clients can use.
+// Limits on what clients can use.
 const (
 	maxConnections = 64
 	maxCalls       = 16       // concurrent calls of a connection
@@ -40,7 +40,7 @@ const (
 	dialTime       = time.Second
 )
 
-// Manager is what the service needs of the device manager. See manager.Manager for the methods.
+// Manager has the methods of the device manager that the service needs. See manager.Manager.
 type Manager interface {
 	Pods() []model.Placement
 	Resources() []manager.Resource
@@ -55,11 +55,11 @@ type Server struct {
 	OnCall func(method string, err error)
 }
 
-// Listen makes the socket at path, with the lock file path.lock. Its owner may connect, and a group if it is given by
-// its GID; with unixsocket.OwnerOnly no group may. The error wraps fileio.ErrHeld if another manager or the kubelet
+// Listen makes the socket at path, with the lock file path.lock. The owner may connect, and also the group with the
+// given GID, unless that is unixsocket.OwnerOnly. The error wraps fileio.ErrHeld if another manager or the kubelet
 // serves the socket.
 func Listen(ctx context.Context, path string, group int) (*unixsocket.HTTPListener, error) {
-	// The kubelet takes no lock, so a connection shows whether it serves the socket.
+	// The kubelet takes no lock. So a connection shows whether the kubelet serves the socket.
 	if c, err := (&net.Dialer{Timeout: dialTime}).DialContext(ctx, "unix", path); err == nil {
 		_ = c.Close()
 		return nil, fmt.Errorf("make the PodResources socket %s: another program already serves it: %w", path, fileio.ErrHeld)
@@ -95,7 +95,7 @@ func (s *Server) Run(ctx context.Context, l *unixsocket.HTTPListener) error {
 	return nil
 }
 
-// limit returns an interceptor that rejects calls beyond the rate limit, like the kubelet.
+// limit returns an interceptor that rejects calls above the rate limit, like the kubelet.
 func limit(limiter *rate.Limiter) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		if !limiter.Allow() {
@@ -105,7 +105,7 @@ func limit(limiter *rate.Limiter) grpc.UnaryServerInterceptor {
 	}
 }
 
-// observe passes each call to OnCall before the response is sent.
+// observe calls OnCall for each call, before the response is sent.
 func (s *Server) observe(
 	ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
 ) (any, error) {
@@ -131,7 +131,8 @@ func (s service) List(context.Context, *v1.ListPodResourcesRequest) (*v1.ListPod
 	return response, nil
 }
 
-// Get returns the pod with that name, or the one admitted last if several have it.
+// Get returns the pod with that name and namespace. If several pods have them, it returns the one that was admitted
+// last.
 func (s service) Get(_ context.Context, r *v1.GetPodResourcesRequest) (*v1.GetPodResourcesResponse, error) {
 	var found *v1.PodResources
 	for _, p := range s.server.Manager.Pods() {
@@ -146,7 +147,7 @@ func (s service) Get(_ context.Context, r *v1.GetPodResourcesRequest) (*v1.GetPo
 	return &v1.GetPodResourcesResponse{PodResources: found}, nil
 }
 
-// GetAllocatableResources returns the healthy devices, allocated or not.
+// GetAllocatableResources returns the healthy devices, whether they are allocated or not.
 func (s service) GetAllocatableResources(
 	context.Context, *v1.AllocatableResourcesRequest,
 ) (*v1.AllocatableResourcesResponse, error) {

@@ -1,4 +1,4 @@
-// Package quantity parses, formats and adds quantities of Kubernetes, such as 500m and 16Gi. It behaves like
+// Package quantity parses, formats and adds quantities of Kubernetes, such as 500m and 16Gi. It does this like
 // k8s.io/apimachinery/pkg/api/resource, which would add 0.7 MB to a program.
 package quantity
 
@@ -27,17 +27,17 @@ const (
 
 const (
 	maxLength   = 64
-	maxExponent = 100 // of e and E; a larger exponent is out of range whatever fits into maxLength before it
+	maxExponent = 100 // after e or E; a larger one is out of range whatever number is before it
 )
 
-// The suffixes in the order of their powers. The decimal ones begin with 10^-9.
+// The suffixes in the order of their powers. The decimal suffixes begin with 10^-9.
 var (
 	decimalSuffixes = []string{"n", "u", "m", "", "k", "M", "G", "T", "P", "E"}
 	binarySuffixes  = []string{"", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"}
 )
 
-// Quantity is a number with a precision of 10^-9 and a format. The zero value is 0. Quantities are values: methods
-// return new ones.
+// Quantity is a number with a precision of 10^-9, and a format. The zero value is 0. Methods do not change a quantity,
+// but return a new one.
 type Quantity struct {
 	nanos  big.Int
 	format Format
@@ -54,8 +54,9 @@ var syntax = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^([+-]?)([0-9]*)(?:\.([0-9]*))?(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]{1,3}))?$`)
 })
 
-// Parse parses a quantity: a number, followed by a suffix or an exponent like e3. More than 9 digits after the point
-// are rounded away from 0. The error wraps ErrInvalid. Numbers beyond int64 are out of range.
+// Parse parses a quantity: a number, and after it a suffix or an exponent like e3. If there are more than 9 digits
+// after the point, the number is rounded away from 0. Numbers beyond int64 are out of range. The error wraps
+// ErrInvalid.
 func Parse(s string) (Quantity, error) {
 	m := syntax().FindStringSubmatch(s)
 	if len(s) > maxLength || m == nil || m[2]+m[3] == "" {
@@ -66,7 +67,7 @@ func Parse(s string) (Quantity, error) {
 	if sign == "-" {
 		digits.Neg(digits)
 	}
-	scale := 9 - len(fraction) // the power of ten that turns the digits into nanos
+	scale := 9 - len(fraction) // the power of ten by which the digits become nanos
 	q := Quantity{}
 	switch {
 	case strings.HasSuffix(suffix, "i"):
@@ -133,8 +134,8 @@ func (q Quantity) Whole() (n int64, ok bool) {
 	return quotient.Int64(), rest.Sign() == 0 && quotient.IsInt64()
 }
 
-// String formats the quantity with the largest suffix that leaves a whole number. Binary quantities below 1024, or that
-// are not whole, get decimal suffixes.
+// String formats the quantity with the largest suffix with which the number is whole. Binary quantities below 1024,
+// and those that are not whole, get decimal suffixes.
 func (q Quantity) String() string {
 	n, whole := q.Whole()
 	switch {
@@ -147,7 +148,8 @@ func (q Quantity) String() string {
 	}
 }
 
-// reduce formats n, which is not 0, with the largest of the suffixes; n counts units of the first one.
+// reduce formats n with the largest of the suffixes with which the number is whole. n is not 0, and counts units of
+// the first suffix.
 func reduce(n *big.Int, base int64, suffixes []string) string {
 	for {
 		quotient, rest := new(big.Int).QuoRem(n, big.NewInt(base), new(big.Int))

@@ -20,13 +20,13 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// OldName is the name of the file of earlier versions. It is not read.
+// OldName is the name of the file in which earlier versions kept the placements. It is not read.
 const OldName = "manager.db"
 
 const (
 	version  = 1
 	fileMode = 0o600
-	// maxSize is in bytes. A placement usually has one kilobyte, and more if its plugin sends much.
+	// maxSize is in bytes. A placement usually has one kilobyte, or more if its plugin sends much.
 	maxSize = 256 << 20
 )
 
@@ -72,7 +72,7 @@ func (c *content) remove(uid string) {
 	}
 }
 
-// format returns the text of a file: a checksum, and the state that it is made of. Each placement has a line.
+// format returns the text of a file: a checksum, and the state to which it belongs. Each placement has a line.
 func (c *content) format() ([]byte, error) {
 	resources, err := json.Marshal(c.resources)
 	if err != nil {
@@ -96,12 +96,12 @@ func (c *content) format() ([]byte, error) {
 	return sign(b.Bytes()), nil
 }
 
-// sign returns the text of a file with a state: the checksum before it, and the state.
+// sign returns the text of a file with this state: a checksum of the state, and then the state.
 func sign(state []byte) []byte {
 	return fmt.Appendf(nil, "{\"checksum\": \"%x\", \"state\": %s}\n", sha256.Sum256(state), state)
 }
 
-// verify returns the state in the text of a file.
+// verify returns the state in the text of a file. It returns an error if the checksum does not match.
 func verify(text []byte) ([]byte, error) {
 	const end = "}\n"
 	begin := len(sign(nil)) - len(end)
@@ -115,7 +115,7 @@ func verify(text []byte) ([]byte, error) {
 	return state, nil
 }
 
-// parse reads the text of a file. The error wraps ErrNewer for a file that verifies, but has a newer format.
+// parse reads the text of a file. If the checksum matches, but the file has a newer format, the error wraps ErrNewer.
 func parse(text []byte) (content, Loaded, error) {
 	state, err := verify(text)
 	if err != nil {
@@ -128,7 +128,7 @@ func parse(text []byte) (content, Loaded, error) {
 		Placements []model.Placement
 	}
 	err = json.Unmarshal(state, &s)
-	if s.Version > version { // whatever else it has
+	if s.Version > version { // whatever else the file has
 		return content{}, Loaded{}, fmt.Errorf("%w: its format is %d, the newest known one is %d",
 			ErrNewer, s.Version, version)
 	}
@@ -152,7 +152,8 @@ func parse(text []byte) (content, Loaded, error) {
 	return c, Loaded{Resources: s.Resources, Loss: s.Loss, Placements: s.Placements}, nil
 }
 
-// load reads the file, and creates a missing one. If a file does not verify, load sets it aside and creates a new one.
+// load reads the file. If the file is missing, load creates it. If the checksum does not match, load sets the file
+// aside and creates a new one.
 func load(path string, log *slog.Logger, earlier []string) (content, Loaded, error) {
 	data, err := read(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -172,7 +173,7 @@ func load(path string, log *slog.Logger, earlier []string) (content, Loaded, err
 	return begin(path, loss)
 }
 
-// read returns the bytes of a file that no other user can change.
+// read reads a file. If other users can change it, that is an error.
 func read(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -201,7 +202,7 @@ func begin(path string, loss *Loss) (content, Loaded, error) {
 
 const previousSuffix = ".previous"
 
-// keepPrevious keeps the file that is about to be replaced. It is for a person, so nothing depends on it.
+// keepPrevious keeps the file that is about to be replaced, for people. This program does not read it.
 func keepPrevious(path string) {
 	_ = os.Remove(path + previousSuffix)
 	_ = os.Link(path, path+previousSuffix)
@@ -210,21 +211,21 @@ func keepPrevious(path string) {
 const lost = "the placements are lost: unknown pods may hold devices, so all devices are withheld until an " +
 	"administrator frees them: device-manager release --withheld"
 
-// setAside gives a damaged file a second name, which no earlier damaged file has, and moves the previous file beside
-// it.
+// setAside gives a damaged file another name, which no earlier damaged file has. It moves the previous file to the
+// same place.
 func setAside(path string, damage error, log *slog.Logger) (*Loss, error) {
 	now := time.Now().UTC().Round(0)
 	aside := path + ".damaged-" + now.Format("20060102T150405.000000000Z")
 	if err := os.Link(path, aside); err != nil {
 		return nil, fmt.Errorf("set the damaged file aside: %w", err)
 	}
-	_ = os.Rename(path+previousSuffix, aside+previousSuffix) // for a person, if there is one
+	_ = os.Rename(path+previousSuffix, aside+previousSuffix) // for people; it may not exist
 	log.Error(lost, "damaged file", path, "set aside as", aside, "error", damage)
 	return &Loss{Time: now, Reason: damage.Error(), File: aside}, nil
 }
 
-// findOld returns the loss of the placements of an earlier version, whose file is one of paths, or nil if there is
-// none.
+// findOld returns the loss of the placements of an earlier version, if the file of that version is at one of the
+// paths, and otherwise nil.
 func findOld(paths []string, log *slog.Logger) *Loss {
 	for _, old := range paths {
 		if _, err := os.Lstat(old); errors.Is(err, fs.ErrNotExist) {

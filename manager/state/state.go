@@ -1,9 +1,9 @@
-// Package state keeps the placements of the device manager in a JSON file with a checksum, so that a restart knows
-// which devices are held. A change is durable when its method returns. Beside the file is the one before it, for a
-// person: it is never loaded.
+// Package state keeps the placements of the device manager in a JSON file with a checksum, so that after a restart it
+// is known which devices are held. A change is durable when its method returns. The previous file is kept beside the
+// file, for people: it is never loaded.
 //
-// A file that does not verify is set aside whole. The new file has no placements. It has a Loss until an administrator
-// clears that (SetLoss, Import).
+// A file whose checksum does not match is set aside as a whole. The new file has no placements, but a Loss, until an
+// administrator clears that (SetLoss, Import).
 package state
 
 import (
@@ -22,53 +22,54 @@ import (
 var (
 	// ErrLocked means that another process has the file open.
 	ErrLocked = errors.New("another device manager has it open")
-	// ErrNewer means that a newer version of this program has written the file. It is left as it is.
+	// ErrNewer means that a newer version of this program has written the file. The file is left as it is.
 	ErrNewer = errors.New("a newer version of the device manager has written it")
 	// ErrClosed means that the store was closed before the change was written.
 	ErrClosed = errors.New("the state is closed")
-	// ErrBroken means that it is unknown whether an earlier change is on the disk. No change is written any more;
-	// opening the file again shows which ones are there.
+	// ErrBroken means that it is unknown whether an earlier change is on the disk. No change is written any more. When
+	// the file is opened again, it shows which changes are there.
 	ErrBroken = errors.New("the state cannot be written until the device manager is restarted")
 )
 
-// Loaded is what a file had when it was opened.
+// Loaded is what the file had when it was opened.
 type Loaded struct {
-	// Placements are in the order of their first Put.
+	// Placements are in the order in which they were first put.
 	Placements []model.Placement
-	// Resources are the names of SetResources.
+	// Resources are the names that SetResources recorded.
 	Resources []string
 	// Loss is nil if all placements are known.
 	Loss *Loss
 }
 
-// Loss means that placements were lost with a file. A device may belong to a lost pod: unless it is in Cleared, it must
-// not be given to another.
+// Loss means that placements were lost with a file. A device may still belong to a lost pod. So other pods must not
+// get it, unless it is in Cleared.
 type Loss struct {
 	// Time is when the loss was found.
 	Time time.Time `json:"time"`
 	// Reason says why the placements could not be read.
 	Reason string `json:"reason"`
-	// File is the path of the file that has them.
+	// File is the path of the file that has the lost placements.
 	File string `json:"file"`
-	// Cleared has, by resource, the IDs of the devices that an administrator has freed, since no container uses them.
+	// Cleared has, by resource, the IDs of the devices that an administrator has freed, since no container uses these.
 	Cleared map[string][]string `json:"cleared,omitempty"`
 }
 
-// lockWait is how long an earlier process may take to end.
+// lockWait is how long to wait until an earlier process has ended.
 const lockWait = 5 * time.Second
 
 // Store is an open file. Its methods are safe for concurrent use.
 //
-// Each change is made completely or not at all. On an error it was not made, and the next one can succeed, for example
-// when the disk has space again; only after an error that wraps ErrBroken it is unknown whether it was made.
+// Each change is made completely or not at all. If there is an error, the change was not made, and later changes can
+// succeed, for example when the disk has space again. Only after an error that wraps ErrBroken it is unknown whether
+// the change was made.
 type Store struct {
 	lock    *fileio.Lock
 	replace func(data []byte) error // replaces the file
 
 	mu   sync.Mutex
-	next *batch // the changes that wait for the write that runs, or nil
+	next *batch // the changes that wait until the running write has ended, or nil
 
-	writing sync.Mutex // is held during a write; guards the fields below
+	writing sync.Mutex // held during a write; guards the fields below
 	content content    // of the file
 	stopped error      // why nothing is written any more
 }
@@ -77,15 +78,15 @@ type Store struct {
 type batch struct {
 	changes []func(*content)
 	written chan struct{}
-	err     error // once written is closed
+	err     error // set before written is closed
 }
 
-// Open opens the file at path, and creates it if it is missing. Its directory must exist; the lock is a file beside it.
-// A file that does not verify is set aside, and log gets an error. Log gets one too if there is only a file of an
-// earlier version: OldName beside the path, or one of earlier.
+// Open opens the file at path, and creates it if it is missing. Its directory must exist; the lock is a file beside
+// it. If the checksum of the file does not match, the file is set aside, and log gets an error. The log gets an error
+// too if there is only a file of an earlier version: OldName beside the path, or one of the paths in `earlier`.
 //
-// If another process has it open for some seconds more, the error wraps ErrLocked. It wraps ErrNewer for a file of a
-// newer version, and trust.ErrUnsafe for one that other users can change.
+// If another process has the file open for some seconds more, the error wraps ErrLocked. It wraps ErrNewer if a newer
+// version has written the file, and trust.ErrUnsafe if other users can change it.
 func Open(path string, log *slog.Logger, earlier ...string) (*Store, Loaded, error) {
 	s, loaded, err := open(path, log, earlier)
 	if err != nil {
@@ -126,7 +127,7 @@ func acquire(path string) (*fileio.Lock, error) {
 	}
 }
 
-// Put adds a placement, or replaces that of the same pod UID and keeps its place in the order.
+// Put adds a placement. If there is one with the same pod UID, Put replaces it and keeps its place in the order.
 func (s *Store) Put(p model.Placement) error {
 	r, err := newRecord(p)
 	if err != nil {
@@ -138,7 +139,7 @@ func (s *Store) Put(p model.Placement) error {
 	return nil
 }
 
-// Import adds placements, replaces the names of the resources and ends a Loss, all of it or nothing.
+// Import adds placements, replaces the names of the resources and ends a Loss. It does all of this or nothing.
 func (s *Store) Import(placements []model.Placement, resources []string) error {
 	var records []record
 	for _, p := range placements {
@@ -160,7 +161,7 @@ func (s *Store) Import(placements []model.Placement, resources []string) error {
 	return nil
 }
 
-// Delete removes the placement of a pod. It is no error if there is none.
+// Delete removes the placement of a pod. If there is none, that is no error.
 func (s *Store) Delete(uid string) error {
 	if err := s.change(func(c *content) { c.remove(uid) }); err != nil {
 		return fmt.Errorf("remove the record of the pod %s: %w", uid, err)
@@ -198,8 +199,8 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// change makes a change and returns when it is on the disk. The first change of a batch waits until the write that runs
-// has ended, then writes its own batch; the others only wait for it.
+// change makes a change and returns when it is on the disk. Changes are written in batches. The caller of the first
+// change of a batch waits until the running write has ended, and then writes the batch; the others only wait for that.
 func (s *Store) change(f func(*content)) error {
 	s.mu.Lock()
 	b := s.next
@@ -217,7 +218,7 @@ func (s *Store) change(f func(*content)) error {
 	return b.err
 }
 
-// write writes the next batch, which gathers changes until the write before it has ended.
+// write writes the next batch. The batch gets further changes until the write before it has ended.
 func (s *Store) write(b *batch) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
