@@ -72,7 +72,8 @@ func (o *admitOptions) forEngine() bool { return slices.Contains(arguments.Engin
 // forOne reports whether the output is for a single container.
 func (o *admitOptions) forOne() bool { return o.Format == formatOCI || o.forEngine() }
 
-// containers returns the containers to start, or an error if options contradict each other or the pod.
+// containers returns the containers to start. It returns an error if options contradict each other, or do not fit the
+// pod.
 func (o *admitOptions) containers(p model.Pod) ([]string, error) {
 	var names []string
 	for _, c := range slices.Concat(p.InitContainers, p.Containers) {
@@ -130,16 +131,16 @@ func (a *app) admit(ctx context.Context, o admitOptions) error {
 }
 
 // stillPlaced adds to an error that the pod keeps its devices. The pod is not released, since it may have been placed
-// before, and a container of it may run.
+// before this call, and one of its containers may run.
 func (a *app) stillPlaced(ctx context.Context, placed api.Pod, err error) error {
 	err = a.Classify(err)
 	again := "admit it again to try again, or "
-	if errors.Is(err, manager.ErrBadResponse) { // the response is kept until the release
+	if errors.Is(err, manager.ErrBadResponse) { // the plugin's response is kept until the pod is released
 		again = ""
 	}
 	hint := "pod " + podName(placed.Metadata) + " keeps its devices: " + again +
 		"take them back with device-manager release " + wording.Quote(placed.Metadata.UID)
-	if ctx.Err() != nil { // the error will be the signal's
+	if ctx.Err() != nil { // the signal will be reported as the error
 		a.Log.Warn(hint)
 	}
 	if own := cli.HintOf(err); own != "" {
@@ -148,7 +149,7 @@ func (a *app) stillPlaced(ctx context.Context, placed api.Pod, err error) error 
 	return cli.With(cli.CodeOf(err), hint, err)
 }
 
-// startAdmitted gets the run options of the containers to start, and prints the result.
+// startAdmitted gets the run options of the containers that start, and prints the result.
 func (a *app) startAdmitted(
 	ctx context.Context, client *api.Client, o admitOptions, placed api.Pod, starts []string,
 ) error {

@@ -74,7 +74,7 @@ the same UIDs.`,
 	}
 }
 
-// maxCheckpoint is the largest size of a checkpoint in bytes. One with 10,000 devices is smaller.
+// maxCheckpoint is the largest size of a checkpoint, in bytes. A checkpoint with 10,000 devices is smaller.
 const maxCheckpoint = 64 << 20
 
 func (a *app) importCheckpoint(path string) error {
@@ -101,8 +101,8 @@ func (a *app) importCheckpoint(path string) error {
 	for i := range imported {
 		imported[i].Admitted, imported[i].Caller = now, caller
 	}
-	// With the names stored, pods that request these resources are rejected until the plugins register; otherwise they
-	// would start without devices.
+	// With the names stored, pods that request these resources are rejected until the plugins register. Otherwise such
+	// pods would start without devices.
 	if err := errors.Join(store.Import(imported, names), store.Close()); err != nil {
 		return fmt.Errorf("import the checkpoint %s: %w", path, err)
 	}
@@ -143,7 +143,7 @@ func (a *app) exportCheckpoint(path string) error {
 	return err
 }
 
-// openPlacements opens the placements of the manager, which must not run meanwhile.
+// openPlacements opens the file with the manager's placements. The manager must not run meanwhile.
 func (a *app) openPlacements() (*state.Store, state.Loaded, error) {
 	if err := fileio.MakeDirs(a.StateDir); err != nil {
 		return nil, state.Loaded{}, fmt.Errorf("state-dir: %w", err)

@@ -16,7 +16,7 @@ import (
 	"gpu-cdi-plugin/manager/api"
 )
 
-// asksServe marks cmd as a verb that sends requests to the manager of this host.
+// asksServe marks cmd as a verb that sends requests to this host's manager.
 func (a *app) asksServe(cmd *cobra.Command) *cobra.Command {
 	cmd.Annotations = cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Unreachable, cli.Interrupted)
 	return cmd
@@ -55,7 +55,7 @@ func findPod(pods []api.Pod, name string) (api.Pod, error) {
 // containersOf returns all containers of a pod in the order of their start.
 func containersOf(p api.Pod) []api.Container { return slices.Concat(p.InitContainers, p.Containers) }
 
-// podName returns NAMESPACE/NAME, or the UID of a pod without a known name, for example after an import.
+// podName returns NAMESPACE/NAME, or the UID if the name of the pod is unknown, for example after an import.
 func podName(m api.Metadata) string {
 	if m.Name == "" {
 		return m.UID
@@ -126,7 +126,7 @@ func podsView(pods []api.Pod) cli.View {
 	return v
 }
 
-// devicesOf returns the devices that a pod holds, by resource. Containers may share devices.
+// devicesOf returns the devices that a pod holds, by resource. A device that several containers share is listed once.
 func devicesOf(p api.Pod) []api.ContainerDevices {
 	var list []api.ContainerDevices
 	for _, c := range containersOf(p) {

@@ -84,7 +84,7 @@ func (a *app) conformance(ctx context.Context, opts conformanceOptions) error {
 	return nil
 }
 
-// reportView returns a row for each rule and, below the rows, explanations of the broken ones.
+// reportView returns a row for each rule and, below the rows, an explanation of each broken rule.
 func reportView(r *conformance.Report) cli.View {
 	t := cli.Table{Header: []string{"RULE", "SEVERITY", "RESULT", "SEEN"}}
 	var why strings.Builder

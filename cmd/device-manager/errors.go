@@ -16,11 +16,11 @@ import (
 	"gpu-cdi-plugin/manager/state"
 )
 
-// errorTable gives the errors of the libraries an exit status and a hint, since the libraries know neither statuses nor
-// flags. The rows are in the order of the statuses. The first matching row counts, also for an error that wraps or
-// joins several. An error without a row has status 1 and no hint.
+// errorTable gives the errors of the libraries an exit status and a hint, since libraries know neither statuses nor
+// flags. The rows are in the order of the statuses. The first matching row counts, even if an error wraps or joins
+// several errors. An error without a row has the status 1 and no hint.
 var errorTable = []cli.ErrorRow{
-	// 1: an error
+	// Status 1: an error
 	cli.Sentinel(trust.ErrUnsafe, cli.Failure, cli.HintUnsafe),
 	cli.Sentinel(endpoint.ErrForeignDirectory, cli.Failure,
 		"name a new directory with --socket-dir, or if only device plugins use this one, make the file "+
@@ -49,7 +49,7 @@ var errorTable = []cli.ErrorRow{
 		return cli.Failure, ""
 	}),
 
-	// 2: a usage error
+	// Status 2: a usage error
 	cli.Sentinel(endpoint.ErrSameDirectory, cli.Usage,
 		"name a directory for --plugins-registry-dir that is neither --socket-dir nor above it"),
 	cli.Sentinel(cdi.ErrBadName, cli.Usage, ""),
@@ -57,7 +57,7 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(wording.ErrQuotes, cli.Usage, ""),
 	cli.Sentinel(nodestatus.ErrReserved, cli.Usage, ""),
 
-	// 12 and 13
+	// Statuses 12 and 13
 	cli.Sentinel(endpoint.ErrInUse, cli.Locked,
 		"stop the kubelet or the other manager, or name another directory with --socket-dir and in the plugins' options"),
 	cli.Sentinel(endpoint.ErrRegistryInUse, cli.Locked,

@@ -12,8 +12,8 @@ import (
 // inputTime is how long to wait for a pipe.
 const inputTime = 10 * time.Second
 
-// readNamed reads a file that the user named, or standard input for "-". Empty input is an error. If there are more
-// than limit bytes, the error wraps tooLarge.
+// readNamed reads the file that the user named, or standard input if the name is "-". Empty input is an error. If
+// there are more than limit bytes, the error wraps tooLarge.
 func (a *app) readNamed(path string, limit int64, tooLarge error) ([]byte, error) {
 	var data []byte
 	var err error

@@ -29,7 +29,7 @@ func newApp() *app {
 	}
 }
 
-// run is main without the process. It returns the exit status.
+// run does everything except ending the process. It returns the exit status.
 func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := newApp()
 	a.Env, a.Stdin, a.Stdout, a.Stderr = env, stdin, stdout, stderr

@@ -62,7 +62,7 @@ Under systemd it reports readiness and notifies the watchdog (Type=notify).`,
 	return cmd
 }
 
-// placementsFile is the file with the placements of the device manager.
+// placementsFile returns the path of the file with the placements of the device manager.
 func (a *app) placementsFile() string { return filepath.Join(a.StateDir, "placements.json") }
 
 func (a *app) serve(ctx context.Context) error {
@@ -97,14 +97,14 @@ func (a *app) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer l.Close() // which has no effect after its end
+	defer l.Close() // has no effect after the listener was closed
 	podResources, err := a.listenPodResources(ctx, group)
 	if err != nil {
 		return err
 	}
 	observed := metrics.New()
 	options.Observer = observed
-	m, err := manager.New(options) //nolint:contextcheck // Run takes ctx, and ends what New has begun
+	m, err := manager.New(options) //nolint:contextcheck // Run gets ctx, and ends what New has begun
 	if err != nil {
 		return errors.Join(err, podResources.Close())
 	}
@@ -125,11 +125,11 @@ func (a *app) serve(ctx context.Context) error {
 	return actors.Wait()
 }
 
-// earlierPlacements is where gpu-cdi-plugin manager kept the placements by default.
+// earlierPlacements is the file in which `gpu-cdi-plugin manager` kept the placements by default.
 const earlierPlacements = "/var/lib/gpu-cdi-plugin/manager.db"
 
-// warnReserved logs what pods get nothing of. A kubelet refuses to start if more is reserved than there is, but here
-// devices can be given to pods all the same.
+// warnReserved logs the resources of which nothing is left for pods. A kubelet refuses to start if more is reserved
+// than there is, but here pods can get devices all the same.
 func (a *app) warnReserved(s nodestatus.Status) {
 	for _, name := range slices.Sorted(maps.Keys(s.Capacity)) {
 		if s.Allocatable[name] == "0" && s.Capacity[name] != "0" {
@@ -139,11 +139,11 @@ func (a *app) warnReserved(s nodestatus.Status) {
 	}
 }
 
-// listenPodResources makes the socket of the PodResources service, or returns nil if there is to be none.
+// listenPodResources makes the socket of the PodResources service. If none is configured, it returns nil.
 func (a *app) listenPodResources(ctx context.Context, group int) (*unixsocket.HTTPListener, error) {
 	path := a.PodResourcesSocket
 	if path == "" {
-		return nil, nil //nolint:nilnil // it is an option
+		return nil, nil //nolint:nilnil // no service is configured
 	}
 	if err := a.CheckDir("the directory of pod-resources-socket", filepath.Dir(path)); err != nil {
 		return nil, err
@@ -159,7 +159,7 @@ func (a *app) listenPodResources(ctx context.Context, group int) (*unixsocket.HT
 	return l, err
 }
 
-// managerOptions are the options of the device manager by the configuration.
+// managerOptions returns the options of the device manager that the configuration sets.
 func (a *app) managerOptions(machine nodestatus.Machine) (o manager.Options, err error) {
 	o = manager.Options{
 		Dir: a.SocketDir, StateFile: a.placementsFile(), Log: a.Log,
@@ -200,8 +200,8 @@ func lookupGroup(name string) (int, error) {
 	return int(gid), nil
 }
 
-// notify reports to systemd that the manager is ready, feeds the watchdog while check returns no error, and reports its
-// end.
+// notify reports to systemd that the manager is ready, notifies the watchdog as long as `check` returns no error, and
+// reports when the manager ends.
 func (a *app) notify(ctx context.Context, check func() error) error {
 	systemd := sdnotify.New(a.Env)
 	a.reported(systemd.Ready("device plugins can register in " + a.SocketDir))

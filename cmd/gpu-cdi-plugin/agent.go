@@ -22,14 +22,14 @@ import (
 
 // startService begins a verb that reloads its configuration at SIGHUP.
 func (a *app) startService(cmd *cobra.Command, _ []string) error {
-	// Until now a SIGHUP ends the process; from now on it reloads the configuration.
+	// Until now a SIGHUP ends the process. From now on it reloads the configuration.
 	a.hangups = make(chan os.Signal, 1)
 	signal.Notify(a.hangups, unix.SIGHUP)
 	return a.Start(cmd)
 }
 
-// runService runs serve or cdi watch until a signal. If the driver or the configuration was replaced, it restarts the
-// program.
+// runService runs `serve` or `cdi watch` until a signal. If the driver was replaced, or the configuration needs a new
+// process, it restarts the program.
 func (a *app) runService(cmd *cobra.Command, run func(context.Context, *agent.Options) error) error {
 	defer signal.Stop(a.hangups)
 	h, err := a.host()
@@ -43,7 +43,7 @@ func (a *app) runService(cmd *cobra.Command, run func(context.Context, *agent.Op
 	err = a.Classify(run(cmd.Context(), o))
 	switch {
 	case errors.Is(err, agent.ErrRestart), errors.Is(err, node.ErrDriverChanged):
-		// Before the signals are released, they only request the end of the program. Afterwards they kill the process.
+		// Before the signals are released, they only request the end of the program. After that they kill the process.
 		if a.ReleaseSignals() || cmd.Context().Err() != nil {
 			return nil
 		}
@@ -77,10 +77,10 @@ func (a *app) serviceOptions(h host.Host) (*agent.Options, error) {
 	}, nil
 }
 
-// reread returns the options with the current configuration: from the same flags and environment, and from the file,
-// which is read again.
+// reread returns the options for the current configuration. Flags and environment are the same as before; the file is
+// read again.
 func (a *app) reread() (*agent.Options, error) {
-	fresh := newApp() // a command would stay in cobra's list of completions
+	fresh := newApp() // a second command would stay in cobra's list of completions
 	if err := fresh.Reread(a.Program); err != nil {
 		return nil, err
 	}
@@ -93,11 +93,11 @@ func (a *app) CheckHook() error { return a.checkHook() }
 // CheckProgram implements agent.Trust.
 func (a *app) CheckProgram(path string) error { return a.CheckPath(trust.RootFile, path) }
 
-// restart re-executes the program with the same process ID, so that a supervisor sees no exit. It returns only with an
-// error.
+// restart executes the program again, with the same process ID, so that a supervisor sees no exit. It returns only if
+// that fails.
 func restart(env []string) error {
-	// SIGHUP is ignored until the new program handles it. A missed one does no harm, since the program reads the
-	// configuration at its start.
+	// SIGHUP is ignored until the new program handles it. A SIGHUP in that time may be missed, since the new program
+	// reads the configuration when it starts.
 	signal.Ignore(unix.SIGHUP)
 	err := unix.Exec("/proc/self/exe", os.Args, env)
 	return fmt.Errorf("restart this program: %w", err)

@@ -19,7 +19,7 @@ import (
 // diffOptions are the options of the verb cdi diff.
 type diffOptions struct {
 	cli.Output
-	// Capabilities are the capabilities with which the spec was written.
+	// Capabilities are the capabilities for which the spec was written.
 	Capabilities *driver.Capabilities
 }
 
@@ -50,7 +50,7 @@ not compared.`,
 	return cmd
 }
 
-// comparison is the verb's output as JSON.
+// comparison is the result of cdi diff for one file, as JSON.
 type comparison struct {
 	Path        string           `json:"path"`
 	Differences []cdi.Difference `json:"differences"`
@@ -80,7 +80,7 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 	}
 	c := comparison{Path: files[0].path, Differences: []cdi.Difference{}}
 	var paths []string // of the files that differ
-	hint := ""         // none for another program's spec
+	hint := ""         // empty if another program wrote the spec
 	dirs := cdi.Load(a.specDirs(h)...)
 	for _, f := range files {
 		list, err := a.differences(f, dirs)
@@ -110,8 +110,8 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 	return g.checkComplete()
 }
 
-// expectedFor returns the expected spec for a file: the spec of its kind, or else that of the GPUs, which is the
-// first.
+// expectedFor returns the expected spec for a file: the spec that has the kind of the file's spec, or else the first,
+// which is that of the GPUs.
 func expectedFor(files []specFile, path string) specFile {
 	f := files[0]
 	if spec, err := cdi.ReadFile(path); err == nil {
@@ -123,7 +123,7 @@ func expectedFor(files []specFile, path string) specFile {
 	return f
 }
 
-// differences compares a file with its expected content. Only root may be able to change the spec's hooks.
+// differences compares a file with the expected spec. It also checks that only root can change the spec's hooks.
 func (a *app) differences(f specFile, dirs *cdi.SpecDirs) ([]cdi.Difference, error) {
 	written, err := cdi.ReadFile(f.path)
 	missing := errors.Is(err, fs.ErrNotExist)
@@ -144,7 +144,7 @@ func (a *app) differences(f specFile, dirs *cdi.SpecDirs) ([]cdi.Difference, err
 		return []cdi.Difference{{Where: "spec", What: what}}, nil
 	}
 	list := cdi.Diff(written, f.spec)
-	if len(list) > 0 { // serve leaves out the names that other files of the directory define
+	if len(list) > 0 { // serve leaves out names that another file in the directory defines
 		list = cdi.Diff(written, cdi.Without(f.spec, dirs.Conflicts(f.path, f.spec)))
 	}
 	for _, p := range a.unsafeParts(f.path, written) {

@@ -24,10 +24,11 @@ import (
 type generateOptions struct {
 	cli.Output
 	given func(flag string) bool
-	// Write writes the spec into --cdi-dir, File into a file; otherwise the spec is printed.
+	// Write means that the spec is written into --cdi-dir. File is a file to write it to. Otherwise the spec is
+	// printed.
 	Write bool
 	File  string
-	// Explain prints what was searched for instead of the spec.
+	// Explain prints what was searched for, instead of the spec.
 	Explain      bool
 	Capabilities *driver.Capabilities
 }
@@ -80,7 +81,7 @@ host no longer has is removed.`,
 	return cmd
 }
 
-// outputIsNoFile adds a hint if --output names a file, as with nvidia-ctk cdi generate.
+// outputIsNoFile adds a hint if --output names a file, as in nvidia-ctk cdi generate.
 func outputIsNoFile(cmd *cobra.Command, err error) error {
 	improved := cli.FlagError(cmd, err)
 	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok && e.GetFlag().Name == "output" {
@@ -119,7 +120,7 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 		return err
 	}
 	err = a.checkAndWrite(h, g, path)
-	if opts.Explain { // the findings explain an error
+	if opts.Explain { // they explain the error
 		err = cmp.Or(opts.Print(a.Stdout, explainView(g.findings)), err)
 	}
 	if err != nil {
@@ -133,7 +134,7 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 	return g.checkComplete()
 }
 
-// checkAndWrite writes the spec's file, if it has a path. A spec without devices is an error.
+// checkAndWrite writes the spec's file, if there is a path. If the spec has no devices, that is an error.
 func (a *app) checkAndWrite(h host.Host, g *generated, path string) error {
 	if err := g.checkDevices(h); err != nil {
 		return err
@@ -144,7 +145,7 @@ func (a *app) checkAndWrite(h host.Host, g *generated, path string) error {
 	return a.write(h, g.files(path, a.CDIKind))
 }
 
-// printGenerated prints the paths of the written files, or, without a path, the specs themselves.
+// printGenerated prints the paths of the files that were written or, if none was, the specs themselves.
 func (a *app) printGenerated(g *generated, path string, f cdi.Format) error {
 	if path != "" {
 		return a.printPaths(g.files(path, a.CDIKind))
@@ -152,7 +153,7 @@ func (a *app) printGenerated(g *generated, path string, f cdi.Format) error {
 	return a.printSpecs(g.files("", a.CDIKind), f)
 }
 
-// missingLibrary returns a finding for each path that was searched for the driver's library.
+// missingLibrary returns a finding for each path at which the driver's library was searched for.
 func missingLibrary(h host.Host) []driver.Finding {
 	var findings []driver.Finding
 	for _, path := range nvml.LibraryPaths(h) {
@@ -161,7 +162,7 @@ func missingLibrary(h host.Host) []driver.Finding {
 	return findings
 }
 
-// destination checks the options together, and returns the path of the spec's file.
+// destination checks that the options fit together, and returns the path of the spec's file, or "".
 func (a *app) destination(opts generateOptions) (path string, err error) {
 	path = opts.File
 	if opts.Write {
@@ -197,9 +198,9 @@ func (a *app) checkDestination(opts generateOptions, path string) error {
 
 const hintSpecDir = "use --cdi-dir or --file to name a directory that can be created or written to"
 
-// write writes the expected files. If one of them cannot be written, it writes none.
+// write writes the expected files. If one of them cannot be written, none is.
 func (a *app) write(h host.Host, files []specFile) error {
-	// Only the directory itself is created: /var/run is emptied at boot, but a missing parent is probably a mistake.
+	// Parents are not created: /var/run is emptied at boot, but a missing parent is probably a mistake.
 	if err := fileio.MakeDir(filepath.Dir(files[0].path)); err != nil {
 		return cli.With(cli.Failure, hintSpecDir, fmt.Errorf("make the spec directory: %w", err))
 	}
@@ -224,7 +225,7 @@ func (a *app) write(h host.Host, files []specFile) error {
 	return nil
 }
 
-// writeFile writes a spec, or removes its file if the spec has no devices.
+// writeFile writes a spec. If the spec has no devices, it removes the file.
 func (a *app) writeFile(f specFile) error {
 	if f.spec != nil {
 		a.Log.Debug("write the spec "+f.path, "devices", len(f.spec.Devices))

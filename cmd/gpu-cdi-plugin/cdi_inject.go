@@ -42,7 +42,7 @@ func someNames(_ *cobra.Command, args []string) error {
 }
 
 func (a *app) cdiInject(bundle string, names []string) error {
-	if bundle == "" { // an unset variable in a script; it does not mean the current directory
+	if bundle == "" { // most likely an unset variable in a script; the current directory is not meant
 		return cli.With(cli.Usage, "see gpu-cdi-plugin cdi inject --help", errors.New("--bundle is empty"))
 	}
 	h, err := a.host()
@@ -65,7 +65,7 @@ func (a *app) cdiInject(bundle string, names []string) error {
 	return nil
 }
 
-// qualified adds the kind to names without one.
+// qualified adds the kind to those names that have none.
 func (a *app) qualified(names []string) []string {
 	names = slices.Clone(names)
 	for i, name := range names {
@@ -76,9 +76,9 @@ func (a *app) qualified(names []string) []string {
 	return names
 }
 
-// completeDevices completes the names of devices that are not yet on the command line.
+// completeDevices completes the names of devices that are not on the command line yet.
 func (a *app) completeDevices(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
-	// Completion does not run the verb, which reads the environment and the configuration file.
+	// A completion does not run the verb, so it must read the environment and the configuration file itself.
 	if err := a.Resolve(); err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

@@ -41,7 +41,7 @@ func (a *app) cdiList(out cli.Output) error {
 	return specDirsError(dirs)
 }
 
-// specDirsError returns an error if engines do not offer every device in the spec directories.
+// specDirsError returns an error if there are devices in the spec directories that engines do not offer.
 func specDirsError(dirs *cdi.SpecDirs) error {
 	unread, lost := 0, map[string]bool{}
 	for _, f := range dirs.Files {
@@ -77,7 +77,7 @@ func specDirsView(dirs *cdi.SpecDirs) cli.View {
 			t.Rows = append(t.Rows, []string{"-", "error: " + f.Error, f.Path, "-"})
 		}
 	}
-	data := *dirs // with empty lists in place of null
+	data := *dirs // with empty lists instead of null
 	data.Files = append([]cdi.SpecFile{}, dirs.Files...)
 	data.Devices = append([]cdi.Definition{}, dirs.Devices...)
 	return cli.View{Data: data, Table: t, Names: dirs.Names()}

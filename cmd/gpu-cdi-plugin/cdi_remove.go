@@ -51,8 +51,8 @@ func (a *app) cdiRemove(out cli.Output) error {
 	return errors.Join(out.Print(a.Stdout, v), failed)
 }
 
-// otherKind returns the kind of the spec in a file if it is not the expected one, or "". An unreadable file has the
-// expected name and is useless, so it may be replaced.
+// otherKind returns the kind of the spec in a file if that is not the expected kind, and otherwise "". A file that
+// cannot be read may be replaced: it has the expected name, and is of no use.
 func otherKind(path, kind string) string {
 	spec, err := cdi.ReadFile(path)
 	if err != nil || spec.Kind == kind {

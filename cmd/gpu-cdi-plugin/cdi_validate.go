@@ -98,7 +98,7 @@ func (a *app) cdiValidate(ctx context.Context, files []string, out cli.Output) e
 	return nil
 }
 
-// knownDevices reads the devices of the driver. If that is impossible it returns nil and logs a warning.
+// knownDevices reads the devices of the driver. If that fails, it logs a warning and returns nil.
 func (a *app) knownDevices(ctx context.Context) *gpu.Snapshot {
 	s, err := a.readHostDevices(ctx)
 	if errors.Is(err, errNoGPU) {

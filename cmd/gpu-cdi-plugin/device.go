@@ -156,7 +156,7 @@ func oneDevice(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// setCordon makes serve set or lift a cordon, or changes the record if serve does not run.
+// setCordon makes serve cordon or uncordon a device. If serve does not run, it changes the health record instead.
 func (a *app) setCordon(ctx context.Context, r control.Request) error {
 	err := a.ask(ctx, r)
 	if !errors.Is(err, control.ErrNoServer) {
@@ -192,7 +192,7 @@ func (a *app) ask(ctx context.Context, r control.Request) error {
 	if err := r.Check(); err != nil {
 		return cli.With(cli.Usage, "", err)
 	}
-	if err := a.CheckDir("runtime-dir", a.plugin.RuntimeDir); err != nil { // another program could answer
+	if err := a.CheckDir("runtime-dir", a.plugin.RuntimeDir); err != nil { // otherwise another program could answer
 		return err
 	}
 	progress := func(text string) { fmt.Fprintln(a.Stderr, text) }
@@ -204,8 +204,8 @@ func (a *app) ask(ctx context.Context, r control.Request) error {
 	return err
 }
 
-// recordedDevice finds a device by its UUID in a record or else, by its UUID or index, among the driver's devices. A
-// new record gets the identity.
+// recordedDevice finds a device in the health record by its UUID, or else among the driver's devices by its UUID or
+// index. With a device of the driver it also returns the identity for a new record.
 func (a *app) recordedDevice(ctx context.Context, data []byte, name string) (health.Device, health.Identity, error) {
 	if len(data) > 0 {
 		recorded, err := health.Recorded(data, health.Identity{})
@@ -228,11 +228,11 @@ func (a *app) recordedDevice(ctx context.Context, data []byte, name string) (hea
 	return d, node.HealthIdentity(h, s.DriverVersion), err
 }
 
-// completeDevice completes the UUIDs of the devices that serve has recorded.
+// completeDevice completes the UUIDs of the devices that are in the health record of serve.
 func (a *app) completeDevice(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	var list []string
 	if len(args) == 0 {
-		_ = a.Start(cmd) // finds the path of the record; a required flag may still follow
+		_ = a.Start(cmd) // sets the path of the record; it may fail, since a required flag may still follow
 		data, err := fileio.ReadFile(agent.HealthRecord(a.config), node.MaxHealthRecord)
 		if err == nil {
 			recorded, _ := health.Recorded(data, health.Identity{})

@@ -68,8 +68,8 @@ func (a *app) devices(ctx context.Context, out cli.Output) error {
 	return unreadableGPUs(s)
 }
 
-// recorded returns what serve has recorded about the devices in a file of at most limit bytes, by UUID. If serve never
-// ran, the result is empty.
+// recorded returns what `serve` has recorded about the devices in a file of at most limit bytes, by UUID. If `serve`
+// never ran, the result is empty.
 func recorded[T any](
 	a *app, path, what string, limit int64, parse func([]byte) (map[string]T, error),
 ) map[string]T {
@@ -98,9 +98,9 @@ type deviceList struct {
 	DriverVersion string       `json:"driverVersion"`
 	CUDAVersion   string       `json:"cudaVersion"`
 	Devices       []deviceJSON `json:"devices"`
-	// Health is the health that serve has recorded, by UUID.
+	// Health is the health of the devices as `serve` recorded it, by UUID.
 	Health map[string]health.Status `json:"health,omitempty"`
-	// PreStart has the last preparations for containers that serve has recorded, by UUID.
+	// PreStart has the last preparation of each device for a container as `serve` recorded it, by UUID.
 	PreStart map[string]prepare.Record `json:"preStart,omitempty"`
 }
 

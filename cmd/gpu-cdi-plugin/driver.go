@@ -21,9 +21,10 @@ import (
 // errNoGPU means that the driver works and has no GPU.
 var errNoGPU = errors.New("the NVIDIA driver has no GPU")
 
-// host returns the paths of the host's files. Paths that are not configured are detected: with --nvml-library and
-// without --driver-root, the driver is installed where that library is, and its other libraries are searched for
-// beside NVML's. The device nodes are in the driver's root if only that has them, as in a driver container.
+// host returns the paths of the host's files. Paths that are not configured are detected. If --nvml-library is given
+// and --driver-root is not, the driver is installed where that library is, and other libraries are searched for in the
+// same directory first. The device nodes are those in the driver's root if only that has them, as in a driver
+// container.
 func (a *app) host() (host.Host, error) {
 	h, err := host.New(a.Root, a.DriverRoot, a.DevRoot)
 	if err != nil {
@@ -31,7 +32,7 @@ func (a *app) host() (host.Host, error) {
 	}
 	library := a.NVMLLibrary
 	if library == "" {
-		library, _ = nvml.Find(h, "") // opening the library reports the error
+		library, _ = nvml.Find(h, "") // the error is reported when the library is opened
 	}
 	if library != "" {
 		if library, err = filepath.Abs(library); err != nil {
@@ -55,12 +56,12 @@ func hasNodes(h host.Host) bool {
 	return err == nil
 }
 
-// readDevices reads the host's GPUs from the driver. Without a GPU the error is errNoGPU.
+// readDevices reads the host's GPUs from the driver. If there is none, the error is errNoGPU.
 func (a *app) readDevices(ctx context.Context, h host.Host) (*gpu.Snapshot, error) {
 	return a.readDriver(ctx, h, nvml.ReadDevices)
 }
 
-// readTopology reads the host's GPUs and their links from the driver. Without a GPU the error is errNoGPU.
+// readTopology reads the host's GPUs and their links from the driver. If there is no GPU, the error is errNoGPU.
 func (a *app) readTopology(ctx context.Context, h host.Host) (*gpu.Snapshot, error) {
 	return a.readDriver(ctx, h, nvml.ReadTopology)
 }
@@ -82,10 +83,10 @@ func (a *app) addTimeout(cmd *cobra.Command) {
 		"`duration` that the driver may take to start, and then each GPU to answer")
 }
 
-// quiet is how long the driver may take before the outstanding calls are logged.
+// quiet is how long the driver may take before the calls that have not returned are logged.
 const quiet = 2 * time.Second
 
-// logSlowCalls logs the outstanding calls into the driver if they take long.
+// logSlowCalls logs the calls into the driver that have not returned, if they take long.
 func (a *app) logSlowCalls() *time.Timer {
 	return time.AfterFunc(quiet, func() {
 		if calls := nvml.InFlight(); len(calls) > 0 {
@@ -94,7 +95,7 @@ func (a *app) logSlowCalls() *time.Timer {
 	})
 }
 
-// unreadableGPUs returns an error that names the unreadable GPUs of a snapshot.
+// unreadableGPUs returns an error that names the GPUs of a snapshot that could not be read.
 func unreadableGPUs(s *gpu.Snapshot) error {
 	if err := s.Unreadable(); err != nil {
 		return cli.With(cli.Partial, "see the kernel log (dmesg) for messages of NVRM", err)

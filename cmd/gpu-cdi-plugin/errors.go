@@ -20,11 +20,11 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// errorTable gives the errors of the libraries, which know no exit statuses or flags, their exit status and a hint.
-// The rows are in the order of the exit statuses. The first matching row counts, also for an error that wraps or joins
-// several. An error without a row ends with status 1 and no hint.
+// errorTable gives the errors of the libraries an exit status and a hint, since libraries know neither statuses nor
+// flags. The rows are in the order of the exit statuses. The first matching row counts, even if an error wraps or
+// joins several errors. An error without a row has the status 1 and no hint.
 var errorTable = []cli.ErrorRow{
-	// 1: an error
+	// Status 1: an error
 	cli.Sentinel(trust.ErrUnsafe, cli.Failure, cli.HintUnsafe),
 	cli.Typed(func(e *node.TakenError) (cli.Code, string) {
 		hint := hintConflict(e.Conflicts[0])
@@ -40,7 +40,7 @@ var errorTable = []cli.ErrorRow{
 		return cli.Failure, "make the channels (the driver makes channel 0 with NVreg_CreateImexChannel0=1, mknod " +
 			"makes any; its major is that of nvidia-caps-imex-channels in /proc/devices), or set imex.required to false"
 	}),
-	// Before node.SpecError, which may wrap it.
+	// This row must be before that of node.SpecError, which may wrap the same error.
 	cli.Sentinel(fileio.ErrHeld, cli.Locked,
 		"stop the other instance, or give this one its own --cdi-kind, --state-dir and --runtime-dir; "+
 			"fuser with the lock's path names its process"),
@@ -74,7 +74,7 @@ var errorTable = []cli.ErrorRow{
 	}),
 	cli.Sentinel(node.ErrUnknownDevice, cli.Failure, "gpu-cdi-plugin devices lists the devices of this host"),
 
-	// 2: a usage error
+	// Status 2: a usage error
 	cli.Sentinel(cdi.ErrExtension, cli.Usage, ""),
 	cli.Sentinel(cdi.ErrBadName, cli.Usage, ""),
 	cli.Sentinel(mps.ErrNotGPU, cli.Usage, "gpu-cdi-plugin devices -o wide lists the UUIDs of this host's GPUs"),
@@ -88,7 +88,7 @@ var errorTable = []cli.ErrorRow{
 			"or share them under several names", e.Rules, e.Resource, e.Replicas)
 	}),
 
-	// 10: no usable driver. All of these wrap gpu.ErrNoDriver, whose row is the last.
+	// Status 10: no usable driver. All these errors wrap gpu.ErrNoDriver, whose row is the last.
 	cli.Sentinel(driver.ErrOtherVersion, cli.NoDriver,
 		"reboot, or reload the kernel module, or install the libraries of its version"),
 	cli.Sentinel(driver.ErrDamaged, cli.NoDriver, "install the NVIDIA driver again"),
@@ -115,7 +115,7 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(gpu.ErrNoDriver, cli.NoDriver, "install the NVIDIA driver, or name the directory that it is in with "+
 		"--driver-root (that of a driver container is usually /run/nvidia/driver)"),
 
-	// 11 and 13; 12, another instance, is above
+	// Statuses 11 and 13. Status 12, another instance, is above.
 	cli.Sentinel(errNoGPU, cli.NoGPU,
 		"see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM"),
 	cli.Sentinel(control.ErrNoServer, cli.Unreachable,
@@ -125,7 +125,7 @@ var errorTable = []cli.ErrorRow{
 			"--plugins-registry-dir"),
 }
 
-// hintConflict returns a hint for another spec file that defines a name of ours.
+// hintConflict returns a hint about another spec file that defines a device name of ours.
 func hintConflict(c cdi.Conflict) string {
 	return "remove " + c.File + ", or choose another kind with --cdi-kind VENDOR/CLASS"
 }
@@ -144,7 +144,7 @@ var statuses = map[cli.Code]string{
 	cli.Interrupted: "interrupted",
 }
 
-// partly returns the error of a verb that did only a part of its work.
+// partly returns the error of a verb that has done only a part of its work.
 func partly(hint, format string, args ...any) error {
 	return cli.With(cli.Partial, hint, fmt.Errorf(format, args...))
 }

@@ -58,7 +58,7 @@ func (a *app) planInstall(engines []string) (*install.Plan, error) {
 	return files.Install(engines, hook)
 }
 
-// locked plans and makes changes while no other process changes the same files. A dry run takes no lock.
+// locked runs `change` while no other process changes the same files. A dry run takes no lock.
 func (a *app) locked(dryRun bool, change func() error) error {
 	if dryRun {
 		return change()
@@ -108,7 +108,7 @@ func (a *app) applyHook(p *install.Plan, out cli.Output, dryRun bool) error {
 	return out.Print(a.Stdout, planView(p, dryRun))
 }
 
-// planView lists the changes that were or would be made.
+// planView lists the changes that were made or, in a dry run, would be made.
 func planView(p *install.Plan, dryRun bool) cli.View {
 	type file struct {
 		Path   string `json:"path"`

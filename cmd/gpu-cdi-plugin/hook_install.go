@@ -52,8 +52,7 @@ policy in /etc/gpu-cdi-plugin/hook.yaml: there, every container that can be anno
 	return cmd
 }
 
-// printEngines prints the engines that the hook can be installed for, and those for which it is installed on this
-// host.
+// printEngines prints the engines that can be configured, and which of them are found and installed on this host.
 func (a *app) printEngines(out cli.Output) error {
 	h, err := a.host()
 	if err != nil {

@@ -1,4 +1,4 @@
-// Command gpu-cdi-plugin gives containers the GPUs of a node through CDI.
+// Command gpu-cdi-plugin gives containers the GPUs of a host through CDI.
 //
 // Each verb has a file: it reads its options, calls the libraries and prints the result. main only calls run and ends
 // the process.

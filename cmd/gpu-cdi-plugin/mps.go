@@ -68,7 +68,7 @@ func (a *app) mpsOptions() (mps.Options, error) {
 	}, nil
 }
 
-// findMPS finds the MPS control program of the driver. It does not open the driver, since that would block resets.
+// findMPS finds the driver's MPS control program. It does not open the driver, since that would prevent resets.
 func findMPS(h host.Host) (mps.Program, error) {
 	d, file, err := agent.FindProgram(h, mps.ControlProgram)
 	if err != nil {
@@ -81,7 +81,7 @@ func findMPS(h host.Host) (mps.Program, error) {
 	}
 	p := mps.Program{Path: file.HostPath}
 	if root == "/" {
-		return p, nil // the loader finds the libraries
+		return p, nil // the loader finds the libraries by itself
 	}
 	p.Root, p.Libraries = root, map[string]string{}
 	for _, l := range d.Libraries {

@@ -19,7 +19,7 @@ type app struct {
 	*config.Common
 	plugin  *config.Plugin
 	config  *config.Config // the whole configuration
-	timeout time.Duration  // of driver calls
+	timeout time.Duration  // of calls into the driver
 	hangups chan os.Signal // of serve, which reloads its configuration at each SIGHUP
 }
 
@@ -37,7 +37,7 @@ func newApp() *app {
 	}
 }
 
-// run is the whole program except the process itself. It returns the exit status.
+// run does everything except ending the process. It returns the exit status.
 func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := newApp()
 	a.Env, a.Stdin, a.Stdout, a.Stderr = env, stdin, stdout, stderr

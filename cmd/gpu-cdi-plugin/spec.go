@@ -28,11 +28,11 @@ const hookName = "prestart-hook"
 // specDirs returns the directories of CDI specs, from the lowest priority to the highest.
 func (a *app) specDirs(h host.Host) []string { return cdi.Dirs(h.Root(), a.CDIDir) }
 
-// ownSpec returns the path of the spec that generate --write writes.
+// ownSpec returns the path of the spec that `cdi generate --write` writes.
 func (a *app) ownSpec() string { return filepath.Join(a.CDIDir, cdi.FileName(a.CDIKind)) }
 
-// renewHint returns the command that writes a new spec to path. If that would refuse the hook, the hint is about the
-// hook.
+// renewHint returns a hint with the command that writes a new spec to path. If the hook cannot be used, so that this
+// command would fail, the hint is about the hook.
 func (a *app) renewHint(path string) string {
 	if err := a.checkHook(); errors.Is(err, trust.ErrUnsafe) {
 		return cli.HintOf(err)
@@ -51,7 +51,7 @@ func addCapabilitiesFlag(f *pflag.FlagSet) *driver.Capabilities {
 	return &c
 }
 
-// generated is the spec that this host should have, with its inputs.
+// generated is the spec that this host should have, and what it was made from.
 type generated struct {
 	snapshot *gpu.Snapshot
 	spec     *specs.Spec
@@ -59,7 +59,7 @@ type generated struct {
 	findings []driver.Finding
 }
 
-// files returns the spec files, with that of the GPUs at path.
+// files returns the spec files. The path is that of the GPUs' file.
 func (g *generated) files(path, kind string) []specFile {
 	return append([]specFile{{path, kind, g.spec}}, g.extras...)
 }
@@ -113,13 +113,13 @@ func (g *generated) checkDevices(h host.Host) error {
 		cmp.Or(strings.Join(reasons, "; "), "the driver has none")))
 }
 
-// hintDevRoot returns a hint for missing device nodes of the driver.
+// hintDevRoot returns a hint about device nodes of the driver that are missing.
 func hintDevRoot(h host.Host) string {
 	return "the driver's device nodes are not in " + h.Dev() +
 		"; name the directory whose dev/ has them with --dev-root"
 }
 
-// checkComplete returns an error if the spec lacks GPUs or libraries that the host has.
+// checkComplete returns an error if GPUs or libraries that the host has are missing in the spec.
 func (g *generated) checkComplete() error {
 	err := unreadableGPUs(g.snapshot)
 	var broken []string
@@ -137,8 +137,8 @@ func (g *generated) checkComplete() error {
 	return errors.Join(err, missing)
 }
 
-// hook returns the path on the host of the hook in specs. With --hook-path it need not exist: a printed spec may be
-// for another host.
+// hook returns the path of the hook, on the host, that is written into specs. If it is set by --hook-path, the file
+// need not exist: a spec may be printed for another host.
 func (a *app) hook() (string, error) {
 	if a.HookPath != "" {
 		if filepath.Clean(a.HookPath) != a.HookPath || !filepath.IsAbs(a.HookPath) {
@@ -170,7 +170,7 @@ type specFile struct {
 	spec       *specs.Spec // nil if the spec would have no devices
 }
 
-// addExtras adds the device plugin's flag for extras to a verb, so that it handles the same spec files as serve.
+// addExtras adds the flag --extras of serve to a verb, so that the verb handles the same spec files as serve.
 func (a *app) addExtras(cmd *cobra.Command) {
 	cmd.Flags().AddFlag(a.ServiceFlags.Lookup("extras"))
 }
@@ -191,7 +191,8 @@ func (a *app) extraFiles() []string {
 	return files
 }
 
-// writtenExtras returns the spec files of extras that this program wrote, configured or not.
+// writtenExtras returns the spec files of extras that this program wrote, even if the extra is not configured any
+// more.
 func (a *app) writtenExtras() []string {
 	var files []string
 	for _, e := range driver.Extras() {
@@ -203,7 +204,7 @@ func (a *app) writtenExtras() []string {
 	return files
 }
 
-// generateExtras generates the specs of the configured extras, with the findings of the search.
+// generateExtras generates the specs of the configured extras. It also returns what was searched for.
 func (a *app) generateExtras(h host.Host) (list []specFile, findings []driver.Finding, _ error) {
 	for _, e := range agent.Extras(a.config) {
 		spec, extraFindings, err := e.Generate(h, a.CDIKind)

@@ -65,8 +65,8 @@ func (a *app) topology(ctx context.Context, out cli.Output, socket string) error
 	return unreadableGPUs(s)
 }
 
-// holders returns the containers that hold devices, from the kubelet, or why they are unknown. A node need not have a
-// kubelet; a kubelet that does not answer causes a warning.
+// holders asks the kubelet which containers hold devices. If they are unknown, it returns why. A host need not have a
+// kubelet; but if there is one and it does not answer, that causes a warning.
 func (a *app) holders(ctx context.Context, socket string) (list []topology.Holder, unknown string) {
 	list, err := podresources.List(ctx, socket)
 	switch {
@@ -85,10 +85,10 @@ type linkList struct {
 	DriverVersion string            `json:"driverVersion"`
 	Devices       []deviceJSON      `json:"devices"`
 	Links         []gpu.Link        `json:"links"`
-	Holders       []topology.Holder `json:"holders"` // null: unknown
+	Holders       []topology.Holder `json:"holders"` // null if they are unknown
 }
 
-// legend explains the cells. The abbreviations are those of nvidia-smi topo -m, where it has one.
+// legend explains the cells. The abbreviations are those of nvidia-smi topo -m, except PSB.
 const legend = `
 X     the GPU itself
 NV#   joined by # NVLinks, directly or through NVSwitches

@@ -15,7 +15,7 @@ import (
 	"gpu-cdi-plugin/internal/cli"
 )
 
-// explainOptions is a request for GPUs from the command line.
+// explainOptions are the options of topology explain: a request for GPUs.
 type explainOptions struct {
 	size            int
 	available, must []string
@@ -114,7 +114,7 @@ func (a *app) explain(ctx context.Context, o *explainOptions) error {
 	return unreadableGPUs(s)
 }
 
-// explainRequest chooses GPUs for a request. A request that cannot be fulfilled is a usage error.
+// explainRequest chooses GPUs for a request. If the request cannot be fulfilled, that is a usage error.
 func explainRequest(s *gpu.Snapshot, o *explainOptions) (*explanation, error) {
 	r := allocator.Request{Size: o.size}
 	var err error
@@ -145,7 +145,7 @@ func explainRequest(s *gpu.Snapshot, o *explainOptions) (*explanation, error) {
 	}, nil
 }
 
-// wholeGPUs returns the GPUs that a container can get whole.
+// wholeGPUs returns the GPUs that a container can get as a whole: they can be used and are not in MIG mode.
 func wholeGPUs(s *gpu.Snapshot) []*gpu.Device {
 	var list []*gpu.Device
 	for i := range s.Devices {
@@ -156,7 +156,7 @@ func wholeGPUs(s *gpu.Snapshot) []*gpu.Device {
 	return list
 }
 
-// gpuIDs returns the UUIDs of the GPUs in the value of a flag.
+// gpuIDs returns the UUIDs of the GPUs that a flag names.
 func gpuIDs(s *gpu.Snapshot, flag string, names []string) ([]string, error) {
 	var ids []string
 	for _, name := range names {
@@ -188,7 +188,7 @@ func findGPU(s *gpu.Snapshot, name string) *gpu.Device {
 	return nil
 }
 
-// requestError returns the error of a request that cannot be fulfilled, with indices instead of UUIDs.
+// requestError returns the error for a request that cannot be fulfilled. It names GPUs by index instead of UUID.
 func requestError(s *gpu.Snapshot, err error) error {
 	var r *allocator.RequestError
 	if !errors.As(err, &r) {

@@ -35,7 +35,7 @@ type chosenSet struct {
 	Devices   []indexedGPU `json:"devices"`
 	NUMANodes []int        `json:"numaNodes"`
 	Score     int          `json:"score"`
-	// Exact says that all sets were compared, and none is better by the policy.
+	// Exact means that all sets were compared, so that no other set is better by the policy.
 	Exact bool         `json:"exact"`
 	Pairs []scoredLink `json:"pairs"`
 	Left  []indexedGPU `json:"left"`
@@ -47,7 +47,7 @@ type scoredLink struct {
 	Score int `json:"score"`
 }
 
-// objectives are the policies as text.
+// objectives describe the policies.
 var objectives = map[allocator.Policy]string{
 	allocator.Topology:  topologyObjective,
 	allocator.Partition: "the best set of the best division of all available GPUs into sets of this size",
@@ -59,7 +59,7 @@ var objectives = map[allocator.Policy]string{
 const topologyObjective = "the highest score, then the best pairs and sets of 4 and 8 among those left " +
 	"(up to 16 GPUs), then their score"
 
-// describeSet scores the pairs of a set, and of the available GPUs that remain.
+// describeSet returns the scores of the pairs in a set, and those of the available GPUs that are left.
 func describeSet(s *gpu.Snapshot, w allocator.Weights, available []string, c allocator.Choice, exact bool) chosenSet {
 	left := slices.DeleteFunc(slices.Clone(available), func(id string) bool { return slices.Contains(c.IDs, id) })
 	set := chosenSet{
@@ -115,12 +115,13 @@ func (e *explanation) exactText() string {
 		allocator.MaxExact)
 }
 
-// sumText formats a table of the pairs of the chosen set, by kind of link, whose scores add up to the set's.
+// sumText formats a table of the pairs of the chosen set, by kind of link. Their scores add up to the score of the
+// set.
 func (e *explanation) sumText() string {
 	if len(e.Chosen.Pairs) == 0 {
 		return "A single GPU has no pairs and scores 0.\n"
 	}
-	pairs := map[gpu.Link][]string{} // by link, without its GPUs
+	pairs := map[gpu.Link][]string{} // by link; A and B of the key are 0
 	var kinds []gpu.Link
 	for _, p := range e.Chosen.Pairs {
 		kind := p.Link
@@ -158,7 +159,7 @@ func linkText(l gpu.Link) string {
 	}
 }
 
-// scoreText formats the sum that gives the score of a link, such as "2 x 100 + 50 = 250".
+// scoreText formats how the score of a link is computed, such as "2 x 100 + 50 = 250".
 func (e *explanation) scoreText(l gpu.Link) string {
 	score := e.weights.Score(l)
 	if l.NVLinks == 0 {

@@ -13,7 +13,8 @@ import (
 	"gpu-cdi-plugin/internal/wording"
 )
 
-// checkHook returns an error unless the hook can be executed and only root can change it: engines run it as root.
+// checkHook returns an error unless the hook can be executed and only root can change it, since engines run it as
+// root.
 func (a *app) checkHook() error {
 	path, err := a.hook()
 	if err != nil {
@@ -35,7 +36,8 @@ func (a *app) checkHook() error {
 	return nil
 }
 
-// checkLibrary returns an error unless only root can change the driver's library: it is loaded into this process.
+// checkLibrary returns an error unless only root can change the driver's library, since it is loaded into this
+// process.
 func (a *app) checkLibrary(path string) error {
 	if err := a.CheckPath(trust.File, path); err != nil {
 		return fmt.Errorf("the driver's library %s is not loaded: %w", path, err)
@@ -43,12 +45,14 @@ func (a *app) checkLibrary(path string) error {
 	return nil
 }
 
-// checkDriverRoot returns an error if others can change what is below the driver's root: containers get its files.
+// checkDriverRoot returns an error if users other than root can change files below the driver's root, since containers
+// get these files.
 func (a *app) checkDriverRoot(h host.Host) error {
 	return a.CheckDir("the driver's root", h.DriverRoot())
 }
 
-// unsafeParts returns the problems of a spec file that others can change, and of its hooks that engines would run.
+// unsafeParts returns a problem if users other than root can change a spec file, and one for each of its hooks that
+// they can change.
 func (a *app) unsafeParts(file string, spec *specs.Spec) []cdi.Problem {
 	trusted := func(path string) error { return a.CheckPath(trust.File, path) }
 	trustedHook := func(path string) error { return a.CheckPath(trust.RootFile, path) }

@@ -15,7 +15,7 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
-// results has the nvmlReturn_t values by their names for --return.
+// results has the values of nvmlReturn_t, by the names that --return accepts.
 var results = map[string]int{
 	"uninitialized": 1, "invalid-argument": 2, "not-supported": 3, "no-permission": 4, "not-found": 6,
 	"insufficient-power": 8, "driver-not-loaded": 9, "timeout": 10, "irq-issue": 11, "library-not-found": 12,
@@ -58,8 +58,7 @@ replaces an earlier one; events add up.`,
 	return cmd
 }
 
-// faultKind is the argument check of fault without a kind. If there is a single argument, it is most likely the
-// directory.
+// faultKind is the argument check of `fault` if no kind is given. A single argument is most likely the directory.
 func faultKind(cmd *cobra.Command, args []string) error {
 	if len(args) == 1 {
 		var kinds []string
@@ -71,8 +70,8 @@ func faultKind(cmd *cobra.Command, args []string) error {
 	return cli.UnknownVerb(cmd, args)
 }
 
-// faultVerb returns the command for a kind of fault. rest is what follows the kind in the usage. do is called with the
-// node and the arguments after the directory.
+// faultVerb returns the command for a kind of fault. `rest` is what follows the kind in the usage. The function `do`
+// gets the node and the arguments after the directory.
 func faultVerb(name, rest, short, long string, args int, do func(n *sim.Node, args []string) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:               name + " DIR",

@@ -13,7 +13,7 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
-// eventTypes has the types of events by their names for --type.
+// eventTypes has the types of events, by the names that --type accepts.
 var eventTypes = map[string]sim.EventType{
 	"ecc-single-bit": sim.EventSingleBitECC, "ecc-double-bit": sim.EventDoubleBitECC,
 	"mig-change": sim.EventMIGChange, "unavailable": sim.EventUnavailable,
@@ -87,7 +87,7 @@ func usage(format string, args ...any) error {
 	return cli.With(cli.Usage, "", fmt.Errorf(format, args...))
 }
 
-// parseIndex parses a number of at least 0. name is its name in the usage.
+// parseIndex parses a number of at least 0. `name` is the name that the number has in the usage.
 func parseIndex(name, text string) (int, error) {
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 0 {

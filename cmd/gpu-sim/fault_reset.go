@@ -45,7 +45,7 @@ uses the GPU and its persistence mode is off. The results are:
 	return cmd
 }
 
-// attachCommands returns the verbs that take GPUs away from the driver or the machine, and give them back.
+// attachCommands returns the verbs that take a GPU away from the driver or the machine, and those that give it back.
 func attachCommands() []*cobra.Command {
 	var verbs []*cobra.Command
 	for _, v := range []struct {

@@ -1,5 +1,5 @@
-// Command gpu-sim creates simulated GPU nodes and injects faults while they are in use. It serves tests,
-// demonstrations, and trials of gpu-cdi-plugin without a GPU. See package sim.
+// Command gpu-sim makes simulated hosts with GPUs, and changes what their GPUs report while programs use them. It is
+// for tests and demonstrations, and for trying gpu-cdi-plugin without a GPU. See package sim.
 package main
 
 import (

@@ -21,7 +21,7 @@ const (
 	directory format = "directory" // only the path of the node
 )
 
-// addFlag adds the flag --output with these formats to a verb. The first one is the default.
+// addFlag adds the flag --output with these formats to a verb. The first format is the default.
 func (f *format) addFlag(cmd *cobra.Command, formats ...format) {
 	*f = formats[0]
 	var known []string

@@ -26,10 +26,10 @@ type app struct {
 	env            []string
 	stdin          io.Reader
 	stdout, stderr io.Writer
-	started        bool // a verb runs: from now on an error is not a usage error, unless the table says so
+	started        bool // a verb runs: later errors are not usage errors, unless the table says so
 }
 
-// run is main without the process. It returns the exit status.
+// run does everything except ending the process. It returns the exit status.
 func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := &app{env: env, stdin: stdin, stdout: stdout, stderr: stderr}
 	root := a.rootCommand() //nolint:contextcheck // cobra passes the context to the verbs
@@ -97,7 +97,7 @@ it.`,
 	return cmd
 }
 
-// start runs before each verb. Cobra checks for missing flags only later, so start does it.
+// start runs before each verb. It checks for missing flags, which cobra does only later.
 func (a *app) start(cmd *cobra.Command) error {
 	if err := cmd.ValidateRequiredFlags(); err != nil {
 		return err

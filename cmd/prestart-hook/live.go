@@ -17,20 +17,22 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// The live position enters the container's mount namespace on the main thread, whose namespaces /proc/self shows.
+// The live position enters the container's mount namespace on the main thread: /proc/self shows the namespaces of that
+// thread.
 func init() {
 	if len(os.Args) > 1 && isLive(os.Args[1:]) {
 		runtime.LockOSThread()
 	}
 }
 
-// isLive reports whether a hook's arguments, without the program's name, are those of the live position.
+// isLive reports whether these arguments of a hook, without the program's name, select the live position.
 func isLive(args []string) bool { return len(args) > 0 && args[0] == "create-runtime" }
 
 // undoTime is the part of the deadline that is kept for reverting changes.
 const undoTime = 2 * time.Second
 
-// createRuntime gives the created container of the state on stdin the devices that its annotations name.
+// createRuntime gives a created container the devices that its annotations name. The OCI state on stdin names the
+// container.
 func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) error {
 	h, err := host.New("/", "/", "/")
 	if err != nil {
@@ -58,18 +60,19 @@ func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) erro
 	if err != nil {
 		return oneLine(err)
 	}
-	if edited.After == nil { // no annotation requests a device, or config.json has it
+	if edited.After == nil { // no annotation requests a device, or config.json has it already
 		return nil
 	}
 	if parentErr != nil {
 		return parentErr
 	}
-	// A hanging call, for example on a dead file system, cannot be reverted: main then ends the process.
+	// If a call hangs, for example on a file system that does not respond, nothing can be reverted: main then ends the
+	// process.
 	hangs := time.AfterFunc(time.Until(begin.Add(deadline-logTime)), func() {
 		problems.report(inject.Error, fmt.Errorf("%s: not given after %v, abandoned", edited.Devices, deadline))
 	})
 	defer hangs.Stop()
-	// Until here a signal ends the process without any changes.
+	// Until here a signal ends the process, since nothing was changed.
 	signals := []os.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGHUP}
 	arrived := make(chan os.Signal, 1)
 	signal.Notify(arrived, signals...)
@@ -78,7 +81,7 @@ func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) erro
 	warnings, err := live.Give(ctx, live.Request{
 		State: state, Runtime: parent, Before: edited.Before, After: edited.After,
 		Interrupted: func() error {
-			signal.Stop(arrived) // waits for a signal that the process has received but ctx does not show yet
+			signal.Stop(arrived) // afterwards each signal that the process has received is in arrived
 			select {
 			case s := <-arrived:
 				return fmt.Errorf("%s signal received", s)

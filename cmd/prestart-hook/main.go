@@ -1,6 +1,6 @@
 // Command prestart-hook is an OCI hook that prepares a container's root for the GPUs that the container gets. For
 // runtimes without CDI it also gives containers the devices that their annotations name: as a precreate hook, as a
-// createRuntime hook, and, under the name gpu-cdi-runtime, in front of a runtime.
+// createRuntime hook, or under the name gpu-cdi-runtime, as a program that adds the devices and then runs the runtime.
 package main
 
 import (
@@ -97,15 +97,17 @@ const (
 	statusUsage   = 2
 )
 
-// deadline bounds the whole run, including the runtime's writing of the state. The hook takes milliseconds, but a file
-// system of the container may never respond, and runtimes wait for a hook without a limit.
+// deadline bounds the whole run, including the time in which the runtime writes the OCI state. The hook takes
+// milliseconds, but a file system of the container may never respond, and runtimes wait for a hook without a limit.
 const deadline = 10 * time.Second
 
-// heapLimit is in bytes. Below it no garbage is collected, since the process runs only for milliseconds.
+// heapLimit is in bytes. No garbage is collected before the heap reaches it, since the process runs only for
+// milliseconds.
 const heapLimit = 64 << 20
 
 func main() {
-	// In case even the message about the deadline blocks. The live position writes it earlier.
+	// The process must also end if writing the message about the deadline blocks. The live position writes its message
+	// earlier.
 	last := deadline + time.Second
 	if len(os.Args) > 1 && isLive(os.Args[1:]) {
 		last = deadline
@@ -121,7 +123,7 @@ func main() {
 	os.Exit(run(in, os.Args, os.Stdin, os.Stdout, os.Stderr))
 }
 
-// run selects the position. The first argument is the program's name.
+// run selects the position of the hook. The first argument is the program's name.
 func run(in inject.Injector, args []string, stdin *os.File, stdout, stderr io.Writer) int {
 	if isRuntime(args) {
 		return runRuntime(in, args[1:], stderr)
@@ -130,10 +132,10 @@ func run(in inject.Injector, args []string, stdin *os.File, stdout, stderr io.Wr
 }
 
 func runHook(in inject.Injector, args []string, stdin *os.File, stdout, stderr io.Writer) int {
-	// The environment may be the image's: runc passes the container's environment to hooks without their own.
+	// The environment may be the image's: if a hook has no environment of its own, runc passes the container's.
 	os.Clearenv()
 	unix.Umask(0o022)
-	// A runtime that does not read warnings must not make the hook fail.
+	// If a runtime does not read warnings, that must not make the hook fail.
 	signal.Ignore(unix.SIGPIPE)
 	if len(args) == 1 && (args[0] == "--help" || args[0] == "-h") {
 		fmt.Fprint(stdout, usage)
@@ -208,10 +210,11 @@ func createContainer(c *hookargs.CreateContainer, stdin io.Reader, problems *pro
 	return err
 }
 
-// maxConfig bounds the config.json that precreate reads, in bytes. runc has no limit.
+// maxConfig bounds the config.json that a precreate hook reads, in bytes. runc has no limit.
 const maxConfig = 64 << 20
 
-// precreate copies a config.json and adds the devices that its annotations name. On an error it writes nothing.
+// precreate copies a config.json, and adds the devices that the annotations in it name. After an error it has written
+// nothing.
 func precreate(in inject.Injector, stdin io.Reader, stdout io.Writer) error {
 	end := time.After(deadline)
 	config, err := within(end, "read it", func() ([]byte, error) {
@@ -238,7 +241,8 @@ func precreate(in inject.Injector, stdin io.Reader, stdout io.Writer) error {
 	return err
 }
 
-// within returns the result of act, or an error when end fires. It then abandons act, which ends with the process.
+// within returns the result of act. When `end` fires, it returns an error instead and abandons act, which ends with
+// the process.
 func within[T any](end <-chan time.Time, name string, act func() (T, error)) (result T, err error) {
 	type outcome struct {
 		result T

@@ -23,7 +23,7 @@ type problems struct {
 // logTime is how long writing to the log may take. A file system or a daemon may not respond.
 const logTime = 500 * time.Millisecond
 
-// report writes a line for each problem in err. An unwritable log stops no container.
+// report writes a line for each problem in err. If the log cannot be written, the container starts all the same.
 func (p *problems) report(level inject.Level, err error) {
 	for line := range strings.SplitSeq(strings.TrimSpace(err.Error()), "\n") {
 		fmt.Fprintf(p.stderr, "%s: %s\n", hookName, line)
@@ -33,8 +33,8 @@ func (p *problems) report(level inject.Level, err error) {
 	}
 }
 
-// log writes a line to the log that the policy names. It reads the policy file again to find the log, so that a run
-// without problems does not read it for this.
+// log writes a line to the log that the policy names. It reads the policy file only now to find the log, so that a run
+// without problems need not.
 func (p *problems) log(level inject.Level, problem error) error {
 	done := make(chan error, 1)
 	go func() { done <- p.in.Log(level, p.position, p.container, oneLine(problem)) }()
@@ -46,7 +46,7 @@ func (p *problems) log(level inject.Level, problem error) error {
 	}
 }
 
-// maxLine bounds a message in one line, in bytes. Engines show one line.
+// maxLine bounds a message in one line, in bytes. Engines show only one line.
 const maxLine = 2000
 
 // oneLine formats an error in one line.

@@ -16,8 +16,8 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// exec must run on the main thread: only the main thread has the parent-death signal (PR_SET_PDEATHSIG) that the
-// caller set.
+// The runtime must be executed on the main thread: only that thread has the parent-death signal (PR_SET_PDEATHSIG)
+// that the caller set.
 func init() {
 	if isRuntime(os.Args) {
 		runtime.LockOSThread()
@@ -26,9 +26,10 @@ func init() {
 
 func isRuntime(args []string) bool { return len(args) > 0 && filepath.Base(args[0]) == runtimeName }
 
-// runRuntime adds devices to the bundle of a command that creates a container, and then becomes the runtime. It
-// returns only with an error. It changes nothing that the runtime inherits, such as the environment and the umask,
-// except that ignored signals other than SIGHUP and SIGINT get their default action, as in every Go program.
+// runRuntime adds devices to the bundle if the command creates a container, and then executes the runtime. It returns
+// only if there is an error. It changes nothing that the runtime inherits, such as the environment and the umask.
+// There is one exception, as in every Go program: ignored signals other than SIGHUP and SIGINT get their default
+// action.
 func runRuntime(in inject.Injector, args []string, stderr io.Writer) int {
 	c, err := inject.ParseCommand(args)
 	if err == nil {
@@ -60,8 +61,8 @@ func becomeRuntime(in inject.Injector, c inject.Command, args []string) error {
 	return fmt.Errorf("run the runtime %s: %w", path, err)
 }
 
-// writeLog appends an error to the runtime's log file: containerd and podman show its last line. Errors here are not
-// reported, since the policy's log has the error too.
+// writeLog appends an error to the runtime's log file: containerd and podman show the last line of that file. Errors
+// of writeLog are not reported, since the policy's log has the same message.
 func writeLog(c inject.Command, problem error) {
 	path := strings.TrimPrefix(c.Log, "file:") // crun accepts this prefix, and journald: and syslog:
 	if path == "" || strings.HasPrefix(path, "journald:") || strings.HasPrefix(path, "syslog:") {
@@ -86,7 +87,7 @@ func writeLog(c inject.Command, problem error) {
 	}
 	f := os.NewFile(uintptr(fd), path)
 	defer f.Close()
-	var st unix.Stat_t // a hard link could also be to any file
+	var st unix.Stat_t // a hard link could also lead to any file
 	if err := unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1 {
 		_, _ = f.WriteString(line)
 	}
