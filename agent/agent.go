@@ -3,7 +3,7 @@
 //
 // Both build the service from the bottom up: the node reads the driver, devices and runner prepare GPUs for
 // containers, the plugin answers the kubelet, and the publisher passes each state of the node to the plugin, the
-// metrics and the API server. Each part knows only those below it.
+// metrics and the API server. Each part knows only the parts before it.
 //
 // The package knows no flags, verbs or exit statuses, and loads the driver's library only through [Driver].
 package agent
@@ -31,23 +31,23 @@ var ErrRestart = errors.New("the configuration has changed")
 type Options struct {
 	// Config is the effective configuration.
 	Config config.Config
-	// Host has the paths of the host, HookPath is the hook's path on it, and SpecDirs are its CDI directories, from the
-	// lowest priority to the highest.
+	// Host has the paths of the host's files, HookPath is the path of the hook on the host, and SpecDirs are the CDI
+	// directories, from the lowest priority to the highest.
 	Host     host.Host
 	HookPath string
 	SpecDirs []string
-	// Driver is closed before the service ends. PollInterval is the time between two reads of the driver.
+	// Driver is closed before the service ends. PollInterval is the time between two polls of the driver.
 	Driver       Driver
 	PollInterval time.Duration
 	// DriverCalls returns the driver calls that have not returned yet.
 	DriverCalls func() []string
 	Trust       Trust
 	Build       metrics.BuildInfo
-	// Env has the variables of systemd (NOTIFY_SOCKET, ...) and of Kubernetes (NODE_NAME, ...).
+	// Env has the variables that systemd sets (NOTIFY_SOCKET, ...) and those of Kubernetes (NODE_NAME, ...).
 	Env []string
 	Log *slog.Logger
-	// Reload receives a value when the configuration must be read again. Reread reads it and returns options that
-	// differ only in Config and Trust.
+	// Reload receives a value when the configuration must be read again. Reread reads it; only Config and Trust of the
+	// options that it returns differ from these.
 	Reload <-chan os.Signal
 	Reread func() (*Options, error)
 	// Hint returns what an administrator can do about an error, or "".
@@ -60,27 +60,27 @@ type Driver interface {
 	node.Prober
 	prepare.Driver
 	mps.ComputeModes
-	// Open opens the driver's library ahead of time; the other methods open it when they need it.
+	// Open opens the driver's library. It need not be called: the other methods open the library too.
 	Open(ctx context.Context) error
-	// Close closes it.
+	// Close closes the driver's library.
 	Close() error
 }
 
-// Trust checks that only root can change what the service runs, loads or writes to. The errors are complete sentences.
+// Trust checks that only root can change what the service runs, loads or writes to. Its errors are complete sentences.
 type Trust interface {
 	// CheckHook checks the hook of the configuration.
 	CheckHook() error
 	// CheckProgram checks a program that is run as root.
 	CheckProgram(path string) error
-	// CheckDir checks a directory. The error calls it by the name of its option.
+	// CheckDir checks a directory. In the error it has the name of its option.
 	CheckDir(option, path string) error
 }
 
-// role is the part in which Serve and Watch differ.
+// role has what Serve and Watch do differently.
 type role interface {
-	// publish passes on a state of the node. When it returns, no device that left the state can be allocated.
+	// publish passes on a state of the node. When it returns, no device that is missing in the state can be allocated.
 	publish(state node.State)
-	// check returns why a configuration cannot be used, at the start and at each reload.
+	// check returns why a configuration cannot be used. It is called at the start and at each reload.
 	check(fresh *Options) error
 	// offer returns which devices a configuration offers.
 	offer(c *config.Config) resource.Config

@@ -9,8 +9,8 @@ import (
 	"gpu-cdi-plugin/agent/control"
 )
 
-// allocation returns the CDI names that Allocate gave a container: those of the devices that the kubelet reports for
-// the container, and of the extras.
+// allocation returns the CDI names that Allocate gave a container: the names of the devices that the container has
+// according to the kubelet, and those of the extras.
 func (a *administrator) allocation(ctx context.Context, r control.Request) (string, error) {
 	state := a.node.State()
 	if state.Snapshot == nil {

@@ -14,8 +14,8 @@ import (
 	"gpu-cdi-plugin/node"
 )
 
-// daemon is what Serve and Watch have in common: it runs the node and a role, reports their state to systemd and over
-// HTTP, and reloads the configuration.
+// daemon does what Serve and Watch have in common: it runs the node and a role, reports their state to systemd and
+// over HTTP, and reloads the configuration.
 type daemon struct {
 	opts    *Options
 	role    role
@@ -23,12 +23,12 @@ type daemon struct {
 	offer   *offer
 	metrics *metrics.Metrics
 	systemd *sdnotify.Notifier
-	changed wake.Chan // the state in one line may have changed
+	changed wake.Chan // the state that is reported in one line may have changed
 }
 
 // How much the heap may grow before a garbage collection, in percent of the memory in use: at the start, and later. A
-// collection before the registration would delay it by 4 ms of 16. Later 2 MB are in use, so frequent collections take
-// no noticeable time.
+// collection before the registration would delay that by 4 ms of 16. Later only 2 MB are in use, so frequent
+// collections take no noticeable time.
 const (
 	startGCPercent = 200
 	gcPercent      = 25
@@ -74,7 +74,7 @@ func (d *daemon) checkAndRun(ctx context.Context) error {
 	})
 }
 
-// quiet is how long the driver may take before the outstanding calls are logged.
+// quiet is how long the driver may take before the calls that have not returned are logged.
 const quiet = 2 * time.Second
 
 func (d *daemon) logDriverCalls() {
@@ -83,7 +83,8 @@ func (d *daemon) logDriverCalls() {
 	}
 }
 
-// runAll runs actors until ctx ends or one of them returns an error, and returns that error after all have ended.
+// runAll runs actors until ctx ends or one of them returns an error. It returns that error after all of them have
+// ended.
 func runAll(ctx context.Context, actors ...actor) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, run := range actors {

@@ -16,7 +16,7 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// devices gives the preparation of devices access to the published ones.
+// devices gives package prepare access to the published devices.
 type devices struct {
 	host    host.Host
 	node    *node.Reconciler
@@ -41,7 +41,7 @@ func (p *devices) find(uuid string) *resource.Device {
 // offered reports whether a device is offered.
 func (p *devices) offered(uuid string) bool { return p.find(uuid) != nil }
 
-// toCheck returns the offered devices with their rules, by UUID.
+// toCheck returns the offered devices by UUID, each with the rules of its resource.
 func (p *devices) toCheck() map[string]prepare.FreedDevice {
 	list := map[string]prepare.FreedDevice{}
 	for _, r := range p.node.State().Resources {
@@ -54,7 +54,7 @@ func (p *devices) toCheck() map[string]prepare.FreedDevice {
 	return list
 }
 
-// toPrepare converts a device to that of the prepare package.
+// toPrepare converts a device to the type of package prepare.
 func (p *devices) toPrepare(d *resource.Device) prepare.Device {
 	device := prepare.Device{
 		UUID: d.UUID, GPU: d.Parent, PCIBusID: d.PCIBusID, Exclusive: d.MPS != nil,
@@ -64,7 +64,7 @@ func (p *devices) toPrepare(d *resource.Device) prepare.Device {
 		return device
 	}
 	device.Nodes = p.nodesOf(one)
-	instances := map[int]int{} // number of MIG devices in each GPU instance
+	instances := map[int]int{} // how many MIG devices each GPU instance has
 	for _, m := range one.MIG {
 		instances[m.GPUInstance]++
 	}

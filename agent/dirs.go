@@ -15,10 +15,10 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// ownSpec is the path of the CDI spec of the GPUs.
+// ownSpec returns the path of the CDI spec of the GPUs.
 func ownSpec(c *config.Config) string { return filepath.Join(c.CDIDir, cdi.FileName(c.CDIKind)) }
 
-// servedSpec is the path of the GPUs' spec, or empty if containers get no CDI names.
+// servedSpec returns the path of the GPUs' spec, or "" if containers get no CDI names.
 func servedSpec(c *config.Config) string {
 	uses := slices.Contains[[]resource.Strategy]
 	if uses(c.Strategy, resource.CDICRI) || uses(c.Strategy, resource.CDIAnnotations) {
@@ -27,21 +27,21 @@ func servedSpec(c *config.Config) string {
 	return ""
 }
 
-// DescriptorDir has the files that describe devices to containers.
+// DescriptorDir returns the directory of the files that describe devices to containers.
 func DescriptorDir(c *config.Config) string { return filepath.Join(c.StateDir, "devices") }
 
-// HealthRecord is the file with the health of the devices, which survives a restart and a reboot.
+// HealthRecord returns the path of the record of the devices' health, which survives a restart and a reboot.
 func HealthRecord(c *config.Config) string { return filepath.Join(c.StateDir, "health.json") }
 
-// Preparations is the file with the last preparation of each device for a container.
+// Preparations returns the path of the record of each device's last preparation for a container.
 func Preparations(c *config.Config) string { return filepath.Join(c.StateDir, "prestart.json") }
 
-// MPSDir has the directories that MPS control daemons share with their clients.
+// MPSDir returns the directory in which MPS control daemons have the directories that they share with their clients.
 func MPSDir(c *config.Config) string { return filepath.Join(c.RuntimeDir, "mps") }
 
 // NotWritableError means that a directory cannot be created or written to.
 type NotWritableError struct {
-	Option string // names the directory
+	Option string // the name of the option that sets the directory
 	Err    error
 }
 
@@ -49,9 +49,9 @@ func (e *NotWritableError) Error() string { return fmt.Sprintf("%s: %v", e.Optio
 
 func (e *NotWritableError) Unwrap() error { return e.Err }
 
-// checkDirs returns an error if users other than root can change one of the directories that serve writes to, or if
-// the service cannot write to one of its own. A full disk is only logged: containers can start with the files that
-// exist.
+// checkDirs returns an error if users other than root can change one of the directories to which serve writes, or if
+// the service cannot write to one of its own directories. A full disk is only logged: containers can start with the
+// files that exist.
 func checkDirs(o *Options, log *slog.Logger) error {
 	c := &o.Config
 	var errs []error

@@ -15,13 +15,14 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// offer selects the devices that are offered. A reload replaces it.
+// offer selects the devices that are offered. When the configuration is reloaded, it is replaced.
 type offer = atomic.Pointer[resource.Config]
 
-// files are the files that the node writes; an empty path writes none.
+// files has the paths of the files that the node writes. If a path is empty, that file is not written.
 type files struct{ spec, descriptors, health string }
 
-// newNode returns the node. Still returns the GPUs that a reset of an earlier run is still resetting.
+// newNode returns the node. The function `still` returns the GPUs that an earlier run of this program began to reset
+// and that are still being reset.
 func newNode(o *Options, f files, current *offer, m *metrics.Metrics, still func() ([]string, error)) *node.Reconciler {
 	c := &o.Config
 	return node.New(node.Options{
@@ -44,7 +45,7 @@ func newNode(o *Options, f files, current *offer, m *metrics.Metrics, still func
 	})
 }
 
-// checkNode returns an error while the hook or the driver's files must not be given to containers.
+// checkNode returns an error if containers must not get the hook or the driver's files.
 func checkNode(o *Options) error {
 	if err := o.Trust.CheckHook(); err != nil {
 		return err

@@ -22,19 +22,19 @@ type Config struct {
 type Common struct {
 	// Root is the directory with the host's /proc, /sys and /etc/cdi.
 	Root string `yaml:"root" json:"root"`
-	// DriverRoot is the directory in which the driver is installed. DevRoot is the directory whose dev/ has the device
-	// nodes. Empty means detected.
+	// DriverRoot is the directory in which the driver is installed. DevRoot is the directory that contains dev/ with
+	// the device nodes. If they are empty, they are detected.
 	DriverRoot string `yaml:"driver-root" json:"driver-root"`
 	DevRoot    string `yaml:"dev-root" json:"dev-root"`
-	// NVMLLibrary is the path of libnvidia-ml.so.1; empty means detected.
+	// NVMLLibrary is the path of libnvidia-ml.so.1. If it is empty, it is detected.
 	NVMLLibrary string `yaml:"nvml-library" json:"nvml-library"`
-	// CDIDir is the directory that specs are written to.
+	// CDIDir is the directory to which specs are written.
 	CDIDir string `yaml:"cdi-dir" json:"cdi-dir"`
 	// CDIKind is VENDOR/CLASS of the devices.
 	CDIKind string `yaml:"cdi-kind" json:"cdi-kind"`
-	// HookPath is the path of prestart-hook on the host; empty means beside the running program.
+	// HookPath is the path of prestart-hook on the host. If it is empty, the hook is beside this program.
 	HookPath string `yaml:"hook-path" json:"hook-path"`
-	// InsecurePaths allows programs, libraries and directories that other users than root can change.
+	// InsecurePaths allows programs, libraries and directories that users other than root can change.
 	InsecurePaths bool `yaml:"insecure-paths" json:"insecure-paths"`
 	// LogLevel is the minimum level to log, and LogFormat the format.
 	LogLevel  string `yaml:"log-level" json:"log-level"`
@@ -43,7 +43,8 @@ type Common struct {
 
 // Plugin are the options of the device plugin.
 type Plugin struct {
-	// DevicePluginDir is the kubelet's directory for the sockets of device plugins, with its own socket.
+	// DevicePluginDir is the kubelet's directory for the sockets of device plugins. It also has the kubelet's own
+	// socket.
 	DevicePluginDir string `yaml:"device-plugin-dir" json:"device-plugin-dir"`
 	// PodResourcesSocket is the kubelet's socket that lists the devices of pods; empty means detected.
 	PodResourcesSocket string `yaml:"pod-resources-socket" json:"pod-resources-socket"`
@@ -54,14 +55,14 @@ type Plugin struct {
 	// RuntimeDir has files that need not survive a reboot: the control socket, and the directories that MPS daemons
 	// share with their clients.
 	RuntimeDir string `yaml:"runtime-dir" json:"runtime-dir"`
-	// StateDir has files that must survive a reboot: the descriptors of devices. The kubelet mounts them again into a
-	// restarted container without a new allocation.
+	// StateDir has files that must survive a reboot: the descriptors of devices, which the kubelet mounts again when
+	// it restarts a container without a new allocation.
 	StateDir string `yaml:"state-dir" json:"state-dir"`
 	// Strategy lists the ways in which a container gets its devices.
 	Strategy []resource.Strategy `yaml:"strategy" json:"strategy"`
 	// DeviceIDStrategy selects how devices are named for containers and runtimes.
 	DeviceIDStrategy DeviceIDStrategy `yaml:"device-id-strategy" json:"device-id-strategy"`
-	// CDIAnnotationPrefix begins the annotation keys of strategy resource.CDIAnnotations.
+	// CDIAnnotationPrefix is the beginning of the annotations' keys for the strategy resource.CDIAnnotations.
 	CDIAnnotationPrefix string `yaml:"cdi-annotation-prefix" json:"cdi-annotation-prefix"`
 	// GPUTimeout is how long a GPU may not answer before it is unhealthy.
 	GPUTimeout configfile.Duration `yaml:"gpu-timeout" json:"gpu-timeout"`
@@ -71,17 +72,18 @@ type Plugin struct {
 	ReportHealth []HealthReport `yaml:"report-health" json:"report-health"`
 	// ServiceAccountDir has the token and the ca.crt of a service account.
 	ServiceAccountDir string `yaml:"service-account-dir" json:"service-account-dir"`
-	// PreStart is how devices are prepared before a container starts with them.
+	// PreStart says how devices are prepared before a container with them starts.
 	PreStart PreStart `yaml:"prestart" json:"prestart"`
-	// FailOnInitError is whether to exit with an error if there is no driver at the start, instead of waiting for it.
+	// FailOnInitError makes the service exit with an error if there is no driver at the start. Otherwise it waits for
+	// one.
 	FailOnInitError bool `yaml:"fail-on-init-error" json:"fail-on-init-error"`
-	// Listen is HOST:PORT of the server for metrics and health; empty means none.
+	// Listen is HOST:PORT of the server for metrics and health. If it is empty, there is no server.
 	Listen string `yaml:"listen" json:"listen"`
-	// Extras are the features that containers get with a GPU if the node has them.
+	// Extras are the features that containers get with a GPU if the host has them.
 	Extras []Extra `yaml:"extras" json:"extras"`
 	// IMEX are the IMEX channels that containers with a GPU get.
 	IMEX IMEX `yaml:"imex" json:"imex"`
-	// Allocation selects the devices that the kubelet should prefer.
+	// Allocation ranks the devices of which the kubelet should choose.
 	Allocation Allocation `yaml:"allocation" json:"allocation"`
 	// Config selects the devices that are offered, and their resource names.
 	resource.Config `yaml:",inline"`
@@ -93,11 +95,11 @@ type Registration string
 const (
 	// RegisterKubelet calls Register on the kubelet's socket.
 	RegisterKubelet Registration = "kubelet"
-	// RegisterWatcher creates a socket where the kubelet's plugin watcher finds it.
+	// RegisterWatcher creates a socket in the directory where the kubelet's plugin watcher finds it.
 	RegisterWatcher Registration = "watcher"
 )
 
-// DeviceIDStrategy selects the names of devices for containers and runtimes.
+// DeviceIDStrategy selects the names that devices have for containers and runtimes.
 type DeviceIDStrategy string
 
 const (
@@ -117,7 +119,7 @@ const (
 	ReportCondition HealthReport = "node-condition"
 )
 
-// Extra is a feature of the node that containers can get in addition to GPUs.
+// Extra is a feature of the host that containers can get in addition to GPUs.
 type Extra string
 
 const (
@@ -131,20 +133,20 @@ const (
 	NVSwitch Extra = "nvswitch"
 )
 
-// IMEX selects the channels through which GPUs of several nodes share memory.
+// IMEX selects the channels through which GPUs of several hosts share memory.
 type IMEX struct {
-	// Channels are the numbers of the channels that each container gets.
+	// Channels are the numbers of the channels that each container with a GPU gets.
 	Channels []int `yaml:"channels" json:"channels"`
-	// Required makes all devices unhealthy while one of the channels is missing.
+	// Required makes all devices unhealthy as long as one of the channels is missing.
 	Required bool `yaml:"required" json:"required"`
 }
 
 // Health decides when a device is unhealthy, and when it is healthy again.
 type Health struct {
-	// CleanFor is how long the probes of a device must pass before it is healthy again.
+	// CleanFor is how long the probes of a device must pass before the device is healthy again.
 	CleanFor configfile.Duration `yaml:"clean-for" json:"clean-for"`
-	// XIDs are rules for the events of their XIDs. They take precedence over the driver's recovery action and NVIDIA's
-	// catalogue, but not over a recovery action that the next probe still reports.
+	// XIDs are rules for events of an XID. When an event arrives, its rule takes precedence over the driver's recovery
+	// action and NVIDIA's catalogue. But if the next probe still reports a recovery action, that one counts.
 	XIDs []XIDRule `yaml:"xids" json:"xids"`
 }
 
@@ -152,7 +154,7 @@ type Health struct {
 type XIDRule struct {
 	XID    int           `yaml:"xid" json:"xid"`
 	Action health.Action `yaml:"action" json:"action"`
-	// Count is how many events within Within are needed. 0 means 1.
+	// Count is how many events must occur within the time Within. 0 means 1.
 	Count  int                 `yaml:"count,omitempty" json:"count,omitempty"`
 	Within configfile.Duration `yaml:"within,omitempty" json:"within,omitempty"`
 }
@@ -166,15 +168,15 @@ func (h *Health) Rules() health.Rules {
 	return r
 }
 
-// PreStart is how devices are prepared before a container starts with them.
+// PreStart says how devices are prepared before a container with them starts.
 type PreStart struct {
 	// Policy selects what is done with a device.
 	Policy prepare.Policy `yaml:"policy" json:"policy"`
-	// Strict refuses a device that policy reset cannot reset.
+	// Strict means that a device is refused if the policy is "reset" and the device cannot be reset.
 	Strict bool `yaml:"strict" json:"strict"`
-	// Programs may use a device that must otherwise be unused.
+	// Programs are programs that may use a device which otherwise must not be in use.
 	Programs []string `yaml:"programs" json:"programs"`
-	// MemoryToleranceMiB is the memory that may be in use on an unused device.
+	// MemoryToleranceMiB is how much memory may be in use on a device that is not in use.
 	MemoryToleranceMiB int `yaml:"memory-tolerance-mib" json:"memory-tolerance-mib"`
 	// Exec is the path of a program that runs last, or empty.
 	Exec string `yaml:"exec" json:"exec"`
@@ -190,8 +192,8 @@ type PreStartRule struct {
 	Policy prepare.Policy `yaml:"policy" json:"policy"`
 }
 
-// RefusesParts reports whether replicas and MIG devices of a resource are always refused: policy reset cannot reset
-// them, and Strict refuses a device that it cannot reset.
+// RefusesParts reports whether replicas and MIG devices of a resource are always refused: they cannot be reset, and
+// with the policy "reset" Strict refuses a device that cannot be reset.
 func (p *PreStart) RefusesParts(resourceName string) bool {
 	r := p.RulesOf(resourceName)
 	return r.Strict && r.Policy == prepare.Reset
@@ -212,9 +214,9 @@ func (p *PreStart) RulesOf(resourceName string) prepare.Rules {
 	return r
 }
 
-// Allocation ranks the available devices.
+// Allocation ranks the devices that the kubelet can choose from.
 type Allocation struct {
-	// Policy applies to GPUs, SharedPolicy to replicas and MIG devices.
+	// Policy applies to GPUs, and SharedPolicy to replicas and MIG devices.
 	Policy       allocator.Policy `yaml:"policy" json:"policy"`
 	SharedPolicy allocator.Policy `yaml:"shared-policy" json:"shared-policy"`
 	// Weights are the scores for connections between GPUs.

@@ -134,7 +134,7 @@ var keys = [][2]string{
 	{"sharing.mps.resources[].rename", "Name of the resource of the replicas."},
 }
 
-// values are the accepted values of a key, or of each item of its list; other keys accept any.
+// values are the accepted values of a key or, for a list, of its items. Other keys accept any value.
 var values = map[string][]string{
 	"log-level":                   {"debug", "info", "warn", "error"},
 	"log-format":                  {"text", "json"},
@@ -151,7 +151,7 @@ var values = map[string][]string{
 	"prestart.resources[].policy": configfile.Texts(prepare.Policies()...),
 }
 
-// examples are values in YAML for keys whose default does not show the form.
+// examples are values in YAML for keys whose default does not show what a value looks like.
 var examples = map[string]string{
 	"imex":       "channels: [0]\nrequired: true",
 	"prestart":   "policy: clean\nresources:\n  - {name: nvidia.com/gpu, policy: reset}",
@@ -172,7 +172,7 @@ resources:
   - {name: nvidia.com/gpu, devices: [2, 3], replicas: 4}`,
 }
 
-// gone has the keys of earlier versions, also as flags and environment variables, with what replaces each.
+// gone has the keys that earlier versions had, also as flags and environment variables, with what replaces them.
 var gone = map[string]string{
 	"socket-dir": ofManager("socket-dir"),
 	"api-socket": ofManager("api-socket"),

@@ -20,7 +20,8 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Validate reports all problems of the configuration that do not depend on the node. Each message begins with the key.
+// Validate returns all problems of the configuration that can be found without the host. Each message begins with the
+// key.
 func (c *Config) Validate() error {
 	return errors.Join(
 		configfile.NotEmpty("root", c.Root),
@@ -50,7 +51,7 @@ func (c *Config) Validate() error {
 	)
 }
 
-// minTimeout is the shortest timeout: a GPU that is busy may take so long to answer.
+// minTimeout is the shortest timeout. A GPU that is busy may take that long to answer.
 const minTimeout = time.Second
 
 func checkTimeout(d configfile.Duration) error {
@@ -60,7 +61,7 @@ func checkTimeout(d configfile.Duration) error {
 	return nil
 }
 
-// maxWait is the longest time that a device may wait. A longer one is a mistake, such as h for s.
+// maxWait is the longest time that a device may wait. A longer time is a mistake, such as h instead of s.
 const maxWait = time.Hour
 
 func checkWait(key string, d configfile.Duration) error {
@@ -123,7 +124,7 @@ func checkPreStart(p *PreStart) error {
 	return errors.Join(errs...)
 }
 
-// checkReplicasGiven returns an error for replicas that no container could ever get.
+// checkReplicasGiven returns an error if there are replicas that no container could ever get.
 func checkReplicasGiven(c *Config) error {
 	var errs []error
 	for _, name := range c.Sharing.Names() {
@@ -158,8 +159,8 @@ func checkStrategies(list []resource.Strategy) error {
 	return knownOnce("strategy", list)
 }
 
-// The longest domain and the longest beginning of a name: the plugin appends up to 32 characters, and a name may have
-// 63.
+// maxPrefixDomain is the longest domain, and maxPrefixName the longest beginning of a name. The plugin appends up to
+// 32 characters, and a name may have 63.
 const (
 	maxPrefixDomain = 252
 	maxPrefixName   = 31
@@ -216,7 +217,8 @@ func checkAllocation(a *Allocation) error {
 	return errors.Join(errs...)
 }
 
-// checkListen accepts HOST:PORT. The host is required, so that the server is never open to the network by accident.
+// checkListen returns an error unless the address is HOST:PORT. The host is required: otherwise the server could be
+// open to the network by accident.
 func checkListen(address string) error {
 	if address == "" {
 		return nil

@@ -30,12 +30,12 @@ type RefusedError struct{ Reason string }
 
 func (e *RefusedError) Error() string { return e.Reason }
 
-// aliveTime is how long the program may take to begin its answer. The rest of the answer has no time limit.
+// aliveTime is how long the program may take to begin its answer. There is no limit for the rest of the answer.
 const aliveTime = 10 * time.Second
 
-// Send sends a request to the program that serves the socket in a directory and returns the sentence about what was
-// done. Progress gets sentences about the work in progress. The error wraps ErrNoServer if no program answers and
-// nothing was done; it is a *RefusedError if the program refused the request.
+// Send sends a request to the program that serves the socket in a directory, and returns the sentence about what was
+// done. The function `progress` gets sentences about the work in progress. If no program answers, nothing was done and
+// the error wraps ErrNoServer. If the program refuses the request, the error is a *RefusedError.
 func Send(ctx context.Context, dir string, r Request, progress func(string)) (string, error) {
 	if err := r.Check(); err != nil {
 		return "", err
@@ -76,7 +76,7 @@ func Send(ctx context.Context, dir string, r Request, progress func(string)) (st
 	return result, err
 }
 
-// plain removes what could control a terminal from a text of several lines.
+// plain removes from a text of several lines what could control a terminal.
 func plain(text string) string {
 	return strings.Map(func(c rune) rune {
 		if c != '\n' && !unicode.IsPrint(c) {

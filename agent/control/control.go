@@ -1,6 +1,6 @@
 // Package control lets an administrator send requests to the running service, over a unix socket that only root and
-// the program's own user can use. Requests and answers are JSON over HTTP; an answer may begin with lines of progress.
-// prestart-hook uses the socket too, to learn which devices a container has. It has its own client (hook/inject),
+// the service's own user can use. Requests and answers are JSON over HTTP; an answer may begin with lines of progress.
+// prestart-hook uses the socket too, to ask which devices a container has. It has a client of its own (hook/inject),
 // since net/http would double its size.
 //
 // The package only carries requests: a [Handler] carries them out. It depends on no other part of the service.
@@ -24,10 +24,10 @@ type Act string
 
 // The kinds of requests.
 const (
-	// Cordon takes a device out of service for a reason until Uncordon.
+	// Cordon takes a device out of service for a reason, until Uncordon.
 	Cordon   Act = "cordon"
 	Uncordon Act = "uncordon"
-	// Reset resets a GPU that is not in use. With Wait it waits until the GPU is free.
+	// Reset resets a GPU that is not in use. With Wait it waits until the GPU is not in use.
 	Reset Act = "reset"
 	// Release closes the driver until Reopen.
 	Release Act = "release"
@@ -37,7 +37,7 @@ const (
 	Allocation Act = "allocation"
 )
 
-// acts has, for each act, what its requests must and may have.
+// acts says, for each act, what its requests must have and may have.
 var acts = map[Act]struct{ device, reason, options, container bool }{
 	Cordon:     {device: true, reason: true},
 	Uncordon:   {device: true},
@@ -153,7 +153,7 @@ func parseRequest(from io.Reader) (Request, error) {
 	return r, nil
 }
 
-// message is a line of an answer. The last one has Result or Error.
+// message is a line of an answer. The last line has Result or Error.
 type message struct {
 	// Progress is a sentence about the work in progress.
 	Progress string `json:"progress,omitempty"`
@@ -164,11 +164,11 @@ type message struct {
 }
 
 // Handler carries out requests. Handle may be called by several goroutines at once. Its context ends when the client
-// disconnects. Handle returns a sentence about what was done, and passes sentences about the work in progress to
-// progress.
+// disconnects. Handle returns a sentence about what was done. While it works, it may pass sentences about that to the
+// function `progress`.
 type Handler interface {
 	Handle(ctx context.Context, r Request, progress func(string)) (result string, err error)
 }
 
-// SocketPath is the path of the socket in a directory.
+// SocketPath returns the path of the socket in a directory.
 func SocketPath(dir string) string { return filepath.Join(dir, "control.sock") }

@@ -31,13 +31,13 @@ const (
 	retryAfter = 5 * time.Second
 	// requestTime is how long a client may take to send its request, and to read a line of the answer.
 	requestTime = unixsocket.RequestTime
-	// maxConnections is how many connections are served at once; others are closed. A waiting reset of each GPU must
-	// fit.
+	// maxConnections is how many connections are served at once; others are closed. It must be enough for a reset of
+	// each GPU that waits.
 	maxConnections = 64
 )
 
 // Run serves until ctx ends and then removes the socket. If the socket cannot be created, for example because another
-// instance has it, Run logs the error and tries again: containers can get GPUs without it.
+// instance has it, Run logs the error and tries again: containers can get GPUs without this socket.
 func (s *Server) Run(ctx context.Context) error {
 	logged := ""
 	for ctx.Err() == nil {
@@ -53,7 +53,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// serve creates the socket and serves until ctx ends. Any other end is an error.
+// serve creates the socket and serves until ctx ends. If it ends earlier, it returns an error.
 func (s *Server) serve(ctx context.Context) error {
 	l, err := unixsocket.ListenHTTP(ctx, unixsocket.HTTPOptions{
 		Path: SocketPath(s.Dir), LockPath: filepath.Join(s.Dir, ".control.lock"),
@@ -95,21 +95,21 @@ func (s *Server) handler() http.Handler {
 func (s *Server) answer(w http.ResponseWriter, q *http.Request, r Request, peer *unix.Ucred) {
 	log := s.Log.With("act", r.Act, "device", r.Device, "uid", peer.Uid, "gid", peer.Gid, "pid", peer.Pid)
 	what, caller, info := r.String(), "an administrator", slog.LevelInfo
-	if r.Act == Allocation { // each container may send one, and the hook reports refusals
+	if r.Act == Allocation { // each container may send one, and the hook reports a refusal
 		caller, info = "the hook of a container", slog.LevelDebug
 	}
 	log.Log(q.Context(), info,
 		fmt.Sprintf("request of %s (user %d, process %d): %s", caller, peer.Uid, peer.Pid, what))
 	conn := http.NewResponseController(w)
-	_ = conn.SetReadDeadline(time.Time{}) // the deadline was for the request; it would also end the context
+	_ = conn.SetReadDeadline(time.Time{}) // it was for reading the request, and would also end the context
 	send := func(m message) {
 		_ = conn.SetWriteDeadline(time.Now().Add(requestTime))
-		if err := json.NewEncoder(w).Encode(m); err == nil { // the context ends when the client goes
+		if err := json.NewEncoder(w).Encode(m); err == nil { // the context ends when the client disconnects
 			_ = conn.Flush()
 		}
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
-	_ = conn.Flush() // so the client knows that this program is alive
+	_ = conn.Flush() // so that the client knows that this program is alive
 	result, err := s.Handler.Handle(q.Context(), r, func(text string) { send(message{Progress: text}) })
 	switch {
 	case err != nil && errors.Is(err, context.Cause(q.Context())):

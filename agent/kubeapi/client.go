@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// maxAnswer bounds the part of an error's answer that is read, and maxHeader the headers, in bytes.
+	// maxAnswer bounds how much of an answer with an error is read, and maxHeader the headers of an answer, in bytes.
 	maxAnswer = 16 << 10
 	maxHeader = 64 << 10
 	// maxCredential bounds a token or a certificate file, in bytes.
@@ -37,8 +37,8 @@ const (
 // client sends requests to the API server as a service account.
 type client struct {
 	address string        // host:port
-	dir     string        // with the service account's token and ca.crt
-	timeout time.Duration // for a request, including its connection
+	dir     string        // has the service account's token and ca.crt
+	timeout time.Duration // for a request, including the time to connect
 }
 
 // statusError means that the API server answered with a status other than success.
@@ -51,14 +51,14 @@ func (e *statusError) Error() string {
 	return fmt.Sprintf("the API server answers %d: %s", e.code, e.message)
 }
 
-// answered reports whether an error is the API server's answer with one of these status codes.
+// answered reports whether an error means that the API server answered with one of these status codes.
 func answered(err error, codes ...int) bool {
 	status, ok := errors.AsType[*statusError](err)
 	return ok && slices.Contains(codes, status.code)
 }
 
-// credentials reads the token and the certificates that must have signed the API server's own. The kubelet replaces
-// both from time to time.
+// credentials reads the token and the certificates of the authorities that may have signed the API server's
+// certificate. The kubelet replaces both from time to time.
 func (c *client) credentials() (token string, ca *x509.CertPool, err error) {
 	data, err := fileio.ReadFile(filepath.Join(c.dir, "token"), maxCredential)
 	if err != nil {
@@ -78,8 +78,8 @@ func (c *client) credentials() (token string, ca *x509.CertPool, err error) {
 	return token, ca, nil
 }
 
-// do sends an object and returns nil if the API server accepted it. Requests are rare, so each has its own connection
-// with the current credentials. It uses no proxy and follows no redirection: neither may get the token.
+// do sends an object and returns nil if the API server accepted it. Requests are rare, so each has a connection of its
+// own, with the current credentials. No proxy is used and no redirection followed, since neither may get the token.
 func (c *client) do(ctx context.Context, method, path, contentType string, object any) error {
 	token, ca, err := c.credentials()
 	if err != nil {

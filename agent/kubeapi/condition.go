@@ -19,7 +19,7 @@ import (
 // ConditionType is the type of the node condition.
 const ConditionType = "GPUsHealthy"
 
-// condition is a condition of a Node in the API's form.
+// condition is a condition of a Node, in the form of the API.
 type condition struct {
 	Type           string    `json:"type"`
 	Status         string    `json:"status"` // True, False or Unknown
@@ -29,9 +29,9 @@ type condition struct {
 	Message        string    `json:"message"`
 }
 
-// conditionOf returns the condition of a node's devices. Its time is that of the device change that caused the
-// condition, which a restart of the process does not alter. A cordoned device is no fault. If an error of the state
-// keeps all devices from being offered, the condition is unknown unless a fault is known.
+// conditionOf returns the condition of a node's devices. Its time is that of the device's change which caused the
+// condition, so a restart of the process does not alter it. A cordoned device is no fault. If an error of the state
+// prevents all devices from being offered, the condition is unknown, unless a fault is known.
 func conditionOf(devices []device, stateErr error, offered bool) condition {
 	c := condition{Type: ConditionType, Status: "Unknown"}
 	switch {
@@ -63,7 +63,7 @@ func conditionOf(devices []device, stateErr error, offered bool) condition {
 // faults sums up what is wrong with devices.
 type faults struct {
 	remedies  map[health.Action]bool // what the faulty devices need
-	sentences []string               // about the faulty devices, and about the cordoned ones
+	sentences []string               // about the faulty devices and the cordoned ones
 	cordons   []string
 	since     time.Time // the earliest time of a fault
 	changed   time.Time // the last time that the state of a device changed
@@ -84,7 +84,7 @@ func faultsOf(devices []device) faults {
 			list = &f.cordons
 		default:
 			remedy := d.Remedy
-			if d.State == health.Recovering { // its remedy was applied
+			if d.State == health.Recovering { // its remedy was applied already
 				remedy = health.Probe
 			}
 			f.remedies[remedy] = true
@@ -99,7 +99,7 @@ func faultsOf(devices []device) faults {
 	return f
 }
 
-// reasonOf returns the reason for the most severe remedy.
+// reasonOf returns the condition's reason: that of the most severe remedy.
 func reasonOf(remedies map[health.Action]bool) string {
 	switch {
 	case remedies[health.Service]:
@@ -124,10 +124,10 @@ type conditions struct {
 	last condition
 
 	sent condition
-	at   time.Time // when it was sent
+	at   time.Time // when the condition was sent last
 }
 
-// set replaces the condition to send.
+// set replaces the condition that will be sent.
 func (c *conditions) set(next condition, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -143,7 +143,7 @@ func (c *conditions) set(next condition, now time.Time) {
 	}
 }
 
-// send sends the condition if it has changed or its heartbeat is due. It returns the time until the next call is due.
+// send sends the condition if it has changed or must be repeated. It returns the time until send must be called again.
 func (c *conditions) send(ctx context.Context) (time.Duration, error) {
 	c.mu.Lock()
 	next := c.last
@@ -177,7 +177,7 @@ func (c *conditions) patch(ctx context.Context, next condition, now time.Time) e
 	sent.LastHeartbeat, sent.LastTransition = seconds(now), seconds(next.LastTransition)
 	var patch struct {
 		Status struct {
-			// The API server merges the list by type, so other conditions remain.
+			// The API server merges this list by type, so conditions of other types stay.
 			Conditions []condition `json:"conditions"`
 		} `json:"status"`
 	}
@@ -190,7 +190,7 @@ func (c *conditions) patch(ctx context.Context, next condition, now time.Time) e
 	return nil
 }
 
-// seconds rounds a time as the API server does.
+// seconds rounds a time like the API server.
 func seconds(t time.Time) time.Time { return t.UTC().Truncate(time.Second) }
 
 // maxMessage bounds a message, in bytes.

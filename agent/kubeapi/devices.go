@@ -14,14 +14,14 @@ type device struct {
 	health.Status
 	name string // such as "GPU 3"
 	mig  bool
-	// asGPU says that it is a MIG device whose health is that of its GPU, which is listed before it.
+	// asGPU means that this is a MIG device with the same health as its GPU, which is listed before it.
 	asGPU bool
 }
 
 // sentence describes the device's health.
 func (d *device) sentence() string { return d.name + " is " + d.String() }
 
-// devicesOf returns the devices of a state in the driver's order. The UUID of a GPU is empty if it is unknown.
+// devicesOf returns the devices of a state in the driver's order. If the UUID of a GPU is unknown, it is empty.
 func devicesOf(s *node.State) []device {
 	if s.Snapshot == nil {
 		return nil
@@ -60,8 +60,8 @@ func offersAny(resources []resource.Resource) bool {
 	})
 }
 
-// eventSince returns the Event for a device's change since the last reported status, if any. Suspect and recovering
-// devices get none: within seconds they become healthy or unhealthy, which is reported.
+// eventSince returns the Event for what has changed since the last reported status, if there is one. Suspect and
+// recovering devices get none: within seconds they become healthy or unhealthy, which is reported then.
 func (d *device) eventSince(before health.Status) (e event, changed bool) {
 	switch {
 	case d.State == before.State && d.String() == before.String():
@@ -85,12 +85,12 @@ func (d *device) eventSince(before health.Status) (e event, changed bool) {
 	}
 }
 
-// lastReported has the last reported status of each device, by UUID. GPUs with unknown UUIDs share an entry, since all
-// of them are unreadable.
+// lastReported has the last reported status of each device, by UUID. GPUs with unknown UUIDs share an entry, since
+// none of them can be read.
 type lastReported map[string]health.Status
 
-// events returns the Events for the changes since the last call. A new device gets none, nor does a MIG device whose
-// GPU has the same one.
+// events returns the Events for the changes since the last call. A new device gets none. A MIG device gets none if its
+// GPU has the same Event.
 func (l lastReported) events(devices []device) []event {
 	var list []event
 	ofGPU := false // whether the last GPU has an event

@@ -14,7 +14,7 @@ import (
 	"gpu-cdi-plugin/internal/wording"
 )
 
-// component is the source of Events.
+// component is the name of this program in Events.
 const component = "gpu-cdi-plugin"
 
 const (
@@ -26,28 +26,28 @@ const (
 type event struct{ kind, reason, message string }
 
 const (
-	// maxRecords is how many different Events are kept for sending or counting repetitions.
+	// maxRecords is how many different Events are kept, to be sent or to count repetitions.
 	maxRecords = 256
-	// repeatWithin is how long repetitions of an Event are counted: the API server deletes it after an hour by
-	// default.
+	// repeatWithin is how long repetitions of an Event are counted. By default the API server deletes an Event after
+	// an hour.
 	repeatWithin = time.Hour
-	// burst is how many requests may be sent at once. Later ones are timing.distance apart.
+	// burst is how many requests may be sent at once. After that, requests are timing.distance apart.
 	burst = 25
-	// namespace is the namespace of Events about objects without one.
+	// namespace is the namespace of Events about objects that have no namespace.
 	namespace = "default"
 )
 
 // record is an Event that was or will be sent to the API server.
 type record struct {
 	event
-	name        string // of the object
+	name        string // of the object in the API server
 	first, last time.Time
-	count, sent int  // how often it happened, and the count that was sent last
+	count, sent int  // how often it happened, and how often when it was sent last
 	created     bool // whether the API server has the object
 }
 
-// events sends Events about a Node. Repetitions are counted in one Event, which bounds both the queue and the
-// requests.
+// events sends Events about a Node. Repetitions of an Event only increase its count, which limits both the queue and
+// the number of requests.
 type events struct {
 	do     request
 	node   string
@@ -60,7 +60,7 @@ type events struct {
 	added   int64 // the number of records so far
 	dropped int
 
-	due time.Time // when the next request would be due without bursts
+	due time.Time // when the next request would be sent if there were no bursts
 }
 
 // add records an occurrence of an Event.
@@ -87,12 +87,13 @@ func (e *events) add(ev event, now time.Time) {
 		}
 		e.records = slices.Delete(e.records, at, at+1)
 	}
-	e.added++ // gives two Events of the same time different names
+	e.added++ // so that two Events of the same time have different names
 	name := fmt.Sprintf("%s.%x", e.node, now.UnixNano()+e.added)
 	e.records = append(e.records, &record{event: ev, name: name, first: now, last: now, count: 1})
 }
 
-// next returns the next record to send, unsent ones first, and a copy that can be read without the lock.
+// next returns the next record to send; records that were never sent come first. It also returns a copy of the record,
+// which can be read without the lock.
 func (e *events) next() (copied record, original *record) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -111,7 +112,7 @@ func (e *events) next() (copied record, original *record) {
 	return *original, original
 }
 
-// send sends waiting Events as the rate limit allows, and returns the time until the next call is due.
+// send sends Events that wait, as far as the rate limit allows. It returns the time until send must be called again.
 func (e *events) send(ctx context.Context) (time.Duration, error) {
 	for {
 		r, original := e.next()
@@ -123,7 +124,7 @@ func (e *events) send(ctx context.Context) (time.Duration, error) {
 		}
 		err := e.sendOne(ctx, &r)
 		refused := answered(err, http.StatusBadRequest, http.StatusUnprocessableEntity)
-		if refused { // only this Event is invalid; send the others
+		if refused { // only this Event is invalid, so the others are sent
 			e.log.Warn("an Event is not reported to the API server: "+wording.Shorten(err.Error(), maxMessage),
 				"event", r.message)
 		}
@@ -139,7 +140,7 @@ func (e *events) send(ctx context.Context) (time.Duration, error) {
 	}
 }
 
-// wait returns how long the next request must wait. If it need not wait, wait counts the request.
+// wait returns how long the next request must wait. If that is 0, the request counts as sent.
 func (e *events) wait(now time.Time) time.Duration {
 	if e.due.Before(now) {
 		e.due = now
@@ -151,8 +152,9 @@ func (e *events) wait(now time.Time) time.Duration {
 	return 0
 }
 
-// sendOne creates an Event, or updates the count of one that was created. One that has expired is created again. It
-// keeps its name, so a creation whose answer was lost is not duplicated.
+// sendOne creates an Event in the API server or, if it was created already, updates its count. If the Event has
+// expired there, it is created again. An Event keeps its name, so if the answer to its creation was lost, it is not
+// created twice.
 func (e *events) sendOne(ctx context.Context, r *record) error {
 	collection := "/api/v1/namespaces/" + namespace + "/events"
 	if r.created {
@@ -177,9 +179,9 @@ func (e *events) wrap(err error) error {
 	return fmt.Errorf("report an Event about node %s: %w", e.node, err)
 }
 
-// object returns the Event in core/v1. Events of events.k8s.io/v1 lack the count and the first and last time, which
-// tools that list and export Events show. The kubelet uses core/v1 too. As in its Events, the UID is the Node's name,
-// by which `kubectl describe node` finds them.
+// object returns the Event in the form of core/v1. The newer events.k8s.io/v1 has no count and no first and last time,
+// which tools that list and export Events show. The kubelet uses core/v1 too. Like in the kubelet's Events, the UID is
+// the Node's name: `kubectl describe node` finds them by that.
 func (e *events) object(r *record) map[string]any {
 	return map[string]any{
 		"apiVersion": "v1",

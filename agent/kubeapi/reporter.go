@@ -2,8 +2,8 @@
 // in a condition of the Node.
 //
 // It uses the credentials that the kubelet gives a pod. Nothing waits for the API server: [Reporter.Publish] only
-// queues a report. The requests use net/http and a few types of this package: client-go would add 17 MB to the
-// program, and the types of k8s.io/api already 5 MB.
+// queues a report. The requests are made with net/http and a few types of this package. client-go would add 17 MB to
+// the program, and the types of k8s.io/api already 5 MB.
 package kubeapi
 
 import (
@@ -40,7 +40,7 @@ type timing struct {
 	request time.Duration // limit of a request, including its connection
 	// firstPause follows the first failure, and longestPause many failures; each is made up to half shorter or longer.
 	firstPause, longestPause time.Duration
-	// heartbeat is the longest time between two reports of the condition, and between the shortest.
+	// heartbeat is the longest time between two reports of the condition, and `between` the shortest.
 	heartbeat, between time.Duration
 	distance           time.Duration // between two requests for Events after a burst
 	last               time.Duration // limit of the last reports, after Run's context has ended
@@ -54,7 +54,8 @@ var defaultTiming = timing{
 	last:     5 * time.Second,
 }
 
-// request sends an object to the API server and returns nil if the server accepted it. It is client.do.
+// request sends an object to the API server, and returns nil if the server accepted it. Outside of tests it is
+// client.do.
 type request func(ctx context.Context, method, path, contentType string, object any) error
 
 // Reporter reports published states to the API server.
@@ -66,7 +67,7 @@ type Reporter struct {
 	reported   lastReported
 }
 
-// New returns a Reporter. Without credentials it logs a warning and returns a Reporter that reports nothing:
+// New returns a Reporter. If there are no credentials, it logs a warning and returns a Reporter that reports nothing:
 // containers get devices all the same.
 func New(o Options) *Reporter {
 	r := &Reporter{log: o.Log, timing: cmp.Or(o.timing, defaultTiming), reported: lastReported{}}
@@ -88,7 +89,7 @@ func New(o Options) *Reporter {
 	return r
 }
 
-// client returns a client of the API server, and the node's name.
+// client returns a client of the API server, and the name of the node.
 func (o *Options) client() (*client, string, error) {
 	env := map[string]string{}
 	for _, kv := range o.Env {
@@ -128,7 +129,7 @@ func (r *Reporter) Publish(s node.State) {
 	}
 }
 
-// WasReset reports that a GPU was reset. Name is such as "GPU 3".
+// WasReset reports that a GPU was reset. `name` is a name for people, such as "GPU 3".
 func (r *Reporter) WasReset(name string) {
 	if r.events != nil {
 		r.events.add(event{normal, "GPUReset", name + " was reset"}, time.Now())
@@ -201,7 +202,8 @@ func (r *Reporter) sendLoop(
 				logged = text
 				r.log.Warn(what + " cannot be reported to the API server; retrying: " + logged)
 			}
-			// A random pause keeps nodes that lost the API server together from calling it again at the same time.
+			// The pause is random: otherwise all nodes that lost the API server at the same time would call it again
+			// at the same time.
 			next = pause/2 + rand.N(pause)
 			listen, pause = nil, min(2*pause, r.timing.longestPause)
 		}

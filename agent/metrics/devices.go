@@ -23,7 +23,7 @@ func healthOf(isHealthy bool) string {
 	return unhealthy
 }
 
-// Advertised records the advertised devices. It forgets devices that are gone, so that the number of series does not
+// Advertised records the advertised devices. It drops devices that are gone, so that the number of series does not
 // grow with each new MIG device.
 func (m *Metrics) Advertised(s node.State) {
 	m.mu.Lock()
@@ -61,7 +61,8 @@ func (m *Metrics) Advertised(s node.State) {
 	}
 }
 
-// advertised records a resource, with the previous health of its devices. The counters of a new resource begin at 0.
+// advertised records a resource. `before` is the previous health of its devices. The counters of a new resource begin
+// at 0.
 func (m *Metrics) advertised(r *resource.Resource, before map[string]bool) {
 	m.registrations.WithLabelValues(r.Name, success)
 	m.registrations.WithLabelValues(r.Name, failure)
@@ -93,8 +94,8 @@ func (m *Metrics) advertised(r *resource.Resource, before map[string]bool) {
 	}
 }
 
-// gather returns all metrics, and blocks Advertised meanwhile. The metrics of the Go runtime and of the process are in
-// the default registry of the Prometheus library.
+// gather returns all metrics, and blocks Advertised meanwhile. The metrics of the Go runtime and of the process come
+// from the default registry of the Prometheus library.
 func (m *Metrics) gather() ([]*dto.MetricFamily, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

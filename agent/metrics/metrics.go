@@ -1,6 +1,6 @@
 // Package metrics has the metrics of the device plugin and serves them, with its health and readiness, over HTTP.
 //
-// It measures only the plugin. DCGM's exporter measures the GPUs; join the two on the UUID.
+// It measures only the plugin. For the GPUs there is DCGM's exporter; the metrics of both have the UUID of the device.
 package metrics
 
 import (
@@ -18,8 +18,8 @@ import (
 
 const namespace = "gpu_cdi_plugin"
 
-// Metrics has the metrics. It is an Observer of the plugin and of the node; Advertised records the advertised devices.
-// Its methods may be called concurrently.
+// Metrics has the metrics. It is an Observer of the plugin and of the node. Advertised records the advertised devices.
+// All methods may be called concurrently.
 type Metrics struct {
 	registry      *prometheus.Registry
 	registrations *prometheus.CounterVec
@@ -45,8 +45,8 @@ type Metrics struct {
 
 	mu            sync.Mutex
 	watchedBefore map[string]bool // resources that the kubelet has watched so far
-	healthy       map[string]bool // by UUID of each advertised device
-	sources       map[string]bool // whether events of a GPU are received, by UUID, also of GPUs that are gone
+	healthy       map[string]bool // of each advertised device, by UUID
+	sources       map[string]bool // by UUID, also of GPUs that are gone: whether events are received
 }
 
 // BuildInfo has the labels of the metric build_info.
@@ -119,7 +119,7 @@ const (
 	failure = "error"
 )
 
-// Buckets in seconds, for responses from memory and for reconciliations.
+// Buckets in seconds: for responses from memory, and for reconciliations.
 var (
 	fast = []float64{25e-6, 50e-6, 1e-4, 25e-5, 5e-4, 1e-3, 25e-4, 5e-3, 1e-2, 5e-2, .25, 1}
 	slow = []float64{1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, .1, .25, .5, 1, 5, 30}
@@ -137,7 +137,7 @@ func result(err error) string {
 	return success
 }
 
-// Watched records that the kubelet began or ceased to watch a resource's devices.
+// Watched records that the kubelet watches a resource's devices from now on, or no longer does.
 func (m *Metrics) Watched(resource string, watched bool) {
 	if !watched {
 		m.connected.WithLabelValues(resource).Set(0)
@@ -161,7 +161,7 @@ func (m *Metrics) Allocated(resource string, code codes.Code, devices int, took 
 	}
 }
 
-// Event counts an event of a GPU: an XID by its code, any other by its kind.
+// Event counts an event of a GPU. An XID is counted by its code, any other event by its kind.
 func (m *Metrics) Event(e gpu.Event) {
 	if e.Kind == gpu.EventXID {
 		m.xids.WithLabelValues(e.GPU, strconv.FormatUint(e.XID, 10)).Inc()

@@ -20,11 +20,11 @@ type Checks struct {
 	Healthy func() error
 	// Ready returns an error if the program cannot do its work at present.
 	Ready func() error
-	// Remarks returns lines for people that /readyz adds when the program is ready; nil adds none.
+	// Remarks returns lines for people that /readyz adds when the program is ready. If it is nil, there are none.
 	Remarks func() []string
 }
 
-// ErrListen means that the server cannot listen on the address of metrics and health.
+// ErrListen means that the server for metrics and health cannot listen on its address.
 var ErrListen = errors.New("metrics cannot be served")
 
 // Server serves /metrics, /healthz and /readyz. The zero value serves nothing.
@@ -53,7 +53,7 @@ func (m *Metrics) Listen(ctx context.Context, address string, c Checks, log *slo
 	}}, nil
 }
 
-// Address returns the address that the server listens on, HOST:PORT.
+// Address returns the address on which the server listens, HOST:PORT.
 func (s *Server) Address() string { return s.listener.Addr().String() }
 
 // Close stops listening. It has no effect after Run.
@@ -96,7 +96,7 @@ func (m *Metrics) handler(c Checks) http.Handler {
 	return mux
 }
 
-// maxScrapes is how many requests for metrics are answered at a time: each holds a copy of the metrics.
+// maxScrapes is how many requests for metrics are answered at a time, since each holds a copy of the metrics.
 const maxScrapes = 4
 
 // scrapes answers requests for all metrics.

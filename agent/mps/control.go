@@ -11,13 +11,14 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// control sends commands to one GPU's daemon. A method may send several commands, all within the caller's context.
+// control sends commands to the daemon of one GPU. A method may send several commands; the context limits all of them
+// together.
 type control struct {
 	path string   // of nvidia-cuda-mps-control
-	env  []string // names the daemon
+	env  []string // the variables that identify the daemon
 }
 
-// limited reports whether the daemon gives these limits to servers that it starts from now on.
+// limited reports whether the daemon will give these limits to servers that it starts.
 func (c *control) limited(ctx context.Context, l resource.MPSLimits) (bool, error) {
 	answer, err := c.ask(ctx, "get_default_device_pinned_mem_limit 0")
 	if err != nil {
@@ -32,7 +33,7 @@ func (c *control) limited(ctx context.Context, l resource.MPSLimits) (bool, erro
 	return isPercentage(answer, l.ThreadPercent)
 }
 
-// limit sets the limits of the daemon and of its servers. Connected clients keep their limits.
+// limit sets the limits of the daemon and of its servers. Clients that are connected keep their limits.
 func (c *control) limit(ctx context.Context, l resource.MPSLimits) error {
 	if _, err := c.ask(ctx, "set_default_device_pinned_mem_limit 0 %dM", l.MemoryBytes>>20); err != nil {
 		return err
@@ -96,8 +97,8 @@ func parsePIDs(answer string) ([]int, error) {
 	return list, nil
 }
 
-// isMemoryLimit reports whether an answer is that of a daemon with a limit of mib MiB. The daemon prints "512M" or,
-// rounded down from 1024M on, "4G", and nothing without a limit.
+// isMemoryLimit reports whether an answer says that the daemon has a limit of mib MiB. The daemon prints "512M" or,
+// from 1024M on, a number of GiB that is rounded down, like "4G". Without a limit it prints nothing.
 func isMemoryLimit(answer string, mib uint64) (bool, error) {
 	answer = strings.TrimSpace(answer)
 	number := strings.TrimRight(answer, "GM")
@@ -108,7 +109,7 @@ func isMemoryLimit(answer string, mib uint64) (bool, error) {
 	return answer == fmt.Sprintf("%dM", mib) || mib >= 1024 && answer == fmt.Sprintf("%dG", mib>>10), nil
 }
 
-// isPercentage reports whether an answer such as "33.0" is a given percentage.
+// isPercentage reports whether an answer such as "33.0" is the given percentage.
 func isPercentage(answer string, percent int) (bool, error) {
 	n, err := strconv.ParseFloat(strings.TrimSpace(answer), 64)
 	if err != nil || !(n > 0 && n <= 100) {

@@ -20,19 +20,19 @@ import (
 var (
 	// ErrNotGPU means that a name is not a GPU's UUID.
 	ErrNotGPU = errors.New("not the UUID of a GPU")
-	// ErrShm means that this process does not have the same /dev/shm as the clients of its daemon.
+	// ErrShm means that this process and the clients of the daemon do not have the same /dev/shm.
 	ErrShm = errors.New("the daemon would not share memory with its clients")
 )
 
 const (
-	// startLimit is how long a daemon may take to start and accept its limits, askLimit how long it may take for all
-	// answers to one request, and stopLimit how long it may take to end before it is killed.
+	// startLimit is how long a daemon may take to start and accept its limits. askLimit is how long all its answers to
+	// one request may take together. stopLimit is how long it may take to end before it is killed.
 	startLimit = 20 * time.Second
 	askLimit   = 4 * time.Second
 	stopLimit  = 5 * time.Second
-	// startInterval is the time between attempts to set the limits of a daemon that has just been started.
+	// startInterval is the time between attempts to set the limits of a daemon that was just started.
 	startInterval = 50 * time.Millisecond
-	// shareInterval is how often a descriptor is read before MPS shares its GPU.
+	// shareInterval is how often a GPU's descriptor is read until MPS shares the GPU.
 	shareInterval = time.Second
 	// restartPause is the time before RunAll restarts a daemon that has ended.
 	restartPause = 5 * time.Second
@@ -46,7 +46,7 @@ type Options struct {
 	Descriptors string
 	// Program finds the driver's control program.
 	Program func() (Program, error)
-	// Check is applied to Dir and to the programs that are run, to make sure that only root can change them.
+	// Check checks that only root can change Dir and the programs that are run.
 	Check TrustCheck
 	// Output gets what the daemon prints.
 	Output io.Writer
@@ -88,7 +88,7 @@ func runAlways(ctx context.Context, o Options, uuid string) {
 	}
 }
 
-// sleep waits for a time. It returns false if ctx ends first.
+// sleep waits for a time. If ctx ends before that, it returns false.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):
@@ -99,8 +99,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 }
 
 // Run waits until MPS shares a GPU, and then runs the GPU's daemon. It returns nil when ctx ends, when the service
-// requests the end, and when MPS no longer shares the GPU and the last client has ended. Errors wrap ErrNotGPU,
-// ErrShm, or fileio.ErrHeld if another process runs the GPU's daemon.
+// requests the end, or when MPS no longer shares the GPU and the last client has ended. Errors wrap ErrNotGPU, ErrShm,
+// or fileio.ErrHeld if another process runs the GPU's daemon.
 func Run(ctx context.Context, o Options, uuid string) error {
 	if !isUUID(uuid) {
 		return fmt.Errorf("%q is %w", uuid, ErrNotGPU)
@@ -128,7 +128,7 @@ func Run(ctx context.Context, o Options, uuid string) error {
 	return d.run(ctx, *limits)
 }
 
-// awaitLimits returns the limits of a GPU once MPS shares it, or nil if ctx ends first.
+// awaitLimits returns the limits of a GPU once MPS shares the GPU, or nil if ctx ends before that.
 func awaitLimits(ctx context.Context, o Options, uuid string) (*resource.MPSLimits, error) {
 	limits, err := readLimits(o.Descriptors, uuid)
 	if limits == nil && err == nil {
@@ -145,11 +145,11 @@ type daemon struct {
 	opts    Options
 	uuid    string
 	control control
-	program os.FileInfo // the control program when it was started
+	program os.FileInfo // the control program as it was when the daemon was started
 	end     context.CancelFunc
 
-	mu     sync.Mutex         // one request at a time
-	limits resource.MPSLimits // limits of the daemon; zero until they are set
+	mu     sync.Mutex         // held during a request
+	limits resource.MPSLimits // of the daemon; zero until they are set
 	ending string             // why the daemon will end after its last client, or empty
 }
 
@@ -209,7 +209,7 @@ func (d *daemon) run(ctx context.Context, limits resource.MPSLimits) error {
 	d.opts.Log.Info(d.uuid + ": the MPS control daemon is ready; each client may use " + describe(limits))
 	select {
 	case <-ctx.Done():
-		d.stop(ctx, p) // before the connection ends, by which the service knows that the GPU is free
+		d.stop(ctx, p) // before the connection is closed, since the service then takes the GPU as free
 		return nil
 	case <-p.ended:
 		return d.howEnded(p)
@@ -236,7 +236,7 @@ func (d *daemon) begin(ctx context.Context, p *process, limits resource.MPSLimit
 	}
 }
 
-// howEnded returns an error unless the end of the daemon was requested.
+// howEnded returns an error unless the daemon was told to end.
 func (d *daemon) howEnded(p *process) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -247,8 +247,8 @@ func (d *daemon) howEnded(p *process) error {
 	return fmt.Errorf("%s ended (%w): see its output for the reason", ControlProgram, p.err)
 }
 
-// stop ends the daemon, if it runs, and its servers, which have the GPU open even without clients. It works also after
-// ctx has ended.
+// stop ends the daemon, if it runs, and its servers, which have the GPU open even if there are no clients. It also
+// works after ctx has ended.
 func (d *daemon) stop(ctx context.Context, p *process) {
 	select {
 	case <-p.ended:

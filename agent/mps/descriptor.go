@@ -19,7 +19,7 @@ const (
 )
 
 // readLimits returns the limits in a GPU's descriptor, or nil if MPS does not share the GPU. The service writes the
-// file for containers; node.Descriptor describes its fields.
+// descriptor for containers; node.Descriptor describes its fields.
 func readLimits(descriptors, uuid string) (*resource.MPSLimits, error) {
 	path := filepath.Join(descriptors, uuid+descriptorSuffix)
 	data, err := fileio.ReadFile(path, maxDescriptor)
@@ -59,8 +59,8 @@ func parseLimits(data []byte) (*resource.MPSLimits, error) {
 	return &resource.MPSLimits{MemoryBytes: m.MemoryLimitBytes, ThreadPercent: m.ActiveThreadPercentage}, nil
 }
 
-// sharedGPUs returns the UUIDs of the GPUs that have a descriptor with limits. It ignores unreadable descriptors: the
-// process of the GPU's daemon reports them.
+// sharedGPUs returns the UUIDs of the GPUs that have a descriptor with limits. Descriptors that cannot be read are
+// left out: the process that runs the GPU's daemon reports them.
 func sharedGPUs(descriptors string) ([]string, error) {
 	entries, err := os.ReadDir(descriptors)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -11,16 +11,17 @@ import (
 	"gpu-cdi-plugin/internal/unixsocket"
 )
 
-// The names in a GPU's directory, whose name is the GPU's UUID.
+// The names in a GPU's directory. The directory is named after the GPU's UUID.
 const (
-	pipeName      = "pipe"        // the sockets of the daemon
-	shmName       = "shm"         // the /dev/shm of the daemon and of its clients
-	librariesName = "libraries"   // links to the driver's libraries
-	statusName    = "status.sock" // answers the service
-	lockName      = "lock"        // held by the process that runs the daemon
+	pipeName      = "pipe"        // has the sockets of the daemon
+	shmName       = "shm"         // is the /dev/shm of the daemon and of its clients
+	librariesName = "libraries"   // has links to the driver's libraries
+	statusName    = "status.sock" // the socket on which the service asks for the status
+	lockName      = "lock"        // the file that the process which runs the daemon locks
 )
 
-// devShm is where CUDA keeps its shared memory. A daemon and its clients must have the same file system there.
+// devShm is the directory in which CUDA has its shared memory. A daemon and its clients must have the same file system
+// there.
 const devShm = "/dev/shm"
 
 // longestSocket is the longest name of a socket in a pipe directory.
@@ -32,8 +33,8 @@ func isUUID(name string) bool {
 	return ok && uuid != "" && len(name) < 64 && strings.Trim(uuid, "0123456789abcdefABCDEF-") == ""
 }
 
-// makeDirs makes a GPU's directories. Containers may have pipe mounted, so makeDirs empties it instead of replacing
-// it.
+// makeDirs makes a GPU's directories. Containers may have the directory "pipe" mounted, so it is emptied, not
+// replaced.
 func makeDirs(dir, uuid string) error {
 	gpuDir := filepath.Join(dir, uuid)
 	pipe := filepath.Join(gpuDir, pipeName)
@@ -57,8 +58,8 @@ func makeDirs(dir, uuid string) error {
 	return nil
 }
 
-// checkShm returns an error unless the GPU's shm is this process's /dev/shm. In a pod the daemons of all GPUs share
-// one /dev/shm, which is dir/shm: a GPU without its own shm gets a link to dir/shm.
+// checkShm returns an error unless the directory "shm" of the GPU is this process's /dev/shm. In a pod the daemons of
+// all GPUs share one /dev/shm, which is dir/shm. If a GPU has no "shm" of its own, it gets a link to dir/shm.
 func checkShm(dir, uuid string) error {
 	path := filepath.Join(dir, uuid, shmName)
 	if err := os.Symlink("../"+shmName, path); err != nil && !errors.Is(err, fs.ErrExist) {

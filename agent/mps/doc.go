@@ -3,19 +3,19 @@
 //
 //	err = mps.Run(ctx, mps.Options{...}, uuid) // the process: gpu-cdi-plugin mps
 //
-// The service does not start daemons. It checks them, and withholds devices from containers while their daemon is not
-// ready:
+// The service does not start daemons. It checks them, and withholds a device from containers as long as its daemon is
+// not ready:
 //
 //	m := mps.New(mps.MonitorOptions{...})
 //	m.Set(resources) // now, and whenever they change
 //	err = m.Run(ctx)
 //
-// The process that runs a daemon reads its GPU's limits from the descriptor that the service writes for containers.
-// The service gets the daemon's actual limits from the process, over a socket in the GPU's directory that only root
-// can use (status.go).
+// The process that runs a daemon reads the GPU's limits from the descriptor that the service writes for containers.
+// The service asks this process for the limits that the daemon actually has, over a socket in the GPU's directory that
+// only root can use (status.go).
 //
-// The unit or pod of the daemon confines it: see deploy/gpu-cdi-mps@.service and deploy/mps-daemonset.yaml. The
-// package does not trust files in the GPU's /dev/shm, where containers can write.
+// The unit or pod in which a daemon runs confines it: see deploy/gpu-cdi-mps@.service and deploy/mps-daemonset.yaml.
+// The package does not trust files in the GPU's /dev/shm, to which containers can write.
 //
 // The package does not depend on the driver's library or gRPC, and does not search for the driver's files.
 package mps

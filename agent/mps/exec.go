@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This is the only file of the package that runs programs: the driver's nvidia-cuda-mps-control, as the daemon of a GPU
-// and as the client that sends it commands. Program.prepare has checked that only root can change it.
+// Only this file of the package runs programs: the driver's nvidia-cuda-mps-control, as the daemon of a GPU and as the
+// client that sends it commands. Program.prepare has checked that only root can change it.
 
 // maxAnswer bounds the answer to a command, in bytes, and killDelay the time that a killed command may take to end.
 const (
@@ -28,11 +28,11 @@ const (
 type process struct {
 	ended chan struct{} // closed when the daemon has ended
 	err   error         // how the daemon ended
-	kill  func()        // ends the daemon: by SIGTERM, and by SIGKILL after stopLimit
+	kill  func()        // sends SIGTERM, and SIGKILL after stopLimit
 }
 
 // startDaemon starts the daemon. The kernel ends the daemon when the calling thread ends, so the caller must be locked
-// to its thread. The end of ctx does not end the daemon.
+// to its thread. When ctx ends, the daemon goes on.
 func (c *control) startDaemon(ctx context.Context, output io.Writer) (*process, error) {
 	ctx, kill := context.WithCancel(context.WithoutCancel(ctx))
 	cmd := exec.CommandContext(ctx, c.path, "-f")
@@ -77,7 +77,8 @@ func (c *control) ask(ctx context.Context, format string, args ...any) (string, 
 	return out.String(), nil
 }
 
-// limitedBuffer refuses more than maxAnswer bytes. It does not embed bytes.Buffer, whose ReadFrom would have no limit.
+// limitedBuffer returns an error after maxAnswer bytes. It does not embed bytes.Buffer, whose ReadFrom would have no
+// limit.
 type limitedBuffer struct {
 	buffer   bytes.Buffer
 	exceeded bool

@@ -6,11 +6,11 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// pipePath is where a container finds the sockets of its GPU's control daemon.
+// pipePath is the directory in which a container finds the sockets of its GPU's control daemon.
 const pipePath = "/run/gpu/mps/pipe"
 
-// Grant returns what a container needs, in addition to the GPU, to use the GPU through its control daemon. Dir has a
-// directory for each GPU. A client only connects to a socket in the pipe directory, so a read-only mount suffices.
+// Grant returns what a container needs besides the GPU to use it through its control daemon. Dir has a directory for
+// each GPU. A read-only mount is enough: a client only connects to a socket in the directory.
 func Grant(dir, uuid string) specs.ContainerEdits {
 	gpuDir := filepath.Join(dir, uuid)
 	return specs.ContainerEdits{

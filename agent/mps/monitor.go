@@ -18,7 +18,7 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Reasons why a device is withheld from containers.
+// Reasons why containers do not get a device.
 const (
 	unchecked = "its MPS control daemon has not been checked yet"
 	limiting  = "the limits of its MPS control daemon are being changed"
@@ -31,11 +31,11 @@ type ComputeModes interface {
 	SetExclusive(ctx context.Context, uuid string, exclusive bool) error
 }
 
-// MonitorOptions are the parameters of a Monitor. All are required but Interval and Deadline.
+// MonitorOptions are the parameters of a Monitor. All except Interval, Retry and Deadline are required.
 type MonitorOptions struct {
 	// Dir has a directory for each GPU; see dirs.go.
 	Dir string
-	// Modes makes a GPU exclusive while it has a daemon, so that no process uses it without MPS.
+	// Modes makes a GPU exclusive as long as it has a daemon, so that no process uses the GPU without MPS.
 	Modes ComputeModes
 	// Changed is called when the result of Reason may have changed.
 	Changed func()
@@ -43,7 +43,7 @@ type MonitorOptions struct {
 	Interval time.Duration
 	// Retry is how often a daemon that is not ready is checked; 0 means one second.
 	Retry time.Duration
-	// Deadline bounds the whole check of a daemon; 0 means 5 seconds.
+	// Deadline bounds a check of a daemon as a whole; 0 means 5 seconds.
 	Deadline time.Duration
 	Log      *slog.Logger
 }
@@ -51,19 +51,19 @@ type MonitorOptions struct {
 // Monitor checks the daemons of the GPUs that MPS shares. Call Run once; the other methods may be called at any time.
 type Monitor struct {
 	opts MonitorOptions
-	wake wake.Chan // watchers may have to be started
+	wake wake.Chan // woken when watchers may have to be started
 
 	mu       sync.Mutex
 	desired  map[string]resource.MPSLimits // by UUID
 	watchers map[string]*watcher
 }
 
-// New returns a Monitor that knows the GPUs which had a daemon before. It changes nothing.
+// New returns a Monitor. It finds the GPUs that had a daemon before, and changes nothing.
 func New(o MonitorOptions) *Monitor {
 	o.Interval, o.Retry = cmp.Or(o.Interval, 10*time.Second), cmp.Or(o.Retry, time.Second)
 	o.Deadline = cmp.Or(o.Deadline, 5*time.Second)
 	m := &Monitor{opts: o, wake: wake.New(), watchers: map[string]*watcher{}}
-	entries, _ := os.ReadDir(o.Dir) // without the directory MPS was never used
+	entries, _ := os.ReadDir(o.Dir) // without the directory, MPS was never used
 	for _, e := range entries {
 		if isUUID(e.Name()) {
 			m.watchers[e.Name()] = newWatcher(m, e.Name(), occupied)
@@ -99,8 +99,9 @@ func (m *Monitor) Set(resources []resource.Resource) {
 	m.wake.Wake()
 }
 
-// Reason returns why MPS keeps a device from being allocated, or "". The daemon of a shared GPU must be ready with the
-// device's limits. A GPU that is no longer shared stays exclusive until its last MPS client has ended.
+// Reason returns why a device cannot be allocated because of MPS, or "". If MPS shares the GPU, its daemon must be
+// ready and have the limits of the device. If MPS no longer shares the GPU, the GPU stays exclusive until its last MPS
+// client has ended.
 func (m *Monitor) Reason(d *resource.Device) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -118,7 +119,7 @@ func (m *Monitor) Reason(d *resource.Device) string {
 	return w.reason
 }
 
-// Run checks the daemons from the first Set until ctx ends.
+// Run checks the daemons, from the first call of Set until ctx ends.
 func (m *Monitor) Run(ctx context.Context) error {
 	var watchers sync.WaitGroup
 	defer watchers.Wait()
@@ -140,11 +141,11 @@ func (m *Monitor) Run(ctx context.Context) error {
 	}
 }
 
-// End ends the daemon of a GPU and its servers, and waits until they have ended. The process that runs the daemon
-// starts it again.
+// End ends the daemon of a GPU and the daemon's servers, and waits until they have ended. The process that runs the
+// daemon then starts it again.
 func (m *Monitor) End(ctx context.Context, uuid string) error {
 	if _, err := os.Lstat(statusPath(m.opts.Dir, uuid)); errors.Is(err, fs.ErrNotExist) {
-		return nil // without MPS the path may be too long to connect to
+		return nil // without MPS, the path of the socket may be too long
 	}
 	conn, err := m.dial(ctx, uuid)
 	if isAbsent(err) {
@@ -155,7 +156,7 @@ func (m *Monitor) End(ctx context.Context, uuid string) error {
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-	_, err = exchange(conn, request{End: true}, 2*stopLimit+killDelay) // the daemon's end is the only answer
+	_, err = exchange(conn, request{End: true}, 2*stopLimit+killDelay) // there is no other answer than the end of the daemon
 	if ctx.Err() != nil {
 		return fmt.Errorf("end the MPS control daemon: %w", context.Cause(ctx))
 	}
@@ -182,7 +183,7 @@ type watcher struct {
 	uuid    string
 
 	// Guarded by Monitor.mu:
-	next     context.CancelFunc // starts another check
+	next     context.CancelFunc // ends the wait for the next check
 	reason   string             // why containers cannot use the daemon, or empty
 	ready    resource.MPSLimits // the daemon's limits, if the reason is empty
 	released bool               // the GPU can be used without a daemon
@@ -198,7 +199,7 @@ func (w *watcher) run(ctx context.Context) {
 	}
 }
 
-// round checks the daemon once, and waits until the next check is due: after an interval, when the daemon ends, or
+// round checks the daemon once, and waits until it must be checked again: after an interval, when the daemon ends, or
 // when the desired limits change.
 func (w *watcher) round(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -243,7 +244,7 @@ func (w *watcher) explain(err error) error {
 	return fmt.Errorf("its MPS control daemon cannot be checked: %w", err)
 }
 
-// use makes the GPU available to containers through its daemon if the daemon has the desired limits.
+// use lets containers use the GPU through its daemon, if the daemon has the desired limits.
 func (w *watcher) use(ctx context.Context, a answer, desired resource.MPSLimits) error {
 	switch {
 	case a.Error != "":
@@ -266,7 +267,7 @@ func (w *watcher) use(ctx context.Context, a answer, desired resource.MPSLimits)
 	return nil
 }
 
-// release makes a GPU that MPS no longer shares usable without MPS once its daemon has ended.
+// release lets containers use a GPU without MPS, when MPS no longer shares it and its daemon has ended.
 func (w *watcher) release(ctx context.Context) {
 	m := w.monitor
 	m.mu.Lock()
@@ -292,7 +293,8 @@ func (w *watcher) release(ctx context.Context) {
 	w.set(func() { w.reason, w.ready, w.released = unchecked, resource.MPSLimits{}, true })
 }
 
-// askToEnd makes the daemon's process read the descriptor again, which says that the GPU is no longer shared.
+// askToEnd makes the process that runs the daemon read the descriptor again. It says that MPS no longer shares the
+// GPU.
 func (w *watcher) askToEnd(ctx context.Context) error {
 	conn, err := w.monitor.dial(ctx, w.uuid)
 	if err != nil {
@@ -309,7 +311,7 @@ func (w *watcher) failAndWait(ctx context.Context, err error) {
 	sleep(ctx, w.monitor.opts.Retry)
 }
 
-// fail publishes a problem, and logs it when it is new. Errors after the end of ctx are ignored.
+// fail publishes a problem. It logs a new problem. Errors after the end of ctx are ignored.
 func (w *watcher) fail(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
@@ -320,7 +322,7 @@ func (w *watcher) fail(ctx context.Context, err error) {
 	}
 }
 
-// set runs change, which may affect Reason, and reports whether the result of Reason changed.
+// set runs the function `change`, which may affect Reason, and reports whether the result of Reason has changed.
 func (w *watcher) set(change func()) bool {
 	w.monitor.mu.Lock()
 	reason, ready, released := w.reason, w.ready, w.released

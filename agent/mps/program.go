@@ -12,32 +12,33 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// ControlProgram is the file name of the control program. It runs serverProgram.
+// ControlProgram is the file name of the control program, which runs serverProgram.
 const (
 	ControlProgram = "nvidia-cuda-mps-control"
 	serverProgram  = "nvidia-cuda-mps-server"
 )
 
-// TrustCheck applies trusted, a check of internal/trust, to a path. It may allow a path that trusted refuses.
+// TrustCheck checks a path with `trusted`, a function of internal/trust. It may accept a path for which `trusted`
+// returns an error.
 type TrustCheck func(trusted func(path string) error, path string) error
 
 // Program is nvidia-cuda-mps-control.
 type Program struct {
 	// Path is the program's path on the host, without links.
 	Path string
-	// Root is the directory in which the driver is installed; empty means the root directory.
+	// Root is the directory in which the driver is installed. Empty means "/".
 	Root string
-	// Libraries are the paths of the driver's libraries by file name and SONAME, if the loader does not find them by
-	// itself. The loader does not get their directories, which may contain another C library than the host's.
+	// Libraries are the paths of the driver's libraries that the loader does not find by itself, by file name and
+	// SONAME. The loader does not get their directories: these may contain another C library than the host's.
 	Libraries map[string]string
 
-	// searchPath has the directories in which the program searches for its server. prepare adds the driver's
+	// searchPath has the directories in which the control program searches for its server. prepare adds the driver's
 	// directories.
 	searchPath []string
 }
 
 // prepare completes the search path. It returns an error unless only root can change the program, its server and their
-// libraries: they run as root.
+// libraries, since these run as root.
 func (p *Program) prepare(check TrustCheck) error {
 	files := []string{p.Path}
 	dirs := []string{filepath.Dir(p.Path)}
@@ -45,7 +46,7 @@ func (p *Program) prepare(check TrustCheck) error {
 		dirs = append(dirs, filepath.Join(cmp.Or(p.Root, "/"), dir))
 	}
 	for _, dir := range dirs {
-		if check(trust.Dir, dir) == nil { // other users could put their own server into other directories
+		if check(trust.Dir, dir) == nil { // in other directories, users could put a server of their own
 			p.searchPath = append(p.searchPath, dir)
 		}
 	}
@@ -64,12 +65,12 @@ func (p *Program) prepare(check TrustCheck) error {
 	return nil
 }
 
-// environment returns the program's whole environment for a GPU.
+// environment returns the whole environment of the program for a GPU.
 func (p *Program) environment(gpuDir string) ([]string, error) {
 	env := []string{
 		"CUDA_VISIBLE_DEVICES=" + filepath.Base(gpuDir),
 		"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(gpuDir, pipeName),
-		"CUDA_MPS_LOG_DIRECTORY=" + gpuDir, // unused: with -f the daemon prints its log
+		"CUDA_MPS_LOG_DIRECTORY=" + gpuDir, // not used: with -f the daemon prints its log
 		"PATH=" + strings.Join(p.searchPath, ":"),
 	}
 	if len(p.Libraries) == 0 {

@@ -15,12 +15,13 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// The service and the daemon's process exchange one request and one answer per connection, as JSON. The process leaves
-// the connection open until the service closes it, so the service notices the daemon's end at once.
+// The service and the process that runs a daemon exchange one request and one answer per connection, as JSON. The
+// process leaves the connection open until the service closes it. If the connection is closed earlier, the service
+// knows that the daemon has ended.
 
-// request is a request of the service to the daemon's process.
+// request is a request of the service to the process that runs a daemon.
 type request struct {
-	// End ends the daemon and its servers, instead of requesting its status.
+	// End requests the end of the daemon and its servers, instead of its status.
 	End bool `json:"end,omitempty"`
 }
 
@@ -35,7 +36,7 @@ type answer struct {
 // maxMessage bounds a request or an answer, in bytes.
 const maxMessage = 64 << 10
 
-// statusPath is the socket of the process that runs a GPU's daemon.
+// statusPath returns the path of the socket of the process that runs a GPU's daemon.
 func statusPath(dir, uuid string) string { return filepath.Join(dir, uuid, statusName) }
 
 // exchange sends a request and receives the answer within a time limit.
@@ -57,7 +58,7 @@ func receive(conn net.Conn, into any) error {
 	return json.NewDecoder(io.LimitReader(conn, maxMessage)).Decode(into)
 }
 
-// listen listens for the service. This process holds the GPU's lock, so no other process listens there.
+// listen listens for the service. This process holds the GPU's lock, so no other process listens on the socket.
 func (d *daemon) listen(ctx context.Context) (*net.UnixListener, error) {
 	l, err := unixsocket.Listen(ctx, statusPath(d.opts.Dir, d.uuid), unixsocket.OwnerOnly)
 	if err != nil {
@@ -66,7 +67,7 @@ func (d *daemon) listen(ctx context.Context) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// accept answers connections until the listener is closed, and then waits for them.
+// accept answers connections until the listener is closed, and returns when all have been answered.
 func (d *daemon) accept(ctx context.Context, l *net.UnixListener) {
 	var connections sync.WaitGroup
 	defer connections.Wait()
@@ -79,7 +80,7 @@ func (d *daemon) accept(ctx context.Context, l *net.UnixListener) {
 	}
 }
 
-// converse answers one request, and leaves the connection open until the other side closes it.
+// converse answers one request, and leaves the connection open until the service closes it.
 func (d *daemon) converse(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
@@ -96,7 +97,8 @@ func (d *daemon) converse(ctx context.Context, conn net.Conn) {
 	_, _ = conn.Read(make([]byte, 1))
 }
 
-// status applies the limits of the descriptor to the daemon if they have changed, and returns the daemon's limits.
+// status gives the daemon the limits in the descriptor if they have changed, and returns the limits that the daemon
+// has.
 func (d *daemon) status(ctx context.Context) answer {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
@@ -132,19 +134,20 @@ func (d *daemon) update(ctx context.Context) error {
 		d.opts.Log.Info(d.uuid + ": each client of the MPS control daemon may use " + describe(*limits) + " now")
 		return nil
 	}
-	// The answer is rounded, so it only proves that the daemon answers, not that it has exactly these limits.
+	// The daemon rounds the limits in its answer. So the answer proves only that the daemon answers, not that it has
+	// exactly these limits.
 	if _, err := d.control.limited(ctx, *limits); err != nil {
 		return fmt.Errorf("its MPS control daemon does not answer: %w", err)
 	}
 	return nil
 }
 
-// drain makes the daemon end after its last client. Meanwhile it accepts no new clients.
+// drain makes the daemon end after its last client. Until then it accepts no new clients.
 func (d *daemon) drain(ctx context.Context, why string) error {
 	if d.ending == "" {
 		d.ending = why
 		d.opts.Log.Info(d.uuid + ": the MPS control daemon ends when its last client has ended, since " + why)
-		go func() { _, _ = d.control.ask(context.WithoutCancel(ctx), "quit") }() // returns at the daemon's end
+		go func() { _, _ = d.control.ask(context.WithoutCancel(ctx), "quit") }() // returns when the daemon ends
 	}
 	return fmt.Errorf("its MPS control daemon ends when its last client has ended, since %s", why)
 }

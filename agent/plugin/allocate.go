@@ -19,11 +19,11 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// AllocateOptions configure how containers are given devices.
+// AllocateOptions configure how containers get their devices.
 type AllocateOptions struct {
-	// Strategies select how a response names the devices; at least one of resource.Strategies.
+	// Strategies are the ways in which a response has the devices; at least one of resource.Strategies.
 	Strategies []resource.Strategy
-	// AnnotationPrefix begins the keys of annotations; empty means CDI's, "cdi.k8s.io/".
+	// AnnotationPrefix is the beginning of the annotations' keys. If it is empty, it is that of CDI, "cdi.k8s.io/".
 	AnnotationPrefix string
 	// Preference configures GetPreferredAllocation.
 	Preference Preference
@@ -56,8 +56,8 @@ var extraVariables = map[string]string{
 
 func (o *AllocateOptions) has(s resource.Strategy) bool { return slices.Contains(o.Strategies, s) }
 
-// Allocate returns what each container gets for its devices. It uses only the advertised list. The codes of its errors
-// are
+// Allocate returns what each container gets for its devices. It needs only the advertised list. The codes of its
+// errors are
 //
 //	InvalidArgument     no device, a device twice, or more devices than the resource allows a container
 //	NotFound            a device that is not advertised
@@ -114,8 +114,8 @@ func (l *list) take(ids []string) ([]*device, error) {
 	return devices, nil
 }
 
-// find returns the devices with the IDs in the order of the list, or an error that names every ID that is not
-// advertised or is given twice.
+// find returns the devices with these IDs, in the order of the list. If some IDs are not advertised or given twice, it
+// returns an error that names them.
 func (l *list) find(ids []string) ([]*device, error) {
 	name, limit := l.resource.Name, l.resource.Limit
 	if len(ids) == 0 {
@@ -155,7 +155,7 @@ func (l *list) find(ids []string) ([]*device, error) {
 func (o *AllocateOptions) container(l *list, devices []*device) *v1beta1.ContainerAllocateResponse {
 	resp := &v1beta1.ContainerAllocateResponse{Envs: map[string]string{}}
 	var names []string
-	// Replicas of one GPU or MIG device are adjacent and add the same grant.
+	// Replicas of one GPU or MIG device are next to each other, and have the same grant, which is added once.
 	for _, d := range slices.CompactFunc(devices, func(a, b *device) bool { return a.UUID == b.UUID }) {
 		merge(resp, d.response)
 		names = append(names, d.names...)
@@ -165,8 +165,8 @@ func (o *AllocateOptions) container(l *list, devices []*device) *v1beta1.Contain
 		resp.Envs[visibleDevices] = strings.Join(unqualified(names), ",")
 	}
 	if o.has(resource.CDIAnnotations) {
-		// A container with devices of several resources gets an annotation for each, so the key depends on the resource
-		// and on the devices.
+		// A container with devices of several resources gets an annotation for each resource. So the key depends on
+		// the resource and on the devices.
 		value := strings.Join(append(names, l.common.names...), ",")
 		sum := sha256.Sum256([]byte(l.resource.Name + "\n" + value))
 		key := cmp.Or(o.AnnotationPrefix, cdiAnnotationPrefix) + annotationName + "_" + hex.EncodeToString(sum[:8])
@@ -175,14 +175,14 @@ func (o *AllocateOptions) container(l *list, devices []*device) *v1beta1.Contain
 	return resp
 }
 
-// part is the part of a response for one grant.
+// part is the part of a response that comes from one grant.
 type part struct {
 	names    []string // names of CDI devices
 	response *v1beta1.ContainerAllocateResponse
 }
 
-// partOf converts a grant, which may be nil. It leaves out variables and annotations that name the devices of several
-// grants.
+// partOf converts a grant, which may be nil. Variables and annotations that name the devices of several grants are not
+// in the result.
 func (o *AllocateOptions) partOf(g *resource.Grant) part {
 	resp := &v1beta1.ContainerAllocateResponse{Envs: map[string]string{}}
 	if g == nil {
@@ -200,7 +200,7 @@ func (o *AllocateOptions) partOf(g *resource.Grant) part {
 	return part{g.CDIDevices, resp}
 }
 
-// commonPart converts the grant of the resource, which every container gets in addition to its devices.
+// commonPart converts the grant that every container of the resource gets, besides the grants of its devices.
 func (o *AllocateOptions) commonPart(g *resource.Grant) part {
 	common := o.partOf(g)
 	if !o.has(resource.Envvar) {
@@ -222,7 +222,7 @@ func (o *AllocateOptions) commonPart(g *resource.Grant) part {
 	return common
 }
 
-// merge adds one response to another. It keeps paths and variables that the other already has.
+// merge adds the response `from` to the response `to`. If `to` already has a path or a variable, it stays as it is.
 func merge(to, from *v1beta1.ContainerAllocateResponse) {
 	to.CdiDevices = append(to.CdiDevices, from.GetCdiDevices()...)
 	for _, n := range from.GetDevices() {
@@ -271,8 +271,8 @@ func unqualified(names []string) []string {
 	return devices
 }
 
-// someOf is a list of names from a caller. A message shows only the first few names, and shortens long ones. Real
-// device IDs are shorter.
+// someOf is a list of names that come from a caller. A message shows only the first few names, and shortens long ones.
+// Real device IDs are shorter.
 type someOf []string
 
 const (
@@ -288,5 +288,5 @@ func (s *someOf) add(name, reason string) {
 	*s = append(*s, text)
 }
 
-// String returns the first names and the number of the others.
+// String returns the first names, and how many others there are.
 func (s someOf) String() string { return wording.ShortenList(s, namesInMessage, ", ") }

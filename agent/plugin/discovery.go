@@ -8,8 +8,9 @@ import (
 	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// stayDiscovered stays available to a kubelet that discovers the socket in its registry directory. If the kubelet does
-// not watch in time, the endpoint makes a new socket. After a watch the kubelet may discover the same socket again.
+// stayDiscovered keeps the endpoint available to a kubelet that finds the socket in its registry directory. If the
+// kubelet does not begin to watch in time, a new socket is made. When a watch has ended, the kubelet may find the same
+// socket again.
 func (e *endpoint) stayDiscovered(ctx context.Context) error {
 	for {
 		if err := e.maintainUntil(ctx, e.opts.streamGrace, e.server.watched); err != nil {
@@ -28,7 +29,7 @@ func (e *endpoint) stayDiscovered(ctx context.Context) error {
 	}
 }
 
-// discovery is the registration service that the kubelet calls on a socket it discovered.
+// discovery is the registration service that the kubelet calls on a socket that it has found.
 type discovery struct {
 	pluginregistration.UnimplementedRegistrationServer
 
@@ -37,15 +38,14 @@ type discovery struct {
 
 var _ pluginregistration.RegistrationServer = (*discovery)(nil)
 
-// GetInfo describes the device plugin of the resource, which is on the same socket.
+// GetInfo describes the device plugin of the resource, which serves the same socket.
 func (d *discovery) GetInfo(context.Context, *pluginregistration.InfoRequest) (*pluginregistration.PluginInfo, error) {
 	return &pluginregistration.PluginInfo{
 		Type: pluginregistration.DevicePlugin, Name: d.endpoint.name, SupportedVersions: v1beta1.SupportedVersions[:],
 	}, nil
 }
 
-// NotifyRegistrationStatus records whether the kubelet accepted the plugin. After a refusal the kubelet tries again by
-// itself.
+// NotifyRegistrationStatus records whether the kubelet accepted the plugin. If it did not, it will try again.
 func (d *discovery) NotifyRegistrationStatus(
 	_ context.Context, s *pluginregistration.RegistrationStatus,
 ) (*pluginregistration.RegistrationStatusResponse, error) {

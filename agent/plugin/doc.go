@@ -5,8 +5,9 @@
 //	err = p.Run(ctx)
 //
 // A resource's endpoint serves before it registers. It registers again whenever the kubelet may have lost the
-// registration: the kubelet has a new socket, or the ListAndWatch stream ended or did not begin. It restores its own
-// socket when that was removed, as a starting kubelet does. Open streams continue through all of this.
+// registration: the kubelet has a new socket, or the ListAndWatch stream has ended or did not begin. If its own socket
+// was removed, as a kubelet does when it starts, it makes the socket again. Streams that are open continue through all
+// of this.
 //
 // The package does not call the driver and decides nothing about devices: it advertises the resources of the last
 // Update, and answers Allocate from them.

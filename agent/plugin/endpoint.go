@@ -21,20 +21,20 @@ import (
 
 // endpoint serves a resource on a socket and keeps it registered with the kubelet. It is an actor.
 type endpoint struct {
-	name   string // the resource's
-	path   string // the socket's
+	name   string // of the resource
+	path   string // of the socket
 	opts   *Options
 	log    *slog.Logger
 	server *server
 
 	// Only the goroutine of run uses these.
 	grpc    *grpc.Server
-	serving sync.WaitGroup // counts the goroutines of the sockets
+	serving sync.WaitGroup // the goroutines that serve sockets
 	lock    *fileio.Lock
 	socket  *socket
 
 	mu     sync.Mutex
-	status Status // without the devices
+	status Status // without the numbers of devices
 }
 
 func newEndpoint(r resource.Resource, path string, o *Options) (*endpoint, error) {
@@ -51,14 +51,14 @@ func newEndpoint(r resource.Resource, path string, o *Options) (*endpoint, error
 // stopped is the reason of an endpoint that has stopped.
 const stopped = "the plugin stopped"
 
-// maxRequest bounds a request, in bytes. The kubelet sends the IDs of all devices to get a preferred allocation.
+// maxRequest bounds a request, in bytes. For GetPreferredAllocation the kubelet sends the IDs of all devices.
 const maxRequest = 2 * resource.MaxList
 
-// run serves until ctx ends. Then it ends the running calls and removes the socket and the lock.
+// run serves until ctx ends. Then it ends the running calls, and removes the socket and the lock.
 func (e *endpoint) run(ctx context.Context) (err error) {
 	defer func() {
 		e.mu.Lock()
-		e.status.Reason = stopped // replaces an earlier reason
+		e.status.Reason = stopped // in place of an earlier reason
 		e.mu.Unlock()
 	}()
 	e.lock, err = fileio.AcquireLock(filepath.Join(filepath.Dir(e.path), "."+filepath.Base(e.path)+".lock"))
@@ -83,10 +83,10 @@ func (e *endpoint) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// forever is the longest time limit.
+// forever means that there is no time limit.
 const forever time.Duration = math.MaxInt64
 
-// maintainUntil restores the socket and the lock until done returns true or the limit is over, and returns only when
+// maintainUntil restores the socket and the lock until `done` returns true or the limit is over. When it returns nil,
 // both are in place. It returns an error if ctx ends or another instance holds the lock.
 func (e *endpoint) maintainUntil(ctx context.Context, limit time.Duration, done func() bool) error {
 	timeout, over := time.After(limit), false
@@ -98,7 +98,7 @@ func (e *endpoint) maintainUntil(ctx context.Context, limit time.Duration, done 
 			return err
 		case err != nil:
 			e.setReason(err)
-			retry = time.After(time.Second) // no event reports that file descriptors or space are available again
+			retry = time.After(time.Second) // no event shows when there are file descriptors or disk space again
 		case done() || over:
 			return nil
 		}
@@ -113,7 +113,8 @@ func (e *endpoint) maintainUntil(ctx context.Context, limit time.Duration, done 
 	}
 }
 
-// restore restores the lock's file and the socket after they were removed, and the socket after its server ended.
+// restore restores the lock's file and the socket if they were removed. It also makes a new socket if the server of
+// the socket has ended.
 func (e *endpoint) restore(ctx context.Context) error {
 	if err := e.lock.Renew(); err != nil {
 		return err
@@ -128,7 +129,7 @@ func (e *endpoint) restore(ctx context.Context) error {
 	return nil
 }
 
-// listen serves on a new socket. Connections to the old one stay open.
+// listen serves on a new socket. Connections to the old socket stay open.
 func (e *endpoint) listen(ctx context.Context) error {
 	s, err := listen(ctx, e.path)
 	if err != nil {
@@ -146,8 +147,8 @@ func (e *endpoint) listen(ctx context.Context) error {
 	return nil
 }
 
-// stop ends the streams and waits up to drainTimeout for the other calls. It removes the socket first, so that no new
-// calls arrive.
+// stop ends the streams, and waits up to drainTimeout until the other calls have ended. It removes the socket before
+// that, so that no new calls arrive.
 func (e *endpoint) stop() {
 	if e.socket.inPlace() {
 		if err := os.Remove(e.path); err != nil {
@@ -170,7 +171,7 @@ func (e *endpoint) registered(err error) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	// A kubelet that does not watch is called repeatedly, but reported once.
+	// A kubelet that does not watch is called again and again, but this is reported once.
 	if e.status.Watched || e.status.Reason == errNotWatched.Error() {
 		return
 	}
@@ -178,7 +179,7 @@ func (e *endpoint) registered(err error) {
 	e.log.Info(e.name + " is registered with the kubelet")
 }
 
-// setReason records why the resource is not registered. It logs a repeated reason only once.
+// setReason records why the resource is not registered. It logs the same reason only once.
 func (e *endpoint) setReason(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -23,7 +23,7 @@ import (
 )
 
 var (
-	// ErrNoKubelet means that the kubelet's plugin directory does not exist.
+	// ErrNoKubelet means that the directory for the sockets does not exist or is not a directory: no kubelet uses it.
 	ErrNoKubelet = errors.New("the kubelet cannot be reached")
 	// ErrLongPath means that the paths of sockets in the directory could be longer than the kernel allows.
 	ErrLongPath = errors.New("the path of the directory of sockets is too long")
@@ -33,10 +33,10 @@ var (
 type Options struct {
 	// Dir is the kubelet's device plugin directory. It has the kubelet's socket, kubelet.sock, and the plugin's.
 	Dir string
-	// RegistryDir, if not empty, is the kubelet's directory of plugin sockets, plugins_registry. The plugin then puts
-	// its sockets there, where the kubelet discovers them. It does not call Register, and Dir may be empty.
+	// RegistryDir, if not empty, is the kubelet's directory of plugin sockets, plugins_registry. The plugin then makes
+	// its sockets there, and the kubelet finds them. The plugin does not call Register, and Dir may be empty.
 	RegistryDir string
-	// Allocate configures how containers are given devices.
+	// Allocate configures how containers get their devices.
 	Allocate AllocateOptions
 	Log      *slog.Logger
 	// Observer is notified of events; optional.
@@ -51,11 +51,11 @@ type Options struct {
 
 // Observer is notified of events, for metrics. Its methods must return at once and may be called concurrently.
 type Observer interface {
-	// Registered notifies of an attempt to register; err is nil if the kubelet accepted.
+	// Registered is called after an attempt to register. If the kubelet accepted, err is nil.
 	Registered(resource string, err error)
-	// Watched notifies that the kubelet began or ceased to watch the resource's devices.
+	// Watched is called when the kubelet begins to watch the resource's devices, and when it no longer does.
 	Watched(resource string, watched bool)
-	// Allocated notifies of an Allocate call: its result, the number of devices and the duration.
+	// Allocated is called after an Allocate call, with its result, the number of devices and the duration.
 	Allocated(resource string, code codes.Code, devices int, took time.Duration)
 }
 
@@ -81,7 +81,7 @@ type Plugin struct {
 	start     func(*endpoint) // runs an endpoint; nil while Run is not running
 }
 
-// New returns a Plugin. It checks the options and does not touch the host; the error may be ErrLongPath.
+// New returns a Plugin. It only checks the options; the error may be ErrLongPath.
 func New(o Options) (*Plugin, error) {
 	if err := checkLength(o.dir()); err != nil {
 		return nil, fmt.Errorf("set up the device plugin: %w", err)
@@ -101,17 +101,18 @@ func New(o Options) (*Plugin, error) {
 	return p, nil
 }
 
-// dir is the directory of the plugin's sockets.
+// dir returns the directory of the plugin's sockets.
 func (o *Options) dir() string { return cmp.Or(o.RegistryDir, o.Dir) }
 
-// kubeletSocket is the path of the socket on which the kubelet receives Register calls.
+// kubeletSocket returns the path of the socket on which the kubelet receives Register calls.
 func (o *Options) kubeletSocket() string { return filepath.Join(o.Dir, kubeletSocketName) }
 
 // Update replaces the devices of all resources. The resources must come from resource.Build, which checks names, IDs
-// and sizes. A new resource gets an endpoint. A resource that is gone keeps its endpoint with no devices, so that the
-// kubelet learns at once that there are none. When Update returns, no device that is gone can be allocated.
+// and sizes. A new resource gets an endpoint. The endpoint of a resource that is gone stays, without devices, so that
+// the kubelet learns at once that there are none. When Update returns, devices that are gone can no longer be
+// allocated.
 //
-// An error names resources that keep their old devices; all others have their new ones.
+// If there is an error, it names the resources that keep their old devices. All others have their new devices.
 func (p *Plugin) Update(resources []resource.Resource) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,7 +151,7 @@ func (p *Plugin) update(r resource.Resource) error {
 	return nil
 }
 
-// Check returns ErrNoKubelet if the directory for the sockets does not exist.
+// Check returns ErrNoKubelet if the directory for the sockets does not exist or is not a directory.
 func (p *Plugin) Check() error {
 	info, err := os.Stat(p.opts.dir())
 	if err != nil {
@@ -162,9 +163,9 @@ func (p *Plugin) Check() error {
 	return nil
 }
 
-// Run serves until ctx ends, then waits for running calls and removes its sockets and locks. It waits for a kubelet
-// that does not run. It returns early only where waiting would not help: with fileio.ErrHeld if another instance
-// serves a resource, and at the start with ErrNoKubelet or the error of a socket that cannot be made.
+// Run serves until ctx ends. Then it waits for running calls, and removes its sockets and locks. If no kubelet runs,
+// it waits for one. It returns earlier only if waiting would not help: with fileio.ErrHeld if another instance serves
+// a resource, and at the start with ErrNoKubelet, or with the error of a socket that cannot be made.
 func (p *Plugin) Run(ctx context.Context) error {
 	if err := p.Check(); err != nil {
 		return err
@@ -176,7 +177,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// setStart sets the function that runs an endpoint, and runs the existing endpoints; nil stops running new ones.
+// setStart sets the function that runs an endpoint, and runs the existing endpoints. With nil, new endpoints are not
+// run.
 func (p *Plugin) setStart(start func(*endpoint)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -196,7 +198,7 @@ type Status struct {
 	Watched bool
 	// Reason says why the kubelet does not watch, or is empty.
 	Reason string
-	// Devices and Healthy count the advertised devices.
+	// Devices and Healthy are the numbers of advertised devices and of healthy ones.
 	Devices, Healthy int
 }
 
@@ -214,7 +216,8 @@ func (p *Plugin) Status() []Status {
 	return all
 }
 
-// Ready returns nil if there are resources, and all are registered and watched. Otherwise the error names the others.
+// Ready returns nil if there are resources, and all are registered and watched. Otherwise the error names those that
+// are not.
 func (p *Plugin) Ready() error {
 	all := p.Status()
 	if len(all) == 0 {

@@ -20,10 +20,11 @@ type Preference struct {
 	// GPUs returns how the GPUs are connected. It is called at each Update. If it is nil or returns nil, all GPUs
 	// count as equally well connected.
 	GPUs func() *allocator.GPUs
-	// Policy is for GPUs, SharedPolicy for replicas and MIG devices. Empty means allocator.Topology and
+	// Policy is for GPUs, and SharedPolicy for replicas and MIG devices. If they are empty, they are
+	// allocator.Topology and allocator.Spread.
 	// allocator.Spread.
 	Policy, SharedPolicy allocator.Policy
-	// used is Plugin.usedSlices, or nil if no other resource is known.
+	// used is Plugin.usedSlices, or nil if there is no other resource.
 	used func(except string) (map[string]int, error)
 }
 
@@ -31,7 +32,8 @@ type Preference struct {
 type preference struct {
 	pool   *allocator.Pool
 	policy allocator.Policy
-	// bySlices is set if MIG devices are packed, which depends on the number of allocated compute slices of each GPU.
+	// bySlices is set if MIG devices are packed: then the choice depends on how many compute slices of each GPU are
+	// allocated.
 	bySlices bool
 }
 
@@ -97,8 +99,8 @@ func (s *server) GetPreferredAllocation(
 	return resp, nil
 }
 
-// usedSlices returns the compute slices of each GPU that are allocated as MIG devices of other resources, if the
-// policy packs MIG devices. On an error it returns nil, so only the slices of this resource count.
+// usedSlices returns how many compute slices of each GPU are allocated as MIG devices of other resources, if the
+// policy packs MIG devices. If these cannot be read, it returns nil, so only the slices of this resource count.
 func (s *server) usedSlices(l *list) map[string]int {
 	if !l.prefer.bySlices || s.options.Preference.used == nil {
 		return nil

@@ -20,13 +20,13 @@ import (
 )
 
 const (
-	// There is a pause before each registration with a kubelet that was not running from the start. The first pause is
-	// short but long enough for a starting kubelet, whose socket file exists some 20 microseconds before it listens.
-	// Later pauses double.
+	// There is a pause before each registration with a kubelet, except with one that runs when the plugin starts. The
+	// first pause is short, but long enough for a kubelet that is starting: its socket file exists some 20
+	// microseconds before it listens. Each pause is twice as long as the one before.
 	firstPause = time.Millisecond
 	lastPause  = 5 * time.Second
-	// steady is how long a watch must last to reset the pause to firstPause. A kubelet that ends every watch at once
-	// gets longer pauses.
+	// steady is how long a watch must last before the next pause is firstPause again. So if a kubelet ends every watch
+	// at once, the pauses become longer.
 	steady = 10 * time.Second
 )
 
@@ -69,18 +69,19 @@ func (e *endpoint) awaitKubelet(ctx context.Context, socket string) (unixsocket.
 	}
 }
 
-// stayRegisteredWith registers with a kubelet, and again if it does not watch or its watch ended, until its socket is
-// gone or belongs to another kubelet. A watch may outlast the socket.
+// stayRegisteredWith registers with a kubelet, and registers again if the kubelet does not watch or its watch has
+// ended. It returns when the kubelet's socket is gone or belongs to another kubelet. A watch may last longer than the
+// socket.
 func (e *endpoint) stayRegisteredWith(
 	ctx context.Context, socket string, kubelet unixsocket.ID, pause time.Duration,
 ) error {
-	reached := false // a Register call may have reached this kubelet
+	reached := false // whether a Register call may have reached this kubelet
 	replaced := func() bool { now, err := unixsocket.Identify(socket); return err == nil && now != kubelet }
-	// A stream that opens before a Register call has reached this kubelet belongs to an earlier kubelet.
+	// If a stream opens before a Register call has reached this kubelet, it is the stream of an earlier kubelet.
 	watching := func() bool { return reached && e.server.watched() }
 	decided := func() bool { return replaced() || watching() }
 	for {
-		// This also restores our socket: a starting kubelet removes it before it makes its own.
+		// This also restores our socket: a kubelet that starts removes it before it makes its own.
 		if err := e.maintainUntil(ctx, pause, decided); err != nil {
 			return err
 		}
@@ -127,7 +128,7 @@ func noKubelet(socket string, err error) error {
 	return fmt.Errorf("find the kubelet: %w", err)
 }
 
-// watch records that the kubelet watches the devices, until over returns true.
+// watch records that the kubelet watches the devices, until `over` returns true.
 func (e *endpoint) watch(ctx context.Context, over func() bool) error {
 	l := e.server.list.Load()
 	e.log.Info("the kubelet watches "+e.name, "devices", len(l.devices), "healthy", l.healthy)
@@ -144,14 +145,14 @@ func (e *endpoint) watch(ctx context.Context, over func() bool) error {
 
 // answer is the result of a Register call.
 type answer struct {
-	// reached is whether the kubelet may have accepted the registration in spite of an error: its answer came too
-	// late, or a kubelet 1.37 refuses a registration that it accepted before.
+	// reached says that the kubelet may have accepted the registration, although there is an error: its answer came
+	// too late, or it refused a registration that it had accepted before, as a kubelet 1.37 does.
 	reached bool
 	err     error
 }
 
-// register calls the kubelet's Register, and meanwhile maintains the socket and the lock: the kubelet connects to the
-// socket before it answers. It cancels the call if another kubelet replaces this one. The error is that of
+// register calls the kubelet's Register. Meanwhile it maintains the socket and the lock, since the kubelet connects to
+// the socket before it answers. If another kubelet replaces this one, it cancels the call. The error is that of
 // maintainUntil.
 func (e *endpoint) register(ctx context.Context, replaced func() bool) (answer, error) {
 	calling, cancel := context.WithCancelCause(ctx)
@@ -185,7 +186,7 @@ func (e *endpoint) callRegister(ctx context.Context) answer {
 	switch {
 	case err == nil:
 		return answer{reached: true}
-	case status.Code(err) == codes.Unavailable: // returned by gRPC itself: there is no connection, or it broke
+	case status.Code(err) == codes.Unavailable: // gRPC itself returns it: there is no connection, or it broke
 		return answer{err: fmt.Errorf("the kubelet at %s cannot be reached: %s; is it running?",
 			kubelet, status.Convert(err).Message())}
 	case ctx.Err() != nil:

@@ -17,8 +17,8 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// server is the device plugin service of one resource. It answers from its list; no call waits for the driver or for a
-// file.
+// server is the device plugin service of one resource. It answers from its list, so no call waits for the driver or
+// for a file.
 type server struct {
 	v1beta1.UnimplementedDevicePluginServer
 
@@ -27,8 +27,8 @@ type server struct {
 	observer Observer
 
 	list atomic.Pointer[list]
-	// watchers counts the open ListAndWatch streams that began after the last Register call. Each Register replaces
-	// the counter, so older streams no longer count.
+	// watchers is the number of open ListAndWatch streams that began after the last Register call. Each Register
+	// replaces the counter, so older streams no longer count.
 	watchers atomic.Pointer[atomic.Int32]
 	wake     wake.Chan     // the socket or the watchers may have changed
 	stopped  chan struct{} // closed to end the streams
@@ -43,8 +43,8 @@ type list struct {
 	healthy  int
 	prefer   preference
 	message  *v1beta1.ListAndWatchResponse
-	common   part          // what every container gets in addition to its devices
-	replaced chan struct{} // closed when the server has another list
+	common   part          // what every container gets, besides the parts of its devices
+	replaced chan struct{} // closed when the server has a newer list
 }
 
 // device is a device of a list.
@@ -65,8 +65,8 @@ func newServer(r resource.Resource, o AllocateOptions, log *slog.Logger, observe
 	return s, s.update(r)
 }
 
-// update replaces the list; calls must not overlap. When it returns, a device that left the list cannot be allocated.
-// The new list is sent at once, unless it equals the old one. On an error the old list stays.
+// update replaces the list. When it returns, a device that is not in the new list cannot be allocated. The new list is
+// sent at once, unless it equals the old one. After an error the old list stays. Calls must not overlap.
 func (s *server) update(r resource.Resource) error {
 	next, err := s.newList(r)
 	if err != nil {
@@ -74,7 +74,7 @@ func (s *server) update(r resource.Resource) error {
 	}
 	old := s.list.Load()
 	if proto.Equal(old.message, next.message) {
-		// At most the answers of Allocate differ, so nothing is sent and the streams keep waiting.
+		// If anything differs, only the answers of Allocate do. So nothing is sent, and the streams keep waiting.
 		next.replaced = old.replaced
 		s.list.Store(next)
 		return nil
@@ -105,8 +105,8 @@ func (s *server) newList(r resource.Resource) (*list, error) {
 	return l, err
 }
 
-// apiDevice converts a device to the API's type. A device without a NUMA node gets no topology: the kubelet never
-// allocates a device whose topology is empty.
+// apiDevice converts a device to the type of the API. If the device has no NUMA node, it gets no topology: the kubelet
+// never allocates a device whose topology is empty.
 func apiDevice(d *resource.Device) *v1beta1.Device {
 	m := &v1beta1.Device{ID: d.ID, Health: v1beta1.Unhealthy}
 	if d.Healthy {
@@ -118,7 +118,7 @@ func apiDevice(d *resource.Device) *v1beta1.Device {
 	return m
 }
 
-// GetDevicePluginOptions lists the optional calls that the kubelet may make.
+// GetDevicePluginOptions says which optional calls the kubelet may make.
 func (s *server) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {
 	return s.options.calls(), nil
 }
@@ -128,12 +128,11 @@ func (o *AllocateOptions) calls() *v1beta1.DevicePluginOptions {
 	return &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: o.PreStart != nil}
 }
 
-// preStartTimeout is how long a container's devices may be prepared. The kubelet waits 30 seconds.
+// preStartTimeout is how long it may take to prepare a container's devices. The kubelet waits 30 seconds.
 const preStartTimeout = 25 * time.Second
 
-// PreStartContainer prepares the devices of a container, including devices that became unhealthy after Allocate. The
-// codes of its errors are those of Allocate, with FailedPrecondition for devices that a container must not get in
-// their present state.
+// PreStartContainer prepares the devices of a container, also those that became unhealthy after Allocate. The codes of
+// its errors are those of Allocate, with FailedPrecondition if a container must not get the devices as they are.
 func (s *server) PreStartContainer(
 	ctx context.Context, req *v1beta1.PreStartContainerRequest,
 ) (*v1beta1.PreStartContainerResponse, error) {
@@ -158,7 +157,8 @@ func (s *server) PreStartContainer(
 	return &v1beta1.PreStartContainerResponse{}, nil
 }
 
-// ListAndWatch sends the list and each later one. A stream that is slower than the changes gets only the newest list.
+// ListAndWatch sends the list, and each later list. If lists change faster than they can be sent, only the newest is
+// sent.
 func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
 	watchers := s.watchers.Load()
 	watchers.Add(1)

@@ -19,8 +19,8 @@ const (
 	socketSuffix      = ".sock"
 )
 
-// socketPath returns the path of a resource's socket: DIR/gpu-cdi-nvidia-com-gpu.sock. If that is too long for a
-// socket or taken by another resource, a hash replaces the resource's name.
+// socketPath returns the path of a resource's socket, such as DIR/gpu-cdi-nvidia-com-gpu.sock. If that is too long for
+// a socket, or another resource has it, a hash takes the place of the resource's name.
 func socketPath(dir, name string, taken func(path string) bool) string {
 	plain := strings.NewReplacer("/", "-", ".", "-").Replace(name)
 	path := filepath.Join(dir, socketPrefix+plain+socketSuffix)
@@ -50,11 +50,11 @@ type socket struct {
 	*net.UnixListener
 	path  string
 	id    unixsocket.ID // zero if another program removed the socket at once
-	ended atomic.Bool   // its server returned
+	ended atomic.Bool   // whether the server of the socket has returned
 }
 
 // listen listens on a socket to which only root can connect. It replaces an existing socket: the caller holds the
-// lock, so no other instance listens on it. Any other file at the path is an error.
+// lock, so no other instance listens there. If the file at the path is not a socket, that is an error.
 func listen(ctx context.Context, path string) (*socket, error) {
 	l, err := unixsocket.Listen(ctx, path, unixsocket.OwnerOnly)
 	if err != nil {

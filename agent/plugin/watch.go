@@ -10,14 +10,14 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// How often endpoints are woken without a report from the kernel.
+// How often endpoints are woken if the kernel reports no change.
 const (
 	pollWatched   = 10 * time.Second       // in case a report was lost
 	pollUnwatched = 250 * time.Millisecond // if the kernel cannot report changes
 )
 
-// watchDir wakes all endpoints after every change in the directory of the sockets, until ctx ends. They share one
-// watcher, since the number of inotify instances is limited, often to 128.
+// watchDir wakes all endpoints after every change in the directory of the sockets, until ctx ends. All endpoints share
+// one inotify watcher, since the number of these is limited, often to 128.
 func (p *Plugin) watchDir(ctx context.Context) {
 	var watcher *fsnotify.Watcher
 	defer func() {
@@ -31,7 +31,7 @@ func (p *Plugin) watchDir(ctx context.Context) {
 				return err
 			}
 		}
-		return watcher.Add(p.opts.dir()) // each time, since the directory may have been replaced
+		return watcher.Add(p.opts.dir()) // again and again, since the directory may have been replaced
 	}
 	warned := false
 	for {
@@ -51,12 +51,12 @@ func (p *Plugin) watchDir(ctx context.Context) {
 				"it does; raise fs.inotify.max_user_instances or fs.inotify.max_user_watches if that is the limit: %v",
 				p.opts.dir(), pollUnwatched, err))
 		}
-		p.wakeAll() // also for changes before the directory was watched
+		p.wakeAll() // for changes before the directory was watched
 		select {
 		case <-ctx.Done():
 			return
 		case <-events:
-		case <-failures: //nolint:errcheck // events were lost; the wakeups make up for them
+		case <-failures: //nolint:errcheck // events were lost; the wake-ups make up for that
 		case <-time.After(poll):
 		}
 	}

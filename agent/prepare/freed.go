@@ -8,12 +8,13 @@ import (
 	"time"
 )
 
-// FreedChecker checks devices after their last container, so that a device still in use is advertised as unhealthy
-// before another container gets it. It is an actor.
+// FreedChecker checks a device after its last container has ended. If the device is still in use, it is advertised as
+// unhealthy before another container gets it. FreedChecker is an actor.
 type FreedChecker struct {
 	opts FreedOptions
 	mu   sync.Mutex // held by checks, which run concurrently
-	// toCheck has the devices that a container had, by UUID. The value is the result of the last check.
+	// toCheck has, by UUID, the devices that must be checked, since a container had them. The value is what the last
+	// check found.
 	toCheck map[string]string
 }
 
@@ -30,7 +31,8 @@ type FreedOptions struct {
 
 // FreedState records the state of devices after their last container, by UUID. node.Monitor implements it.
 type FreedState interface {
-	// SetLeftInUse marks a device as in use after its last container, for a reason; an empty reason removes the mark.
+	// SetLeftInUse marks a device as still in use after its last container has ended. An empty reason removes the
+	// mark.
 	SetLeftInUse(uuid, reason string)
 	// LeftInUse reports whether a device is marked. Marks survive a restart of the program.
 	LeftInUse(uuid string) bool
@@ -50,7 +52,7 @@ func NewFreedChecker(opts FreedOptions) *FreedChecker {
 const (
 	// freedInterval is how often the devices that containers hold are read from the kubelet.
 	freedInterval = 5 * time.Second
-	// freedLimit bounds the checks that follow.
+	// freedLimit bounds the checks that follow the reading.
 	freedLimit = 10 * time.Second
 )
 
@@ -68,11 +70,11 @@ func (f *FreedChecker) Run(ctx context.Context) error {
 	}
 }
 
-// round reads once from the kubelet which devices containers hold, and checks those that were freed.
+// round reads once from the kubelet which devices containers hold, and checks those that no container holds any more.
 func (f *FreedChecker) round(ctx context.Context) {
 	devices := f.opts.Offered()
 	for uuid, d := range devices {
-		if d.Rules.Policy == None { // no check would clear a mark from before a reload
+		if d.Rules.Policy == None { // since no check would clear a mark that it had before a reload
 			f.opts.State.SetLeftInUse(uuid, "")
 			delete(devices, uuid)
 		}
@@ -89,16 +91,16 @@ func (f *FreedChecker) round(ctx context.Context) {
 	maps.DeleteFunc(devices, func(uuid string, _ FreedDevice) bool {
 		if held[uuid] {
 			f.toCheck[uuid] = ""
-			f.opts.State.SetLeftInUse(uuid, "") // from now on Runner.Run has to refuse it
+			f.opts.State.SetLeftInUse(uuid, "") // from now on, Runner.Run refuses the device if it is in use
 			return true
 		}
 		_, had := f.toCheck[uuid]
-		return !had && !f.opts.State.LeftInUse(uuid) // marked before a restart
+		return !had && !f.opts.State.LeftInUse(uuid) // it was marked before a restart
 	})
 	f.check(ctx, devices)
 }
 
-// check checks concurrently the devices that no container holds.
+// check checks the devices that no container holds, concurrently.
 func (f *FreedChecker) check(ctx context.Context, devices map[string]FreedDevice) {
 	ctx, cancel := context.WithTimeout(ctx, freedLimit)
 	defer cancel()
@@ -116,8 +118,9 @@ func (f *FreedChecker) check(ctx context.Context, devices map[string]FreedDevice
 	all.Wait()
 }
 
-// judge records the result of a device's check. Only the second finding in a row makes the device suspect: a container
-// may take a moment to leave its devices, and a kubelet that has just started does not know its pods yet.
+// judge records what the check of a device found. Only if two checks in a row find something, the device becomes
+// suspect: a container may take a moment to leave its devices, and a kubelet that has just started does not know its
+// pods yet.
 func (f *FreedChecker) judge(uuid, found string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

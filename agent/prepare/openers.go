@@ -14,9 +14,9 @@ import (
 	"gpu-cdi-plugin/internal/proc"
 )
 
-// openers lists the processes that have one of the device nodes open, such as "process 4711 (nv-hostengine, cgroup
-// /system.slice/nvidia-dcgm.service)", sorted by PID and without the excepted PIDs. It returns an error if a path is
-// not a device node, if processes could not be inspected, or if ctx has ended.
+// openers lists the processes that have one of the device nodes open, sorted by PID, without the PIDs in `except`. An
+// entry is a text such as "process 4711 (nv-hostengine, cgroup /system.slice/nvidia-dcgm.service)". It returns an
+// error if a path is not a device node, if processes could not be inspected, or if ctx has ended.
 func openers(ctx context.Context, h host.Host, nodes []string, except ...int) ([]string, error) {
 	if err := proc.SeesAll(h.Proc()); err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func openers(ctx context.Context, h host.Host, nodes []string, except ...int) ([
 	return list, nil
 }
 
-// opener describes a process that has one of the devices open, or returns "".
+// opener describes a process if it has one of the devices open. Otherwise it returns "".
 func opener(h host.Host, pid int, numbers map[uint64]bool, names []string) (string, error) {
 	p, err := proc.Open(h.Proc(), pid)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// byPCI resets a GPU through the file reset of its PCI device. The kernel does not check who uses the device, so no
+// byPCI resets a GPU through the file "reset" of its PCI device. The kernel does not check who uses the device, so no
 // process may have the GPU open, and it may not be the machine's display. The kernel waits up to a minute for the
 // device.
 func (r *DriverReset) byPCI(d *Device) (Outcome, error) {

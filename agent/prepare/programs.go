@@ -18,8 +18,8 @@ func describe(p *proc.Process) string {
 	return fmt.Sprintf("process %d (%s, cgroup %s)", p.PID, plain(p.Command()), plain(groups.String()))
 }
 
-// DefaultPrograms are the programs that may use a GPU which a container is about to get: display servers, and NVIDIA's
-// daemons and tools.
+// DefaultPrograms are programs that may use a GPU although a container is about to get it: display servers, and
+// NVIDIA's daemons and tools.
 func DefaultPrograms() []string {
 	return []string{
 		"Xorg", "Xorg.bin", "Xwayland", "gnome-shell", "kwin_wayland", "kwin_x11", "plasmashell", "gdm-x-session",
@@ -28,8 +28,8 @@ func DefaultPrograms() []string {
 	}
 }
 
-// known reports whether the process is one of the programs by the name of its executable, and the name can be trusted.
-// A container can run a program of any name as root, so a known process must also be one of
+// known reports whether the process is one of the programs, by the name of its executable, and the name can be
+// trusted. A container can run a program of any name as root, so a known process must also be one of these:
 //   - a process of the host: in no container's cgroup, and in the PID and user namespaces of the host;
 //   - root with CAP_SYS_ADMIN in the host's user namespace, like a monitoring agent in a container. Such a
 //     container has full control of the node already, so trusting the name grants it nothing.

@@ -25,8 +25,8 @@ type Record struct {
 	Error string `json:"error,omitempty"`
 }
 
-// Step is one of the steps of a preparation: sharing, health, processes, memory, settings, persistence, reset and
-// exec, or wait if an earlier preparation of the device or the resets of others did not end in time.
+// Step is a step of a preparation: sharing, health, processes, memory, settings, persistence, reset or exec. If an
+// earlier preparation of the device, or resets of other GPUs, did not end in time, it is "wait".
 type Step struct {
 	Name   string `json:"name"`
 	Result Result `json:"result"`
@@ -57,7 +57,7 @@ func ParseRecords(data []byte) (map[string]Record, error) {
 	return all, nil
 }
 
-// String says when the device was prepared, by which policy, for how long, and with which result, such as
+// String says when the device was prepared, by which policy, how long it took and with which result, such as
 // "2026-01-02T03:04:05Z check ok 12ms" or "2026-01-02T03:04:05Z check failed (memory) 5s".
 func (r *Record) String() string {
 	result := string(OK)
@@ -84,7 +84,7 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// refusal has the error of each device that failed, and formats them in one line.
+// refusal has an error for each device that failed. Its text is one line.
 type refusal []error
 
 func (r refusal) Error() string {
@@ -98,7 +98,7 @@ func (r refusal) Error() string {
 // Unwrap returns an *[Error] for each device.
 func (r refusal) Unwrap() []error { return r }
 
-// recorder makes a Record. Steps may still be running when end is called.
+// recorder makes a Record. When end is called, steps may still be running.
 type recorder struct {
 	mu     sync.Mutex
 	record Record
@@ -120,7 +120,7 @@ func (r *recorder) begin(name string) {
 	r.name, r.began = name, time.Now()
 }
 
-// add records the result of the current step. If the step failed, add returns its error, and end records it.
+// add records the result of the current step. If the step failed, add only returns its error, which end records.
 func (r *recorder) add(note string, err error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -137,7 +137,7 @@ func (r *recorder) add(note string, err error) error {
 	return nil
 }
 
-// addStep adds the current step, unless the record was already returned.
+// addStep adds the current step, unless the record was returned already.
 func (r *recorder) addStep(result Result, note string) {
 	if r.ended {
 		return
@@ -145,7 +145,7 @@ func (r *recorder) addStep(result Result, note string) {
 	r.record.Steps = append(r.record.Steps, Step{r.name, result, plain(note), time.Since(r.began)})
 }
 
-// end returns the record. An error is the result of the current step.
+// end returns the record. If there is an error, it is the result of the current step.
 func (r *recorder) end(err error) (Record, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -163,7 +163,7 @@ func (r *recorder) end(err error) (Record, error) {
 // maxText bounds texts from programs and processes, in bytes.
 const maxText = 1000
 
-// plain turns a text into one printable line of limited length.
+// plain turns a text into one line of limited length, with only printable characters.
 func plain(text string) string {
 	text = strings.Map(func(c rune) rune {
 		if !unicode.IsPrint(c) {
@@ -174,5 +174,5 @@ func plain(text string) string {
 	return strings.TrimSpace(wording.Shorten(text, maxText))
 }
 
-// list formats at most three things.
+// list formats the first three things of a list.
 func list(things []string) string { return wording.ShortenList(things, 3, ", ") }

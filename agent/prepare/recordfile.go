@@ -13,7 +13,7 @@ import (
 	"gpu-cdi-plugin/internal/wake"
 )
 
-// RecordFile writes the last record of each device to a file that ParseRecords reads. It is an actor, so that
+// RecordFile writes the last record of each device to a file, which ParseRecords can read. It is an actor, so that
 // containers do not wait for the disk.
 type RecordFile struct {
 	path    string
@@ -22,10 +22,10 @@ type RecordFile struct {
 	wake    wake.Chan
 
 	mu    sync.Mutex
-	fresh map[string]Record // since the last write, by UUID
+	fresh map[string]Record // records since the last write, by UUID
 }
 
-// NewRecordFile returns a RecordFile for a path. It drops records of devices that are not offered.
+// NewRecordFile returns a RecordFile for a path. Records of devices that are not offered are dropped.
 func NewRecordFile(path string, offered func(uuid string) bool, log *slog.Logger) *RecordFile {
 	return &RecordFile{path: path, offered: offered, log: log, wake: wake.New(), fresh: map[string]Record{}}
 }
@@ -38,7 +38,7 @@ func (f *RecordFile) Add(r Record) {
 	f.wake.Wake()
 }
 
-// Run writes the records until ctx ends. Records that cannot be written are written with the next one.
+// Run writes the records until ctx ends. If records cannot be written, they are written with the next one.
 func (f *RecordFile) Run(ctx context.Context) error {
 	unsaved := map[string]Record{}
 	for ctx.Err() == nil {

@@ -11,15 +11,15 @@ import (
 
 // Resetter resets GPUs.
 type Resetter interface {
-	// Ready returns why no reset can be tried at present, or nil. It is called before the driver is released.
+	// Ready returns why no reset can be tried now, or nil. It is called before the driver is released.
 	Ready() error
-	// Reset resets whole GPUs that no known process of this node uses, and returns a result for each. Calls do not
-	// overlap. At the deadline of ctx, running resets are abandoned and their errors are *[AbandonedError]. If ctx is
-	// canceled, Reset still waits for them.
+	// Reset resets whole GPUs, and returns a result for each. No process of this host that is known uses the GPUs.
+	// Calls do not overlap. At the deadline of ctx, running resets are abandoned and their errors are
+	// *[AbandonedError]. If ctx is canceled before that, Reset still waits for them.
 	Reset(ctx context.Context, gpus []Device) []ResetResult
 }
 
-// ResetResult is how the reset of a GPU ended. Err says why, except for ResetDone.
+// ResetResult is the result of a GPU's reset. Unless the Outcome is ResetDone, Err says why.
 type ResetResult struct {
 	Outcome Outcome
 	Err     error
@@ -34,11 +34,11 @@ const (
 	ResetDone                 // the GPU was reset
 	ResetBusy                 // a process has the GPU open, or the GPU is still busy: a later attempt may succeed
 	ResetNotSupported         // the GPU or the machine has no reset, like most virtual machines
-	ResetRefused              // NVSwitches or its use as the primary GPU rule out a reset
+	ResetRefused              // NVSwitches, or its use as the primary GPU, do not allow a reset
 )
 
-// AbandonedError means that a reset did not end in time. The reset continues, even after this process ends, and the
-// GPU must not be used until the reset has ended.
+// AbandonedError means that a reset did not end in time. The reset continues, even if this process ends, and the GPU
+// must not be used until the reset has ended.
 type AbandonedError struct {
 	Wait func() ResetResult // waits until the reset has ended
 	Err  error              // why the reset was abandoned
@@ -50,17 +50,17 @@ func (e *AbandonedError) Error() string {
 
 func (e *AbandonedError) Unwrap() error { return e.Err }
 
-// Times around a reset.
+// Times for what is done before and after a reset.
 const (
-	// resetReserve is the part of the deadline that is kept for the probes after a reset.
+	// resetReserve is the part of the deadline that is left for the probes after a reset.
 	resetReserve = 2 * time.Second
-	// Time limits for reopening the driver, and for restoring persistence mode, which waits for the resets of other
-	// GPUs. Both are done even after the deadline.
+	// The time limits for reopening the driver, and for restoring persistence mode, which waits for the resets of
+	// other GPUs. Both are done even after the deadline.
 	reopenLimit      = 10 * time.Second
 	persistenceLimit = 30 * time.Second
 )
 
-// whyNotReset returns why the GPU is known not to be resettable, or "".
+// whyNotReset returns why it is known that the GPU cannot be reset, or "".
 func (x *target) whyNotReset() string {
 	if why := x.whyNotAlone(); why != "" {
 		return why
@@ -74,23 +74,23 @@ func (x *target) whyNotReset() string {
 	return ""
 }
 
-// willReset reports whether the GPU will be reset, or already was.
+// willReset reports whether the GPU will be reset, or was reset already.
 func (x *target) willReset() bool { return x.rules.Policy == Reset && x.whyNotReset() == "" }
 
-// endPersistence switches persistence mode off before a reset, because the mode keeps the GPU in use.
+// endPersistence switches persistence mode off before a reset, since with this mode the GPU stays in use.
 func (x *target) endPersistence(ctx context.Context) (string, error) {
 	if !x.willReset() || x.resetBefore() {
 		return "", errNotDue
 	}
 	changed, err := x.opts.Driver.SetPersistence(ctx, x.d.GPU, false)
-	if err != nil { // if it matters, the reset fails
+	if err != nil { // if the mode matters, the reset will fail
 		return "", skippedError("persistence mode cannot be switched off: " + err.Error())
 	}
 	x.persistent = changed
 	return "", nil
 }
 
-// restorePersistence switches persistence mode on if endPersistence switched it off, also after the deadline.
+// restorePersistence switches persistence mode on again if endPersistence switched it off, even after the deadline.
 func (x *target) restorePersistence(ctx context.Context) {
 	if !x.persistent {
 		return
@@ -102,14 +102,14 @@ func (x *target) restorePersistence(ctx context.Context) {
 		_, err := x.opts.Driver.SetPersistence(ctx, x.d.GPU, true)
 		return err
 	})
-	if err != nil { // the record may already have been returned
+	if err != nil { // the record may have been returned already
 		x.opts.Log.Warn("the persistence mode of " + x.d.GPU + " was switched off for a reset and cannot be switched on " +
 			"again (nvidia-smi -i " + x.d.GPU + " -pm 1 does that): " + plain(err.Error()))
 	}
 }
 
-// checkBeforeReset decides whether to reset the GPU, and checks for obstacles to the reset before the driver is closed
-// for all GPUs. It records the step only if there is no reset.
+// checkBeforeReset decides whether to reset the GPU. If so, it checks that nothing prevents the reset, before the
+// driver is closed for all GPUs. It records the step "reset" only if there is no reset.
 func (x *target) checkBeforeReset(ctx context.Context) (string, error) {
 	if x.rules.Policy != Reset {
 		return "", errNotDue
@@ -119,7 +119,7 @@ func (x *target) checkBeforeReset(ctx context.Context) (string, error) {
 	}
 	if x.resetBefore() {
 		x.wasReset, x.resetNote = true, "it was already reset, and no container has had it since"
-		x.setUnusedReset(time.Time{}) // a fault that is found from now on is a reason to reset it again
+		x.setUnusedReset(time.Time{}) // if a fault is found from now on, the GPU is reset again
 		return "", errNotDue
 	}
 	if err := x.opts.Resetter.Ready(); err != nil {
@@ -129,16 +129,17 @@ func (x *target) checkBeforeReset(ctx context.Context) (string, error) {
 	return "", cmp.Or(x.checkNotOpen(ctx), errNotDue)
 }
 
-// checkNotOpen passes if no process except this one has the GPU open.
+// checkNotOpen returns an error if a process other than this one has the GPU open.
 func (x *target) checkNotOpen(ctx context.Context) error {
-	users, _ := openers(ctx, x.opts.Host, x.d.Nodes, os.Getpid()) // if unknown, the reset fails on them
+	users, _ := openers(ctx, x.opts.Host, x.d.Nodes, os.Getpid()) // if unknown, the reset fails because of them
 	if len(users) == 0 {
 		return nil
 	}
 	return inUseError{fmt.Errorf("%s has the GPU open, so it cannot be reset: end it", list(users))}
 }
 
-// reset resets the GPUs that are due. It reports whether all are then healthy, or can be used without a reset.
+// reset resets the GPUs that must be reset. It reports whether all of them are then healthy, or can be used without a
+// reset.
 func (p *preparation) reset(ctx context.Context) bool {
 	var due []*target
 	for _, x := range p.targets {
@@ -156,8 +157,8 @@ func (p *preparation) reset(ctx context.Context) bool {
 	return p.passed() && p.each(ctx, (*target).afterReset)
 }
 
-// tryUntilReset resets GPUs together, and repeats that for busy ones. Between attempts the driver is open, and other
-// containers are prepared.
+// tryUntilReset resets GPUs together, and tries again for GPUs that are busy. Between attempts the driver is open, and
+// other containers are prepared.
 func (p *preparation) tryUntilReset(ctx context.Context, due []*target) {
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
@@ -185,7 +186,7 @@ func (p *preparation) tryUntilReset(ctx context.Context, due []*target) {
 	}
 }
 
-// try resets GPUs once, sets their results, and returns the busy ones.
+// try resets GPUs once, sets their results, and returns those that are busy.
 func (p *preparation) try(ctx context.Context, due []*target) (busy []*target) {
 	var gpus []Device
 	for _, x := range due {
@@ -210,7 +211,7 @@ func (p *preparation) try(ctx context.Context, due []*target) (busy []*target) {
 	return busy
 }
 
-// wasTried sets the result of an attempt to reset the GPU. Reopen is the error of reopening the driver afterwards.
+// wasTried sets the result of an attempt to reset the GPU. `reopen` is the error of reopening the driver after it.
 func (x *target) wasTried(ctx context.Context, r ResetResult, reopen error) {
 	if abandoned, ok := errors.AsType[*AbandonedError](r.Err); ok {
 		x.resetting = abandoned.Wait
@@ -237,7 +238,7 @@ func (x *target) wasTried(ctx context.Context, r ResetResult, reopen error) {
 	}
 }
 
-// resetDone records that the GPU was reset, even if late.
+// resetDone records that the GPU was reset, even if that was too late for the container.
 func (x *target) resetDone() {
 	x.wasReset = true
 	x.setUnusedReset(time.Now())
@@ -249,7 +250,7 @@ func (x *target) afterReset(ctx context.Context) error {
 	if !x.wasReset {
 		return nil
 	}
-	if !x.resetDue { // it was reset earlier
+	if !x.resetDue { // the GPU was reset earlier
 		x.begin("reset")
 	}
 	if err := x.add(x.resetNote, x.awaitHealthy(ctx)); err != nil {
@@ -277,12 +278,12 @@ func (x *target) awaitReset() {
 	x.opts.Log.Info(x.d.GPU + " was reset, though too late for the container or command that waited for it")
 }
 
-// unusedResetLimit is how long a GPU counts as reset if no container got it after the reset. The kubelet retries a
-// container within 5 minutes.
+// unusedResetLimit is how long a reset counts after which no container got the GPU. The kubelet tries to start a
+// container again within 5 minutes.
 const unusedResetLimit = 6 * time.Minute
 
-// resetBefore reports whether an earlier, failed attempt at the container already reset the GPU. Without this, a GPU
-// whose reset takes longer than the kubelet waits would be reset again and again.
+// resetBefore reports whether the GPU was reset already by an earlier attempt to start the container, which failed.
+// Otherwise, if a reset takes longer than the kubelet waits, the GPU would be reset again and again.
 func (x *target) resetBefore() bool {
 	if x.manual || x.needsReset != nil {
 		return false
@@ -292,7 +293,8 @@ func (x *target) resetBefore() bool {
 	return time.Since(x.unusedResets[x.d.GPU]) < unusedResetLimit
 }
 
-// setUnusedReset records when the GPU was reset without a container since; zero means that it must be reset again.
+// setUnusedReset records when the GPU was reset, if no container has got it since. The zero time means that it must be
+// reset again.
 func (x *target) setUnusedReset(at time.Time) {
 	x.Runner.mu.Lock()
 	defer x.Runner.mu.Unlock()
@@ -303,8 +305,8 @@ func (x *target) setUnusedReset(at time.Time) {
 	x.unusedResets[x.d.GPU] = at
 }
 
-// withoutReset is the result if the GPU cannot be reset: the step is skipped, or fails with Rules.Strict or if only a
-// reset can heal the device.
+// withoutReset returns the result if the GPU cannot be reset. The step is skipped. It fails if Rules.Strict is set, or
+// if only a reset can make the device healthy.
 func (x *target) withoutReset(why string) error {
 	if x.needsReset != nil {
 		return fmt.Errorf("%w, and the GPU cannot be reset: %s", x.needsReset, why)
@@ -328,9 +330,9 @@ func (x *target) awaitHealthy(ctx context.Context) error {
 	}
 }
 
-// Reset resets a whole GPU for an administrator, whatever its health and earlier attempts, and waits until healthy,
-// which probes the GPU, returns nil. The caller must make sure that no container uses the GPU or gets it meanwhile.
-// Like Run, Reset returns when ctx ends, which should have a deadline.
+// Reset resets a whole GPU for an administrator, whatever its health and earlier attempts. Then it waits until the
+// function `healthy`, which probes the GPU, returns nil. The caller must make sure that no container uses the GPU or
+// gets it meanwhile. Like Run, Reset returns when ctx ends, which should have a deadline.
 func (r *Runner) Reset(ctx context.Context, d Device, healthy func(context.Context) error) error {
 	p := r.newPreparation(ctx, []Device{d}, Rules{Policy: Reset, Strict: true})
 	p.manual, p.targets[0].healthy = true, healthy
@@ -339,7 +341,7 @@ func (r *Runner) Reset(ctx context.Context, d Device, healthy func(context.Conte
 	}) && p.reset(ctx)
 	_, err := p.finish(ctx, passed)
 	if failed, ok := errors.AsType[*Error](err); ok {
-		return fmt.Errorf("reset %s: %w", d.UUID, failed.Err) // failed's own text is about a container
+		return fmt.Errorf("reset %s: %w", d.UUID, failed.Err) // its own text is about a container
 	}
 	return err
 }
