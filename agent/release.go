@@ -14,13 +14,13 @@ import (
 	"gpu-cdi-plugin/node"
 )
 
-// releaser closes the driver's library for an administrator. It is an actor.
+// releaser closes the driver's library when an administrator requests it. It is an actor.
 type releaser struct {
 	host    host.Host
 	node    *node.Reconciler
 	monitor *node.Monitor
 	runner  *prepare.Runner
-	changed wake.Chan // the result of checkOpen has changed
+	changed wake.Chan // woken when the result of checkOpen has changed
 	log     *slog.Logger
 
 	current  atomic.Pointer[release] // nil while the driver is not released
@@ -29,11 +29,11 @@ type releaser struct {
 
 // release is one release of the driver.
 type release struct {
-	began    chan error      // receives one value: why the driver is not released, or nil
-	released context.Context // the driver stays released until this ends
+	began    chan error      // receives one value: nil, or why the driver cannot be released
+	released context.Context // ends when the driver must be opened again
 	end      func()          // ends released
 	done     chan struct{}   // closed after the release
-	err      error           // why the driver cannot be opened again; after done
+	err      error           // why the driver cannot be opened again; set before done is closed
 }
 
 var (
@@ -43,13 +43,13 @@ var (
 )
 
 const (
-	// releaseLimit is how long to wait until nothing uses the driver.
+	// releaseLimit is how long to wait until no call uses the driver.
 	releaseLimit = 30 * time.Second
-	// releasePoll is how often to check whether the kernel module of a released driver was loaded again.
+	// releasePoll is how often it is checked whether the kernel module was loaded again after a release.
 	releasePoll = time.Second
 )
 
-// checkOpen returns errReleased while the driver is released: no device can be prepared then.
+// checkOpen returns errReleased while the driver is released, since no device can be prepared then.
 func (r *releaser) checkOpen() error {
 	if r.current.Load() != nil {
 		return errReleased
@@ -57,7 +57,7 @@ func (r *releaser) checkOpen() error {
 	return nil
 }
 
-// released returns a channel that is closed at the end of the release, or nil while the driver is not released.
+// released returns a channel that is closed when the release ends, or nil if the driver is not released.
 func (r *releaser) released() <-chan struct{} {
 	if one := r.current.Load(); one != nil {
 		return one.done
@@ -65,7 +65,7 @@ func (r *releaser) released() <-chan struct{} {
 	return nil
 }
 
-// release closes the driver's library. If ctx ends first, the library is opened again.
+// release closes the driver's library. If ctx ends before that, the library is opened again.
 func (r *releaser) release(ctx context.Context) error {
 	released, end := context.WithCancel(context.WithoutCancel(ctx))
 	one := &release{began: make(chan error, 1), released: released, end: end, done: make(chan struct{})}
@@ -104,8 +104,8 @@ func (r *releaser) reopen(ctx context.Context) error {
 	}
 }
 
-// run carries out releases until ctx ends. At the end it leaves the driver closed: opening it would load a kernel
-// module that is being unloaded.
+// run carries out releases until ctx ends. If a release is in progress then, run does not open the driver again: an
+// administrator may be unloading its kernel module, and opening the driver would load it again.
 func (r *releaser) run(ctx context.Context) error {
 	for {
 		select {
@@ -117,7 +117,7 @@ func (r *releaser) run(ctx context.Context) error {
 	}
 }
 
-// keepReleased carries out one release.
+// keepReleased carries out one release, and returns when it has ended.
 func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	defer close(one.done)
 	defer r.changed.Wake()
@@ -159,9 +159,9 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	r.node.Trigger()
 }
 
-// awaitEnd waits until an administrator ends a release, or until the kernel module was loaded again; before is the
-// module before the release. A replaced library makes the program restart. awaitEnd returns whether to open the
-// driver, which is false if ctx ends, and whether the module was unloaded or replaced.
+// awaitEnd waits until an administrator ends a release, or until the kernel module was loaded again. `before` is the
+// module before the release. If the library was replaced, the program restarts later. `reopen` says whether to open
+// the driver; it is false if ctx ends. `reloaded` says whether the module was unloaded or replaced.
 func (r *releaser) awaitEnd(ctx context.Context, one *release, before host.KernelDriver) (reopen, reloaded bool) {
 	poll := time.NewTicker(releasePoll)
 	defer poll.Stop()
@@ -174,7 +174,7 @@ func (r *releaser) awaitEnd(ctx context.Context, one *release, before host.Kerne
 			ended = true
 		case <-poll.C:
 		}
-		now := host.LoadedDriver(r.host) // always the same where the host does not report it
+		now := host.LoadedDriver(r.host) // does not change if the host does not report it
 		reloaded = reloaded || now != before
 		switch {
 		case ended:

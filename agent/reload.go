@@ -10,9 +10,9 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// reload reads the configuration again at each request. A changed offer of devices takes effect at once; any other
-// change needs a new process, so reload returns ErrRestart. A new process would open a driver that an administrator
-// has released, so the configuration is read once more after the release.
+// reload reads the configuration again at each request. If only the offer of devices has changed, that takes effect at
+// once. Any other change needs a new process, so reload returns ErrRestart. But if an administrator has released the
+// driver, a new process would open it. So the configuration is read once more after the release.
 func (d *daemon) reload(ctx context.Context) error {
 	var released <-chan struct{}
 	for {
@@ -44,7 +44,7 @@ func (d *daemon) reload(ctx context.Context) error {
 	}
 }
 
-// reread returns the options with the current configuration, or why that configuration cannot be used.
+// reread returns the options for the current configuration, or why that configuration cannot be used.
 func (d *daemon) reread() (*Options, error) {
 	fresh, err := d.opts.Reread()
 	if err != nil {
@@ -61,7 +61,7 @@ func (d *daemon) reread() (*Options, error) {
 	return fresh, d.role.check(fresh)
 }
 
-// checkOffer returns an error if a configuration's offer does not fit the GPUs of the node.
+// checkOffer returns an error if the devices that a configuration offers do not fit the GPUs of the node.
 func (d *daemon) checkOffer(c *config.Config) error {
 	snapshot := d.node.State().Snapshot
 	if snapshot == nil {
@@ -77,7 +77,7 @@ func (d *daemon) checkOffer(c *config.Config) error {
 	return err
 }
 
-// sameButOffer reports whether two configurations differ at most in the offer.
+// sameButOffer reports whether two configurations differ at most in which devices they offer.
 func sameButOffer(a, b *config.Config) bool {
 	x, y := *a, *b
 	x.Config, y.Config = resource.Config{}, resource.Config{}

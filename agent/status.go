@@ -8,7 +8,7 @@ import (
 	"gpu-cdi-plugin/agent/metrics"
 )
 
-// listen returns the server of metrics and health; without an address it serves nothing.
+// listen returns the server of metrics and health. If no address is configured, the server serves nothing.
 func (d *daemon) listen(ctx context.Context) (*metrics.Server, error) {
 	address := d.opts.Config.Listen
 	if address == "" {

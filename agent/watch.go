@@ -14,8 +14,8 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Watch keeps the CDI spec of all GPUs up to date until ctx ends. The error may wrap node.ErrDriverChanged or
-// ErrRestart, after which the process must restart.
+// Watch keeps the CDI spec of all GPUs up to date until ctx ends. If the error wraps node.ErrDriverChanged or
+// ErrRestart, the process must restart.
 func Watch(ctx context.Context, o *Options) error {
 	w := &watcher{opts: o, offered: &offer{}, metrics: metrics.New(o.Build), changed: wake.New()}
 	first := w.offer(&o.Config)
@@ -28,7 +28,7 @@ func Watch(ctx context.Context, o *Options) error {
 	return d.run(ctx)
 }
 
-// watcher is the role of Watch, which only maintains the spec.
+// watcher is the role of Watch, which only keeps the spec up to date.
 type watcher struct {
 	opts    *Options
 	node    *node.Reconciler
@@ -53,8 +53,8 @@ func (w *watcher) offer(*config.Config) resource.Config {
 	return resource.Config{Resource: config.Default().Resource, MIGStrategy: resource.MIGMixed}
 }
 
-// ready returns an error while the node has devices and no spec. State.Ready reports whether containers can get the
-// devices of an existing spec.
+// ready returns an error if the node has devices and there is no spec. Whether containers can get the devices of a
+// spec is reported by State.Ready.
 func (w *watcher) ready() error {
 	s := w.node.State()
 	if s.Snapshot == nil || s.Spec != nil {
@@ -71,7 +71,7 @@ func (w *watcher) ready() error {
 	return nil
 }
 
-// summary says how many of the node's devices containers can get: "7 of 8 devices in PATH".
+// summary says how many of the node's devices containers can get, such as "7 of 8 devices in PATH".
 func (w *watcher) summary() []string {
 	all, healthy := 0, 0
 	for _, r := range w.node.State().Resources {

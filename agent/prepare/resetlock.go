@@ -10,17 +10,17 @@ import (
 	"gpu-cdi-plugin/internal/fileio"
 )
 
-// An nvidia-smi continues when the process that started it ends. So it inherits a lock file for each GPU that it
-// resets, DriverReset.LockDir/UUID. The kernel unlocks the file when both processes have ended. A reset through the
-// PCI device's file needs no lock, since a process cannot end during such a write.
+// When this process ends, an nvidia-smi that it started continues. So nvidia-smi inherits a lock file for each GPU
+// that it resets, DriverReset.LockDir/UUID. The kernel unlocks the file when both processes have ended. A reset
+// through the PCI device's file "reset" needs no lock, since a process cannot end while it writes to that file.
 
-// StillResetting returns the UUIDs of the GPUs that are still being reset by an nvidia-smi which an earlier run of
-// this program started.
+// StillResetting returns the UUIDs of the GPUs that an nvidia-smi is still resetting which an earlier run of this
+// program started.
 func (r *DriverReset) StillResetting() ([]string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.LockDir == "" || r.running != "" {
-		// All held locks are our own: no reset starts while one of an earlier run continues.
+		// All locks are held by this process: while a reset of an earlier run continues, no reset starts.
 		return nil, nil
 	}
 	files, err := os.ReadDir(r.LockDir)
@@ -40,7 +40,8 @@ func (r *DriverReset) StillResetting() ([]string, error) {
 	return uuids, nil
 }
 
-// lock locks GPUs, after setRunning. The caller must unlock the returned locks, also after an error.
+// lock locks GPUs. It is called after setRunning. The caller must unlock the locks that it returns, even if there is
+// an error.
 func (r *DriverReset) lock(gpus []Device) (locks []*fileio.Lock, err error) {
 	if r.LockDir == "" {
 		return nil, nil
@@ -60,6 +61,6 @@ func (r *DriverReset) lock(gpus []Device) (locks []*fileio.Lock, err error) {
 
 func unlock(locks []*fileio.Lock) {
 	for _, l := range locks {
-		_ = l.Release() // a file that remains is not locked
+		_ = l.Release() // the file may stay, but it is not locked
 	}
 }

@@ -14,16 +14,17 @@ import (
 // DriverReset resets GPUs with the driver's nvidia-smi or, if the driver has none, through the kernel's reset of PCI
 // devices.
 //
-// Each nvidia-smi has all GPUs open and so blocks other resets: only one runs at a time, for all GPUs of a container.
-// It continues after the end of the request, since killing it could leave a GPU between two steps of a reset.
+// An nvidia-smi has all GPUs open while it runs, and so prevents other resets. So only one runs at a time, for all
+// GPUs of a container. When the request ends, nvidia-smi continues: killing it could leave a GPU between two steps of
+// a reset.
 type DriverReset struct {
 	Host host.Host
 	// Find returns nvidia-smi, or false if the driver has none.
 	Find func() (Program, bool)
-	// Check refuses programs that users other than root could change. Nil means trust.RootFile.
+	// Check returns an error if users other than root could change a program. Nil means trust.RootFile.
 	Check func(path string) error
-	// LockDir is a directory for the locks of GPUs that nvidia-smi resets; see [DriverReset.StillResetting]. Empty
-	// means no locks.
+	// LockDir is a directory for the locks of GPUs that nvidia-smi is resetting; see [DriverReset.StillResetting]. If
+	// it is empty, there are no locks.
 	LockDir string
 
 	mu        sync.Mutex
@@ -33,7 +34,7 @@ type DriverReset struct {
 
 var _ Resetter = (*DriverReset)(nil)
 
-// Ready implements Resetter. No GPU is reset while an abandoned reset, or a reset of an earlier run, continues.
+// Ready implements Resetter. While an abandoned reset or a reset of an earlier run continues, no GPU can be reset.
 func (r *DriverReset) Ready() error {
 	uuids, err := r.StillResetting()
 	if err != nil {
@@ -70,7 +71,7 @@ func (r *DriverReset) Reset(ctx context.Context, gpus []Device) []ResetResult {
 		defer r.setRunning("")
 		reset = r.reset(gpus)
 	}()
-	var overdue <-chan time.Time // blocks for ever if ctx has no deadline
+	var overdue <-chan time.Time // never ready if ctx has no deadline
 	if deadline, ok := ctx.Deadline(); ok {
 		overdue = time.After(time.Until(deadline))
 	}
@@ -87,7 +88,7 @@ func (r *DriverReset) Reset(ctx context.Context, gpus []Device) []ResetResult {
 	return results
 }
 
-// begin records that GPUs are being reset, unless another reset prevents it.
+// begin records that GPUs are being reset. If another reset prevents that, it returns an error.
 func (r *DriverReset) begin(ctx context.Context, gpus []Device) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -139,7 +140,7 @@ func (r *DriverReset) reset(gpus []Device) []ResetResult {
 }
 
 // longestReset is how long nvidia-smi may run before it is killed. A reset takes seconds, or up to a minute with all
-// GPUs of a large machine. A hanging nvidia-smi blocks the reset of all GPUs.
+// GPUs of a large machine. An nvidia-smi that hangs prevents resets of all GPUs.
 const longestReset = 5 * time.Minute
 
 func (r *DriverReset) bySMI(gpus []Device, smi Program) []ResetResult {

@@ -13,8 +13,8 @@ import (
 // manual, RETURN VALUE).
 const statusNotSupported = 3
 
-// resetTexts are the texts, in lower case, that nvidia-smi prints in a line about a GPU that was not reset, as
-// reported for drivers from 418 to 580. The exit status is 255 for most of them.
+// resetTexts are texts in the line that nvidia-smi prints about a GPU which was not reset, in lower case. They were
+// reported for drivers from 418 to 580. For most of them the exit status is 255.
 var resetTexts = []struct {
 	text    string
 	outcome Outcome
@@ -31,10 +31,10 @@ var resetTexts = []struct {
 	{"does not support", ResetNotSupported},
 }
 
-// parseReset determines from the output and exit status of nvidia-smi how the reset of one GPU ended. The output has
-// no defined form: an unknown text is a failure.
+// parseReset finds out from the output and exit status of nvidia-smi how the reset of one GPU ended. The form of the
+// output is not defined: if a text is unknown, the reset has failed.
 func parseReset(output string, status int, address string) (Outcome, error) {
-	var own, general []string // lines about the GPU, and about no GPU
+	var own, general []string // lines that name this GPU, and lines that name none
 	for line := range strings.Lines(output) {
 		switch this, anyone := mentions(line, address); {
 		case this:
@@ -67,12 +67,13 @@ func parseReset(output string, status int, address string) (Outcome, error) {
 	}
 }
 
-// addressPattern is a PCI address: domain, bus, device and function. NVML and nvidia-smi write domains of 8 digits.
+// addressPattern matches a PCI address: domain, bus, device and function. NVML and nvidia-smi write 8 digits for the
+// domain.
 var addressPattern = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])`)
 })
 
-// parseAddress returns a PCI address in a canonical form for comparison.
+// parseAddress returns a PCI address in a form that can be compared.
 func parseAddress(text string) (string, bool) {
 	m := addressPattern().FindStringSubmatch(text)
 	if m == nil || m[0] != text {
@@ -82,7 +83,7 @@ func parseAddress(text string) (string, bool) {
 	return strings.ToLower(fmt.Sprintf("%x:%s:%s.%s", domain, m[2], m[3], m[4])), err == nil
 }
 
-// mentions reports whether a line has a given PCI address, and whether it has any.
+// mentions reports whether a line has the given PCI address (`this`), and whether it has any PCI address (`anyone`).
 func mentions(line, address string) (this, anyone bool) {
 	want, _ := parseAddress(address)
 	for _, found := range addressPattern().FindAllString(line, -1) {

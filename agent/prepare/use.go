@@ -8,10 +8,10 @@ import (
 	"gpu-cdi-plugin/internal/proc"
 )
 
-// FindUse checks a device that no container has. It returns what uses the device, if Run would refuse the device for
-// it, or "". It changes nothing and does not wait for processes to end. It ignores the device's health, and memory
-// that a reset by the rules would free. It waits until no preparation has the device. An error means that the use is
-// unknown. FindUse returns when ctx ends, which should have a deadline.
+// FindUse checks a device that no container has. If Run would refuse the device because it is in use, FindUse returns
+// what uses it, and otherwise "". It changes nothing and does not wait for processes to end. It ignores the device's
+// health, and memory that a reset according to the rules would free. While the device is being prepared, FindUse
+// waits. An error means that the use is unknown. FindUse returns when ctx ends, which should have a deadline.
 func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found string, err error) {
 	p := r.newPreparation(ctx, []Device{d}, rules)
 	p.checkOnly = true
@@ -26,20 +26,20 @@ func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found stri
 	return "", err
 }
 
-// Users describes the processes on a device: those that belong or may belong to containers, and those of the host. It
-// leaves out programs that may use the device.
+// Users describes the processes on a device: those that belong or may belong to containers, and those of the host.
+// Programs that may use the device are left out.
 func (r *Runner) Users(ctx context.Context, uuid string, programs []string) (containers, others []string, err error) {
 	x := r.newPreparation(ctx, []Device{{UUID: uuid}}, Rules{Programs: programs}).targets[0]
 	var left []*proc.Process
 	err = r.withDriver(ctx, func() error {
 		left, containers, err = x.leftovers(ctx)
 		_, unknown := errors.AsType[skippedError](err)
-		if unknown || errors.Is(err, gpu.ErrResetRequired) { // the reset fails if a process has the GPU open
+		if unknown || errors.Is(err, gpu.ErrResetRequired) { // if a process has the GPU open, the reset will fail
 			err = nil
 		}
 		return err
 	})
-	blind := proc.SeesAll(r.opts.Host.Proc()) != nil // the driver's PIDs are those of another namespace
+	blind := proc.SeesAll(r.opts.Host.Proc()) != nil // then the driver's PIDs are those of another namespace
 	for _, p := range left {
 		groups, err := p.Cgroups()
 		if blind || err != nil || len(groups) == 0 || groups.InContainer() {
