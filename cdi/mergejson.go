@@ -184,7 +184,7 @@ func mergeList(original, before, after []any) []any {
 }
 
 // keyOf returns equal keys for equal values. The values were decoded from JSON, so encoding them cannot fail. A
-// configuration can have tens of thousands of values, so they are not compared one by one.
+// configuration can have tens of thousands of values, so they are looked up by key, not compared one by one.
 func keyOf(v any) string {
 	data, _ := json.Marshal(v)
 	return string(data)

@@ -97,8 +97,8 @@ const maxSpec = 16 << 20
 // ReadFile reads a spec file. A spec that the CDI library does not accept is an error, and so is a file that is not
 // regular or larger than 16 MiB.
 func ReadFile(path string) (*specs.Spec, error) {
-	// The library would wait for ever on a FIFO, and compare each key with all others. It has to read the file again,
-	// since it validates only files.
+	// The CDI library would wait for ever on a FIFO, and takes long for many keys. So the file is checked first; the
+	// library reads it a second time, since it validates only files.
 	data, err := fileio.ReadFile(path, maxSpec)
 	if err != nil {
 		return nil, fmt.Errorf("read CDI spec: %w", err)

@@ -25,7 +25,7 @@ var (
 	ErrRetry = errors.New("try again")
 )
 
-// Reasons of a RejectedError, like those in a pod's status. ReasonOutOf is followed by the resource.
+// Reasons of a RejectedError, like those in a pod's status. After ReasonOutOf comes the name of the resource.
 const (
 	ReasonUnexpected = "UnexpectedAdmissionError"
 	ReasonTopology   = "TopologyAffinityError"

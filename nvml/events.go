@@ -47,7 +47,7 @@ type watchers struct {
 	unbind  func(address string) bool
 	leaving func() []string // PCI addresses of the GPUs that are already being unbound
 	gpus    map[string]bool // by UUID
-	// handles has the UUIDs of the GPUs by nvml.Device: an event set can also return events of other GPUs.
+	// handles has the UUIDs of the GPUs, by nvml.Device: the event set of a GPU can also return events of other GPUs.
 	handles sync.Map
 	length  time.Duration // of a wait for an event
 	running sync.WaitGroup
@@ -230,8 +230,8 @@ func (w *watchers) wait(
 	return w.library.calls.do(ctx, subject, func(c *call) (any, error) { return invoke(w.library, c, function, f) })
 }
 
-// receiveLate passes on the event of an abandoned wait that returns after watching has stopped. It makes no calls,
-// since the library may then be closed, which frees the set.
+// receiveLate passes on the event of an abandoned wait that returns after watching has stopped. It makes no calls: the
+// library may be closed by then, which frees the event set.
 func (w *watchers) receiveLate(c *call) {
 	<-c.done
 	got, _ := c.answer.(nvml.EventData)
@@ -285,8 +285,8 @@ func askWithin[T any](w *watchers, subject string, limit time.Duration, work fun
 	return ask(ctx, &w.library.calls, subject, 0, work)
 }
 
-// receiveOne passes an event on with the driver's recovery action. Reading the action has its own subject: if that
-// call were abandoned, the next wait for events would get its answer.
+// receiveOne passes an event on, with the driver's recovery action. Reading the action has its own subject: if that
+// call were abandoned under the subject of the events, the next wait for events would get its answer.
 func (w *watchers) receiveOne(e *nvml.EventData) {
 	ev, ok := w.event(e)
 	if !ok {
@@ -301,8 +301,8 @@ func (w *watchers) receiveOne(e *nvml.EventData) {
 	w.receive(ev)
 }
 
-// event converts an event, without the recovery action. It reports whether the event has a kind that is to be received,
-// and is of a GPU that is watched.
+// event converts an event, except its recovery action. It reports whether the event must be passed on: its kind is one
+// of eventKinds, and its GPU is watched.
 func (w *watchers) event(e *nvml.EventData) (gpu.Event, bool) {
 	kind, ok := eventKinds[e.EventType]
 	known, isWatched := w.handles.Load(e.Device)

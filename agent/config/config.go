@@ -46,7 +46,7 @@ type Plugin struct {
 	// DevicePluginDir is the kubelet's directory for the sockets of device plugins. It also has the kubelet's own
 	// socket.
 	DevicePluginDir string `yaml:"device-plugin-dir" json:"device-plugin-dir"`
-	// PodResourcesSocket is the kubelet's socket that lists the devices of pods; empty means detected.
+	// PodResourcesSocket is the kubelet's socket that lists the devices of pods. If it is empty, it is detected.
 	PodResourcesSocket string `yaml:"pod-resources-socket" json:"pod-resources-socket"`
 	// PluginsRegistryDir is the directory of the kubelet's plugin watcher.
 	PluginsRegistryDir string `yaml:"plugins-registry-dir" json:"plugins-registry-dir"`

@@ -27,11 +27,11 @@ type AllocateOptions struct {
 	AnnotationPrefix string
 	// Preference configures GetPreferredAllocation.
 	Preference Preference
-	// Take, if set, is called for the devices of a container before Allocate returns them; an error refuses the
-	// allocation.
+	// Take, if it is set, is called for the devices of a container before Allocate returns them. If it returns an
+	// error, the container does not get them.
 	Take func(ctx context.Context, resourceName string, devices []*resource.Device) error
-	// PreStart prepares the devices of a container of a resource each time before the container starts. An error keeps
-	// the container from starting; PreStart must return one for devices that stay unhealthy. If PreStart is nil, the
+	// PreStart prepares a container's devices of a resource, each time before the container starts. If it returns an
+	// error, the container does not start; it must return an error if devices stay unhealthy. If PreStart is nil, the
 	// kubelet does not call PreStartContainer.
 	PreStart func(ctx context.Context, resourceName string, devices []*resource.Device) error
 }
@@ -80,7 +80,7 @@ func (s *server) Allocate(ctx context.Context, req *v1beta1.AllocateRequest) (*v
 	return resp, nil
 }
 
-// take returns the devices of the IDs like list.take, if Take allows it.
+// take returns what list.take returns, if Take allows the devices.
 func (o *AllocateOptions) take(ctx context.Context, l *list, ids []string) ([]*device, error) {
 	devices, err := l.take(ids)
 	if err != nil || o.Take == nil {
@@ -96,7 +96,8 @@ func (o *AllocateOptions) take(ctx context.Context, l *list, ids []string) ([]*d
 	return devices, nil
 }
 
-// take returns the devices of the IDs like find, or an error that names every one that is not healthy.
+// take returns the devices with these IDs. If some are not healthy, it returns an error that names them. Other errors
+// are those of find.
 func (l *list) take(ids []string) ([]*device, error) {
 	devices, err := l.find(ids)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 var errNeedsQuotes = errors.New("it has a blank, a line break or one of *?[, so $(...) would not pass it on as it is")
 
 // printArguments prints run options as one line of arguments for a container engine: for $(...), or quoted for eval.
-// The values come from plugins, and one with blanks would become several arguments, such as --privileged.
+// The values come from plugins: in $(...), a value with blanks would become several arguments, such as --privileged.
 func (a *app) printArguments(engine string, run model.RunOptions, quote bool) error {
 	args, err := arguments.For(engine, run)
 	if err != nil {
@@ -41,11 +41,11 @@ func (a *app) printArguments(engine string, run model.RunOptions, quote bool) er
 	return err
 }
 
-// maxShown bounds an argument in a message, in bytes.
+// maxShown is how many bytes of an argument a message quotes.
 const maxShown = 100
 
-// injectRunOptions adds a container's run options to a bundle. It injects the CDI devices that plugins return as names
-// and those that they return in annotations for engines.
+// injectRunOptions adds a container's run options to a bundle. It adds the CDI devices that plugins return, by their
+// names or in annotations for engines.
 func (a *app) injectRunOptions(bundle string, run model.RunOptions) error {
 	names := slices.Clone(run.CDIDevices)
 	keys, annotated, err := cdilib.ParseAnnotations(run.Annotations)

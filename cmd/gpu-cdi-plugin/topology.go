@@ -53,7 +53,7 @@ func (a *app) topology(ctx context.Context, out cli.Output, socket string) error
 		return err
 	}
 	n := topology.Node{Snapshot: s}
-	if out.Format != "table" { // tables show no holders
+	if out.Format != "table" { // tables do not show which containers hold the devices
 		kubelet := podresources.Source{
 			Host: h, Socket: cmp.Or(socket, a.plugin.PodResourcesSocket), PluginDir: a.plugin.DevicePluginDir,
 		}

@@ -119,8 +119,8 @@ func fill(c *oci.Spec) {
 	}
 }
 
-// added returns the elements of after that before does not have. A container can have tens of thousands of variables
-// and mounts, so they are not compared one by one.
+// added returns the elements of `after` that `before` does not have. A container can have tens of thousands of
+// variables and mounts, so they are looked up in a map, not compared one by one.
 func added[T any](before, after []T) []T {
 	had := make(map[string]bool, len(before))
 	for _, b := range before {
@@ -129,7 +129,8 @@ func added[T any](before, after []T) []T {
 	return slices.DeleteFunc(slices.Clone(after), func(a T) bool { return had[keyOf(a)] })
 }
 
-// keyOf returns equal keys for equal parts of a configuration. They were decoded from JSON, so encoding cannot fail.
+// keyOf returns equal keys for equal parts of a configuration. The parts were decoded from JSON, so encoding them
+// cannot fail.
 func keyOf(part any) string {
 	data, _ := json.Marshal(part)
 	return string(data)

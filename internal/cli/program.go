@@ -182,7 +182,7 @@ func newLogger(w io.Writer, level, format string) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, opts))
 }
 
-// maxLogged bounds a message or value in the log, in bytes: what others send can be quoted there.
+// maxLogged bounds a message or a value in the log, in bytes. They may quote what others send.
 const maxLogged = 16 << 10
 
 // limitText shortens a message or value.

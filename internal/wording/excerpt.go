@@ -17,14 +17,14 @@ func Shorten(text string, most int) string {
 }
 
 const (
-	// maxLines and maxLine, in bytes, bound the text of an error.
+	// maxLines is how many lines the text of an error may have, and maxLine how many bytes each of them.
 	maxLines = 20
 	maxLine  = 1000
 )
 
-// Limit returns an error whose text has at most the first 20 lines of err's, each of at most 1,000 bytes, and says how
-// many more there are. Problems of a file have a line each. Files and requests come from others, and an error that
-// quotes them has to fit into an answer and a log. The error wraps err.
+// Limit returns an error that wraps err and whose text is not too long: it has the first 20 lines of the text of err,
+// each with at most 1,000 bytes, and says how many more lines there are. Each problem of a file has its own line.
+// Files and requests come from others, and an error that quotes them must fit into an answer and a log.
 func Limit(err error) error {
 	if err == nil {
 		return nil
@@ -54,7 +54,7 @@ func (e *limited) Error() string { return e.text }
 
 func (e *limited) Unwrap() error { return e.err }
 
-// ShortenList joins the first items of a list and says how many more there are.
+// ShortenList joins the first `most` items of a list and says how many more there are.
 func ShortenList[T any](items []T, most int, separator string) string {
 	var words []string
 	for _, item := range items[:min(most, len(items))] {

@@ -8,11 +8,11 @@ import (
 // maxEdits is how many letters of a similar name may be wrong, missing or extra.
 const maxEdits = 2
 
-// maxName is the length, in bytes, of the longest name that is compared. Longer ones are similar to none.
+// maxName is the length of the longest name that is compared, in bytes. No known name is similar to a longer one.
 const maxName = 256
 
-// Near returns the known names that are similar to a misspelt one, the closest first: those that differ only in case,
-// hyphens and underscores, then those that differ in up to two letters or begin with the misspelt name.
+// Near returns the known names that are similar to a misspelt one, the closest first. Similar names differ only in
+// case, hyphens and underscores, or in up to two letters, or begin with the misspelt name.
 func Near(name string, known []string) []string {
 	type match struct {
 		name     string

@@ -1,7 +1,7 @@
 // Package yamlfile decodes YAML files strictly and returns all problems at once, each with its line.
 //
-// Unknown keys and values of the wrong type are problems. Equal keys are refused before anything else, since the decoder
-// compares each key with all others. A list of strings or numbers can also be
+// Unknown keys and values of the wrong type are problems. Equal keys are refused before anything else: the decoder
+// compares each key with all others, which takes long if there are many. A list of strings or numbers can also be
 // written as "a,b". A key without a value (null) counts as absent. Merge keys (<<) are not supported. A field of type
 // any accepts any value.
 package yamlfile
@@ -25,13 +25,13 @@ import (
 )
 
 const (
-	maxValues = 1_000_000 // of a document, with its aliases expanded
+	maxValues = 1_000_000 // of a document, with aliases expanded
 	maxDepth  = 100
-	maxKeys   = 10_000 // of one mapping; the decoder compares each with all others
+	maxKeys   = 10_000 // of one mapping, since the decoder compares each key with all others
 )
 
-// Parse parses one YAML document, whose Kind is 0 if the data is empty. It takes time and memory in proportion to the
-// data. The error names equal keys, or says that the document has too many values or levels.
+// Parse parses one YAML document, whose Kind is 0 if the data is empty. Its time and memory are in proportion to the
+// size of the data. The error names equal keys, or says that the document has too many values or levels.
 func Parse(data []byte) (*yaml.Node, error) {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	document := &yaml.Node{}
@@ -52,7 +52,7 @@ func Parse(data []byte) (*yaml.Node, error) {
 
 // structure checks a document before it is decoded.
 type structure struct {
-	left       int // values that it may still have
+	left       int // how many more values the document may have
 	duplicates []error
 }
 
@@ -99,9 +99,9 @@ func (s *structure) checkKeys(n *yaml.Node) {
 	}
 }
 
-// Decode decodes a YAML document into the struct that into points to. It also returns the document, whose Kind is 0 if
-// the data is empty. The error has the first problems; unless the document is nil, into has the remaining values. If
-// gone has a text for an unknown key, that text is the key's problem.
+// Decode decodes a YAML document into the struct to which `into` points. It also returns the document, whose Kind is 0
+// if the data is empty. The error has the first problems. If the returned document is not nil, `into` has the values
+// without a problem. The map `gone` has texts for removed keys, which are their problems.
 func Decode(data []byte, into any, gone map[string]string) (*yaml.Node, error) {
 	document, err := Parse(data)
 	if err != nil {
@@ -141,10 +141,10 @@ type checker struct {
 	problems []error
 }
 
-// maxProblems bounds the problems that are kept.
+// maxProblems is how many problems are kept.
 const maxProblems = 1000
 
-// problem records a problem with the line of n. The text begins with path unless that is empty.
+// problem records a problem with the line of n. Its text begins with `path` unless that is empty.
 func (c *checker) problem(n *yaml.Node, path, format string, args ...any) {
 	if len(c.problems) >= maxProblems {
 		return

@@ -136,10 +136,10 @@ func (s *Server) handler() http.Handler {
 	})
 }
 
-// maxPath bounds the path of a request in a message, in bytes.
+// maxPath is how many bytes of a request's path a message quotes.
 const maxPath = 200
 
-// noRequest returns the response to a request that the API does not have.
+// noRequest returns the response to a request that is not in the API.
 func noRequest(q *http.Request, code int, reason string) *Error {
 	return &Error{Text: "unknown request " + q.Method + " " + wording.Shorten(q.URL.Path, maxPath), Code: code, Reason: reason}
 }

@@ -75,7 +75,8 @@ func parse(data []byte) (model.Pod, error) {
 	return p, wording.Limit(errors.Join(c.problems...))
 }
 
-// checkKind returns an error for other kinds of objects that people admit, and says what to do instead.
+// checkKind returns an error if the document is another kind of object that people try to admit. The error says what
+// to do instead.
 func checkKind(document *yaml.Node) error {
 	var head struct {
 		Kind string `yaml:"kind"`
