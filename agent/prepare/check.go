@@ -106,8 +106,8 @@ func (x *target) checkMemory(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d MiB in use", used>>20), nil
 }
 
-// memoryInUse returns the memory in use on the device, in bytes, without that of excused processes. It also returns
-// the PID of an excused process whose memory the driver does not report, or 0.
+// memoryInUse returns the memory in use on the device, in bytes, without the memory of the processes in x.excused,
+// which may use the device. It also returns the PID of such a process whose memory the driver does not report, or 0.
 func (x *target) memoryInUse(ctx context.Context) (used uint64, unknown int, err error) {
 	use, err := x.opts.Driver.Use(ctx, x.d.UUID)
 	if err == nil && use.MemoryUnknown {

@@ -17,8 +17,8 @@ import (
 // Runner prepares devices. Its methods may be called by several goroutines at once.
 type Runner struct {
 	opts Options
-	// driver separates calls of the driver from resets: a call holds 1, and a reset holds all of it. Resets queue for
-	// it.
+	// driver is a read-write lock for which one can wait with a context. A call of the driver takes 1; a reset, or the
+	// release of the driver, takes all. So resets run one at a time, and not during a call.
 	driver *semaphore.Weighted
 
 	mu sync.Mutex
@@ -143,7 +143,7 @@ type target struct {
 	healthy func(context.Context) error
 	// shared says why other containers may use the device, and others which already have its GPU; both may be empty.
 	shared, others string
-	// excused has the PIDs of processes that may use the device.
+	// excused has the PIDs of processes that may use the device, since they are known programs or a desktop.
 	excused map[int]bool
 	// needsReset is the fault that only a reset can heal, or nil.
 	needsReset error
