@@ -32,11 +32,9 @@ const (
 	// For two GPUs the answer is optimal, for more it may not be, and L is not considered.
 	Topology Policy = "topology"
 	// Partition maximises Σ S(P) over the sets P of a partition of A into sets of k GPUs, one of which contains M. If
-	// k does not divide
-	// A
-	// , one set is smaller. X is the set of k GPUs in that partition that contains M and has the highest S(X). Of
-	// equal partitions the first in order counts, and likewise of equal sets. This is the best-effort policy of
-	// NVIDIA's go-gpuallocator, with the same answers, except that X is never the smaller set.
+	// k does not divide |A|, one set is smaller. X is the set of k GPUs in that partition that contains M and has the
+	// highest S(X). Of equal partitions the first in order counts, and likewise of equal sets. This is the best-effort
+	// policy of NVIDIA's go-gpuallocator, with the same answers, except that X is never the smaller set.
 	//
 	// On hosts of more than MaxExact GPUs it is the same as Topology.
 	Partition Policy = "partition"
@@ -60,9 +58,7 @@ const (
 	//	replicas:     minimises Σ x(g)², then maximises Σ u(g)·x(g), then is Topology for G
 	//
 	// For whole GPUs Pack is the same as Topology. On hosts of more than MaxExact GPUs, MIG devices of several GPUs
-	// are packed one GPU at a time:
-	// G
-	// is minimal, the rest may not be optimal.
+	// are packed one GPU at a time: |G| is minimal, the rest may not be optimal.
 	Pack Policy = "pack"
 )
 

@@ -171,7 +171,7 @@ func (d *SpecDirs) Names() []string {
 	return names
 }
 
-// definition returns the definition of a name with the highest priority, or nil.
+// definition returns the one of a name's definitions that has the highest priority, or nil.
 func (d *SpecDirs) definition(name string) *Definition {
 	i := slices.IndexFunc(d.Devices, func(o Definition) bool { return o.Name == name })
 	if i < 0 {

@@ -19,7 +19,7 @@ const (
 	driDir = "/dev/dri"
 	// profilePath is a file that the driver's EGL reads. NVIDIA's toolkit uses the same name.
 	profilePath = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
-	// paramsPath has the driver's parameters, on the host and in each container's /proc.
+	// paramsPath is the file with the driver's parameters, on the host and in each container's /proc.
 	paramsPath = "/proc/driver/nvidia/params"
 
 	maxNodes  = 10000   // in a container's /dev

@@ -40,7 +40,7 @@ type arch struct {
 	flags int32
 	// glibcLoader and muslLoader are the paths that every dynamic program names as its interpreter.
 	glibcLoader, muslLoader string
-	// muslPath is the file with musl's search path.
+	// muslPath is the path of the file with musl's search path.
 	muslPath string
 }
 

@@ -109,7 +109,7 @@ func (m *Monitor) endedOldResets() []string {
 	return slices.DeleteFunc(held, func(uuid string) bool { return slices.Contains(running, uuid) })
 }
 
-// endOldResets ends the holds of these GPUs: the reset of an earlier run has ended.
+// endOldResets ends the holds of these GPUs, whose resets by an earlier run have ended.
 func (m *Monitor) endOldResets(gpuUUIDs []string) {
 	for _, gpuUUID := range gpuUUIDs {
 		m.mu.Lock()

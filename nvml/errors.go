@@ -48,7 +48,7 @@ type functionError struct {
 
 func (e *functionError) Error() string { return e.function + ": " + e.text }
 
-// Is reports whether the error is gpu.ErrResetRequired.
+// Is makes errors.Is find gpu.ErrResetRequired if NVML returned the code for that.
 func (e *functionError) Is(target error) bool {
 	return target == gpu.ErrResetRequired && e.code == nvml.ERROR_RESET_REQUIRED
 }

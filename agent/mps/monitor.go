@@ -311,7 +311,7 @@ func (w *watcher) failAndWait(ctx context.Context, err error) {
 	sleep(ctx, w.monitor.opts.Retry)
 }
 
-// fail publishes a problem. It logs a new problem. Errors after the end of ctx are ignored.
+// fail publishes a problem, and logs it if it is new. Errors after the end of ctx are ignored.
 func (w *watcher) fail(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return

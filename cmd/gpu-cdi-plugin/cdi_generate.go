@@ -24,8 +24,8 @@ import (
 type generateOptions struct {
 	cli.Output
 	given func(flag string) bool
-	// Write means that the spec is written into --cdi-dir. File is a file to write it to. Otherwise the spec is
-	// printed.
+	// Write means that the spec is written into --cdi-dir, and File is the path of a file to which it is written.
+	// Otherwise the spec is printed.
 	Write bool
 	File  string
 	// Explain prints what was searched for, instead of the spec.

@@ -90,7 +90,7 @@ func (r *Root) makeNode(name string, n Node) error {
 	return nil
 }
 
-// mknod creates a device node. If the owners and permissions cannot be set, it removes the node again. They are set
+// mknod creates a device node. If the owners and permissions cannot be set, it removes the node again. Both are set
 // through a handle, since the name could lead elsewhere by then.
 func mknod(dir *os.File, name string, n Node) error {
 	if err := unix.Mknodat(int(dir.Fd()), name, n.Mode&unix.S_IFMT, int(n.Device)); err != nil {

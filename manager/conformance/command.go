@@ -26,7 +26,7 @@ const (
 	registryPlaceholder = "{registry}"
 	// dirVariable is the environment variable that gives the plugin the directory.
 	dirVariable = "DEVICE_PLUGIN_DIR"
-	// fixedDir is the directory that plugins use which have no option for it.
+	// fixedDir is the directory of plugins that have no option for another one.
 	fixedDir = "/var/lib/kubelet/device-plugins"
 	// outputDelay is how long to wait for output after a program has ended, if its children keep the output open.
 	outputDelay = time.Second

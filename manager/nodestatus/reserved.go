@@ -75,8 +75,8 @@ func ParseReserved(system, kube, evictionHard []string) (Reserved, error) {
 	return r, nil
 }
 
-// reservable are the resources that the kubelet can reserve. It can also reserve process IDs, which are not in the
-// status of a Node.
+// reservable are the resources that the kubelet can reserve. The kubelet can also reserve process IDs, which are not
+// in the status of a Node.
 var reservable = []string{"cpu", "memory", "ephemeral-storage", "pid"}
 
 func parseAmount(item string) (name string, amount quantity.Quantity, err error) {

@@ -34,7 +34,7 @@ const (
 // deviceAllow is an entry of a unit's DeviceAllow.
 type deviceAllow struct{ Path, Access string }
 
-// scopeOf returns the systemd scope of a cgroup, which is the cgroup's name, or "" if that does not name a scope.
+// scopeOf returns the name of a cgroup if it is that of a systemd scope, and otherwise "".
 func scopeOf(cgroup string) string {
 	if name := path.Base(cgroup); strings.HasSuffix(name, ".scope") {
 		return name
