@@ -161,7 +161,7 @@ func (c *conditions) send(ctx context.Context) (time.Duration, error) {
 	return c.timing.heartbeat, c.patch(ctx, next, now)
 }
 
-// sendLast sends the condition if it has changed, however short ago the last one was sent.
+// sendLast sends the condition if it has changed, even if it was sent only a moment ago.
 func (c *conditions) sendLast(ctx context.Context) error {
 	c.mu.Lock()
 	next := c.last

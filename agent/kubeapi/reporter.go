@@ -38,7 +38,8 @@ type Options struct {
 // timing has the intervals and time limits of requests.
 type timing struct {
 	request time.Duration // limit of a request, including its connection
-	// firstPause follows the first failure, and longestPause many failures; each is made up to half shorter or longer.
+	// firstPause is the pause after the first failure, and longestPause that after many failures. The real pause is up
+	// to half shorter or longer, at random.
 	firstPause, longestPause time.Duration
 	// heartbeat is the longest time between two reports of the condition, and `between` the shortest.
 	heartbeat, between time.Duration
@@ -136,8 +137,8 @@ func (r *Reporter) WasReset(name string) {
 	}
 }
 
-// Run sends the queued reports until ctx ends, and then what is still queued: otherwise the node would keep an earlier
-// condition, such as that a GPU is recovering, until the next start.
+// Run sends the queued reports until ctx ends, and then those that are left: otherwise the Node would keep an earlier
+// condition until the next start, for example that a GPU is recovering.
 func (r *Reporter) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	if r.events != nil {
@@ -151,7 +152,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 	return nil
 }
 
-// sendLast sends what is still queued after the end of ctx.
+// sendLast sends, after the end of ctx, the reports that are left.
 func (r *Reporter) sendLast(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timing.last)
 	defer cancel()

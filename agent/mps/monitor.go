@@ -156,7 +156,7 @@ func (m *Monitor) End(ctx context.Context, uuid string) error {
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-	_, err = exchange(conn, request{End: true}, 2*stopLimit+killDelay) // there is no other answer than the end of the daemon
+	_, err = exchange(conn, request{End: true}, 2*stopLimit+killDelay) // the only answer is the end of the daemon
 	if ctx.Err() != nil {
 		return fmt.Errorf("end the MPS control daemon: %w", context.Cause(ctx))
 	}

@@ -205,7 +205,7 @@ var ErrEnded = errors.New("the program closed the connection before it answered"
 // connections.
 func IsEnd(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) // the program closed it before the request was written
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) // before the request was written
 }
 
 // NewHTTPClient returns an HTTP client for the program that serves a socket. The program must begin each response

@@ -123,7 +123,7 @@ type Registry struct {
 
 	mu        sync.Mutex
 	resources map[string]*resource
-	sockets   map[string]bool // by path: whether the plugin at this socket, in the plugin watcher's directory, is registered
+	sockets   map[string]bool // by path in the watcher's directory: whether the plugin there is registered
 	closed    bool
 	failure   error // why the server no longer serves
 }
