@@ -28,6 +28,7 @@ type publisher struct {
 	plugin      *plugin.Plugin
 	mps         *mps.Monitor
 	ledger      *ledger.Ledger
+	displaced   *ledger.Displaced
 	releaser    *releaser
 	reporter    *kubeapi.Reporter
 	metrics     *metrics.Metrics
@@ -90,6 +91,7 @@ func (p *publisher) advertise() {
 		p.log.Info("the devices of all resources are advertised again")
 	}
 	p.refused = refused
+	p.displaced.Advertised(state.Resources)
 	p.metrics.Advertised(state)
 	if err := p.releaser.checkOpen(); err != nil { // faults are not noticed while the driver is released
 		state.Err = fmt.Errorf("%w: %w", gpu.ErrNoDriver, err)

@@ -64,13 +64,16 @@ func Serve(ctx context.Context, o *Options) error {
 		return err
 	}
 	reporter := newReporter(o)
+	displaced := ledger.NewDisplaced(ledger.DisplacedOptions{
+		Allocatable: kubelet.Allocatable, Watched: func() bool { return p.Ready() == nil }, Changed: changed, Log: o.Log,
+	})
 	pub := &publisher{
-		plugin: p, mps: daemons, ledger: held, releaser: rel, reporter: reporter, metrics: m, connections: connections,
+		plugin: p, mps: daemons, ledger: held, displaced: displaced, releaser: rel, reporter: reporter, metrics: m, connections: connections,
 		weights: c.Allocation.Weights, preStart: c.PreStart, again: again, changed: changed, log: o.Log,
 		warned: map[string]bool{},
 	}
-	s := &service{opts: o, plugin: p, publisher: pub, preparer: prep, releaser: rel, ledger: held, others: []actor{
-		daemons.Run, reporter.Run, held.Run,
+	s := &service{opts: o, plugin: p, publisher: pub, preparer: prep, releaser: rel, ledger: held, displaced: displaced, others: []actor{
+		daemons.Run, reporter.Run, held.Run, displaced.Run,
 		(&control.Server{Dir: c.RuntimeDir, Log: o.Log, Handler: &administrator{
 			node: n, monitor: n.Monitor(), devices: devs, runner: runner, releaser: rel, reporter: reporter,
 			mps: daemons, ledger: held,
@@ -96,6 +99,7 @@ type service struct {
 	preparer  *preparer
 	releaser  *releaser
 	ledger    *ledger.Ledger
+	displaced *ledger.Displaced
 	others    []actor
 }
 
@@ -133,8 +137,10 @@ func (s *service) remarks() []string {
 	if err := s.releaser.checkOpen(); err != nil {
 		list = append(list, err.Error())
 	}
-	if why := s.ledger.Unknown(); why != "" {
-		list = append(list, why)
+	for _, text := range []string{s.ledger.Unknown(), s.displaced.Text()} {
+		if text != "" {
+			list = append(list, text)
+		}
 	}
 	return list
 }

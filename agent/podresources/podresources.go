@@ -30,8 +30,46 @@ const (
 // List returns the containers that have devices, sorted by namespace, pod and container, as the kubelet at a socket
 // reports them. If the socket does not exist, the error wraps fs.ErrNotExist.
 func List(ctx context.Context, socket string) ([]topology.Holder, error) {
+	var resp *v1.ListPodResourcesResponse
+	err := call(ctx, socket, func(ctx context.Context, c v1.PodResourcesListerClient) (err error) {
+		resp, err = c.List(ctx, &v1.ListPodResourcesRequest{})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the pods' devices from the kubelet's socket %s: %w", socket, err)
+	}
+	return fromPods(resp.GetPodResources()), nil
+}
+
+// Allocatable returns the IDs of the devices that the kubelet at a socket would give to pods or has given to them, by
+// resource: the healthy ones of each plugin.
+func Allocatable(ctx context.Context, socket string) (map[string]map[string]bool, error) {
+	var resp *v1.AllocatableResourcesResponse
+	err := call(ctx, socket, func(ctx context.Context, c v1.PodResourcesListerClient) (err error) {
+		resp, err = c.GetAllocatableResources(ctx, &v1.AllocatableResourcesRequest{})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the allocatable devices from the kubelet's socket %s: %w", socket, err)
+	}
+	all := map[string]map[string]bool{}
+	for _, d := range resp.GetDevices() {
+		ids := all[d.GetResourceName()]
+		if ids == nil {
+			ids = map[string]bool{}
+			all[d.GetResourceName()] = ids
+		}
+		for _, id := range d.GetDeviceIds() {
+			ids[id] = true
+		}
+	}
+	return all, nil
+}
+
+// call calls the PodResources service at a socket.
+func call(ctx context.Context, socket string, f func(context.Context, v1.PodResourcesListerClient) error) error {
 	if _, err := os.Stat(socket); err != nil {
-		return nil, fmt.Errorf("find the kubelet's PodResources socket: %w", err)
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -45,14 +83,10 @@ func List(ctx context.Context, socket string) ([]topology.Holder, error) {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(mostAnswer)),
 	)
 	if err != nil {
-		return nil, fmt.Errorf("connect to the kubelet's PodResources socket %s: %w", socket, err)
+		return err
 	}
 	defer conn.Close()
-	resp, err := v1.NewPodResourcesListerClient(conn).List(ctx, &v1.ListPodResourcesRequest{})
-	if err != nil {
-		return nil, fmt.Errorf("list the pods' devices from the kubelet's socket %s: %w", socket, err)
-	}
-	return fromPods(resp.GetPodResources()), nil
+	return f(ctx, v1.NewPodResourcesListerClient(conn))
 }
 
 // fromPods returns the containers that have devices. The kubelet lists a device once for each of its NUMA nodes.

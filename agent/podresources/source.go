@@ -47,6 +47,11 @@ func (s *Source) List(ctx context.Context) ([]topology.Holder, error) {
 	return []topology.Holder{}, nil
 }
 
+// Allocatable is like the function Allocatable.
+func (s *Source) Allocatable(ctx context.Context) (map[string]map[string]bool, error) {
+	return Allocatable(ctx, s.Path())
+}
+
 // Path returns the socket. The kubelet makes it below its root directory, while the directory of device plugins is
 // always the same, so a running kubelet is asked for its root directory if the socket is not beside that directory.
 func (s *Source) Path() string {

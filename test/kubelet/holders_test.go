@@ -125,6 +125,20 @@ func TestGPUsThatAnotherPluginGaveAreNotGivenAgain(t *testing.T) {
 	}
 }
 
+// TestAPluginThatIsDisplacedSaysSo starts NVIDIA's plugin beside this one, with the same resource and other devices. The
+// kubelet uses the later plugin, and tells the earlier one nothing.
+func TestAPluginThatIsDisplacedSaysSo(t *testing.T) {
+	f := setUp(t, "pcie-quad")
+	f.awaitDevices(t, gpuName, f.uuids(t))
+	other := f.serveNVIDIA(t,
+		"version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n")
+	defer func() { testenv.Must(t, other.Kill()) }()
+	f.awaitDevices(t, gpuName, replicasOf(f.uuids(t)...))
+	testenv.Eventually(t, "a warning", func() bool {
+		return strings.Contains(f.plugin.Log(), "the kubelet has other devices of nvidia.com/gpu")
+	})
+}
+
 // serveNVIDIA starts NVIDIA's device plugin on the machine's GPUs. Its containers get a variable only, and no devices.
 func (f *fixture) serveNVIDIA(t *testing.T, config string) *Daemon {
 	t.Helper()

@@ -1,0 +1,66 @@
+package ledger
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"gpu-cdi-plugin/internal/wake"
+	"gpu-cdi-plugin/resource"
+)
+
+func TestAnotherPluginWithTheSameResourceIsNoticed(t *testing.T) {
+	ours := map[string]map[string]bool{whole: {"GPU-a": true, "GPU-b": true}}
+	theirs := map[string]map[string]bool{whole: {"GPU-a::0": true, "GPU-a::1": true}}
+	for name, c := range map[string]struct {
+		checks []map[string]map[string]bool // what the kubelet has at each check; nil is an error
+		away   bool                         // the kubelet does not watch
+		change int                          // the check after which a device becomes unhealthy, from 1
+		want   bool
+	}{
+		"the kubelet has the advertised devices": {checks: []map[string]map[string]bool{ours, ours, ours}},
+		"the kubelet has others":                 {checks: []map[string]map[string]bool{ours, theirs, theirs}, want: true},
+		"the kubelet has them a moment later":    {checks: []map[string]map[string]bool{theirs, ours, ours}},
+		"others, and then ours again":            {checks: []map[string]map[string]bool{theirs, theirs, ours}},
+		"the kubelet does not answer":            {checks: []map[string]map[string]bool{nil, nil, nil}},
+		"the kubelet does not watch": {
+			checks: []map[string]map[string]bool{theirs, theirs, theirs}, away: true,
+		},
+		"the kubelet still has an unhealthy one": {checks: []map[string]map[string]bool{ours, ours}, change: 1},
+		"the kubelet never hears of the unhealthy": {
+			checks: []map[string]map[string]bool{ours, ours, ours}, change: 1, want: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log bytes.Buffer
+			var answer map[string]map[string]bool
+			d := NewDisplaced(DisplacedOptions{
+				Allocatable: func(context.Context) (map[string]map[string]bool, error) {
+					if answer == nil {
+						return nil, errors.New("no answer")
+					}
+					return answer, nil
+				},
+				Watched: func() bool { return !c.away },
+				Changed: wake.New(), Log: slog.New(slog.NewTextHandler(&log, nil)),
+			})
+			devices := offer(whole, "GPU-a", "GPU-b")
+			d.Advertised([]resource.Resource{devices})
+			for i, list := range c.checks {
+				answer = list
+				d.check(t.Context())
+				if i+1 == c.change {
+					devices = offer(whole, "GPU-a", "GPU-b")
+					devices.Devices[1].Healthy = false
+					d.Advertised([]resource.Resource{devices})
+				}
+			}
+			if got := d.Text(); (got != "") != c.want || c.want && !strings.Contains(log.String(), "other devices of "+whole) {
+				t.Errorf("the text is %q, log:\n%s", got, log.String())
+			}
+		})
+	}
+}
