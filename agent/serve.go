@@ -68,20 +68,24 @@ func Serve(ctx context.Context, o *Options) error {
 		Allocatable: kubelet.Allocatable, Watched: func() bool { return p.Ready() == nil }, Changed: changed, Log: o.Log,
 	})
 	pub := &publisher{
-		plugin: p, mps: daemons, ledger: held, displaced: displaced, releaser: rel, reporter: reporter, metrics: m, connections: connections,
-		weights: c.Allocation.Weights, preStart: c.PreStart, again: again, changed: changed, log: o.Log,
-		warned: map[string]bool{},
+		plugin: p, mps: daemons, ledger: held, displaced: displaced, releaser: rel, reporter: reporter, metrics: m,
+		connections: connections, weights: c.Allocation.Weights, preStart: c.PreStart, again: again, changed: changed,
+		log: o.Log, warned: map[string]bool{},
 	}
-	s := &service{opts: o, plugin: p, publisher: pub, preparer: prep, releaser: rel, ledger: held, displaced: displaced, others: []actor{
-		daemons.Run, reporter.Run, held.Run, displaced.Run,
-		(&control.Server{Dir: c.RuntimeDir, Log: o.Log, Handler: &administrator{
-			node: n, monitor: n.Monitor(), devices: devs, runner: runner, releaser: rel, reporter: reporter,
-			mps: daemons, ledger: held,
-		}}).Run,
-		prepare.NewFreedChecker(prepare.FreedOptions{
-			Runner: runner, State: n.Monitor(), Offered: devs.toCheck, Held: prep.held, Log: o.Log,
-		}).Run,
-	}}
+	admin := &administrator{
+		node: n, monitor: n.Monitor(), devices: devs, runner: runner, releaser: rel, reporter: reporter, mps: daemons,
+		ledger: held,
+	}
+	freed := prepare.NewFreedChecker(prepare.FreedOptions{
+		Runner: runner, State: n.Monitor(), Offered: devs.toCheck, Held: prep.held, Log: o.Log,
+	})
+	s := &service{
+		opts: o, plugin: p, publisher: pub, preparer: prep, releaser: rel, ledger: held, displaced: displaced,
+		others: []actor{
+			daemons.Run, reporter.Run, held.Run, displaced.Run, freed.Run,
+			(&control.Server{Dir: c.RuntimeDir, Log: o.Log, Handler: admin}).Run,
+		},
+	}
 	if err := p.Check(); err != nil { // before the spec is written
 		return err
 	}

@@ -49,7 +49,8 @@ func (e *RejectedError) Unwrap() error { return e.Err }
 
 // outOf returns the kubelet's rejection of a pod that requests a resource which no device plugin can offer.
 func outOf(resource string, requested int) *RejectedError {
-	message := fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: 0, capacity: 0", resource, requested)
+	message := fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: 0, capacity: 0",
+		resource, requested)
 	return &RejectedError{Reason: ReasonOutOf + resource, Message: message, Err: errors.New(message)}
 }
 

@@ -33,7 +33,8 @@ func (a *app) printArguments(engine string, run model.RunOptions, quote bool) er
 	}
 	for _, arg := range args {
 		if !quote && strings.ContainsAny(arg, " \t\r\n\v\f*?[") {
-			return cli.With(cli.Failure, `use --quote with eval: eval "`+engine+` run $(device-manager admit --quote ...) IMAGE"`,
+			hint := `use --quote with eval: eval "` + engine + ` run $(device-manager admit --quote ...) IMAGE"`
+			return cli.With(cli.Failure, hint,
 				fmt.Errorf("argument %q: %w", wording.Shorten(arg, maxShown), errNeedsQuotes))
 		}
 	}

@@ -141,7 +141,8 @@ const maxPath = 200
 
 // noRequest returns the response to a request that is not in the API.
 func noRequest(q *http.Request, code int, reason string) *Error {
-	return &Error{Text: "unknown request " + q.Method + " " + wording.Shorten(q.URL.Path, maxPath), Code: code, Reason: reason}
+	text := "unknown request " + q.Method + " " + wording.Shorten(q.URL.Path, maxPath)
+	return &Error{Text: text, Code: code, Reason: reason}
 }
 
 // serve handles a request.
