@@ -73,8 +73,8 @@ func (p *publisher) run(ctx context.Context) error {
 	}
 }
 
-// advertise passes the last state on, with devices marked unhealthy that another container holds, or whose MPS daemon is
-// not ready.
+// advertise passes the last state on. It marks devices as unhealthy that a container holds under another name, or whose
+// MPS daemon is not ready.
 func (p *publisher) advertise() {
 	state := p.state
 	state.Resources = resource.MarkUnhealthy(state.Resources, func(d *resource.Device) string {

@@ -27,7 +27,7 @@ type releaser struct {
 	requests chan *release
 }
 
-// release is one release of the driver.
+// release is one request to close the driver, and the time until the driver is opened again.
 type release struct {
 	began    chan error      // receives one value: nil, or why the driver cannot be released
 	released context.Context // ends when the driver must be opened again

@@ -85,8 +85,8 @@ func findMinors(root *rootfs.Root) ([]uint32, error) {
 	return minors, nil
 }
 
-// eglProfile returns the application profile that limits EGL to GPUs with these minor numbers, or nil if there are
-// none. The driver reads a mask of 64 bits.
+// eglProfile returns the application profile that limits EGL to GPUs with these minor numbers, or nil if no number is
+// below 64: the driver reads a mask of 64 bits.
 func eglProfile(minors []uint32) []byte {
 	var mask uint64
 	for _, m := range minors {

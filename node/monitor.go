@@ -32,8 +32,8 @@ type HealthObserver interface {
 }
 
 const (
-	// maxLogged bounds the reasons that are remembered as logged for a device, in bytes. The number of different
-	// reasons is not bounded: a program that restarts again and again has a new process ID each time.
+	// maxLogged bounds the reasons that are remembered as logged for a device, in bytes. Otherwise they could grow for
+	// ever: a program that restarts again and again has a new process ID each time.
 	maxLogged = 4 << 10
 	// maxGap is how long the driver's library may be closed before the missed events are logged. Most resets take
 	// less.

@@ -171,8 +171,8 @@ func (r *Reconciler) Receive(e gpu.Event) {
 // receiveUnbind triggers a reconciliation, since a GPU is about to be unbound from the driver.
 func (r *Reconciler) receiveUnbind(err error) {
 	if err != nil {
-		r.log.Warn("unbinding a GPU from the driver waits until this program closes the driver, since the driver does not " +
-			"report it beforehand: " + err.Error())
+		r.log.Warn("the driver does not report when a GPU is about to be unbound from it, so an unbinding waits until this " +
+			"program closes the driver for another reason: " + err.Error())
 		return
 	}
 	r.log.Info("a GPU is about to be unbound from the driver: closing the driver, since the kernel waits until no " +

@@ -342,7 +342,7 @@ func (s *Session) openTimeout() time.Duration {
 // tolerated is how long a call may hang before its subject counts as one that cannot be read.
 func (s *Session) tolerated() time.Duration { return s.opts.GPUTimeout / toleratedDivisor }
 
-// wait is how long to wait for the GPUs, or for their links.
+// wait is how long each step of a snapshot or probe may take, such as reading the GPUs or their links.
 func (s *Session) wait() time.Duration {
 	if s.opts.GPUTimeout > 0 {
 		return min(maxWait, s.tolerated(), s.opts.Timeout)

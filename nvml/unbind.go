@@ -14,7 +14,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// unbindSubject is the subject of calls about events of the driver.
+// unbindSubject is the subject (see calls) of the calls that receive unbind events.
 const unbindSubject = "events of the driver"
 
 // unbinding has the GPUs that are being unbound from the driver, by PCI address, with the time when the library was

@@ -461,8 +461,8 @@ func TestStrictResetOfReplicas(t *testing.T) {
 			c.Sharing.MPS.RenameByDefault = true
 			want := ""
 			for _, name := range tt.refused {
-				want += "prestart.strict: no container would get a replica of " + name + ", since policy reset " +
-					"cannot reset them: give the resource another policy in prestart.resources\n"
+				want += "prestart.strict: every replica of " + name + " would be refused, since the resource has policy " +
+					"reset and a replica cannot be reset: give it another policy in prestart.resources\n"
 			}
 			got := ""
 			if err := c.Validate(); err != nil {

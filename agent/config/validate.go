@@ -129,8 +129,8 @@ func checkReplicasGiven(c *Config) error {
 	var errs []error
 	for _, name := range c.Sharing.Names() {
 		if c.PreStart.RefusesParts(name) {
-			errs = append(errs, fmt.Errorf("prestart.strict: no container would get a replica of %s, since policy reset "+
-				"cannot reset them: give the resource another policy in prestart.resources", name))
+			errs = append(errs, fmt.Errorf("prestart.strict: every replica of %s would be refused, since the resource has "+
+				"policy reset and a replica cannot be reset: give it another policy in prestart.resources", name))
 		}
 	}
 	return errors.Join(errs...)

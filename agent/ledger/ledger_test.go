@@ -29,7 +29,7 @@ func holder(pod, resourceName string, ids ...string) topology.Holder {
 	}
 }
 
-// offer returns a resource with devices; the UUID of a device is its ID up to "::", and MIG devices have their GPU after
+// offer returns a resource with devices. The UUID of a device is its ID up to "::". MIG devices have their GPU after
 // "@".
 func offer(resourceName string, ids ...string) resource.Resource {
 	r := resource.Resource{Name: resourceName}
@@ -67,14 +67,16 @@ func TestReason(t *testing.T) {
 			offer(whole, "GPU-a"), nil,
 		},
 		"a whole GPU that is held becomes replicas": {
-			[]topology.Holder{holder("x", whole, "GPU-a")}, offer(shared, "GPU-a::0", "GPU-a::1", "GPU-b::0"),
+			[]topology.Holder{holder("x", whole, "GPU-a")},
+			offer(shared, "GPU-a::0", "GPU-a::1", "GPU-b::0"),
 			map[string]string{
 				"GPU-a::0": "container main of pod default/x holds it as GPU-a of nvidia.com/gpu",
 				"GPU-a::1": "pod default/x",
 			},
 		},
 		"a replica that is held becomes a whole GPU again": {
-			[]topology.Holder{holder("x", shared, "GPU-a::1")}, offer(whole, "GPU-a", "GPU-b"),
+			[]topology.Holder{holder("x", shared, "GPU-a::1")},
+			offer(whole, "GPU-a", "GPU-b"),
 			map[string]string{"GPU-a": "holds it as GPU-a::1 of nvidia.com/gpu.shared"},
 		},
 		"another plugin's replicas are of the same resource": {
@@ -86,15 +88,18 @@ func TestReason(t *testing.T) {
 			[]topology.Holder{holder("x", shared, "GPU-a::1")}, offer(shared, "GPU-a::0", "GPU-a::1", "GPU-a::2"), nil,
 		},
 		"fewer replicas lack the name": {
-			[]topology.Holder{holder("x", shared, "GPU-a::1")}, offer(shared, "GPU-a::0"),
+			[]topology.Holder{holder("x", shared, "GPU-a::1")},
+			offer(shared, "GPU-a::0"),
 			map[string]string{"GPU-a::0": "pod default/x"},
 		},
 		"a GPU that is held is divided into MIG devices": {
-			[]topology.Holder{holder("x", whole, "GPU-a")}, offer("nvidia.com/mig-1g.10gb", "MIG-1@GPU-a", "MIG-2@GPU-b"),
+			[]topology.Holder{holder("x", whole, "GPU-a")},
+			offer("nvidia.com/mig-1g.10gb", "MIG-1@GPU-a", "MIG-2@GPU-b"),
 			map[string]string{"MIG-1": "pod default/x"},
 		},
 		"a MIG device changes its resource": {
-			[]topology.Holder{holder("x", whole, "MIG-1")}, offer("nvidia.com/mig-1g.10gb", "MIG-1@GPU-a", "MIG-2@GPU-a"),
+			[]topology.Holder{holder("x", whole, "MIG-1")},
+			offer("nvidia.com/mig-1g.10gb", "MIG-1@GPU-a", "MIG-2@GPU-a"),
 			map[string]string{"MIG-1": "holds it as MIG-1 of nvidia.com/gpu"},
 		},
 	} {

@@ -68,8 +68,8 @@ func (w *world) reload() {
 	}
 }
 
-// admit has the kubelet admit a pod. The kubelet admits one at a time, chooses among the healthy devices of which no pod
-// holds the name, and lists the pod some time later.
+// admit has the kubelet admit a pod. The kubelet admits one at a time, chooses among the healthy devices whose name no
+// pod holds, and lists the pod some time later.
 func (w *world) admit() {
 	w.started = len(w.pods)
 	r := &w.offered[w.rand.IntN(len(w.offered))]

@@ -22,7 +22,7 @@ import (
 const (
 	timeout    = 5 * time.Second
 	mostAnswer = 16 << 20 // bytes; the limit of the kubelet's own clients
-	// retries repeats calls that the kubelet's rate limit rejects: 10 calls at once, then 100 each second.
+	// retries repeats calls that exceed the kubelet's rate limit, which is 10 calls at once and then 100 each second.
 	retries = `{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 5, "initialBackoff": "0.05s",
 		"maxBackoff": "0.5s", "backoffMultiplier": 2, "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}`
 )

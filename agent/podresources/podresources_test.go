@@ -83,7 +83,9 @@ func TestListErrors(t *testing.T) {
 		socket, want string
 		notExist     bool
 	}{
-		"there is no socket":          {filepath.Join(dir, "none"), "list the pods' devices from the kubelet's socket ", true},
+		"there is no socket": {
+			filepath.Join(dir, "none"), "list the pods' devices from the kubelet's socket ", true,
+		},
 		"the file is not a socket":    {file, "from the kubelet's socket " + file, false},
 		"the kubelet does not answer": {refusing, "rejected by rate limit", false},
 	} {

@@ -83,18 +83,18 @@ func (s *Source) traceOfKubelet() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ids, err := kubelet.DeviceIDs(data)
-	if err != nil || len(ids) > 0 { // a damaged file may have had some
-		return path, nil
+	ids, damaged := kubelet.DeviceIDs(data)
+	if damaged == nil && len(ids) == 0 {
+		return "", nil
 	}
-	return "", nil
+	return path, nil // a damaged file may have had some
 }
 
 // maxCheckpoint bounds a checkpoint, in bytes. A pod's entry has a few kilobytes.
 const maxCheckpoint = 64 << 20
 
-// rootDir returns the root directory that a running kubelet was given, or "". Only a process of root counts, in the mount
-// namespace of the host's first process or of this one: any user, and any container, can have a process of this name.
+// rootDir returns the --root-dir of a running kubelet, or "". Only a process of root counts, in the mount namespace of
+// the host's first process or of this process: any user, and any container, can have a process of this name.
 func rootDir(h host.Host) string {
 	if proc.SeesAll(h.Proc()) != nil {
 		return ""

@@ -142,7 +142,7 @@ type target struct {
 	// healthy probes the device after a reset.
 	healthy func(context.Context) error
 	// shared says why other containers may use the device, and others which already have its GPU; both may be empty.
-	shared, others string
+	shared string
 	// excused has the PIDs of processes that may use the device, since they are known programs or a desktop.
 	excused map[int]bool
 	// needsReset is the fault that only a reset can heal, or nil.

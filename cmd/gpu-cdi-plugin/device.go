@@ -144,7 +144,7 @@ func (a *app) reopenCommand() *cobra.Command {
 	}
 }
 
-// deviceStatuses returns the exit statuses of the verbs that send requests to serve.
+// deviceStatuses returns the exit statuses of the verbs that send requests to the running `serve`.
 func deviceStatuses(more ...cli.Code) map[string]string {
 	return cli.Statuses(slices.Concat([]cli.Code{cli.OK, cli.Failure, cli.Usage}, more, []cli.Code{cli.Interrupted})...)
 }
@@ -187,7 +187,7 @@ func (a *app) setCordon(ctx context.Context, r control.Request) error {
 	return err
 }
 
-// ask sends a request to serve and prints what was done.
+// ask sends a request to the running `serve` and prints what was done.
 func (a *app) ask(ctx context.Context, r control.Request) error {
 	if err := r.Check(); err != nil {
 		return cli.With(cli.Usage, "", err)

@@ -26,9 +26,9 @@ func TestAttackByTheState(t *testing.T) {
 		attack func(a *attack) (state string)
 		want   string
 	}{
-		"process 1":         {func(a *attack) string { return a.stateOf(1) }, "not the container's on the host"},
-		"no process":        {func(a *attack) string { return a.stateOf(0) }, "not the container's on the host"},
-		"a process group":   {func(a *attack) string { return a.stateOf(-a.pid()) }, "not the container's on the host"},
+		"process 1":         {func(a *attack) string { return a.stateOf(1) }, "which no container's process has"},
+		"no process":        {func(a *attack) string { return a.stateOf(0) }, "which no container's process has"},
+		"a process group":   {func(a *attack) string { return a.stateOf(-a.pid()) }, "which no container's process has"},
 		"the runtime":       {func(a *attack) string { return a.stateOf(os.Getpid()) }, "it is a child of process"},
 		"an unused process": {func(a *attack) string { return a.stateOf(1 << 30) }, "the process has ended"},
 		"a process that has ended": {func(a *attack) string {

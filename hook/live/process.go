@@ -42,7 +42,7 @@ type process struct {
 // namespace.
 func openProcess(pid int, runtime *proc.Process, h host.Host) (*process, error) {
 	if pid <= 1 {
-		return nil, fmt.Errorf("the state has the process ID %d, not the container's on the host", pid)
+		return nil, fmt.Errorf("the state has the process ID %d, which no container's process has on the host", pid)
 	}
 	p := &process{runtime: runtime}
 	if err := p.open(pid, h); err != nil {

@@ -48,9 +48,9 @@ func TestOpenProcess(t *testing.T) {
 	}{
 		"a container":            {c.cmd.Process.Pid, os.Getpid(), ""},
 		"an orphan":              {second.cmd.Process.Pid, c.cmd.Process.Pid, ""},
-		"no process":             {0, os.Getpid(), "not the container's on the host"},
-		"process 1":              {1, os.Getpid(), "not the container's on the host"},
-		"a negative ID":          {-1, os.Getpid(), "not the container's on the host"},
+		"no process":             {0, os.Getpid(), "which no container's process has"},
+		"process 1":              {1, os.Getpid(), "which no container's process has"},
+		"a negative ID":          {-1, os.Getpid(), "which no container's process has"},
 		"an ID that is not used": {1 << 30, os.Getpid(), "the process has ended"},
 		"of another program": {
 			second.cmd.Process.Pid, other.Process.Pid, "it is a child of process " + itoa(os.Getpid()),

@@ -14,7 +14,7 @@ type Holder struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	Container string `json:"container"`
-	// Devices are device plugin IDs: UUIDs of GPUs and MIG devices, or of replicas ("UUID::n").
+	// Devices are device plugin IDs: the UUID of a GPU or MIG device, or "UUID::n" for a replica.
 	Devices []string `json:"devices"`
 	// ByResource has the same IDs by resource.
 	ByResource map[string][]string `json:"-"`

@@ -114,13 +114,6 @@ func (f *fixture) leaveProcess(t *testing.T, uuid string) *Daemon {
 	return d
 }
 
-func (f *fixture) values(t *testing.T, gpu int) map[string]uint64 {
-	t.Helper()
-	values, err := f.gpus.Values(gpu)
-	testenv.Must(t, err)
-	return values
-}
-
 // awaitNotPrepared waits until a pod's status says that a device is not given to its container, and why.
 func (f *fixture) awaitNotPrepared(t *testing.T, p Pod, uuid, why string) {
 	t.Helper()

@@ -17,9 +17,10 @@ const (
 
 // documents returns the documents. key is a key that the parser knows and that has a text, listKey one that has a list.
 func documents(key, listKey string) map[string]string {
-	aliases := "a0: &a0 [x]\n"
+	var aliases strings.Builder
+	aliases.WriteString("a0: &a0 [x]\n")
 	for i := range 9 {
-		aliases += fmt.Sprintf("a%d: &a%d [%s]\n", i+1, i+1, strings.Repeat(fmt.Sprintf("*a%d, ", i), 10))
+		fmt.Fprintf(&aliases, "a%d: &a%d [%s]\n", i+1, i+1, strings.Repeat(fmt.Sprintf("*a%d, ", i), 10))
 	}
 	return map[string]string{
 		"equal keys":          strings.Repeat(key+": x\n", 9_000),
@@ -35,7 +36,7 @@ func documents(key, listKey string) map[string]string {
 		"many wrong items":    listKey + ": [" + strings.Repeat("{a: b}, ", 50_000) + "]\n",
 		"deep lists":          key + ": " + strings.Repeat("[", 9_000),
 		"deep tables":         key + ": " + strings.Repeat("{a: ", 9_000),
-		"aliases of aliases":  aliases + key + ": *a9\n",
+		"aliases of aliases":  aliases.String() + key + ": *a9\n",
 		"an alias of itself":  key + ": &a [*a, *a]\n",
 		"many documents":      strings.Repeat("---\n"+key+": x\n", 20_000),
 		"control characters":  key + ": \"" + strings.Repeat(`\x1b[31m`, 20_000) + "\"\n" + key + "x: 1\n",
