@@ -7,7 +7,6 @@
 package manager
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -154,7 +153,10 @@ func (m *Manager) Run(ctx context.Context) error {
 func (m *Manager) Check() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return cmp.Or(m.registry.Check(), m.open())
+	if err := m.registry.Check(); err != nil {
+		return err
+	}
+	return m.open()
 }
 
 // PluginSockets returns for each socket in the plugin watcher's directory, by path, whether the plugin there is

@@ -22,7 +22,6 @@ type Preference struct {
 	GPUs func() *allocator.GPUs
 	// Policy is for GPUs, and SharedPolicy for replicas and MIG devices. If they are empty, they are
 	// allocator.Topology and allocator.Spread.
-	// allocator.Spread.
 	Policy, SharedPolicy allocator.Policy
 	// used is Plugin.usedSlices, or nil if there is no other resource.
 	used func(except string) (map[string]int, error)

@@ -121,6 +121,10 @@ func (a *app) exportCheckpoint(path string) error {
 	if err := store.Close(); err != nil {
 		return err
 	}
+	if loaded.Loss != nil {
+		return cli.With(cli.Failure, "import a checkpoint that says which pods have devices, or free the devices that no pod "+
+			"has with the verb release --withheld while serve runs", fmt.Errorf("export the checkpoint: placements are lost: %s", loaded.Loss.Reason))
+	}
 	for i := range loaded.Placements {
 		loaded.Placements[i].Allocations = loaded.Placements[i].Held()
 	}
@@ -148,7 +152,7 @@ func (a *app) openPlacements() (*state.Store, state.Loaded, error) {
 	if err := fileio.MakeDirs(a.StateDir); err != nil {
 		return nil, state.Loaded{}, fmt.Errorf("state-dir: %w", err)
 	}
-	store, loaded, err := state.Open(a.placementsFile(), a.Log)
+	store, loaded, err := state.Open(a.placementsFile(), a.Log, earlierPlacements)
 	if err != nil {
 		return nil, state.Loaded{}, fmt.Errorf("open the placements of the device manager: %w", err)
 	}

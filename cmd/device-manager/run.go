@@ -21,7 +21,8 @@ func newApp() *app {
 	c, defaults := config.Default(), config.Default()
 	return &app{
 		Program: cli.New(cli.Options{
-			Name: "device-manager", EnvPrefix: "DEVICE_MANAGER_", Errors: errorTable, Statuses: statuses,
+			Name: "device-manager", EnvPrefix: "DEVICE_MANAGER_", OldEnvPrefix: "GPU_CDI_",
+			Errors: errorTable, Statuses: statuses,
 			Config: &c, Default: &defaults, Keys: config.Keys, Common: &c.Common, Service: &c.Serve,
 			Schema: "specs/device-manager.schema.json", ConfigFile: config.DefaultFile,
 		}),

@@ -21,7 +21,6 @@ import (
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/api"
-	"gpu-cdi-plugin/manager/config"
 	"gpu-cdi-plugin/manager/metrics"
 	"gpu-cdi-plugin/manager/nodestatus"
 	"gpu-cdi-plugin/manager/pod"
@@ -162,14 +161,11 @@ func (a *app) listenPodResources(ctx context.Context, group int) (*unixsocket.HT
 // managerOptions returns the options of the device manager that the configuration sets.
 func (a *app) managerOptions(machine nodestatus.Machine) (o manager.Options, err error) {
 	o = manager.Options{
-		Dir: a.SocketDir, StateFile: a.placementsFile(), Log: a.Log,
+		Dir: a.SocketDir, StateFile: a.placementsFile(), EarlierFiles: []string{earlierPlacements}, Log: a.Log,
 		Topology: admission.Topology{
 			Policy: admission.Policy(a.TopologyPolicy), Scope: admission.Scope(a.TopologyScope),
 			Machine: admission.NodesOf(machine.NUMANodes...),
 		},
-	}
-	if a.StateDir == config.Default().StateDir {
-		o.EarlierFiles = []string{earlierPlacements}
 	}
 	if o.RegistryDir, err = filepath.Abs(a.PluginsRegistryDir); err != nil {
 		return o, fmt.Errorf("plugins-registry-dir: %w", err)

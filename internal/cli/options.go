@@ -159,6 +159,16 @@ func (p *Program) warnUnknownEnv() {
 		p.Log.Warn("the environment variable " + name + " is ignored, since no option has this name" +
 			wording.Question(name, known))
 	}
+	if p.OldEnvPrefix == "" {
+		return
+	}
+	for _, variable := range p.Env {
+		old, _, _ := strings.Cut(variable, "=")
+		now := p.EnvPrefix + strings.TrimPrefix(old, p.OldEnvPrefix)
+		if strings.HasPrefix(old, p.OldEnvPrefix) && slices.Contains(known, now) {
+			p.Log.Warn("the environment variable " + old + " is ignored by this program: the option's name is " + now + " here")
+		}
+	}
 }
 
 // flagError does what FlagError does, and also knows the removed options.

@@ -21,6 +21,8 @@ import (
 type Options struct {
 	// Name is the program's name. EnvPrefix is the prefix of its environment variables, like GPU_CDI_.
 	Name, EnvPrefix string
+	// OldEnvPrefix is the prefix of the program that had these options before, or empty. Its variables cause warnings.
+	OldEnvPrefix string
 	// Errors gives errors of the libraries an exit status and a hint; the first matching row counts. Statuses explains
 	// the exit statuses in the help.
 	Errors   []ErrorRow
