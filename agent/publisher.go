@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/agent/kubeapi"
@@ -25,22 +24,22 @@ import (
 
 // publisher passes each state of the node to the kubelet, the metrics and the API server.
 type publisher struct {
-	plugin      *plugin.Plugin
-	mps         *mps.Monitor
-	ledger      *ledger.Ledger
-	displaced   *ledger.Displaced
-	releaser    *releaser
-	reporter    *kubeapi.Reporter
-	metrics     *metrics.Metrics
-	connections *atomic.Pointer[allocator.GPUs] // between the GPUs of the last snapshot
-	weights     allocator.Weights
-	preStart    config.PreStart
-	again       wake.Chan // an MPS daemon, the release of the driver or the ledger has changed
-	changed     wake.Chan // a state was passed on
-	log         *slog.Logger
+	plugin    *plugin.Plugin
+	mps       *mps.Monitor
+	ledger    *ledger.Ledger
+	displaced *ledger.Displaced
+	releaser  *releaser
+	reporter  *kubeapi.Reporter
+	metrics   *metrics.Metrics
+	weights   allocator.Weights
+	preStart  config.PreStart
+	again     wake.Chan // an MPS daemon, the release of the driver or the ledger has changed
+	changed   wake.Chan // a state was passed on
+	log       *slog.Logger
 
 	mu      sync.Mutex
 	state   node.State      // the last state of the node
+	gpus    *allocator.GPUs // how the GPUs of its snapshot are connected, or nil if it is unknown
 	refused string          // why the kubelet still has older devices of some resources, or empty
 	warned  map[string]bool // resources that warnOfParts has reported
 }
@@ -50,7 +49,7 @@ func (p *publisher) publish(state node.State) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if state.Snapshot != p.state.Snapshot { // events do not change the snapshot
-		p.updateConnections(state.Snapshot)
+		p.connect(state.Snapshot)
 	}
 	p.state = state
 	p.warnOfParts()
@@ -81,7 +80,7 @@ func (p *publisher) advertise() {
 		return cmp.Or(p.ledger.Reason(d), p.mps.Reason(d))
 	})
 	refused := ""
-	if err := p.plugin.Update(state.Resources); err != nil {
+	if err := p.plugin.Update(state.Resources, p.gpus); err != nil {
 		refused = wording.OneLine(err)
 	}
 	switch {
@@ -100,13 +99,12 @@ func (p *publisher) advertise() {
 	p.changed.Wake()
 }
 
-// updateConnections precomputes which GPUs are best connected.
-func (p *publisher) updateConnections(snapshot *gpu.Snapshot) {
-	connections, err := allocator.NewGPUs(snapshot, p.weights)
-	if err != nil {
+// connect precomputes which GPUs are best connected.
+func (p *publisher) connect(snapshot *gpu.Snapshot) {
+	var err error
+	if p.gpus, err = allocator.NewGPUs(snapshot, p.weights); err != nil {
 		p.log.Error("containers get arbitrary GPUs instead of the best connected ones: " + wording.OneLine(err))
 	}
-	p.connections.Store(connections)
 }
 
 // warnOfParts warns once of each resource whose MIG devices no container could ever get. For replicas this is an error

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
 
 	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/agent/control"
@@ -20,7 +20,6 @@ import (
 	"gpu-cdi-plugin/agent/plugin"
 	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/agent/prepare"
-	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/internal/sdnotify"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/internal/wording"
@@ -58,8 +57,7 @@ func Serve(ctx context.Context, o *Options) error {
 		record: prepare.NewRecordFile(Preparations(c), devs.offered, o.Log),
 	}
 
-	connections := &atomic.Pointer[allocator.GPUs]{}
-	p, err := plugin.New(pluginOptions(o, prep, held, connections, observer{m, changed}))
+	p, err := plugin.New(pluginOptions(o, prep, held, observer{m, changed}))
 	if err != nil {
 		return err
 	}
@@ -69,7 +67,7 @@ func Serve(ctx context.Context, o *Options) error {
 	})
 	pub := &publisher{
 		plugin: p, mps: daemons, ledger: held, displaced: displaced, releaser: rel, reporter: reporter, metrics: m,
-		connections: connections, weights: c.Allocation.Weights, preStart: c.PreStart, again: again, changed: changed,
+		weights: c.Allocation.Weights, preStart: c.PreStart, again: again, changed: changed,
 		log: o.Log, warned: map[string]bool{},
 	}
 	admin := &administrator{
@@ -175,7 +173,7 @@ func (s *service) runPlugin(ctx context.Context) error {
 }
 
 func pluginOptions(
-	o *Options, prep *preparer, held *ledger.Ledger, connections *atomic.Pointer[allocator.GPUs], observer plugin.Observer,
+	o *Options, prep *preparer, held *ledger.Ledger, observer plugin.Observer,
 ) plugin.Options {
 	c := &o.Config
 	options := plugin.Options{
@@ -184,7 +182,7 @@ func pluginOptions(
 			Strategies:       c.Strategy,
 			AnnotationPrefix: c.CDIAnnotationPrefix,
 			Preference: plugin.Preference{
-				GPUs: connections.Load, Policy: c.Allocation.Policy, SharedPolicy: c.Allocation.SharedPolicy,
+				Policy: c.Allocation.Policy, SharedPolicy: c.Allocation.SharedPolicy, Held: held.IDs,
 			},
 			Take:     held.Take,
 			PreStart: prep.preStart,
@@ -210,7 +208,7 @@ func newReporter(o *Options) *kubeapi.Reporter {
 
 // observer passes the plugin's notifications to the metrics and to systemd.
 type observer struct {
-	*metrics.Metrics
+	metrics *metrics.Metrics
 	changed wake.Chan
 }
 
@@ -218,14 +216,19 @@ var _ plugin.Observer = observer{}
 
 // Watched implements plugin.Observer.
 func (o observer) Watched(resource string, watched bool) {
-	o.Metrics.Watched(resource, watched)
+	o.metrics.Watched(resource, watched)
 	o.changed.Wake()
 }
 
 // Registered implements plugin.Observer.
 func (o observer) Registered(resource string, err error) {
-	o.Metrics.Registered(resource, err)
+	o.metrics.Registered(resource, err)
 	o.changed.Wake()
+}
+
+// Allocated implements plugin.Observer.
+func (o observer) Allocated(resource string, code codes.Code, devices int, took time.Duration) {
+	o.metrics.Allocated(resource, code, devices, took)
 }
 
 // newResets returns the resetter of GPUs.

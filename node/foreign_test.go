@@ -47,7 +47,7 @@ func newForeignFixture(t *testing.T, byIndex bool) *foreignFixture {
 		o.Spec.Capabilities = driver.Utility // a small spec, which is read thousands of times
 	})
 	f.sink = func(s State) { // without the check at each publication: our spec may be removed at any time
-		if err := f.plugin.Update(s.Resources); err != nil {
+		if err := f.plugin.Update(s.Resources, nil); err != nil {
 			t.Error(err)
 		}
 	}

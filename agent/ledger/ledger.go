@@ -158,6 +158,23 @@ func (l *Ledger) Held() (map[string]bool, error) {
 	return uuids, nil
 }
 
+// IDs returns the IDs of the devices that containers hold under any name, as of the last read, and of those that
+// Allocate has given since.
+func (l *Ledger) IDs() map[string]bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ids := map[string]bool{}
+	for _, h := range l.holders {
+		for _, id := range h.Devices {
+			ids[id] = true
+		}
+	}
+	for _, g := range l.given {
+		ids[g.id] = true
+	}
+	return ids
+}
+
 // Offer sets the devices that are advertised from now on. If their names differ from those before, it reads the kubelet
 // first: a container may hold a device under one of the old names.
 func (l *Ledger) Offer(resources []resource.Resource) {

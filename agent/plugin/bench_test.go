@@ -55,24 +55,22 @@ func serveBenchmark(setting string) error {
 	for s := range strings.SplitSeq(strategies, ",") {
 		o.Allocate.Strategies = append(o.Allocate.Strategies, resource.Strategy(s))
 	}
-	served := gpusOf(8)
+	served, connected := gpusOf(8), (*allocator.GPUs)(nil)
 	if machine != "" {
 		snapshot, r, err := benchMachine(machine)
 		if err != nil {
 			return err
 		}
-		node, err := allocator.NewGPUs(snapshot, allocator.DefaultWeights())
-		if err != nil {
+		if connected, err = allocator.NewGPUs(snapshot, allocator.DefaultWeights()); err != nil {
 			return err
 		}
 		served = r
-		o.Allocate.Preference.GPUs = func() *allocator.GPUs { return node }
 	}
 	p, err := New(o)
 	if err != nil {
 		return err
 	}
-	if err := p.Update([]resource.Resource{served}); err != nil {
+	if err := p.Update([]resource.Resource{served}, connected); err != nil {
 		return err
 	}
 	stop, err := serveCanned(filepath.Join(dir, cannedSocket), &canned{from: p.endpoints[served.Name].server})

@@ -1,7 +1,7 @@
 // Package plugin serves a node's devices to the kubelet: a device plugin of API v1beta1 for each resource.
 //
 //	p, err := plugin.New(plugin.Options{Dir: "/var/lib/kubelet/device-plugins", ...})
-//	err = p.Update(resources) // now, and whenever they change
+//	err = p.Update(resources, gpus) // now, and whenever they change
 //	err = p.Run(ctx)
 //
 // A resource's endpoint serves before it registers. It registers again whenever the kubelet may have lost the

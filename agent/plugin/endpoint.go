@@ -37,15 +37,11 @@ type endpoint struct {
 	status Status // without the numbers of devices
 }
 
-func newEndpoint(r resource.Resource, path string, o *Options) (*endpoint, error) {
-	server, err := newServer(r, o.Allocate, o.Log, o.Observer)
-	if err != nil {
-		return nil, err
-	}
+func newEndpoint(name, path string, s *server, o *Options) *endpoint {
 	return &endpoint{
-		name: r.Name, path: path, opts: o, server: server, log: o.Log.With("resource", r.Name),
-		status: Status{Resource: r.Name, Reason: "it is not registered yet"},
-	}, nil
+		name: name, path: path, opts: o, server: s, log: o.Log.With("resource", name),
+		status: Status{Resource: name, Reason: "it is not registered yet"},
+	}
 }
 
 // stopped is the reason of an endpoint that has stopped.

@@ -85,9 +85,11 @@ var quiet = slog.New(slog.DiscardHandler)
 
 func by(s ...resource.Strategy) AllocateOptions { return AllocateOptions{Strategies: s} }
 
+func noSlices(string) map[string]int { return nil }
+
 func serverOf(t testing.TB, r resource.Resource, o AllocateOptions) *server {
 	t.Helper()
-	s, err := newServer(r, o, quiet, noObserver{})
+	s, err := newServer(r, nil, o, noSlices, quiet, noObserver{})
 	testenv.Must(t, err)
 	return s
 }
@@ -113,7 +115,7 @@ func start(t testing.TB, o Options, resources ...resource.Resource) *running {
 	t.Helper()
 	p, err := New(o)
 	testenv.Must(t, err)
-	testenv.Must(t, p.Update(resources))
+	testenv.Must(t, p.Update(resources, nil))
 	ctx, cancel := context.WithCancel(t.Context())
 	r := &running{Plugin: p, t: t, cancel: cancel, ended: make(chan error, 1)}
 	go func() { r.ended <- p.Run(ctx) }()

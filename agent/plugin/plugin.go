@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 
+	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
 )
@@ -96,9 +97,7 @@ func New(o Options) (*Plugin, error) {
 	if o.Observer == nil {
 		o.Observer = noObserver{}
 	}
-	p := &Plugin{opts: o, endpoints: map[string]*endpoint{}}
-	p.opts.Allocate.Preference.used = p.usedSlices
-	return p, nil
+	return &Plugin{opts: o, endpoints: map[string]*endpoint{}}, nil
 }
 
 // dir returns the directory of the plugin's sockets.
@@ -107,30 +106,31 @@ func (o *Options) dir() string { return cmp.Or(o.RegistryDir, o.Dir) }
 // kubeletSocket returns the path of the socket on which the kubelet receives Register calls.
 func (o *Options) kubeletSocket() string { return filepath.Join(o.Dir, kubeletSocketName) }
 
-// Update replaces the devices of all resources. The resources must come from resource.Build, which checks names, IDs
+// Update replaces the devices of all resources, and how their GPUs are connected: if gpus is nil, all count as equally
+// well connected. The resources must come from resource.Build, which checks names, IDs
 // and sizes. A new resource gets an endpoint. The endpoint of a resource that is gone stays, without devices, so that
 // the kubelet learns at once that there are none. When Update returns, devices that are gone can no longer be
 // allocated.
 //
 // If there is an error, it names the resources that keep their old devices. All others have their new devices.
-func (p *Plugin) Update(resources []resource.Resource) error {
+func (p *Plugin) Update(resources []resource.Resource, gpus *allocator.GPUs) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var errs []error
 	gone := maps.Clone(p.endpoints)
 	for i := range resources {
 		delete(gone, resources[i].Name)
-		errs = append(errs, p.update(resources[i]))
+		errs = append(errs, p.update(resources[i], gpus))
 	}
 	for name := range gone {
-		errs = append(errs, p.update(resource.Resource{Name: name}))
+		errs = append(errs, p.update(resource.Resource{Name: name}, nil))
 	}
 	return errors.Join(errs...)
 }
 
-func (p *Plugin) update(r resource.Resource) error {
+func (p *Plugin) update(r resource.Resource, gpus *allocator.GPUs) error {
 	if e := p.endpoints[r.Name]; e != nil {
-		return e.server.update(r)
+		return e.server.update(r, gpus)
 	}
 	taken := func(path string) bool {
 		for _, e := range p.endpoints {
@@ -140,7 +140,11 @@ func (p *Plugin) update(r resource.Resource) error {
 		}
 		return false
 	}
-	e, err := newEndpoint(r, socketPath(p.opts.dir(), r.Name, taken), &p.opts)
+	server, err := newServer(r, gpus, p.opts.Allocate, p.usedSlices, p.opts.Log, p.opts.Observer)
+	if err != nil {
+		return err
+	}
+	e := newEndpoint(r.Name, socketPath(p.opts.dir(), r.Name, taken), server, &p.opts)
 	if err != nil {
 		return err
 	}

@@ -68,10 +68,10 @@ func TestAnUpdateIsAdvertised(t *testing.T) {
 	k.Start()
 	p := start(t, optionsFor(k), gpusOf(2))
 	k.WaitRegistered(gpus)
-	testenv.Must(t, p.Update([]resource.Resource{gpusOf(3), migOf(1)}))
+	testenv.Must(t, p.Update([]resource.Resource{gpusOf(3), migOf(1)}, nil))
 	k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 3 })
 	k.WaitRegistered("nvidia.com/mig-1g.10gb")
-	testenv.Must(t, p.Update([]resource.Resource{gpusOf(1)}))
+	testenv.Must(t, p.Update([]resource.Resource{gpusOf(1)}, nil))
 	k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 1 })
 	// A resource that is gone stays registered, with no devices.
 	k.WaitFor("nvidia.com/mig-1g.10gb", func(d []*v1beta1.Device) bool { return len(d) == 0 })
@@ -288,7 +288,7 @@ func TestARemovedSocketIsRestored(t *testing.T) {
 		eventually(t, "the socket is back", func() bool { _, err := os.Lstat(ownSocket(k)); return err == nil })
 	}
 	// The open connection is not disturbed.
-	testenv.Must(t, p.Update([]resource.Resource{gpusOf(1)}))
+	testenv.Must(t, p.Update([]resource.Resource{gpusOf(1)}, nil))
 	if k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 1 }) != e {
 		t.Error("the kubelet has another connection")
 	}
@@ -548,7 +548,7 @@ func TestAResourceThatCannotBeAdvertisedLeavesTheOthers(t *testing.T) {
 	p, err := New(optionsFor(kubelettest.New(t)))
 	testenv.Must(t, err)
 	good := migOf(1)
-	if err := p.Update([]resource.Resource{gpusOf(257), good}); err == nil || !strings.Contains(err.Error(), gpus) {
+	if err := p.Update([]resource.Resource{gpusOf(257), good}, nil); err == nil || !strings.Contains(err.Error(), gpus) {
 		t.Errorf("%v, want an error about %s", err, gpus)
 	}
 	if s := p.Status(); len(s) != 1 || s[0].Resource != good.Name {

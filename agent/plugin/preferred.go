@@ -17,14 +17,12 @@ import (
 
 // Preference configures which of the available devices GetPreferredAllocation returns.
 type Preference struct {
-	// GPUs returns how the GPUs are connected. It is called at each Update. If it is nil or returns nil, all GPUs
-	// count as equally well connected.
-	GPUs func() *allocator.GPUs
 	// Policy is for GPUs, and SharedPolicy for replicas and MIG devices. If they are empty, they are
 	// allocator.Topology and allocator.Spread.
 	Policy, SharedPolicy allocator.Policy
-	// used is Plugin.usedSlices, or nil if there is no other resource.
-	used func(except string) (map[string]int, error)
+	// Held returns the IDs of the devices that pods hold, of all resources; optional. It must return at once. The
+	// kubelet's request does not have those of other resources.
+	Held func() map[string]bool
 }
 
 // preference is what GetPreferredAllocation needs for one list of devices.
@@ -36,11 +34,13 @@ type preference struct {
 	bySlices bool
 }
 
-// of returns the preference for a resource.
-func (p *Preference) of(r *resource.Resource) (preference, error) {
-	gpus, err := p.gpus(r)
-	if err != nil {
-		return preference{}, fmt.Errorf("advertise %s: %w", r.Name, err)
+// of returns the preference for a resource. Without gpus all GPUs count as equally well connected.
+func (p *Preference) of(r *resource.Resource, gpus *allocator.GPUs) (preference, error) {
+	if gpus == nil {
+		var err error
+		if gpus, err = unconnected(r); err != nil {
+			return preference{}, fmt.Errorf("advertise %s: %w", r.Name, err)
+		}
 	}
 	policy, mig := cmp.Or(p.Policy, allocator.Topology), false
 	devices := make([]allocator.Device, len(r.Devices))
@@ -58,19 +58,15 @@ func (p *Preference) of(r *resource.Resource) (preference, error) {
 	return preference{allocator.NewPool(gpus, devices), policy, mig && policy == allocator.Pack}, nil
 }
 
-func (p *Preference) gpus(r *resource.Resource) (*allocator.GPUs, error) {
-	if p.GPUs != nil {
-		if gpus := p.GPUs(); gpus != nil {
-			return gpus, nil
-		}
-	}
-	unconnected := &gpu.Snapshot{}
+// unconnected returns the GPUs of a resource without their links.
+func unconnected(r *resource.Resource) (*allocator.GPUs, error) {
+	s := &gpu.Snapshot{}
 	for i := range r.Devices { // devices of one GPU count once
 		d := &r.Devices[i]
 		g := gpu.Device{Index: d.Index, UUID: d.Parent, NUMANode: d.NUMANode}
-		unconnected.Devices = append(unconnected.Devices, g)
+		s.Devices = append(s.Devices, g)
 	}
-	return allocator.NewGPUs(unconnected, allocator.DefaultWeights())
+	return allocator.NewGPUs(s, allocator.DefaultWeights())
 }
 
 // GetPreferredAllocation chooses the best of the available devices by the policy. The codes of its errors are
@@ -83,7 +79,10 @@ func (s *server) GetPreferredAllocation(
 ) (*v1beta1.PreferredAllocationResponse, error) {
 	l := s.list.Load()
 	resp := &v1beta1.PreferredAllocationResponse{}
-	used := s.usedSlices(l)
+	var used map[string]int
+	if l.prefer.bySlices {
+		used = s.used(l.resource.Name)
+	}
 	for _, c := range req.GetContainerRequests() {
 		choice, err := l.prefer.pool.Choose(l.prefer.policy, allocator.Request{
 			Available: c.GetAvailableDeviceIDs(), Must: c.GetMustIncludeDeviceIDs(), Size: int(c.GetAllocationSize()),
@@ -96,19 +95,6 @@ func (s *server) GetPreferredAllocation(
 			&v1beta1.ContainerPreferredAllocationResponse{DeviceIDs: choice.IDs})
 	}
 	return resp, nil
-}
-
-// usedSlices returns how many compute slices of each GPU are allocated as MIG devices of other resources, if the
-// policy packs MIG devices. If these cannot be read, it returns nil, so only the slices of this resource count.
-func (s *server) usedSlices(l *list) map[string]int {
-	if !l.prefer.bySlices || s.options.Preference.used == nil {
-		return nil
-	}
-	used, err := s.options.Preference.used(l.resource.Name)
-	if err != nil {
-		s.log.Debug("MIG devices are packed without regard to those of other profiles: " + err.Error())
-	}
-	return used
 }
 
 // preferenceStatus returns the gRPC status for an error of the allocator.

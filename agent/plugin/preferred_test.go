@@ -31,6 +31,7 @@ func TestPreferredAllocation(t *testing.T) {
 	quad := machineOf(t, "pcie-quad")
 	cases := map[string]struct {
 		r               resource.Resource
+		gpus            *allocator.GPUs
 		policy          Preference
 		available, must []string
 		size            int
@@ -45,7 +46,7 @@ func TestPreferredAllocation(t *testing.T) {
 			r: gpusOf(8), available: all(gpusOf(8)), must: []string{uuid(5)}, size: 2, want: []string{uuid(0), uuid(5)},
 		},
 		"the best connected of the available": {
-			r: quad.resource, policy: Preference{GPUs: quad.node}, available: quad.ids(1, 2, 3), size: 2,
+			r: quad.resource, gpus: quad.gpus, available: quad.ids(1, 2, 3), size: 2,
 			want: quad.ids(2, 3),
 		},
 		"replicas are spread over GPUs": {
@@ -117,7 +118,9 @@ func TestPreferredAllocation(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := by(resource.CDICRI)
 			a.Preference = c.policy
-			resp, err := serverOf(t, c.r, a).GetPreferredAllocation(t.Context(), prefer(c.available, c.must, c.size))
+			s := serverOf(t, c.r, a)
+			testenv.Must(t, s.update(c.r, c.gpus))
+			resp, err := s.GetPreferredAllocation(t.Context(), prefer(c.available, c.must, c.size))
 			if c.text != "" {
 				if status.Code(err) != c.code || !strings.Contains(err.Error(), c.text) || resp != nil {
 					t.Errorf("%v and %v, want %s: %q", resp, err, c.code, c.text)
@@ -135,7 +138,7 @@ func TestPreferredAllocation(t *testing.T) {
 // machineGPUs has the GPUs of a simulated machine and their links.
 type machineGPUs struct {
 	resource resource.Resource
-	node     func() *allocator.GPUs
+	gpus     *allocator.GPUs
 }
 
 func machineOf(t testing.TB, name string) machineGPUs {
@@ -144,7 +147,7 @@ func machineOf(t testing.TB, name string) machineGPUs {
 	testenv.Must(t, err)
 	n, err := allocator.NewGPUs(snapshot, allocator.DefaultWeights())
 	testenv.Must(t, err)
-	return machineGPUs{r, func() *allocator.GPUs { return n }}
+	return machineGPUs{r, n}
 }
 
 func (m *machineGPUs) ids(indices ...int) []string {

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
@@ -23,6 +24,7 @@ type server struct {
 	v1beta1.UnimplementedDevicePluginServer
 
 	options  AllocateOptions
+	used     func(except string) map[string]int // Plugin.usedSlices
 	log      *slog.Logger
 	observer Observer
 
@@ -55,20 +57,23 @@ type device struct {
 }
 
 // newServer returns a server with a first list.
-func newServer(r resource.Resource, o AllocateOptions, log *slog.Logger, observer Observer) (*server, error) {
+func newServer(
+	r resource.Resource, gpus *allocator.GPUs, o AllocateOptions, used func(except string) map[string]int,
+	log *slog.Logger, observer Observer,
+) (*server, error) {
 	s := &server{
-		options: o, log: log.With("resource", r.Name), observer: observer,
+		options: o, used: used, log: log.With("resource", r.Name), observer: observer,
 		wake: wake.New(), stopped: make(chan struct{}),
 	}
 	s.watchers.Store(new(atomic.Int32))
 	s.list.Store(&list{message: &v1beta1.ListAndWatchResponse{}, replaced: make(chan struct{})})
-	return s, s.update(r)
+	return s, s.update(r, gpus)
 }
 
 // update replaces the list. When it returns, a device that is not in the new list cannot be allocated. The new list is
 // sent at once, unless it equals the old one. After an error the old list stays. Calls must not overlap.
-func (s *server) update(r resource.Resource) error {
-	next, err := s.newList(r)
+func (s *server) update(r resource.Resource, gpus *allocator.GPUs) error {
+	next, err := s.newList(r, gpus)
 	if err != nil {
 		return err
 	}
@@ -84,7 +89,7 @@ func (s *server) update(r resource.Resource) error {
 	return nil
 }
 
-func (s *server) newList(r resource.Resource) (*list, error) {
+func (s *server) newList(r resource.Resource, gpus *allocator.GPUs) (*list, error) {
 	l := &list{
 		resource: r,
 		devices:  make(map[string]*device, len(r.Devices)),
@@ -101,7 +106,7 @@ func (s *server) newList(r resource.Resource) (*list, error) {
 		}
 	}
 	var err error
-	l.prefer, err = s.options.Preference.of(&l.resource)
+	l.prefer, err = s.options.Preference.of(&l.resource, gpus)
 	return l, err
 }
 

@@ -398,7 +398,7 @@ func TestOneCallForSeveralContainers(t *testing.T) {
 func TestAllocateFollowsTheLastUpdate(t *testing.T) {
 	s := serverOf(t, gpusOf(1), by(resource.CDICRI))
 	for _, r := range []resource.Resource{withExtras(gpusOf(1)), gpusOf(1), byIndex(gpusOf(1))} {
-		testenv.Must(t, s.update(r))
+		testenv.Must(t, s.update(r, nil))
 		want := slices.Clone(r.Devices[0].Grant.CDIDevices)
 		if r.Grant != nil {
 			want = append(want, r.Grant.CDIDevices...)
@@ -417,7 +417,7 @@ func TestAllocateFollowsTheLastUpdate(t *testing.T) {
 
 func TestADeviceThatLeftTheListIsNotAllocated(t *testing.T) {
 	s := serverOf(t, gpusOf(2), by(resource.CDICRI))
-	testenv.Must(t, s.update(gpusOf(1)))
+	testenv.Must(t, s.update(gpusOf(1), nil))
 	if _, err := s.Allocate(t.Context(), allocate(uuid(1))); status.Code(err) != codes.NotFound {
 		t.Errorf("%v, want %s", err, codes.NotFound)
 	}
@@ -428,7 +428,7 @@ func TestAnEqualListIsNotSent(t *testing.T) {
 	replaced := s.list.Load().replaced
 	same := gpusOf(2)
 	same.Limit = 1
-	testenv.Must(t, s.update(same))
+	testenv.Must(t, s.update(same, nil))
 	select {
 	case <-replaced:
 		t.Error("an equal list is sent")
@@ -437,7 +437,7 @@ func TestAnEqualListIsNotSent(t *testing.T) {
 	if _, err := s.Allocate(t.Context(), allocate(uuid(0), uuid(1))); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("the new limit does not hold: %v", err)
 	}
-	testenv.Must(t, s.update(gpusOf(1)))
+	testenv.Must(t, s.update(gpusOf(1), nil))
 	<-replaced
 }
 

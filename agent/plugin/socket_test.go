@@ -43,7 +43,7 @@ func TestResourcesWhoseNamesDifferInADotHaveDifferentSockets(t *testing.T) {
 	const dot, hyphen = "nvidia.com/a.b", "nvidia.com/a-b"
 	p, err := New(Options{Dir: "/x", Allocate: by(resource.CDICRI), Log: quiet})
 	testenv.Must(t, err)
-	testenv.Must(t, p.Update([]resource.Resource{{Name: hyphen}, {Name: dot}}))
+	testenv.Must(t, p.Update([]resource.Resource{{Name: hyphen}, {Name: dot}}, nil))
 	if path := p.endpoints[dot].path; path == p.endpoints[hyphen].path {
 		t.Errorf("both have %s", path)
 	}

@@ -1,10 +1,7 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 
@@ -43,21 +40,6 @@ func (s *served) prefersOf(e *kubelettest.Endpoint, size int, available ...strin
 	return answer.GetContainerResponses()[0].GetDeviceIDs()
 }
 
-// checkpoint writes the kubelet's checkpoint, with devices that a pod was given of each resource.
-func (s *served) checkpoint(given map[string][]string) {
-	s.t.Helper()
-	var entries []map[string]any
-	for resource, ids := range given {
-		entries = append(entries, map[string]any{
-			"PodUID": "a", "ContainerName": "b", "ResourceName": resource,
-			"DeviceIDs": map[string][]string{"-1": ids}, "AllocResp": "",
-		})
-	}
-	data, err := json.Marshal(map[string]any{"Data": map[string]any{"PodDeviceEntries": entries}, "Checksum": 1})
-	testenv.Must(s.t, err)
-	testenv.Must(s.t, os.WriteFile(filepath.Join(s.kubelet.Dir, "kubelet_internal_checkpoint"), data, 0o600))
-}
-
 // Of the profile 1g.10gb the machine has one device on GPU 0, seven on GPU 4 and one on GPU 5.
 func TestServePacksMIGDevicesOnTheFullestGPU(t *testing.T) {
 	t.Parallel()
@@ -69,15 +51,10 @@ func TestServePacksMIGDevicesOnTheFullestGPU(t *testing.T) {
 	if got := s.prefersOf(small, 1, available...); !slices.Equal(got, of(4)[1:2]) {
 		t.Errorf("with only one on GPU 4 in use %s are preferred", s.places(got))
 	}
-	s.checkpoint(map[string][]string{"nvidia.com/mig-3g.40gb": s.migDevices(0, "3g.40gb")})
+	large := s.kubelet.WaitRegistered("nvidia.com/mig-3g.40gb")
+	s.allocate(large, s.migDevices(0, "3g.40gb")...)
 	if got := s.prefersOf(small, 1, available...); !slices.Equal(got, of(0)) {
 		t.Errorf("with another profile on three slices of GPU 0 %s are preferred", s.places(got))
-	}
-
-	// A checkpoint that cannot be read costs only what it would have said.
-	testenv.Must(t, os.WriteFile(filepath.Join(s.kubelet.Dir, "kubelet_internal_checkpoint"), []byte("{"), 0o600))
-	if got := s.prefersOf(small, 1, available...); !slices.Equal(got, of(4)[1:2]) {
-		t.Errorf("with a damaged checkpoint %s are preferred", s.places(got))
 	}
 }
 
