@@ -22,10 +22,11 @@ func (a *app) hookInstallCommand() *cobra.Command {
 restarted; it restarts none. Without arguments it changes nothing and prints what each engine would get.
 
   podman      a precreate hook in /etc/containers/oci/gpu-cdi-plugin.d, and a drop-in by which podman reads it
-  docker      in /etc/docker/daemon.json the feature cdi, and the runtime gpu-cdi
-  containerd  the runtime gpu-cdi: a drop-in where config.toml is of version 3 or later and imports conf.d, or else
-              a part of config.toml; with version 2 also runc's table if it has no runtimes
-  crio        a drop-in with the runtime handler gpu-cdi
+  docker      in /etc/docker/daemon.json the runtime gpu-cdi
+  containerd  the runtime gpu-cdi, a copy of the default one with our program: a drop-in where config.toml is of
+              version 3 or later and imports conf.d, or else a part of config.toml, or with version 2 of the last
+              imported file with settings of CRI; with version 2 also runc's table if it has no runtimes
+  crio        a drop-in with the runtime handler gpu-cdi, a copy of the default one with our program
   live        a createRuntime hook for CRI-O and podman, beside their own hooks
   wrapper     only gpu-cdi-runtime, for runc and crun without an engine; the engines have it too
 

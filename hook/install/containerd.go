@@ -8,16 +8,13 @@ import (
 	"path"
 	"reflect"
 	"slices"
-
-	"github.com/pelletier/go-toml/v2"
 )
 
 // The configuration of containerd. Our runtime belongs in a drop-in, but only containerd 2 merges a drop-in's tables
 // of plugins with those of config.toml. In containerd 1 a drop-in replaces the whole table of the CRI plugin.
 const (
-	containerdFile    = "/etc/containerd/config.toml"
-	containerdDropIns = "/etc/containerd/conf.d/*.toml"
-	containerdDropIn  = "/etc/containerd/conf.d/50-gpu-cdi-plugin.toml"
+	containerdFile   = "/etc/containerd/config.toml"
+	containerdDropIn = "/etc/containerd/conf.d/50-gpu-cdi-plugin.toml"
 )
 
 // The lines around our part of config.toml, including the line break before it.
@@ -50,85 +47,190 @@ func addContainerd(e *edit) error {
 	}
 	if original == nil {
 		e.record.Made = append(e.record.Made, containerdFile)
-		original = []byte("version = 2\n") // for containerd 1 and 2
+		e.put(containerdFile, []byte("version = 2\n")) // for containerd 1 and 2
 	}
-	text := withoutContainerd(original)
-	config, err := parseTOML(containerdFile, text)
+	layers, imported, err := e.containerdLayers()
 	if err != nil {
 		return err
 	}
-	l, ok := layoutOf(config)
+	l, ok := layoutOf(layers[0].config)
 	if !ok {
 		return &SettingError{containerdFile, "has a version before 2; convert it with: containerd config migrate"}
 	}
-	if get(config, append(l.runtimes(), runtimeName)...) != nil {
-		return &SettingError{containerdFile, "already has another runtime " + runtimeName}
+	tables, err := l.tables(e.wrapper(), l.merged(layers))
+	if err != nil {
+		return fmt.Errorf("copy the default runtime of containerd: %w", err)
 	}
-	layers := []map[string]any{config}
-	imports := isImported(config)
-	for _, name := range e.matching(containerdDropIns) {
-		if !imports || name == containerdDropIn {
-			continue
-		}
-		layer, err := parseTOML(name, e.files[name].Data)
-		if err != nil {
+	target := l.target(layers)
+	if l.version > 2 && imported {
+		target = containerdDropIn
+		if err := e.own(target, fmt.Sprintf("%sversion = %d\n\n%s", header, l.version, tables)); err != nil {
 			return err
 		}
-		layers = append(layers, layer)
 	}
-	if l.version > 2 && imports {
-		return e.addContainerdDropIn(l, original, text, layers)
-	}
-	changed, err := l.edit(text, config, l.tables(e.wrapper(), layers))
-	if err != nil {
-		return err
-	}
-	if equal, err := sameTOML(original, changed); err != nil || equal {
-		changed = original // our part keeps its place, even if others have added lines after it
-		if err != nil {
-			return fmt.Errorf("%s: %w", containerdFile, err)
+	for _, layer := range layers {
+		if layer.path == containerdDropIn {
+			continue
+		}
+		wanted := ""
+		if layer.path == target {
+			wanted = tables
+		}
+		if err := l.addTo(e, layer.path, wanted); err != nil {
+			return err
 		}
 	}
-	e.remove(containerdDropIn)
-	e.put(containerdFile, changed)
+	if target != containerdDropIn {
+		e.remove(containerdDropIn)
+	}
 	return nil
 }
 
-// addContainerdDropIn writes the drop-in. It removes our part from config.toml, which was needed if config.toml had an
-// older version at the last installation.
-func (e *edit) addContainerdDropIn(l layout, original, text []byte, layers []map[string]any) error {
-	content := fmt.Sprintf("version = %d\n\n%s", l.version, l.tables(e.wrapper(), layers))
-	if !bytes.Equal(original, text) {
-		e.put(containerdFile, text)
+// addTo makes the tables our part of one of containerd's files; without tables it removes our part.
+func (l layout) addTo(e *edit, file, tables string) error {
+	original := e.files[file].Data
+	text := withoutContainerd(original)
+	config, err := parseTOML(file, text)
+	if err != nil {
+		return err
 	}
-	return e.own(containerdDropIn, header+content)
+	if get(config, append(l.runtimes(), runtimeName)...) != nil {
+		return &SettingError{file, "already has another runtime " + runtimeName}
+	}
+	changed := text
+	if tables != "" {
+		if changed, err = l.edit(file, text, config, tables); err != nil {
+			return err
+		}
+		if equal, err := sameTOML(original, changed); err != nil || equal {
+			changed = original // our part keeps its place, even if others have added lines after it
+			if err != nil {
+				return fmt.Errorf("%s: %w", file, err)
+			}
+		}
+	}
+	if bytes.Equal(changed, original) && file != containerdFile {
+		return nil
+	}
+	if _, err := e.shared(file); err != nil {
+		return err
+	}
+	e.put(file, changed)
+	return nil
+}
+
+// containerdLayers returns config.toml and the files that it and they import, in the order in which containerd reads
+// them, and whether our drop-in is among them or would be.
+func (e *edit) containerdLayers() (layers []layer, imported bool, err error) {
+	for pending := []string{containerdFile}; len(pending) > 0; pending = pending[1:] {
+		file := pending[0]
+		isLoaded := func(l layer) bool { return l.path == file }
+		if e.files[file] == nil || slices.ContainsFunc(layers, isLoaded) {
+			continue
+		}
+		config, err := parseTOML(file, e.files[file].Data)
+		if err != nil {
+			return nil, false, err
+		}
+		layers = append(layers, layer{file, config})
+		for _, pattern := range imports(file, config) {
+			matches, err := path.Match(pattern, containerdDropIn)
+			imported = imported || err == nil && matches
+			pending = append(pending, e.matching(pattern)...)
+		}
+	}
+	return layers, imported, nil
+}
+
+// imports returns the absolute patterns of the files that a file of containerd imports.
+func imports(file string, config map[string]any) []string {
+	list, _ := config["imports"].([]any)
+	var patterns []string
+	for _, pattern := range list {
+		text, ok := pattern.(string)
+		if !ok {
+			continue
+		}
+		if !path.IsAbs(text) {
+			text = path.Join(path.Dir(file), text)
+		}
+		patterns = append(patterns, path.Clean(text))
+	}
+	return patterns
+}
+
+// containerdImports returns the patterns of the files that the files of containerd import. It ignores files that
+// cannot be parsed, which addContainerd reports.
+func containerdImports(files map[string]*File) []string {
+	var patterns []string
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if path.Ext(name) != ".toml" {
+			continue
+		}
+		if config, err := parseTOML(name, files[name].Data); err == nil {
+			patterns = append(patterns, imports(name, config)...)
+		}
+	}
+	return patterns
+}
+
+// criTable returns the table of the CRI plugin that has the runtimes, of either layout, or nil.
+func criTable(config map[string]any) map[string]any {
+	for _, version := range []int64{3, 2} {
+		l, _ := layoutOf(map[string]any{"version": version})
+		if table, ok := get(config, "plugins", l.cri).(map[string]any); ok {
+			return table
+		}
+	}
+	return nil
+}
+
+// merged returns the CRI plugin's table in effect. A file of version 2 may be read by containerd 1, where the table of
+// a later file replaces that of an earlier one; otherwise they are merged.
+func (l layout) merged(layers []layer) map[string]any {
+	all := map[string]any{}
+	for _, layer := range layers {
+		table := criTable(layer.config)
+		if l.version == 2 && table != nil {
+			all = map[string]any{}
+		}
+		merge(all, table)
+	}
+	return all
+}
+
+// target returns the file for our tables: the last one whose table of the CRI plugin counts in containerd 1.
+func (l layout) target(layers []layer) string {
+	file := containerdFile
+	for _, layer := range layers {
+		if l.version == 2 && get(layer.config, "plugins", l.cri) != nil {
+			file = layer.path
+		}
+	}
+	return file
 }
 
 func removeContainerd(e *edit) error {
 	e.remove(containerdDropIn)
-	original, err := e.shared(containerdFile)
-	if err != nil || original == nil {
+	layers, _, err := e.containerdLayers()
+	if err != nil {
 		return err
 	}
-	text := withoutContainerd(original)
-	if e.record.made(containerdFile) && string(text) == "version = 2\n" {
-		text = nil
-	}
-	e.put(containerdFile, text)
-	return nil
-}
-
-// isImported reports whether config.toml imports our drop-in.
-func isImported(config map[string]any) bool {
-	imports, _ := config["imports"].([]any)
-	return slices.ContainsFunc(imports, func(pattern any) bool {
-		text, _ := pattern.(string)
-		if !path.IsAbs(text) {
-			text = path.Join(path.Dir(containerdFile), text)
+	for _, layer := range layers {
+		original := e.files[layer.path].Data
+		text := withoutContainerd(original)
+		if bytes.Equal(text, original) {
+			continue
 		}
-		matches, err := path.Match(text, containerdDropIn)
-		return err == nil && matches
-	})
+		if _, err := e.shared(layer.path); err != nil {
+			return err
+		}
+		if layer.path == containerdFile && e.record.made(containerdFile) && string(text) == "version = 2\n" {
+			text = nil
+		}
+		e.put(layer.path, text)
+	}
+	return nil
 }
 
 const shim = "io.containerd.runc.v2"
@@ -136,32 +238,53 @@ const shim = "io.containerd.runc.v2"
 // runtimes are the keys of the table of all runtimes.
 func (l layout) runtimes() []string { return []string{"plugins", l.cri, "containerd", "runtimes"} }
 
-// tables returns the TOML tables of our runtime. SystemdCgroup is the same as runc's, as the kubelet expects.
-// Annotations of containers are passed on to the runtime, since device plugins set them. Annotations of pods are not:
-// whoever creates a pod could take any GPU.
-func (l layout) tables(wrapper string, layers []map[string]any) string {
-	table := fmt.Sprintf("plugins.%q.containerd.runtimes.%s", l.cri, runtimeName)
-	text := fmt.Sprintf("[%s]\n  runtime_type = %q\n"+
-		"  container_annotations = [\"cdi.k8s.io/*\"]\n\n[%s.options]\n  BinaryName = %q\n", table, shim, table, wrapper)
-	systemd := false
-	for _, layer := range layers {
-		if value, ok := get(layer, append(l.runtimes(), "runc", "options", "SystemdCgroup")...).(bool); ok {
-			systemd = value
-		}
+// tables returns the TOML tables of our runtime: a copy of the default runtime with our program. Annotations of
+// containers are passed on, since device plugins set them. Annotations of pods are not: whoever creates a pod could
+// take any GPU.
+func (l layout) tables(wrapper string, cri map[string]any) (string, error) {
+	runtime := deepCopy(standardRuntime(cri))
+	options, _ := runtime["options"].(map[string]any)
+	options = deepCopy(options)
+	delete(runtime, "options")
+	delete(runtime, "pod_annotations")
+	annotations, _ := runtime["container_annotations"].([]any)
+	if !slices.Contains(annotations, any(passedOn)) {
+		annotations = append(slices.Clip(annotations), passedOn)
 	}
-	if systemd {
-		text += "  SystemdCgroup = true\n"
+	runtime["runtime_type"], runtime["container_annotations"] = shim, annotations
+	set(options, wrapper, "BinaryName")
+	name := fmt.Sprintf("plugins.%q.containerd.runtimes.%s", l.cri, runtimeName)
+	text, err := tomlTable(name, runtime)
+	if err != nil {
+		return "", err
 	}
-	return text
+	inner, err := tomlTable(name+".options", options)
+	return text + "\n" + inner, err
 }
 
-// edit returns the text of config.toml with our tables at its end. It does not set enable_cdi: then containerd itself
-// would read the annotations of all its containers, past the policy.
-func (l layout) edit(text []byte, config map[string]any, tables string) ([]byte, error) {
+// passedOn are the annotations that our runtime gets.
+const passedOn = "cdi.k8s.io/*"
+
+// standardRuntime returns the default runtime, or runc if the shim of runc does not run that; nil stands for
+// containerd's own runc. If ours is the default, it is copied again.
+func standardRuntime(cri map[string]any) map[string]any {
+	name, _ := get(cri, "containerd", "default_runtime_name").(string)
+	for _, name := range []string{name, "runc"} {
+		runtime, ok := get(cri, "containerd", "runtimes", name).(map[string]any)
+		if kind := runtime["runtime_type"]; ok && (kind == nil || kind == "" || kind == shim) {
+			return runtime
+		}
+	}
+	return nil
+}
+
+// edit returns the text of a file with our tables at its end. It does not set enable_cdi, with which containerd
+// itself would read the annotations of all its containers and bypass the policy.
+func (l layout) edit(file string, text []byte, config map[string]any, tables string) ([]byte, error) {
 	want := deepCopy(config)
 	if l.version == 2 && get(config, l.runtimes()...) == nil {
-		// In containerd 1, a table for any runtime replaces the default tables, so runc needs its own here.
-		tables = fmt.Sprintf("[plugins.%q.containerd.runtimes.runc]\n  runtime_type = %q\n\n", l.cri, shim) + tables
+		// In containerd 1, any table of a runtime replaces the default ones.
+		tables = fmt.Sprintf("[plugins.%q.containerd.runtimes.runc]\nruntime_type = '%s'\n\n", l.cri, shim) + tables
 	}
 	ours, err := parseTOML("the tables of the runtime", []byte(tables))
 	if err != nil {
@@ -171,12 +294,12 @@ func (l layout) edit(text []byte, config map[string]any, tables string) ([]byte,
 		set(want, runtime, append(l.runtimes(), name)...)
 	}
 	changed := slices.Concat(text, []byte(beginBlock+tables+endBlock))
-	got, err := parseTOML(containerdFile, changed)
+	got, err := parseTOML(file, changed)
 	if err == nil && !reflect.DeepEqual(got, want) {
 		err = errors.New("other settings would change")
 	}
 	if err != nil {
-		return nil, &SettingError{containerdFile, "has tables to which the runtime gpu-cdi cannot be added: " + err.Error()}
+		return nil, &SettingError{file, "has tables to which the runtime gpu-cdi cannot be added: " + err.Error()}
 	}
 	return changed, nil
 }
@@ -194,53 +317,4 @@ func withoutContainerd(text []byte) []byte {
 		}
 	}
 	return text
-}
-
-func parseTOML(name string, text []byte) (map[string]any, error) {
-	config := map[string]any{}
-	if err := toml.Unmarshal(text, &config); err != nil {
-		if e, ok := errors.AsType[*toml.DecodeError](err); ok {
-			row, column := e.Position()
-			return nil, fmt.Errorf("read %s: line %d, column %d: %w", name, row, column, err)
-		}
-		return nil, fmt.Errorf("read %s: %w", name, err)
-	}
-	return config, nil
-}
-
-func sameTOML(a, b []byte) (bool, error) {
-	var x, y map[string]any
-	err := errors.Join(toml.Unmarshal(a, &x), toml.Unmarshal(b, &y))
-	return reflect.DeepEqual(x, y), err
-}
-
-// get returns the value at a path of keys, or nil if there is none.
-func get(table map[string]any, keys ...string) any {
-	for ; len(keys) > 1; keys = keys[1:] {
-		table, _ = table[keys[0]].(map[string]any)
-	}
-	return table[keys[0]]
-}
-
-// set sets the value at a path of keys. A value on the way that is not a table is replaced by one.
-func set(table map[string]any, value any, keys ...string) {
-	for ; len(keys) > 1; keys = keys[1:] {
-		next, ok := table[keys[0]].(map[string]any)
-		if !ok {
-			next = map[string]any{}
-			table[keys[0]] = next
-		}
-		table = next
-	}
-	table[keys[0]] = value
-}
-
-func deepCopy(table map[string]any) map[string]any {
-	table = maps.Clone(table)
-	for key, value := range table {
-		if inner, ok := value.(map[string]any); ok {
-			table[key] = deepCopy(inner)
-		}
-	}
-	return table
 }

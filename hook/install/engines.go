@@ -58,13 +58,13 @@ func Engines() []Engine {
 		},
 		{
 			Name: "docker", Program: "dockerd", Restart: "docker",
-			Without: "--device (28.2 and later)", Gives: "--device from 25.0 on, and --runtime " + runtimeName,
+			Without: "--device (28.2 and later)", Gives: "--runtime " + runtimeName,
 			reads: []string{daemonFile}, add: addDocker, remove: removeDocker,
 		},
 		{
 			Name: "containerd", Program: "containerd", Restart: "containerd",
 			Without: "CDI devices (2.0 and later)", Gives: "runtime handler " + runtimeName,
-			reads: []string{containerdFile, containerdDropIns}, add: addContainerd, remove: removeContainerd,
+			reads: []string{containerdFile, containerdDropIn}, add: addContainerd, remove: removeContainerd,
 		},
 		{
 			Name: "crio", Program: "crio", Restart: "crio",
@@ -130,20 +130,7 @@ func removePodman(e *edit) error {
 	return nil
 }
 
-func addCRIO(e *edit) error {
-	if err := e.addWrapper(); err != nil {
-		return err
-	}
-	return e.own(crioDropIn, fmt.Sprintf("%s[crio.runtime.runtimes.%s]\nruntime_path = %q\nruntime_type = \"oci\"\n",
-		header, runtimeName, e.wrapper()))
-}
-
-func removeCRIO(e *edit) error {
-	e.remove(crioDropIn)
-	return nil
-}
-
-// addLive puts the hook into a directory that CRI-O and podman read.
+// addLive puts the hook into the directory that CRI-O reads.
 func addLive(e *edit) error {
 	dirs, file, err := e.hookDirs(crioConfigs, "", "crio", "runtime")
 	if err != nil {
@@ -167,27 +154,22 @@ func removeLive(e *edit) error {
 	return nil
 }
 
-// hookDirs returns the value of hooks_dir in a table of an engine's configuration, and the file that sets it. If
-// several files set it, the last one counts. Our own file is ignored. The result is nil if no file sets it.
+// hookDirs returns the directories that the last of an engine's files sets as hooks_dir in a table, and that file. It
+// returns nil if no file sets them. It ignores our own file.
 func (e *edit) hookDirs(patterns []string, own string, table ...string) (dirs []string, file string, err error) {
-	for _, pattern := range patterns {
-		for _, path := range e.matching(pattern) {
-			if path == own {
-				continue
-			}
-			config, err := parseTOML(path, e.files[path].Data)
-			if err != nil {
-				return nil, "", err
-			}
-			list, ok := get(config, append(table, "hooks_dir")...).([]any)
-			if !ok {
-				continue
-			}
-			dirs, file = nil, path
-			for _, dir := range list { // podman 5 also has {append=true} here
-				if text, ok := dir.(string); ok {
-					dirs = append(dirs, text)
-				}
+	layers, err := e.layers(patterns)
+	if err != nil {
+		return nil, "", err
+	}
+	for _, l := range layers {
+		list, ok := get(l.config, append(table, "hooks_dir")...).([]any)
+		if !ok || l.path == own {
+			continue
+		}
+		dirs, file = nil, l.path
+		for _, dir := range list { // podman 5 also has {append=true} here
+			if text, ok := dir.(string); ok {
+				dirs = append(dirs, text)
 			}
 		}
 	}
@@ -198,95 +180,4 @@ func (e *edit) hookDirs(patterns []string, own string, table ...string) (dirs []
 func (e *edit) document(text string) string {
 	quoted, _ := json.Marshal(e.hook) // a string cannot fail
 	return strings.Replace(text, `"`+specs.HookPath+`"`, string(quoted), 1)
-}
-
-func addDocker(e *edit) error {
-	if err := e.addWrapper(); err != nil {
-		return err
-	}
-	original, err := e.shared(daemonFile)
-	if err != nil {
-		return err
-	}
-	if original == nil {
-		e.record.Made = append(e.record.Made, daemonFile)
-		original = []byte("{\n}\n")
-	}
-	settings, err := readDaemon(original)
-	if err != nil {
-		return err
-	}
-	cdi, isSet := settings.Features["cdi"]
-	runtime, exists := settings.Runtimes[runtimeName]
-	switch {
-	case isSet && !cdi:
-		return &SettingError{daemonFile, "sets features.cdi to false"}
-	case exists && runtime.Path != e.wrapper() && !slices.Contains(e.record.Daemon, runtimeKey):
-		return &SettingError{daemonFile, "already has another runtime " + runtimeName}
-	case exists && isSet && runtime.Path == e.wrapper():
-		e.put(daemonFile, original)
-		return nil
-	}
-	text := original
-	for _, setting := range [][2]string{
-		{"features.cdi", "true"}, {runtimeKey, fmt.Sprintf("{\"path\": %q}", e.wrapper())},
-	} {
-		var added []string
-		if text, added, err = setKey(text, strings.Split(setting[0], "."), setting[1]); err != nil {
-			return fmt.Errorf("change %s: %w", daemonFile, err)
-		}
-		for _, key := range added {
-			if !slices.Contains(e.record.Daemon, key) {
-				e.record.Daemon = append(e.record.Daemon, key)
-			}
-		}
-	}
-	e.put(daemonFile, text)
-	return nil
-}
-
-const runtimeKey = "runtimes." + runtimeName
-
-// daemonSettings are the settings of daemon.json that are read here.
-type daemonSettings struct {
-	Features map[string]bool
-	Runtimes map[string]struct{ Path string }
-}
-
-func readDaemon(text []byte) (s daemonSettings, err error) {
-	if _, err = parseObject(text); err == nil {
-		err = json.Unmarshal(text, &s)
-	}
-	if err != nil {
-		return s, fmt.Errorf("read %s: %w", daemonFile, err)
-	}
-	return s, nil
-}
-
-func removeDocker(e *edit) error {
-	original, err := e.shared(daemonFile)
-	keys := e.record.Daemon
-	e.record.Daemon = nil
-	if err != nil || original == nil || keys == nil {
-		return err
-	}
-	settings, err := readDaemon(original)
-	if err != nil {
-		return err
-	}
-	text := original
-	for _, key := range slices.Backward(keys) {
-		if key == "features.cdi" && !settings.Features["cdi"] {
-			continue // it has been switched off since
-		}
-		isObject := !strings.Contains(key, ".")
-		if text, err = removeKey(text, strings.Split(key, "."), isObject); err != nil {
-			return fmt.Errorf("change %s: %w", daemonFile, err)
-		}
-	}
-	if isEmptyObject(text) && e.record.made(daemonFile) {
-		text = nil
-	}
-	e.put(daemonFile, text)
-	return nil
 }

@@ -62,17 +62,13 @@ func Read(root string, engines []string, hook string) (*Host, error) {
 			patterns = append(patterns, engine.reads...)
 		}
 	}
-	for _, pattern := range patterns {
-		at, err := h.real(pattern)
-		if err != nil {
-			return nil, err
-		}
-		matches, err := filepath.Glob(at)
-		if err != nil {
-			return nil, fmt.Errorf("list %s: %w", pattern, err)
-		}
-		for _, match := range matches {
-			if err := h.read(path.Join(path.Dir(pattern), path.Base(match))); err != nil {
+	if err := h.readAll(patterns); err != nil {
+		return nil, err
+	}
+	if slices.Contains(engines, "containerd") {
+		for seen := 0; seen < len(h.files); { // imported files can have imports
+			seen = len(h.files)
+			if err := h.readAll(containerdImports(h.files)); err != nil {
 				return nil, err
 			}
 		}
@@ -80,8 +76,32 @@ func Read(root string, engines []string, hook string) (*Host, error) {
 	return h, nil
 }
 
-// real returns the path in this process of a path on the host; for a link, that of the link itself. The wrapper is
-// beside the hook, which is not below root.
+// readAll reads the files that match patterns and were not read before.
+func (h *Host) readAll(patterns []string) error {
+	for _, pattern := range patterns {
+		at, err := h.real(pattern)
+		if err != nil {
+			return err
+		}
+		matches, err := filepath.Glob(at)
+		if err != nil {
+			return fmt.Errorf("list %s: %w", pattern, err)
+		}
+		for _, match := range matches {
+			name := path.Join(path.Dir(pattern), path.Base(match))
+			if h.files[name] != nil {
+				continue
+			}
+			if err := h.read(name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// real returns the path in this process; for a link, that of the link itself. The wrapper's path is beside the hook,
+// which is not below root.
 func (h *Host) real(name string) (string, error) {
 	if path.Base(name) == wrapperName {
 		return name, nil

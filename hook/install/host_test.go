@@ -149,6 +149,26 @@ func TestApply(t *testing.T) {
 	}
 }
 
+// containerd 1 replaces the settings of CRI by those of an imported file, so our part belongs there.
+func TestImportsOfContainerd(t *testing.T) {
+	r := newRoot(t)
+	r.write("etc/containerd/config.toml", "version = 2\nimports = ['site/*.toml']\n", 0o644)
+	r.write("etc/containerd/site/a.toml", "version = 2\nimports = ['/srv/last.toml', '/srv/none.toml']\n", 0o644)
+	r.write("srv/last.toml", "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd]\n", 0o644)
+	before := r.snapshot()
+	r.must(r.install())
+	for name, want := range map[string]bool{"etc/containerd/config.toml": false, "srv/last.toml": true} {
+		data, err := os.ReadFile(filepath.Join(r.dir, name))
+		if err != nil || strings.Contains(string(data), "runtimes.gpu-cdi") != want {
+			t.Errorf("%s, %v:\n%s", name, err, data)
+		}
+	}
+	r.must(r.uninstall())
+	if diff := cmp.Diff(before, r.snapshot()); diff != "" {
+		t.Errorf("Uninstall (-before +after):\n%s", diff)
+	}
+}
+
 // If one file cannot be written, none is.
 func TestApplyTakesBackWhatItDid(t *testing.T) {
 	r := newRoot(t)

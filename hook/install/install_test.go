@@ -235,14 +235,9 @@ func TestUninstallAfterChangesOfOthers(t *testing.T) {
 		"another program replaced daemon.json": {
 			"docker", daemonFile, `{"debug": false}`,
 			func(string) string {
-				return `{"runtimes":{"gpu-cdi":{"path":"/usr/local/sbin/gpu-cdi-runtime"}},` +
-					`"features":{"cdi":true,"x":true},"debug":true}`
+				return `{"runtimes":{"gpu-cdi":{"path":"/usr/local/sbin/gpu-cdi-runtime"},"x":{"path":"/x"}},"debug":true}`
 			},
-			`{"features":{"x":true},"debug":true}`,
-		},
-		"CDI was switched off": {
-			"docker", daemonFile, `{"a":1}`, func(s string) string { return strings.Replace(s, "true", "false", 1) },
-			`{"features": {"cdi": false},"a":1}`,
+			`{"runtimes":{"x":{"path":"/x"}},"debug":true}`,
 		},
 		"our keys are gone": {
 			"docker", daemonFile, "", func(string) string { return `{"debug": true}` }, `{"debug": true}`,
@@ -282,6 +277,35 @@ func TestUninstallAfterChangesOfOthers(t *testing.T) {
 	}
 }
 
+// Version 0.1.0 also set features.cdi in daemon.json.
+func TestUninstallOfVersion010(t *testing.T) {
+	const record = `{
+  "installed": ["docker"],
+  "made": ["/var/lib/gpu-cdi-plugin"],
+  "daemonJSON": ["features", "features.cdi", "runtimes", "runtimes.gpu-cdi"],
+  "digests": {"/usr/local/sbin/gpu-cdi-runtime": "link to prestart-hook"}
+}`
+	const runtimes = `"runtimes": {"gpu-cdi": {"path": "/usr/local/sbin/gpu-cdi-runtime"}}`
+	for name, c := range map[string]struct{ daemon, want string }{
+		"as it was written":     {`{"features": {"cdi": true},` + runtimes + `,"a": 1}`, `{"a": 1}`},
+		"with another feature":  {`{"features": {"cdi": true, "x": true},` + runtimes + `}`, `{"features": { "x": true}}`},
+		"CDI was switched off":  {`{"features": {"cdi": false},` + runtimes + `}`, `{"features": {"cdi": false}}`},
+		"the keys were removed": {`{"a": 1}`, `{"a": 1}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(map[string]*File{
+				recordFile: {Data: []byte(record)}, daemonFile: {Data: []byte(c.daemon)},
+				"/usr/local/sbin/gpu-cdi-runtime": {Link: "prestart-hook"},
+			})
+			p, err := h.Uninstall([]string{"docker"})
+			want := map[string]string{daemonFile: c.want}
+			if diff := cmp.Diff(want, texts(after(h, mustPlan(t, p, err)))); diff != "" {
+				t.Errorf("Uninstall (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestRefused(t *testing.T) {
 	const containerd2 = "version = 2\n"
 	for name, c := range map[string]struct {
@@ -295,7 +319,6 @@ func TestRefused(t *testing.T) {
 		"a key twice":          {"docker", daemonFile, `{"features": {}, "features": {}}`, `it has "features" twice`},
 		"runtimes is a list":   {"docker", daemonFile, `{"runtimes": []}`, "cannot unmarshal array"},
 		"runtimes is null":     {"docker", daemonFile, `{"runtimes": null}`, "runtimes: it is not a JSON object"},
-		"CDI was switched off": {"docker", daemonFile, `{"features": {"cdi": false}}`, "sets features.cdi to false"},
 		"another runtime": {
 			"docker", daemonFile, `{"runtimes": {"gpu-cdi": {"path": "/x"}}}`, "another runtime gpu-cdi",
 		},
@@ -307,8 +330,17 @@ func TestRefused(t *testing.T) {
 			containerd2 + "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.gpu-cdi]", "already has another " +
 				"runtime gpu-cdi",
 		},
-		"a drop-in":        {"crio", crioDropIn, "[crio]", crioDropIn + " was written by another program"},
-		"a document":       {"live", commonHooks + "/" + liveHook, "{}", "was written by another program"},
+		"a drop-in":  {"crio", crioDropIn, "[crio]", crioDropIn + " was written by another program"},
+		"a document": {"live", commonHooks + "/" + liveHook, "{}", "was written by another program"},
+		"a handler of CRI-O": {
+			"crio", "/etc/crio/crio.conf", "[crio.runtime.runtimes.gpu-cdi]",
+			"/etc/crio/crio.conf already has another runtime gpu-cdi",
+		},
+		"virtual machines": {
+			"crio", "/etc/crio/crio.conf",
+			"[crio.runtime]\ndefault_runtime = 'kata'\n[crio.runtime.runtimes.kata]\nruntime_type = 'vm'\n",
+			"/etc/crio/crio.conf has a default_runtime with virtual machines",
+		},
 		"no TOML of CRI-O": {"live", "/etc/crio/crio.conf", "[", "read /etc/crio/crio.conf: line 1"},
 		"CRI-O reads others": {
 			"live", "/etc/crio/crio.conf", "[crio.runtime]\nhooks_dir = ['/x']", "sets hooks_dir without ",

@@ -1,0 +1,108 @@
+package install
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+
+	"github.com/pelletier/go-toml/v2"
+)
+
+// layer is one of several TOML files of an engine that are merged.
+type layer struct {
+	path   string
+	config map[string]any
+}
+
+// layers returns the files that match patterns, in the order of the patterns and then of their paths.
+func (e *edit) layers(patterns []string) ([]layer, error) {
+	var layers []layer
+	for _, pattern := range patterns {
+		for _, path := range e.matching(pattern) {
+			config, err := parseTOML(path, e.files[path].Data)
+			if err != nil {
+				return nil, err
+			}
+			layers = append(layers, layer{path, config})
+		}
+	}
+	return layers, nil
+}
+
+// tomlTable returns the text of a table. Tables in it are inline.
+func tomlTable(name string, values map[string]any) (string, error) {
+	text := bytes.NewBufferString("[" + name + "]\n")
+	err := toml.NewEncoder(text).SetTablesInline(true).Encode(values)
+	return text.String(), err
+}
+
+func parseTOML(name string, text []byte) (map[string]any, error) {
+	config := map[string]any{}
+	if err := toml.Unmarshal(text, &config); err != nil {
+		if e, ok := errors.AsType[*toml.DecodeError](err); ok {
+			row, column := e.Position()
+			return nil, fmt.Errorf("read %s: line %d, column %d: %w", name, row, column, err)
+		}
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	}
+	return config, nil
+}
+
+func sameTOML(a, b []byte) (bool, error) {
+	var x, y map[string]any
+	err := errors.Join(toml.Unmarshal(a, &x), toml.Unmarshal(b, &y))
+	return reflect.DeepEqual(x, y), err
+}
+
+// get returns the value at a path of keys, or nil if there is none.
+func get(table map[string]any, keys ...string) any {
+	for ; len(keys) > 1; keys = keys[1:] {
+		table, _ = table[keys[0]].(map[string]any)
+	}
+	return table[keys[0]]
+}
+
+// set sets the value at a path of keys. It replaces values on the way that are not tables.
+func set(table map[string]any, value any, keys ...string) {
+	for ; len(keys) > 1; keys = keys[1:] {
+		next, ok := table[keys[0]].(map[string]any)
+		if !ok {
+			next = map[string]any{}
+			table[keys[0]] = next
+		}
+		table = next
+	}
+	table[keys[0]] = value
+}
+
+// merge adds a table to another one, as containerd 2 merges files.
+func merge(into, table map[string]any) {
+	for key, value := range table {
+		old, both := into[key].(map[string]any)
+		inner, isTable := value.(map[string]any)
+		switch {
+		case both && isTable:
+			merge(old, inner)
+		case isTable:
+			into[key] = deepCopy(inner)
+		default:
+			into[key] = value
+		}
+	}
+}
+
+// deepCopy copies a table; the copy of nil is empty.
+func deepCopy(table map[string]any) map[string]any {
+	if table == nil {
+		return map[string]any{}
+	}
+	table = maps.Clone(table)
+	for key, value := range table {
+		if inner, ok := value.(map[string]any); ok {
+			table[key] = deepCopy(inner)
+		}
+	}
+	return table
+}
