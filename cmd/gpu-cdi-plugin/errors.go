@@ -70,7 +70,7 @@ var errorTable = []cli.ErrorRow{
 		return cli.Failure, "move it away if it is not needed; gpu-cdi-plugin hook print shows what would be in its place"
 	}),
 	cli.Typed(func(*install.SettingError) (cli.Code, string) {
-		return cli.Failure, "change that by hand, then install again"
+		return cli.Failure, "change that by hand, then try again"
 	}),
 	cli.Sentinel(node.ErrUnknownDevice, cli.Failure, "gpu-cdi-plugin devices lists the devices of this host"),
 

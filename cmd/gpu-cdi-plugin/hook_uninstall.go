@@ -13,9 +13,11 @@ func (a *app) hookUninstallCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall [ENGINE...]",
 		Short: "Undo hook install",
-		Long: `Removes what hook install has written for these engines, or for all. Files that it made are removed;
-those that were changed afterwards stay, with a warning. Other files are restored, byte for byte; if they were changed
-afterwards, only the entries of hook install are removed. Run this before you remove prestart-hook: podman starts no
+		Long: `Removes what hook install has written for these engines, or for all for which it is installed. Files that
+it made are removed, also if only their comments or layout were changed afterwards. Other files are restored, byte for
+byte; if they were changed afterwards, only the entries of hook install are removed. These are errors, and nothing is
+changed: one of these files or entries was changed so that it cannot be removed, and gpu-cdi is the default runtime of
+an engine, which would not start containers without it. Run this before you remove prestart-hook: podman starts no
 container with a hook that does not exist.`,
 		Example: `  gpu-cdi-plugin hook uninstall
   gpu-cdi-plugin hook uninstall docker --dry-run`,
@@ -36,7 +38,13 @@ func (a *app) hookUninstall(engines []string, out cli.Output, dryRun bool) error
 		return err
 	}
 	if len(engines) == 0 {
-		engines = engineNames()
+		files, err := install.Read(h.Root(), nil, "")
+		if err != nil {
+			return err
+		}
+		if engines, err = files.Installed(); err != nil {
+			return err
+		}
 	}
 	files, err := install.Read(h.Root(), engines, "")
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"path"
 	"reflect"
 	"slices"
+	"strings"
 )
 
 // The configuration of containerd. Our runtime belongs in a drop-in, but only containerd 2 merges a drop-in's tables
@@ -80,16 +81,19 @@ func addContainerd(e *edit) error {
 			return err
 		}
 	}
-	if target != containerdDropIn {
-		e.remove(containerdDropIn)
+	if target == containerdDropIn {
+		return nil
 	}
-	return nil
+	return e.remove(containerdDropIn)
 }
 
 // addTo makes the tables our part of one of containerd's files; without tables it removes our part.
 func (l layout) addTo(e *edit, file, tables string) error {
 	original := e.files[file].Data
-	text := withoutContainerd(original)
+	text, err := withoutContainerd(file, original)
+	if err != nil {
+		return err
+	}
 	config, err := parseTOML(file, text)
 	if err != nil {
 		return err
@@ -211,14 +215,27 @@ func (l layout) target(layers []layer) string {
 }
 
 func removeContainerd(e *edit) error {
-	e.remove(containerdDropIn)
 	layers, _, err := e.containerdLayers()
 	if err != nil {
 		return err
 	}
+	name, file := defaultRuntime(layers)
+	isOurs := false
 	for _, layer := range layers {
+		isOurs = isOurs || len(ourTables(layer.config)) > 0
+	}
+	if isOurs && name == runtimeName {
+		return &SettingError{file, isDefault("default_runtime_name")}
+	}
+	for _, layer := range layers {
+		if layer.path == containerdDropIn {
+			continue
+		}
 		original := e.files[layer.path].Data
-		text := withoutContainerd(original)
+		text, err := withoutContainerd(layer.path, original)
+		if err != nil {
+			return err
+		}
 		if bytes.Equal(text, original) {
 			continue
 		}
@@ -230,7 +247,17 @@ func removeContainerd(e *edit) error {
 		}
 		e.put(layer.path, text)
 	}
-	return nil
+	return e.remove(containerdDropIn)
+}
+
+// defaultRuntime returns the name of the default runtime, and the last file that sets it; both are empty if none does.
+func defaultRuntime(layers []layer) (name, file string) {
+	for _, layer := range layers {
+		if text, ok := get(criTable(layer.config), "containerd", "default_runtime_name").(string); ok {
+			name, file = text, layer.path
+		}
+	}
+	return name, file
 }
 
 const shim = "io.containerd.runc.v2"
@@ -304,17 +331,121 @@ func (l layout) edit(file string, text []byte, config map[string]any, tables str
 	return changed, nil
 }
 
-// withoutContainerd returns config.toml without what edit adds.
-func withoutContainerd(text []byte) []byte {
-	begin := bytes.Index(text, []byte(beginBlock))
-	if begin >= 0 {
-		if end := bytes.Index(text[begin:], []byte(endBlock)); end >= 0 {
-			rest := text[begin+end+len(endBlock):]
-			if len(rest) > 0 && !bytes.HasSuffix(text[:begin], []byte("\n")) {
-				begin++ // others have added lines: keep the first one separate from the line before our part
-			}
-			text = slices.Concat(text[:begin], rest)
+// ourTables returns the keys of the tables of our runtime, in both layouts.
+func ourTables(config map[string]any) [][]string {
+	var tables [][]string
+	for _, cri := range []string{"io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"} {
+		keys := append(layout{cri: cri}.runtimes(), runtimeName)
+		if program, _ := get(config, append(keys, "options", "BinaryName")...).(string); runsWrapper(program) {
+			tables = append(tables, keys)
 		}
 	}
-	return text
+	return tables
+}
+
+// withoutContainerd returns the text of a file without what edit adds. A program that has rewritten the file may have
+// dropped the lines around our part, or moved other tables between them: then only our tables are removed.
+func withoutContainerd(file string, text []byte) ([]byte, error) {
+	config, err := parseTOML(file, text)
+	if err != nil {
+		return nil, err
+	}
+	if rest, ours := cutBlock(text); ours != nil && equalWithout(config, rest, ours) {
+		return rest, nil
+	}
+	ours := ourTables(config)
+	if len(ours) == 0 {
+		return text, nil
+	}
+	rest := withoutTables(text, ours)
+	if !equalWithout(config, rest, ours) {
+		return nil, &SettingError{file, "has the runtime " + runtimeName + " in a form that cannot be removed: remove it by hand"}
+	}
+	return rest, nil
+}
+
+// cutBlock returns a text without our part, and the keys of our runtimes in that part. Without our part there are no
+// keys.
+func cutBlock(text []byte) (rest []byte, runtimes [][]string) {
+	begin := bytes.Index(text, []byte(beginBlock))
+	if begin < 0 {
+		return text, nil
+	}
+	length := bytes.Index(text[begin:], []byte(endBlock))
+	if length < 0 {
+		return text, nil
+	}
+	config, err := parseTOML("our part", text[begin:begin+length])
+	if err != nil {
+		return text, nil
+	}
+	for _, keys := range ourTables(config) {
+		runtimes = append(runtimes, keys)
+		parent := keys[:len(keys)-1]
+		if runc := append(slices.Clone(parent), "runc"); get(config, runc...) != nil {
+			runtimes = append(runtimes, runc)
+		}
+	}
+	rest = text[begin+length+len(endBlock):]
+	if len(rest) > 0 && !bytes.HasSuffix(text[:begin], []byte("\n")) {
+		begin++ // others have added lines: keep the first one separate from the line before our part
+	}
+	return slices.Concat(text[:begin], rest), runtimes
+}
+
+// equalWithout reports whether a text is a configuration without some tables. Empty tables do not count.
+func equalWithout(config map[string]any, text []byte, tables [][]string) bool {
+	want := deepCopy(config)
+	for _, keys := range tables {
+		remove(want, keys...)
+	}
+	got, err := parseTOML("the changed file", text)
+	return err == nil && reflect.DeepEqual(prune(want), prune(got))
+}
+
+// withoutTables returns a TOML text without tables and those in them, and without the lines around our part. Comments
+// before the next table stay.
+func withoutTables(text []byte, tables [][]string) []byte {
+	var kept, comments []byte
+	skip := false
+	for line := range bytes.Lines(text) {
+		trimmed := strings.TrimSpace(string(line))
+		if trimmed == strings.TrimSpace(beginBlock) || trimmed == strings.TrimSpace(endBlock) {
+			continue
+		}
+		if keys := tableHeader(trimmed); keys != nil {
+			skip = slices.ContainsFunc(tables, func(table []string) bool {
+				return len(keys) >= len(table) && slices.Equal(keys[:len(table)], table)
+			})
+			if !skip {
+				kept = append(kept, comments...)
+			}
+			comments = nil
+		}
+		switch {
+		case !skip:
+			kept = append(kept, line...)
+		case trimmed == "" || trimmed[0] == '#':
+			comments = append(comments, line...)
+		default:
+			comments = nil
+		}
+	}
+	return append(kept, comments...)
+}
+
+// tableHeader returns the keys of a line that begins a table, or nil for another line.
+func tableHeader(line string) []string {
+	var keys []string
+	table, err := parseTOML("a line", []byte(line))
+	if err != nil || !strings.HasPrefix(line, "[") {
+		return nil
+	}
+	for len(table) == 1 {
+		for key, value := range table {
+			keys = append(keys, key)
+			table, _ = value.(map[string]any)
+		}
+	}
+	return keys
 }

@@ -13,6 +13,8 @@ type crioRuntimes struct {
 	handlers map[string]map[string]any
 	// name is the name of the default handler, and file the file that sets it; both are empty if none does.
 	name, file string
+	// other is another program's file with a handler of our name, or empty.
+	other string
 }
 
 func (e *edit) crioRuntimes() (*crioRuntimes, error) {
@@ -27,7 +29,7 @@ func (e *edit) crioRuntimes() (*crioRuntimes, error) {
 		}
 		handlers, _ := get(l.config, "crio", "runtime", "runtimes").(map[string]any)
 		if handlers[runtimeName] != nil && l.path != crioDropIn {
-			return nil, &SettingError{l.path, "already has another runtime " + runtimeName}
+			r.other = l.path
 		}
 		for name, handler := range handlers {
 			r.handlers[name], _ = handler.(map[string]any)
@@ -60,6 +62,9 @@ func addCRIO(e *edit) error {
 	if err != nil {
 		return err
 	}
+	if runtimes.other != "" {
+		return &SettingError{runtimes.other, "already has another runtime " + runtimeName}
+	}
 	handler := maps.Clone(runtimes.standard())
 	switch handler["runtime_type"] {
 	case "vm":
@@ -79,6 +84,12 @@ func addCRIO(e *edit) error {
 }
 
 func removeCRIO(e *edit) error {
-	e.remove(crioDropIn)
-	return nil
+	runtimes, err := e.crioRuntimes()
+	if err != nil {
+		return err
+	}
+	if runtimes.name == runtimeName && e.files[crioDropIn] != nil {
+		return &SettingError{runtimes.file, isDefault("default_runtime")}
+	}
+	return e.remove(crioDropIn)
 }

@@ -30,7 +30,7 @@ func addDocker(e *edit) error {
 	case exists && runtime.Path == e.wrapper():
 		e.put(daemonFile, original)
 		return nil
-	case exists && !slices.Contains(e.record.Daemon, runtimeKey):
+	case exists && !runsWrapper(runtime.Path):
 		return &SettingError{daemonFile, "already has another runtime " + runtimeName}
 	}
 	text, added, err := setKey(original, strings.Split(runtimeKey, "."), fmt.Sprintf("{\"path\": %q}", e.wrapper()))
@@ -52,6 +52,7 @@ const runtimeKey = "runtimes." + runtimeName
 type daemonSettings struct {
 	Features map[string]bool
 	Runtimes map[string]struct{ Path string }
+	Default  string `json:"default-runtime"`
 }
 
 func readDaemon(text []byte) (s daemonSettings, err error) {
@@ -68,12 +69,22 @@ func removeDocker(e *edit) error {
 	original, err := e.shared(daemonFile)
 	keys := e.record.Daemon
 	e.record.Daemon = nil
-	if err != nil || original == nil || keys == nil {
+	if err != nil || original == nil {
 		return err
 	}
 	settings, err := readDaemon(original)
 	if err != nil {
 		return err
+	}
+	runtime, exists := settings.Runtimes[runtimeName]
+	switch isOurs := runsWrapper(runtime.Path); {
+	case exists && isOurs && settings.Default == runtimeName:
+		return &SettingError{daemonFile, isDefault("default-runtime")}
+	case exists && isOurs && !slices.Contains(keys, runtimeKey):
+		keys = append(slices.Clip(keys), runtimeKey)
+	case exists && !isOurs && slices.Contains(keys, runtimeKey):
+		e.kept = append(e.kept, daemonFile)
+		keys = slices.DeleteFunc(slices.Clone(keys), func(key string) bool { return key == runtimeKey })
 	}
 	text := original
 	for _, key := range slices.Backward(keys) {

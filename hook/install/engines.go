@@ -2,6 +2,7 @@ package install
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -125,9 +126,23 @@ func addPodman(e *edit) error {
 }
 
 func removePodman(e *edit) error {
-	e.remove(precreate)
-	e.remove(podmanDropIn)
-	return nil
+	layers, err := e.layers(podmanConfigs)
+	if err != nil {
+		return err
+	}
+	var file string
+	for _, l := range layers {
+		if name, ok := get(l.config, "engine", "runtime").(string); ok {
+			file = ""
+			if name == runtimeName {
+				file = l.path
+			}
+		}
+	}
+	if file != "" && e.files[podmanDropIn] != nil {
+		return &SettingError{file, isDefault("runtime")}
+	}
+	return errors.Join(e.remove(precreate), e.remove(podmanDropIn))
 }
 
 // addLive puts the hook into the directory that CRI-O reads.
@@ -149,9 +164,7 @@ func addLive(e *edit) error {
 }
 
 func removeLive(e *edit) error {
-	e.remove(commonHooks + "/" + liveHook)
-	e.remove(adminHooks + "/" + liveHook)
-	return nil
+	return errors.Join(e.remove(commonHooks+"/"+liveHook), e.remove(adminHooks+"/"+liveHook))
 }
 
 // hookDirs returns the directories that the last of an engine's files sets as hooks_dir in a table, and that file. It

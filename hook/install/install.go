@@ -17,6 +17,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/pelletier/go-toml/v2"
 )
 
 // header is the first line of our own files.
@@ -25,7 +27,10 @@ const header = "# Written by gpu-cdi-plugin hook install; gpu-cdi-plugin hook un
 // wrapperName is the name of the link to prestart-hook. When run under that name, the hook acts as gpu-cdi-runtime.
 const wrapperName = "gpu-cdi-runtime"
 
-// recordFile is the path of the record of what Install did.
+// hookName is the usual name of the hook.
+const hookName = "prestart-hook"
+
+// recordFile records what Install did.
 const recordFile = "/var/lib/gpu-cdi-plugin/hook-install.json"
 
 // ErrUnknown means that a name is not among Engines.
@@ -38,10 +43,16 @@ func (e *ForeignError) Error() string {
 	return e.Path + " was written by another program, and is not replaced"
 }
 
-// SettingError means that a setting in an engine's file contradicts the installation.
+// SettingError means that a setting in an engine's file contradicts the installation, or the removal.
 type SettingError struct{ Path, Problem string }
 
 func (e *SettingError) Error() string { return e.Path + " " + e.Problem }
+
+// isDefault is the problem of a file that makes our runtime the default one.
+func isDefault(key string) string {
+	return "makes " + runtimeName + " the default runtime (" + key + "): without it the engine starts no containers; " +
+		"name another one there first"
+}
 
 // File is a regular file, or a symbolic link if Link is not empty. A link's Data is that of its target.
 type File struct {
@@ -104,6 +115,8 @@ type record struct {
 	// Digests are the digests of our own files when written, by path. If a file has another digest, another program
 	// has changed it.
 	Digests map[string]string `json:"digests,omitempty"`
+	// Parsed are the digests of what these files say, without their comments and layout, if they could be parsed.
+	Parsed map[string]string `json:"parsed,omitempty"`
 }
 
 func (r *record) made(path string) bool { return slices.Contains(r.Made, path) }
@@ -172,8 +185,11 @@ func (h *Host) Uninstall(engines []string) (*Plan, error) {
 	needed := slices.ContainsFunc(e.record.Installed, func(name string) bool { return name != "live" })
 	e.restart = ""
 	for _, name := range slices.Sorted(maps.Keys(e.record.Digests)) {
-		if path.Base(name) == wrapperName && !needed {
-			e.remove(name)
+		if path.Base(name) != wrapperName || needed {
+			continue
+		}
+		if err := e.remove(name); err != nil {
+			return nil, err
 		}
 	}
 	p := e.plan()
@@ -205,6 +221,9 @@ func (h *Host) edit(hook string) (*edit, error) {
 	}
 	if r.Digests == nil {
 		r.Digests = map[string]string{}
+	}
+	if r.Parsed == nil {
+		r.Parsed = map[string]string{}
 	}
 	return &edit{host: h, hook: hook, files: maps.Clone(h.files), considered: map[string]string{}, record: r}, nil
 }
@@ -252,8 +271,9 @@ func (e *edit) shared(path string) ([]byte, error) {
 func (e *edit) own(path, content string) error {
 	f, after, digest := e.files[path], &File{Data: []byte(content)}, e.record.Digests[path]
 	switch {
-	case f == nil || digest == f.digest() || digest != "" && f.equal(after):
+	case f == nil || e.isUnchanged(path) || digest != "" && f.equal(after):
 		e.record.Digests[path] = after.digest()
+		e.record.Parsed[path] = after.parsed(path)
 		e.set(path, after, e.restart)
 	case f.equal(after): // the file existed before
 		e.considered[path] = e.restart
@@ -266,17 +286,30 @@ func (e *edit) own(path, content string) error {
 	return nil
 }
 
-// remove removes one of our files, unless it has changed since we wrote it.
-func (e *edit) remove(path string) {
-	f, digest := e.files[path], e.record.Digests[path]
+// isUnchanged reports whether a file says what we wrote, whatever its comments and layout are now.
+func (e *edit) isUnchanged(path string) bool {
+	f, parsed := e.files[path], e.record.Parsed[path]
+	return e.record.Digests[path] == f.digest() || parsed != "" && parsed == f.parsed(path)
+}
+
+// remove removes one of our files. It keeps a file that others have changed since, unless that runs our programs: then
+// it is an error.
+func (e *edit) remove(path string) error {
+	f := e.files[path]
+	isOurs, isUnchanged := e.record.Digests[path] != "", f != nil && e.isUnchanged(path)
 	delete(e.record.Digests, path)
+	delete(e.record.Parsed, path)
 	switch {
-	case f == nil || digest == "":
-	case digest == f.digest():
+	case f == nil || !isOurs:
+	case isUnchanged:
 		e.set(path, nil, e.restart)
+	case bytes.Contains(f.Data, []byte(wrapperName)) || bytes.Contains(f.Data, []byte(hookName)):
+		return &SettingError{path, "was changed after hook install wrote it, and runs " + wrapperName + " or " + hookName +
+			": remove it, or what names them"}
 	default:
 		e.kept = append(e.kept, path)
 	}
+	return nil
 }
 
 // digest identifies the content of a file or the target of a link.
@@ -286,6 +319,28 @@ func (f *File) digest() string {
 	}
 	return fmt.Sprintf("sha256:%x", sha256.Sum256(f.Data))
 }
+
+// parsed identifies what a TOML or JSON file says. It is empty for other files, and for those that cannot be parsed.
+func (f *File) parsed(name string) string {
+	var config map[string]any
+	parse := toml.Unmarshal
+	switch path.Ext(name) {
+	case ".json":
+		parse = json.Unmarshal
+	case ".toml", ".conf":
+	default:
+		return ""
+	}
+	err := parse(f.Data, &config)
+	text, errText := json.Marshal(config)
+	if err != nil || errText != nil {
+		return ""
+	}
+	return fmt.Sprintf("sha256:%x", sha256.Sum256(text))
+}
+
+// runsWrapper reports whether a program that a setting names is gpu-cdi-runtime, wherever it is.
+func runsWrapper(program string) bool { return path.Base(program) == wrapperName }
 
 // wrapper returns the path of gpu-cdi-runtime.
 func (e *edit) wrapper() string { return path.Join(path.Dir(e.hook), wrapperName) }

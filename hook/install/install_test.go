@@ -1,6 +1,7 @@
 package install
 
 import (
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -13,7 +14,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/pelletier/go-toml/v2"
 	"github.com/rogpeppe/go-internal/txtar"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -168,40 +172,190 @@ func TestAWrapperThatWasThere(t *testing.T) {
 }
 
 // A file of ours that an administrator has changed stays as it is, and the plan says so. It is written again once it
-// was removed.
+// was removed. Uninstall refuses if the file runs our programs, which go.
 func TestChangedFilesOfOurs(t *testing.T) {
-	const edited = "# edited\n"
-	for engine, file := range map[string]string{
-		"crio": crioDropIn, "podman": precreate, "live": commonHooks + "/" + liveHook,
+	const runsOurs = "was changed after hook install wrote it, and runs gpu-cdi-runtime or prestart-hook"
+	for name, c := range map[string]struct{ engine, file, old, new, err string }{
+		"a handler":              {"crio", crioDropIn, "[crio", "[crio]\nlog_level = 'debug'\n[crio", runsOurs},
+		"a hook of podman":       {"podman", precreate, `"precreate"]`, `"precreate", "x"]`, runsOurs},
+		"a hook for all":         {"live", commonHooks + "/" + liveHook, `"annotations"`, `"a"`, runsOurs},
+		"no TOML":                {"crio", crioDropIn, "[crio", "crio", runsOurs},
+		"what others have there": {"crio", crioDropIn, "gpu-cdi", "other", ""},
 	} {
-		t.Run(engine, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			installed := newHost(map[string]*File{})
-			p, err := installed.Install([]string{engine}, testHook)
+			p, err := installed.Install([]string{c.engine}, testHook)
 			installed = after(installed, mustPlan(t, p, err))
-			installed.files[file].Data = append(installed.files[file].Data, edited...)
-			for _, hook := range []string{testHook, "/opt/new/prestart-hook"} {
-				p, err := installed.Install([]string{engine}, hook)
-				got := after(installed, mustPlan(t, p, err)).files[file]
-				if !strings.HasSuffix(string(got.Data), edited) || !slices.Equal(p.Kept, []string{file}) {
-					t.Errorf("Install for %s: %q, kept %q", hook, got.Data, p.Kept)
+			edited := strings.ReplaceAll(string(installed.files[c.file].Data), c.old, c.new)
+			installed.files[c.file] = &File{Data: []byte(edited)}
+			if name != "no TOML" {
+				for _, hook := range []string{testHook, "/opt/new/prestart-hook"} {
+					p, err := installed.Install([]string{c.engine}, hook)
+					got := after(installed, mustPlan(t, p, err)).files[c.file]
+					if string(got.Data) != edited || !slices.Equal(p.Kept, []string{c.file}) {
+						t.Errorf("Install for %s: %q, kept %q", hook, got.Data, p.Kept)
+					}
 				}
 			}
-			p, err = installed.Uninstall([]string{engine})
-			removed := after(installed, mustPlan(t, p, err))
-			if removed.files[file] == nil || len(removed.files) > 1 || !slices.Equal(p.Kept, []string{file}) {
+			p, err = installed.Uninstall([]string{c.engine})
+			if c.err != "" {
+				if p != nil || err == nil || name != "no TOML" && !strings.Contains(err.Error(), c.err) {
+					t.Errorf("Uninstall: %v, want %q", err, c.err)
+				}
+			} else if removed := after(installed, mustPlan(t, p, err)); len(removed.files) != 1 ||
+				!slices.Equal(p.Kept, []string{c.file}) {
 				t.Errorf("Uninstall leaves %v, kept %q", texts(removed), p.Kept)
 			}
-			p, err = removed.Uninstall([]string{engine})
-			if mustPlan(t, p, err); len(p.Changes) > 0 {
-				t.Errorf("a second Uninstall changes %v", p.Changes)
-			}
-			if _, err := removed.Install([]string{engine}, testHook); !errors.As(err, new(*ForeignError)) {
-				t.Errorf("Install after Uninstall: %v", err)
-			}
-			delete(installed.files, file)
-			p, err = installed.Install([]string{engine}, testHook)
-			if after(installed, mustPlan(t, p, err)).files[file] == nil || len(p.Kept) > 0 {
+			delete(installed.files, c.file)
+			p, err = installed.Install([]string{c.engine}, testHook)
+			if after(installed, mustPlan(t, p, err)).files[c.file] == nil || len(p.Kept) > 0 {
 				t.Errorf("Install without the file changes %v, kept %q", p.Changes, p.Kept)
+			}
+		})
+	}
+}
+
+// Our files and entries are recognised by what they say: other programs write files again without comments.
+func TestRewrittenFiles(t *testing.T) {
+	reformat := func(file string, data []byte) []byte {
+		var config map[string]any
+		if path.Ext(file) == ".json" {
+			testenv.Must(t, json.Unmarshal(data, &config))
+			text, err := json.Marshal(config)
+			testenv.Must(t, err)
+			return text
+		}
+		testenv.Must(t, toml.Unmarshal(data, &config))
+		text, err := toml.Marshal(config)
+		testenv.Must(t, err)
+		return text
+	}
+	const (
+		version2 = "version = 2\n[debug]\nlevel = 'info'\n"
+		tables   = "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.gpu-cdi"
+	)
+	for name, c := range map[string]struct {
+		engine, file, before string
+		change               func(text string) string // of the file after Install and a reformatting
+	}{
+		"containerd, version 2": {"containerd", containerdFile, version2, nil},
+		"containerd, version 3": {"containerd", containerdFile, "version = 3\n[debug]\nlevel = 'info'\n", nil},
+		"containerd, migrated": {"containerd", containerdFile, version2, func(text string) string {
+			return strings.NewReplacer("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime", "= 2", "= 3").Replace(text)
+		}},
+		"containerd, indented, with comments": {"containerd", containerdFile, version2, func(string) string {
+			return "version = 2\n\n  # BEGIN gpu-cdi-plugin hook install\n  " + tables + "]\n    a = [\n    ['x'],\n    ]\n" +
+				"  " + tables + ".options]\n    BinaryName = '/usr/local/sbin/gpu-cdi-runtime'\n" +
+				"  # END gpu-cdi-plugin hook install\n\n# Others'.\n[debug]\nlevel = 'info'\n"
+		}},
+		"containerd, another table between the comments": {"containerd", containerdFile, "version = 2\n", func(string) string {
+			return "version = 2\n" + beginBlock + tables + ".options]\nBinaryName = '/usr/local/sbin/gpu-cdi-runtime'\n" +
+				"[debug]\nlevel = 'info'\n" + endBlock
+		}},
+		"containerd, keys after our part": {"containerd", containerdFile, "version = 2\n", func(string) string {
+			return "version = 2\n[debug]\nlevel = 'info'\n" + beginBlock + tables + ".options]\n" +
+				"BinaryName = '/usr/local/sbin/gpu-cdi-runtime'\n" + endBlock + "NoNewKeyring = true\n"
+		}},
+		"docker":              {"docker", daemonFile, `{"a": 1}`, nil},
+		"a drop-in of CRI-O":  {"crio", crioDropIn, "", nil},
+		"a drop-in of podman": {"podman", podmanDropIn, "", nil},
+		"a hook of podman":    {"podman", precreate, "", nil},
+		"a hook for all":      {"live", commonHooks + "/" + liveHook, "", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(map[string]*File{})
+			if c.before != "" {
+				h.files[c.file] = &File{Data: []byte(c.before)}
+			}
+			p, err := h.Install([]string{c.engine}, testHook)
+			h = after(h, mustPlan(t, p, err))
+			text := reformat(c.file, h.files[c.file].Data)
+			if c.change != nil {
+				text = []byte(c.change(string(text)))
+			}
+			h.files[c.file] = &File{Data: text}
+			p, err = h.Install([]string{c.engine}, testHook)
+			again := after(h, mustPlan(t, p, err))
+			for _, h := range []*Host{h, again} {
+				p, err := h.Uninstall([]string{c.engine})
+				removed := after(h, mustPlan(t, p, err))
+				f := removed.files[c.file]
+				if (f != nil) != (c.before != "") || len(p.Kept) > 0 || len(removed.files) > 1 {
+					t.Fatalf("Uninstall leaves %v, kept %q", texts(removed), p.Kept)
+				}
+				if f == nil {
+					continue
+				}
+				left := string(f.Data)
+				for _, others := range []string{"[debug]\nlevel = 'info'\n", "# Others'."} {
+					if strings.Contains(string(text), others) != strings.Contains(left, others) {
+						t.Errorf("Uninstall changes %q", others)
+					}
+				}
+				if strings.Contains(left, "gpu-cdi") || strings.Contains(left, "NoNewKeyring") {
+					t.Errorf("Uninstall leaves\n%s", left)
+				}
+			}
+		})
+	}
+}
+
+// Without the record an entry is ours by its program.
+func TestUninstallWithoutTheRecord(t *testing.T) {
+	for engine, file := range map[string]string{"docker": daemonFile, "containerd": containerdFile} {
+		h := newHost(map[string]*File{file: {Data: []byte("{\n}\n")}})
+		if engine == "containerd" {
+			h.files[file].Data = []byte("version = 2\n")
+		}
+		p, err := h.Install([]string{engine}, testHook)
+		h = after(h, mustPlan(t, p, err))
+		delete(h.files, recordFile)
+		p, err = h.Uninstall([]string{engine})
+		if text := texts(after(h, mustPlan(t, p, err)))[file]; strings.Contains(text, "gpu-cdi") {
+			t.Errorf("Uninstall leaves\n%s", text)
+		}
+	}
+}
+
+// An engine whose default runtime is gone starts no containers.
+func TestUninstallOfTheDefaultRuntime(t *testing.T) {
+	for name, c := range map[string]struct{ engine, file, content, want string }{
+		"podman": {
+			"podman", "/etc/containers/containers.conf", "[engine]\nruntime = 'gpu-cdi'\n", "(runtime)",
+		},
+		"CRI-O": {"crio", "/etc/crio/crio.conf.d/99", "[crio.runtime]\ndefault_runtime = 'gpu-cdi'\n", "(default_runtime)"},
+		"docker": {
+			"docker", daemonFile,
+			`{"default-runtime": "gpu-cdi", "runtimes": {"gpu-cdi": {"path": "/usr/local/sbin/gpu-cdi-runtime"}}}`,
+			"(default-runtime)",
+		},
+		"containerd": {
+			"containerd", containerdFile,
+			"version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd]\ndefault_runtime_name = 'gpu-cdi'\n",
+			"(default_runtime_name)",
+		},
+		"containerd, imported": {
+			"containerd", "/etc/containerd/conf.d/99.toml",
+			"version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'gpu-cdi'\n",
+			"(default_runtime_name)",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(map[string]*File{
+				containerdFile: {Data: []byte("version = 3\nimports = ['conf.d/*.toml']\n")},
+				c.file:         {Data: []byte(c.content)},
+			})
+			if name == "containerd" {
+				h.files[containerdFile].Data = []byte(c.content)
+			}
+			for range 2 { // a second Install copies our own entry
+				p, err := h.Install([]string{c.engine}, testHook)
+				h = after(h, mustPlan(t, p, err))
+			}
+			p, err := h.Uninstall([]string{c.engine})
+			want := c.file + " makes gpu-cdi the default runtime " + c.want
+			if p != nil || err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("got the error %v, want %q", err, want)
 			}
 		})
 	}
@@ -238,6 +392,10 @@ func TestUninstallAfterChangesOfOthers(t *testing.T) {
 				return `{"runtimes":{"gpu-cdi":{"path":"/usr/local/sbin/gpu-cdi-runtime"},"x":{"path":"/x"}},"debug":true}`
 			},
 			`{"runtimes":{"x":{"path":"/x"}},"debug":true}`,
+		},
+		"another runtime has our name": {
+			"docker", daemonFile, `{"a":1}`, func(s string) string { return strings.Replace(s, "gpu-cdi-runtime", "x", 1) },
+			`{"runtimes": {"gpu-cdi": {"path": "/usr/local/sbin/x"}},"a":1}`,
 		},
 		"our keys are gone": {
 			"docker", daemonFile, "", func(string) string { return `{"debug": true}` }, `{"debug": true}`,
@@ -349,8 +507,13 @@ func TestRefused(t *testing.T) {
 			"podman", "/etc/containers/containers.conf", "[engine]\nhooks_dir = ['/x', {append=true}]",
 			"/etc/containers/containers.conf sets hooks_dir without /etc/containers/oci/gpu-cdi-plugin.d",
 		},
-		"a program":         {"wrapper", "/usr/local/sbin/gpu-cdi-runtime", "\x7fELF", "was written by another program"},
-		"a broken record":   {"wrapper", recordFile, "{", "read the record " + recordFile},
+		"a program":       {"wrapper", "/usr/local/sbin/gpu-cdi-runtime", "\x7fELF", "was written by another program"},
+		"a broken record": {"wrapper", recordFile, "{", "read the record " + recordFile},
+		"a form that cannot be removed": {
+			"containerd", containerdFile, containerd2 +
+				"plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.gpu-cdi.options.BinaryName = '/x/gpu-cdi-runtime'\n",
+			"has the runtime gpu-cdi in a form that cannot be removed",
+		},
 		"an unknown engine": {"lxc", "/x", "", `unknown engine "lxc"`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -77,6 +77,22 @@ func set(table map[string]any, value any, keys ...string) {
 	table[keys[0]] = value
 }
 
+// remove removes the value at a path of keys.
+func remove(table map[string]any, keys ...string) {
+	if parent, ok := get(table, keys[:len(keys)-1]...).(map[string]any); ok {
+		delete(parent, keys[len(keys)-1])
+	}
+}
+
+// prune removes empty tables from a table, and returns it.
+func prune(table map[string]any) map[string]any {
+	maps.DeleteFunc(table, func(_ string, value any) bool {
+		inner, ok := value.(map[string]any)
+		return ok && len(prune(inner)) == 0
+	})
+	return table
+}
+
 // merge adds a table to another one, as containerd 2 merges files.
 func merge(into, table map[string]any) {
 	for key, value := range table {
