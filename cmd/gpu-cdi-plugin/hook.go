@@ -12,6 +12,7 @@ import (
 	"gpu-cdi-plugin/hook/install"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/trust"
 )
 
 func (a *app) hookCommand() *cobra.Command {
@@ -99,6 +100,15 @@ func (a *app) applyHook(p *install.Plan, out cli.Output, dryRun bool) error {
 		for _, dir := range dirs {
 			if err := a.CheckDir("the directory", dir); err != nil {
 				return err
+			}
+		}
+		runtimes, err := p.Runtimes()
+		if err != nil {
+			return err
+		}
+		for _, path := range runtimes {
+			if err := a.CheckPath(trust.RootFile, path); err != nil {
+				return fmt.Errorf("the default runtime %s would not be run: %w", path, err)
 			}
 		}
 		if err := p.Apply(); err != nil {

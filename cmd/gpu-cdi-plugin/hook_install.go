@@ -28,9 +28,11 @@ restarted; it restarts none. Without arguments it changes nothing and prints wha
               imported file with settings of CRI; with version 2 also runc's table if it has no runtimes
   crio        a drop-in with the runtime handler gpu-cdi, a copy of the default one with our program
   live        a createRuntime hook for CRI-O and podman, beside their own hooks
-  wrapper     only gpu-cdi-runtime, for runc and crun without an engine; the engines have it too
+  wrapper     gpu-cdi-runtime, for runc and crun without an engine
 
-gpu-cdi-runtime is a link beside prestart-hook, also with --root. The existing content of a file stays, byte for byte.
+gpu-cdi-runtime is a link beside prestart-hook, also with --root. That of an engine, gpu-cdi-runtime-ENGINE, runs the
+engine's default runtime, which is written to /etc/gpu-cdi-plugin/runtime-ENGINE.yaml: run this again after a change of
+the default. The existing content of a file stays, byte for byte.
 All files are written or none. These are errors: a file of another program at one of the paths, a contradicting
 setting, and a file that cannot be read. A second call changes nothing. A file that hook install wrote and that was
 changed afterwards stays as it is, with a warning. Another warning is logged on a node with a kubelet and without a

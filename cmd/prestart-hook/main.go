@@ -48,7 +48,7 @@ input. It gives the created container the devices that the annotations of the bu
 device cgroup, device nodes, mounts, and the work of create-container. It gives all or nothing. Variables of the specs
 cannot be given then, so use one of the other two positions where you can. It needs Linux 5.12.
 
-gpu-cdi-runtime, this program under that name, in front of runc or crun: for "create" and "run" it puts the
+gpu-cdi-runtime, this program under that name or gpu-cdi-runtime-ENGINE, in front of runc or crun: for "create" and "run" it puts the
 devices that the annotations name into the bundle's config.json. Then, and for every other verb at once, it becomes the
 runtime, with the same arguments, environment and files.
 
@@ -64,8 +64,9 @@ POLICY
   allocated  true: only devices that the kubelet gave the container, as "gpu-cdi-plugin serve" reports
   rules      list of rules; with it, a device needs one that allows it. A rule has the three keys above and conditions:
              annotations (keys with patterns of values), user-namespace (true or false), bundle-owner (user IDs)
-  runtime    path of the runtime behind gpu-cdi-runtime; without it, the first runc or else crun in the standard
-             directories
+  runtime    path of the runtime behind gpu-cdi-runtime; without it, the engine's default, which "gpu-cdi-plugin hook
+             install" wrote to /etc/gpu-cdi-plugin/runtime-ENGINE.yaml for gpu-cdi-runtime-ENGINE, or else the first
+             runc or else crun in PATH and the standard directories
   log        path of a file, or syslog, for errors and warnings; without it, they are only on standard error
 
   --help, --version
@@ -126,6 +127,7 @@ func main() {
 // run selects the position of the hook. The first argument is the program's name.
 func run(in inject.Injector, args []string, stdin *os.File, stdout, stderr io.Writer) int {
 	if isRuntime(args) {
+		in.EngineFile = engineFile(in, args[0])
 		return runRuntime(in, args[1:], stderr)
 	}
 	return runHook(in, args[1:], stdin, stdout, stderr)

@@ -49,7 +49,9 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(run(in, os.Args, os.Stdin, os.Stdout, os.Stderr))
 	}
-	testscript.Main(cleaning{m}, map[string]func(){hookName: program, runtimeName: program})
+	testscript.Main(cleaning{m}, map[string]func(){
+		hookName: program, runtimeName: program, runtimeName + "-crio": program,
+	})
 }
 
 // cleaning removes the built hook after the tests.

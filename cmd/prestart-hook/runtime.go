@@ -24,7 +24,23 @@ func init() {
 	}
 }
 
-func isRuntime(args []string) bool { return len(args) > 0 && filepath.Base(args[0]) == runtimeName }
+func isRuntime(args []string) bool {
+	if len(args) == 0 {
+		return false
+	}
+	name := filepath.Base(args[0])
+	return name == runtimeName || strings.HasPrefix(name, runtimeName+"-")
+}
+
+// engineFile returns the file beside the policy with the default runtime of the engine by whose link, such as
+// gpu-cdi-runtime-crio, this program was run. It is empty for gpu-cdi-runtime.
+func engineFile(in inject.Injector, program string) string {
+	engine, ok := strings.CutPrefix(filepath.Base(program), runtimeName+"-")
+	if !ok {
+		return ""
+	}
+	return filepath.Join(filepath.Dir(in.PolicyFile), "runtime-"+engine+".yaml")
+}
 
 // runRuntime adds devices to the bundle if the command creates a container, and then executes the runtime. It returns
 // only if there is an error. It changes nothing that the runtime inherits, such as the environment and the umask.

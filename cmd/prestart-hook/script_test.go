@@ -41,6 +41,8 @@ func makeNode(dir, runtime string) error {
 		os.WriteFile(filepath.Join(dir, "cdi/ours.json"), []byte(spec), 0o644),
 		os.WriteFile(filepath.Join(dir, "cdi/theirs.json"), []byte(foreignSpec), 0o644),
 		os.WriteFile(path, []byte(runtime), 0o755),
+		os.WriteFile(filepath.Join(dir, "engine"), []byte("#!/bin/sh\necho engine \"$*\"\n"), 0o755),
+		os.WriteFile(filepath.Join(dir, "runtime-crio.yaml"), fmt.Appendf(nil, "runtime: %s/engine\n", dir), 0o644),
 		os.WriteFile(filepath.Join(dir, "allocated.yaml"), fmt.Appendf(nil, "allocated: true\nruntime: %s\n", path), 0o644),
 		os.WriteFile(filepath.Join(dir, "rules.yaml"), fmt.Appendf(nil,
 			"rules: [{annotations: {team: \"blue*\"}, bundle-owner: [0]}]\nruntime: %s\n", path), 0o644),

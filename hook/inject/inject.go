@@ -33,6 +33,9 @@ const maxEdited = 4 << 20
 type Injector struct {
 	// PolicyFile is the path of the policy, which need not exist.
 	PolicyFile string
+	// EngineFile is the path of the file with the default runtime of the engine that runs gpu-cdi-runtime, which need not
+	// exist; empty means none.
+	EngineFile string
 	// CDIDirs are the directories of CDI specs, from the lowest priority to the highest.
 	CDIDirs []string
 	// RuntimeDir is the directory of the control socket of "gpu-cdi-plugin serve". PodLogs is the kubelet's directory

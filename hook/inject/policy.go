@@ -180,15 +180,20 @@ func readPolicy(path string) (*policy, error) {
 
 // readAll reads and parses a policy. Like parsePolicy, it can return both an error and what could be parsed.
 func readAll(path string) (*policy, error) {
-	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		return &policy{}, nil
-	}
-	if err := trust.RootFile(path); err != nil {
-		return nil, err
-	}
-	data, err := fileio.ReadFile(path, maxPolicy)
+	data, err := readTrusted(path)
 	if err != nil {
 		return nil, err
 	}
 	return parsePolicy(data)
+}
+
+// readTrusted reads a file that must belong to root. It returns nothing without the file.
+func readTrusted(path string) ([]byte, error) {
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err := trust.RootFile(path); err != nil {
+		return nil, err
+	}
+	return fileio.ReadFile(path, maxPolicy)
 }

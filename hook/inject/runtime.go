@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/internal/yamlfile"
 )
 
 // Command is a parsed command line of an OCI runtime.
@@ -113,15 +114,16 @@ func (c *Command) set(name, value string) error {
 	return nil
 }
 
-// The names of runtimes to search for, and the directories, in this order.
+// The names of runtimes to search for, and the directories after those of PATH, in this order.
 var (
 	runtimeNames = []string{"runc", "crun"}
 	runtimeDirs  = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 )
 
-// Runtime returns the path of the runtime that the policy names, or else of the first that is found. Only root may be
-// able to change that runtime, and it must not be this program. If the policy has a mistake, commands that create a
-// container fail. Other commands use the valid keys of the policy, so that containers can still be stopped.
+// Runtime returns the path of the runtime that the policy names, or else of the engine's default runtime, or of the
+// first that is found. Only root may be able to change it, and it must not be the running program. If the policy has a
+// mistake, commands that create a container fail. Other commands use the valid keys, so that containers can still be
+// stopped.
 func (i Injector) Runtime(c Command) (string, error) {
 	p, err := readAll(i.PolicyFile)
 	if p == nil || err != nil && c.Creates() {
@@ -130,18 +132,58 @@ func (i Injector) Runtime(c Command) (string, error) {
 	if filepath.IsAbs(p.Runtime) {
 		return p.Runtime, checkRuntime(p.Runtime)
 	}
-	path, err := findRuntime(runtimeDirs)
+	names := runtimeNames
+	standard, err := readEngine(i.EngineFile)
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("find the runtime: %w", err)
+	case filepath.IsAbs(standard):
+		if err := checkRuntime(standard); err != nil {
+			return standard, fmt.Errorf("%w; after a change of the engine's runtime run gpu-cdi-plugin hook install again", err)
+		}
+		return standard, nil
+	case standard != "":
+		names = []string{standard}
+	}
+	path, err := findRuntime(names, filepath.SplitList(os.Getenv("PATH")), runtimeDirs)
 	if path == "" {
-		err = fmt.Errorf("there is no %s in %s; name the runtime in %s",
-			strings.Join(runtimeNames, " or "), strings.Join(runtimeDirs, ", "), i.PolicyFile)
+		err = fmt.Errorf("there is no %s in PATH and %s; name the runtime in %s",
+			strings.Join(names, " or "), strings.Join(runtimeDirs, ", "), i.PolicyFile)
 	}
 	return path, err
 }
 
-// findRuntime returns the first runtime in the directories that is not this program. It returns an error if a user
-// other than root can change that runtime, and an empty path if there is none.
-func findRuntime(dirs []string) (string, error) {
-	for _, name := range runtimeNames {
+// readEngine returns the default runtime of the engine, a path or a name, from the file that hook install wrote. It is
+// empty without the file.
+func readEngine(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	engine := struct {
+		Runtime string `yaml:"runtime"`
+	}{}
+	data, err := readTrusted(path)
+	if err == nil {
+		_, err = yamlfile.Decode(data, &engine, nil)
+	}
+	if name := engine.Runtime; err == nil && !filepath.IsAbs(name) && strings.Contains(name, "/") {
+		err = fmt.Errorf("runtime: %.100q: want an absolute path, or the name of a program", name)
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", path, err)
+	}
+	return engine.Runtime, nil
+}
+
+// findRuntime returns the first runtime that is not this program, with an error if others can change it. Those in the
+// directories of PATH count only if others cannot. If there is none, the path is empty.
+func findRuntime(names, pathDirs, dirs []string) (string, error) {
+	for _, name := range names {
+		for _, dir := range pathDirs {
+			if path := filepath.Join(dir, name); filepath.IsAbs(dir) && checkRuntime(path) == nil {
+				return path, nil
+			}
+		}
 		for _, dir := range dirs {
 			path := filepath.Join(dir, name)
 			// If the file is missing, the directory need not be trusted: Debian's group staff can write to

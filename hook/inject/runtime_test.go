@@ -104,7 +104,7 @@ func TestRuntime(t *testing.T) {
 	for name, tc := range map[string]struct {
 		policy    string
 		command   Command
-		want, err string // want is empty for any runtime of this machine
+		want, err string
 	}{
 		"a runtime":                        {"runtime: " + good, create, good, ""},
 		"one that others can change":       {"runtime: " + bad, create, bad, "every user can write to " + bad},
@@ -126,7 +126,36 @@ func TestRuntime(t *testing.T) {
 	}
 }
 
-// Without a policy the first runtime is taken that is not this program.
+// Without a runtime in the policy it is the engine's default, which hook install wrote.
+func TestRuntimeOfAnEngine(t *testing.T) {
+	testenv.Root(t)
+	dir := t.TempDir()
+	testenv.Must(t, os.Mkdir(dir+"/path", 0o755))
+	testenv.Must(t, touch(dir+"/crun", dir+"/path/runc-site", dir+"/other"))
+	t.Setenv("PATH", "relative:"+dir+"/path")
+	for name, tc := range map[string]struct{ engine, policy, want, err string }{
+		"a path":                      {"runtime: " + dir + "/crun", "", "crun", ""},
+		"a name":                      {"runtime: runc-site", "", "path/runc-site", ""},
+		"the policy names another":    {"runtime: runc-site", "runtime: " + dir + "/other", "other", ""},
+		"a path that is gone":         {"runtime: " + dir + "/gone", "", "gone", "run gpu-cdi-plugin hook install again"},
+		"a name that is nowhere":      {"runtime: none", "", "", "there is no none in PATH and /usr/local/sbin, "},
+		"a relative path":             {"runtime: ./crun", "", "", `runtime: "./crun": want an absolute path`},
+		"not what hook install wrote": {"runtme: crun", "", "", "engine.yaml: line 1: unknown key runtme"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			i := Injector{PolicyFile: dir + "/hook.yaml", EngineFile: dir + "/engine.yaml"}
+			testenv.Must(t, os.WriteFile(i.PolicyFile, []byte(tc.policy), 0o644))
+			testenv.Must(t, os.WriteFile(i.EngineFile, []byte(tc.engine), 0o644))
+			got, err := i.Runtime(Command{Verb: "create"})
+			checkError(t, err, tc.err)
+			if strings.TrimPrefix(got, dir+"/") != tc.want {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// Without an engine's default the first runtime is taken that is not this program.
 func TestFindRuntime(t *testing.T) {
 	testenv.Root(t)
 	self, err := os.Executable()
@@ -134,7 +163,7 @@ func TestFindRuntime(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, tc := range map[string]struct {
-		make      func(top string) error // in its directories a and b
+		make      func(top string) error // in its directories p, which is in PATH, a and b
 		want, err string
 	}{
 		"none":             {func(string) error { return nil }, "", ""},
@@ -150,13 +179,22 @@ func TestFindRuntime(t *testing.T) {
 		"in a directory of others": {func(top string) error {
 			return errors.Join(os.Chmod(top+"/a", 0o777), touch(top+"/a/runc", top+"/b/runc"))
 		}, "a/runc", "every user can write"},
+		"in PATH":      {func(top string) error { return touch(top+"/p/runc", top+"/a/runc") }, "p/runc", ""},
+		"crun in PATH": {func(top string) error { return touch(top+"/p/crun", top+"/a/runc") }, "a/runc", ""},
+		"of others in PATH": {func(top string) error {
+			return errors.Join(os.Chmod(top+"/p", 0o777), touch(top+"/p/runc", top+"/a/runc"))
+		}, "a/runc", ""},
+		"this program in PATH": {func(top string) error {
+			return errors.Join(os.Symlink(self, top+"/p/runc"), touch(top+"/a/runc"))
+		}, "a/runc", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			top := t.TempDir()
-			if err := errors.Join(os.Mkdir(top+"/a", 0o755), os.Mkdir(top+"/b", 0o755), tc.make(top)); err != nil {
+			if err := errors.Join(os.Mkdir(top+"/a", 0o755), os.Mkdir(top+"/b", 0o755),
+				os.Mkdir(top+"/p", 0o755), tc.make(top)); err != nil {
 				t.Fatal(err)
 			}
-			got, err := findRuntime([]string{top + "/a", top + "/b"})
+			got, err := findRuntime(runtimeNames, []string{"", "relative", top + "/p"}, []string{top + "/a", top + "/b"})
 			checkError(t, err, tc.err)
 			if strings.TrimPrefix(got, top+"/") != tc.want {
 				t.Errorf("got %q, want %q", got, tc.want)

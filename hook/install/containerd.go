@@ -2,6 +2,7 @@ package install
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -61,6 +62,14 @@ func addContainerd(e *edit) error {
 	tables, err := l.tables(e.wrapper(), l.merged(layers))
 	if err != nil {
 		return fmt.Errorf("copy the default runtime of containerd: %w", err)
+	}
+	program, _ := get(standardRuntime(l.merged(layers)), "options", "BinaryName").(string)
+	name, file := defaultRuntime(layers)
+	if name == runtimeName {
+		program = name
+	}
+	if err := e.addRuntime(cmp.Or(program, "runc"), cmp.Or(file, containerdFile)); err != nil {
+		return err
 	}
 	target := l.target(layers)
 	if l.version > 2 && imported {
@@ -336,7 +345,7 @@ func ourTables(config map[string]any) [][]string {
 	var tables [][]string
 	for _, cri := range []string{"io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"} {
 		keys := append(layout{cri: cri}.runtimes(), runtimeName)
-		if program, _ := get(config, append(keys, "options", "BinaryName")...).(string); runsWrapper(program) {
+		if program, _ := get(config, append(keys, "options", "BinaryName")...).(string); isWrapper(program) {
 			tables = append(tables, keys)
 		}
 	}

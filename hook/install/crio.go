@@ -1,6 +1,7 @@
 package install
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 )
@@ -11,6 +12,7 @@ var builtin = map[string]any{"monitor_env": []any{"PATH=/usr/local/sbin:/usr/loc
 // crioRuntimes are the handlers of CRI-O, of which a later file replaces those of the same name.
 type crioRuntimes struct {
 	handlers map[string]map[string]any
+	files    map[string]string // the file of each handler
 	// name is the name of the default handler, and file the file that sets it; both are empty if none does.
 	name, file string
 	// other is another program's file with a handler of our name, or empty.
@@ -22,7 +24,7 @@ func (e *edit) crioRuntimes() (*crioRuntimes, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &crioRuntimes{handlers: map[string]map[string]any{}}
+	r := &crioRuntimes{handlers: map[string]map[string]any{}, files: map[string]string{}}
 	for _, l := range layers {
 		if name, ok := get(l.config, "crio", "runtime", "default_runtime").(string); ok {
 			r.name, r.file = name, l.path
@@ -33,23 +35,24 @@ func (e *edit) crioRuntimes() (*crioRuntimes, error) {
 		}
 		for name, handler := range handlers {
 			r.handlers[name], _ = handler.(map[string]any)
+			r.files[name] = l.path
 		}
 	}
 	return r, nil
 }
 
-// standard returns the default handler. Without a name it is crun, and in CRI-O before 1.31 runc.
-func (r *crioRuntimes) standard() map[string]any {
+// standard returns the default handler and its name. Without a name it is crun, and in CRI-O before 1.31 runc.
+func (r *crioRuntimes) standard() (string, map[string]any) {
 	names := []string{r.name}
 	if r.name == "" {
 		names = []string{"crun", "runc"}
 	}
 	for _, name := range names {
 		if handler := r.handlers[name]; handler != nil {
-			return handler
+			return name, handler
 		}
 	}
-	return builtin
+	return r.name, builtin
 }
 
 // addCRIO writes a copy of the default handler with our program, since CRI-O has no defaults for all of a handler:
@@ -65,7 +68,15 @@ func addCRIO(e *edit) error {
 	if runtimes.other != "" {
 		return &SettingError{runtimes.other, "already has another runtime " + runtimeName}
 	}
-	handler := maps.Clone(runtimes.standard())
+	name, handler := runtimes.standard()
+	program, _ := handler["runtime_path"].(string)
+	if name == "" && e.hasProgram("crun") {
+		name = "crun"
+	}
+	if err := e.addRuntime(cmp.Or(program, name), cmp.Or(runtimes.files[name], crioConfigs[0])); err != nil {
+		return err
+	}
+	handler = maps.Clone(handler)
 	switch handler["runtime_type"] {
 	case "vm":
 		return &SettingError{runtimes.file, "has a default_runtime with virtual machines, which gpu-cdi-runtime cannot run"}

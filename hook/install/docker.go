@@ -1,8 +1,11 @@
 package install
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"path"
 	"slices"
 	"strings"
 )
@@ -25,15 +28,28 @@ func addDocker(e *edit) error {
 	if err != nil {
 		return err
 	}
+	flags := e.dockerFlags()
+	if config := flags.config; config.value != "" && config.value != daemonFile {
+		return &SettingError{config.file, "has dockerd read " + config.value + " (--config-file) and not " + daemonFile}
+	}
+	args, err := e.addDockerRuntime(settings, flags)
+	if err != nil {
+		return err
+	}
+	entry := fmt.Sprintf(`{"path": %q}`, e.wrapper())
+	if len(args) > 0 {
+		quoted, _ := json.Marshal(args) // strings cannot fail
+		entry = fmt.Sprintf(`{"path": %q, "runtimeArgs": %s}`, e.wrapper(), quoted)
+	}
 	runtime, exists := settings.Runtimes[runtimeName]
 	switch {
 	case exists && runtime.Path == e.wrapper():
 		e.put(daemonFile, original)
 		return nil
-	case exists && !runsWrapper(runtime.Path):
+	case exists && !isWrapper(runtime.Path):
 		return &SettingError{daemonFile, "already has another runtime " + runtimeName}
 	}
-	text, added, err := setKey(original, strings.Split(runtimeKey, "."), fmt.Sprintf("{\"path\": %q}", e.wrapper()))
+	text, added, err := setKey(original, strings.Split(runtimeKey, "."), entry)
 	if err != nil {
 		return fmt.Errorf("change %s: %w", daemonFile, err)
 	}
@@ -51,8 +67,125 @@ const runtimeKey = "runtimes." + runtimeName
 // daemonSettings are the parts of daemon.json that matter here.
 type daemonSettings struct {
 	Features map[string]bool
-	Runtimes map[string]struct{ Path string }
+	Runtimes map[string]daemonRuntime
 	Default  string `json:"default-runtime"`
+}
+
+// daemonRuntime is a program with arguments, or a shim of containerd with options.
+type daemonRuntime struct {
+	Path    string
+	Args    []string `json:"runtimeArgs"`
+	Type    string   `json:"runtimeType"`
+	Options map[string]any
+}
+
+// addDockerRuntime records dockerd's default runtime, and returns the arguments that dockerd gives it. Where that is a
+// shim for other programs than runc, it is runc.
+func (e *edit) addDockerRuntime(settings daemonSettings, flags dockerFlags) (args []string, err error) {
+	name, file := settings.Default, daemonFile
+	if name == "" {
+		name, file = flags.defaultRuntime.value, flags.defaultRuntime.file
+	}
+	runtime, ok := settings.Runtimes[name]
+	if name == runtimeName {
+		return runtime.Args, nil // ours: what was recorded before stays
+	}
+	if !ok {
+		runtime.Path = flags.runtimes[name]
+	}
+	program := runtime.Path
+	if runtime.Type == shim {
+		program, _ = runtime.Options["BinaryName"].(string)
+	}
+	return runtime.Args, e.addRuntime(cmp.Or(program, "runc"), file)
+}
+
+// option is a word or the value of an option in dockerd's command line, and the file that has it.
+type option struct{ value, file string }
+
+// dockerFlags are the flags of dockerd's command line that contradict or complete daemon.json.
+type dockerFlags struct {
+	config, defaultRuntime option
+	runtimes               map[string]string // by --add-runtime
+}
+
+// The files with dockerd's command line. A unit or drop-in in an earlier directory replaces one of the same name in a
+// later one.
+var (
+	unitDirs  = []string{"/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"}
+	dockerEnv = []string{"/etc/default/docker", "/etc/sysconfig/docker", "/etc/conf.d/docker"}
+)
+
+func dockerReads() []string {
+	reads := append([]string{daemonFile}, dockerEnv...)
+	for _, dir := range unitDirs {
+		reads = append(reads, dir+"/docker.service", dir+"/docker.service.d/*.conf")
+	}
+	return reads
+}
+
+func (e *edit) dockerFlags() dockerFlags {
+	units, dropIns := map[string]string{}, map[string]string{}
+	for _, dir := range slices.Backward(unitDirs) {
+		for _, file := range e.matching(dir + "/docker.service") {
+			units["docker.service"] = file
+		}
+		for _, file := range e.matching(dir + "/docker.service.d/*.conf") {
+			dropIns[path.Base(file)] = file
+		}
+	}
+	var words []option
+	for _, names := range []map[string]string{units, dropIns} {
+		for _, name := range slices.Sorted(maps.Keys(names)) {
+			words = addWords(words, names[name], string(e.files[names[name]].Data))
+		}
+	}
+	for _, file := range dockerEnv {
+		if f := e.files[file]; f != nil {
+			words = addWords(words, file, string(f.Data))
+		}
+	}
+	return parseFlags(words)
+}
+
+// addWords adds the words of a file to those of a command line. An empty ExecStart removes those before it.
+func addWords(words []option, file, text string) []option {
+	for line := range strings.Lines(strings.ReplaceAll(text, "\\\n", " ")) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.ContainsAny(line[:1], "#;[") {
+			continue
+		}
+		key, value, _ := strings.Cut(line, "=")
+		if key == "ExecStart" && value == "" {
+			words = nil
+		}
+		for word := range strings.FieldsFuncSeq(line, func(r rune) bool { return strings.ContainsRune(" \t'\"", r) }) {
+			words = append(words, option{word, file})
+		}
+	}
+	return words
+}
+
+func parseFlags(words []option) dockerFlags {
+	flags := dockerFlags{runtimes: map[string]string{}}
+	for i, word := range words {
+		_, text, _ := strings.Cut(word.value, "--") // also in OPTIONS=--debug
+		name, value, hasValue := strings.Cut(text, "=")
+		if !hasValue && i+1 < len(words) {
+			value = words[i+1].value
+		}
+		switch name {
+		case "config-file":
+			flags.config = option{value, word.file}
+		case "default-runtime":
+			flags.defaultRuntime = option{value, word.file}
+		case "add-runtime":
+			if name, path, ok := strings.Cut(value, "="); ok {
+				flags.runtimes[name] = path
+			}
+		}
+	}
+	return flags
 }
 
 func readDaemon(text []byte) (s daemonSettings, err error) {
@@ -77,9 +210,12 @@ func removeDocker(e *edit) error {
 		return err
 	}
 	runtime, exists := settings.Runtimes[runtimeName]
-	switch isOurs := runsWrapper(runtime.Path); {
+	byFlag := e.dockerFlags().defaultRuntime
+	switch isOurs := isWrapper(runtime.Path); {
 	case exists && isOurs && settings.Default == runtimeName:
 		return &SettingError{daemonFile, isDefault("default-runtime")}
+	case exists && isOurs && byFlag.value == runtimeName:
+		return &SettingError{byFlag.file, isDefault("--default-runtime")}
 	case exists && isOurs && !slices.Contains(keys, runtimeKey):
 		keys = append(slices.Clip(keys), runtimeKey)
 	case exists && !isOurs && slices.Contains(keys, runtimeKey):

@@ -60,7 +60,7 @@ func Engines() []Engine {
 		{
 			Name: "docker", Program: "dockerd", Restart: "docker",
 			Without: "--device (28.2 and later)", Gives: "--runtime " + runtimeName,
-			reads: []string{daemonFile}, add: addDocker, remove: removeDocker,
+			reads: dockerReads(), add: addDocker, remove: removeDocker,
 		},
 		{
 			Name: "containerd", Program: "containerd", Restart: "containerd",
@@ -112,6 +112,9 @@ func addPodman(e *edit) error {
 	if err != nil {
 		return err
 	}
+	if err := e.addPodmanRuntime(); err != nil {
+		return err
+	}
 	content := fmt.Sprintf("[engine.runtimes]\n%s = [%q]\n", runtimeName, e.wrapper())
 	switch {
 	case dirs == nil:
@@ -125,21 +128,55 @@ func addPodman(e *edit) error {
 	return e.own(podmanDropIn, header+content)
 }
 
-func removePodman(e *edit) error {
+// podmanRuntime returns the name of podman's default runtime and the file that sets it, or "" for both, and the paths
+// that podman tries for each runtime that a file has.
+func (e *edit) podmanRuntime() (name, file string, paths map[string][]any, err error) {
 	layers, err := e.layers(podmanConfigs)
+	if err != nil {
+		return "", "", nil, err
+	}
+	paths = map[string][]any{}
+	for _, l := range layers {
+		if text, ok := get(l.config, "engine", "runtime").(string); ok {
+			name, file = text, l.path
+		}
+		runtimes, _ := get(l.config, "engine", "runtimes").(map[string]any)
+		for name, list := range runtimes {
+			paths[name], _ = list.([]any)
+		}
+	}
+	return name, file, paths, nil
+}
+
+// addPodmanRuntime records podman's default runtime. Without a setting podman takes crun, or else runc.
+func (e *edit) addPodmanRuntime() error {
+	name, file, paths, err := e.podmanRuntime()
 	if err != nil {
 		return err
 	}
-	var file string
-	for _, l := range layers {
-		if name, ok := get(l.config, "engine", "runtime").(string); ok {
-			file = ""
-			if name == runtimeName {
-				file = l.path
+	names := []string{name}
+	if name == "" {
+		names = []string{"crun", "runc"}
+	}
+	for _, name := range names {
+		for _, path := range paths[name] {
+			if text, ok := path.(string); ok && e.host.isFile(text) {
+				return e.addRuntime(text, file)
 			}
 		}
+		if e.hasProgram(name) {
+			return e.addRuntime(name, file)
+		}
 	}
-	if file != "" && e.files[podmanDropIn] != nil {
+	return e.addRuntime(name, file)
+}
+
+func removePodman(e *edit) error {
+	name, file, _, err := e.podmanRuntime()
+	if err != nil {
+		return err
+	}
+	if name == runtimeName && e.files[podmanDropIn] != nil {
 		return &SettingError{file, isDefault("runtime")}
 	}
 	return errors.Join(e.remove(precreate), e.remove(podmanDropIn))

@@ -25,7 +25,8 @@ type Host struct {
 	root  string
 	files map[string]*File
 	ids   map[string]fileio.ID
-	isDir func(path string) bool
+	// isDir and isFile report whether a path leads to a directory or a regular file.
+	isDir, isFile func(path string) bool
 }
 
 // Read reads the files of the engines below a root directory, and the link beside the hook if it exists. Links cannot
@@ -33,14 +34,8 @@ type Host struct {
 // file is an error.
 func Read(root string, engines []string, hook string) (*Host, error) {
 	h := &Host{root: root, files: map[string]*File{}, ids: map[string]fileio.ID{}}
-	h.isDir = func(name string) bool {
-		dir, err := resolve(root, name)
-		if err != nil {
-			return false
-		}
-		info, err := os.Stat(dir)
-		return err == nil && info.IsDir()
-	}
+	h.isDir = func(name string) bool { return h.mode(name).IsDir() }
+	h.isFile = func(name string) bool { return h.mode(name).IsRegular() }
 	if err := h.read(recordFile); err != nil {
 		return nil, err
 	}
@@ -50,16 +45,17 @@ func Read(root string, engines []string, hook string) (*Host, error) {
 	}
 	var patterns []string
 	if hook != "" {
-		patterns = append(patterns, path.Join(path.Dir(hook), wrapperName))
+		link := path.Join(path.Dir(hook), wrapperName)
+		patterns = append(patterns, link, link+"-*")
 	}
 	for name := range r.Digests {
-		if path.Base(name) == wrapperName {
+		if isWrapper(name) {
 			patterns = append(patterns, name)
 		}
 	}
 	for _, engine := range Engines() {
 		if slices.Contains(engines, engine.Name) {
-			patterns = append(patterns, engine.reads...)
+			patterns = append(append(patterns, runtimeFile(engine.Name)), engine.reads...)
 		}
 	}
 	if err := h.readAll(patterns); err != nil {
@@ -74,6 +70,19 @@ func Read(root string, engines []string, hook string) (*Host, error) {
 		}
 	}
 	return h, nil
+}
+
+// mode returns the type of what a path leads to, which is neither a directory nor a regular file if there is nothing.
+func (h *Host) mode(name string) fs.FileMode {
+	at, err := resolve(h.root, name)
+	if err != nil {
+		return fs.ModeIrregular
+	}
+	info, err := os.Stat(at)
+	if err != nil {
+		return fs.ModeIrregular
+	}
+	return info.Mode()
 }
 
 // readAll reads the files that match patterns and were not read before.
@@ -103,7 +112,7 @@ func (h *Host) readAll(patterns []string) error {
 // real returns the path in this process; for a link, that of the link itself. The wrapper's path is beside the hook,
 // which is not below root.
 func (h *Host) real(name string) (string, error) {
-	if path.Base(name) == wrapperName {
+	if isWrapper(name) {
 		return name, nil
 	}
 	dir, err := resolve(h.root, path.Dir(name))
@@ -133,8 +142,12 @@ func (h *Host) read(name string) error {
 		return nil
 	}
 	f := &File{Link: link}
-	if path.Base(name) != wrapperName {
+	if !isWrapper(name) {
 		h.ids[name] = fileio.IDOf(at)
+		if link == "/dev/null" { // systemd and others take such a file as an empty one
+			h.files[name] = f
+			return nil
+		}
 		target, err := resolve(h.root, name)
 		if err != nil {
 			return err
@@ -217,7 +230,7 @@ func (h *Host) apply(c Change) error {
 	if err != nil {
 		return err
 	}
-	if path.Base(c.Path) == wrapperName {
+	if isWrapper(c.Path) {
 		return h.applyLink(at, c)
 	}
 	if fileio.IDOf(at) != h.ids[c.Path] {

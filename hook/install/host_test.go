@@ -169,6 +169,14 @@ func TestImportsOfContainerd(t *testing.T) {
 	}
 }
 
+// systemd takes a unit that is a link to /dev/null as an empty one.
+func TestAMaskedUnit(t *testing.T) {
+	r := newRoot(t)
+	r.must(os.MkdirAll(filepath.Join(r.dir, "etc/systemd/system"), 0o755))
+	r.must(os.Symlink("/dev/null", filepath.Join(r.dir, "etc/systemd/system/docker.service")))
+	r.must(r.install("docker"))
+}
+
 // If one file cannot be written, none is.
 func TestApplyTakesBackWhatItDid(t *testing.T) {
 	r := newRoot(t)

@@ -24,8 +24,15 @@ import (
 // header is the first line of our own files.
 const header = "# Written by gpu-cdi-plugin hook install; gpu-cdi-plugin hook uninstall removes it.\n"
 
-// wrapperName is the name of the link to prestart-hook. When run under that name, the hook acts as gpu-cdi-runtime.
+// wrapperName is the name of the link to prestart-hook. When run under that name, the hook acts as gpu-cdi-runtime. Each
+// engine has a link of its own, gpu-cdi-runtime-ENGINE, by which it runs the engine's default runtime.
 const wrapperName = "gpu-cdi-runtime"
+
+// isWrapper reports whether a path is that of such a link, wherever it is.
+func isWrapper(name string) bool {
+	base := path.Base(name)
+	return base == wrapperName || strings.HasPrefix(base, wrapperName+"-")
+}
 
 // hookName is the usual name of the hook.
 const hookName = "prestart-hook"
@@ -85,9 +92,10 @@ type Plan struct {
 	// are.
 	Kept []string
 
-	host   *Host
-	mkdirs []string // created with the changes
-	rmdirs []string // removed after the changes if they are empty
+	host     *Host
+	runtimes []string
+	mkdirs   []string // created with the changes
+	rmdirs   []string // removed after the changes if they are empty
 }
 
 // Dirs returns the directories that Apply writes to.
@@ -104,7 +112,20 @@ func (p *Plan) Dirs() ([]string, error) {
 	return slices.Compact(dirs), nil
 }
 
-// record says what Install did.
+// Runtimes returns the runtimes that gpu-cdi-runtime will run because an engine names their paths.
+func (p *Plan) Runtimes() ([]string, error) {
+	var paths []string
+	for _, name := range p.runtimes {
+		at, err := resolve(p.host.root, name)
+		if err != nil {
+			return nil, err
+		}
+		paths = append(paths, at)
+	}
+	return paths, nil
+}
+
+// record records what Install did.
 type record struct {
 	// Installed are the names of engines.
 	Installed []string `json:"installed"`
@@ -152,7 +173,7 @@ func (h *Host) Install(engines []string, hook string) (*Plan, error) {
 		return nil, err
 	}
 	for _, engine := range found {
-		e.restart = engine.Restart
+		e.engine, e.restart = engine.Name, engine.Restart
 		if err := engine.add(e); err != nil {
 			return nil, fmt.Errorf("install the hook for %s: %w", engine.Name, err)
 		}
@@ -164,7 +185,7 @@ func (h *Host) Install(engines []string, hook string) (*Plan, error) {
 	return e.plan(), nil
 }
 
-// Uninstall plans the removal of what Install did for engines. The wrapper is removed with the last engine.
+// Uninstall plans the removal of what Install did for engines.
 func (h *Host) Uninstall(engines []string) (*Plan, error) {
 	found, err := find(engines)
 	if err != nil {
@@ -175,17 +196,19 @@ func (h *Host) Uninstall(engines []string) (*Plan, error) {
 		return nil, err
 	}
 	for _, engine := range found {
-		e.restart = engine.Restart
+		e.engine, e.restart = engine.Name, engine.Restart
 		if err := engine.remove(e); err != nil {
 			return nil, fmt.Errorf("uninstall the hook for %s: %w", engine.Name, err)
+		}
+		e.restart = ""
+		if err := e.remove(runtimeFile(engine.Name)); err != nil {
+			return nil, err
 		}
 	}
 	isFound := func(name string) bool { return slices.Contains(engines, name) }
 	e.record.Installed = slices.DeleteFunc(e.record.Installed, isFound)
-	needed := slices.ContainsFunc(e.record.Installed, func(name string) bool { return name != "live" })
-	e.restart = ""
 	for _, name := range slices.Sorted(maps.Keys(e.record.Digests)) {
-		if path.Base(name) != wrapperName || needed {
+		if !isWrapper(name) || e.needsWrapper(name) {
 			continue
 		}
 		if err := e.remove(name); err != nil {
@@ -201,6 +224,14 @@ func (h *Host) Uninstall(engines []string) (*Plan, error) {
 	return p, nil
 }
 
+// needsWrapper reports whether an installed engine uses a link. In version 0.1.0 all engines used the same one.
+func (e *edit) needsWrapper(name string) bool {
+	return slices.ContainsFunc(e.record.Installed, func(engine string) bool {
+		of, ofOne := strings.CutPrefix(path.Base(name), wrapperName+"-")
+		return engine != "live" && (!ofOne || of == engine)
+	})
+}
+
 // edit is a plan in progress: the files as they will be.
 type edit struct {
 	host   *Host
@@ -211,7 +242,9 @@ type edit struct {
 	// that must be restarted if the file changes, or "".
 	considered map[string]string
 	restart    string // the service of the current engine
+	engine     string // the current engine
 	kept       []string
+	runtimes   []string
 }
 
 func (h *Host) edit(hook string) (*edit, error) {
@@ -273,7 +306,9 @@ func (e *edit) own(path, content string) error {
 	switch {
 	case f == nil || e.isUnchanged(path) || digest != "" && f.equal(after):
 		e.record.Digests[path] = after.digest()
-		e.record.Parsed[path] = after.parsed(path)
+		if parsed := after.parsed(path); parsed != "" {
+			e.record.Parsed[path] = parsed
+		}
 		e.set(path, after, e.restart)
 	case f.equal(after): // the file existed before
 		e.considered[path] = e.restart
@@ -339,11 +374,46 @@ func (f *File) parsed(name string) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256(text))
 }
 
-// runsWrapper reports whether a program that a setting names is gpu-cdi-runtime, wherever it is.
-func runsWrapper(program string) bool { return path.Base(program) == wrapperName }
+// wrapper returns the path of gpu-cdi-runtime for the current engine.
+func (e *edit) wrapper() string {
+	name := wrapperName
+	if e.engine != "wrapper" {
+		name += "-" + e.engine
+	}
+	return path.Join(path.Dir(e.hook), name)
+}
 
-// wrapper returns the path of gpu-cdi-runtime.
-func (e *edit) wrapper() string { return path.Join(path.Dir(e.hook), wrapperName) }
+// runtimeFile returns the file with the default runtime of an engine, which gpu-cdi-runtime reads.
+func runtimeFile(engine string) string { return "/etc/gpu-cdi-plugin/runtime-" + engine + ".yaml" }
+
+// programDirs are the directories in which gpu-cdi-runtime searches for a runtime after PATH.
+var programDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+
+func (e *edit) hasProgram(name string) bool {
+	return slices.ContainsFunc(programDirs, func(dir string) bool { return e.host.isFile(path.Join(dir, name)) })
+}
+
+// addRuntime records the default runtime of the current engine for gpu-cdi-runtime: a path, or a name that the engine
+// searches for in its PATH. It is empty if the engine has no default that is known. If it is our own, what was recorded
+// before stays. The file is the one that names the runtime.
+func (e *edit) addRuntime(program, file string) error {
+	service := e.restart
+	e.restart = "" // the file is read for each container
+	defer func() { e.restart = service }()
+	name := runtimeFile(e.engine)
+	switch {
+	case isWrapper(program) || program == runtimeName:
+		return nil
+	case program == "" || !path.IsAbs(program) && strings.Contains(program, "/"):
+		return e.remove(name)
+	case path.IsAbs(program) && !e.host.isFile(program):
+		return &SettingError{file, "names the runtime " + program + ", which does not exist"}
+	case path.IsAbs(program):
+		e.runtimes = append(e.runtimes, program)
+	}
+	quoted, _ := json.Marshal(program) // a string cannot fail
+	return e.own(name, fmt.Sprintf("%sruntime: %s\n", header, quoted))
+}
 
 func (e *edit) addWrapper() error {
 	name, after := e.wrapper(), &File{Link: path.Base(e.hook)}
@@ -362,7 +432,7 @@ func (e *edit) addWrapper() error {
 
 // plan compares the edited files with those of the host.
 func (e *edit) plan() *Plan {
-	p := &Plan{host: e.host, Kept: e.kept}
+	p := &Plan{host: e.host, Kept: e.kept, runtimes: e.runtimes}
 	for _, name := range slices.Sorted(maps.Keys(e.considered)) {
 		c := Change{name, e.host.files[name], e.files[name]}
 		p.Wanted = append(p.Wanted, c)

@@ -26,7 +26,8 @@ const testHook = "/usr/local/sbin/prestart-hook"
 
 // newHost returns a host with these files, where directories exist that have one.
 func newHost(files map[string]*File) *Host {
-	return &Host{files: files, isDir: func(name string) bool {
+	isFile := func(name string) bool { return files[name] != nil }
+	return &Host{files: files, isFile: isFile, isDir: func(name string) bool {
 		for file := range files {
 			if strings.HasPrefix(file, name+"/") {
 				return true
@@ -145,19 +146,26 @@ func checkRemoved(t *testing.T, before *Host, engines []string) {
 	}
 }
 
-func TestTheWrapperStaysUntilTheLastEngineIsUninstalled(t *testing.T) {
-	h := newHost(map[string]*File{})
+// Each engine has a link of its own. That of version 0.1.0 is for all of them, and containers may still use it.
+func TestLinksStayUntilTheirEnginesAreUninstalled(t *testing.T) {
+	const old, crio, podman = "/usr/local/sbin/gpu-cdi-runtime", "/usr/local/sbin/gpu-cdi-runtime-crio",
+		"/usr/local/sbin/gpu-cdi-runtime-podman"
+	h := newHost(map[string]*File{
+		recordFile: {Data: []byte(`{"installed": ["crio"], "digests": {"` + old + `": "link to prestart-hook"}}`)},
+		old:        {Link: "prestart-hook"},
+	})
 	p, err := h.Install([]string{"crio", "podman", "live"}, testHook)
 	h = after(h, mustPlan(t, p, err))
-	wrapper := path.Join(path.Dir(testHook), wrapperName)
 	for _, step := range []struct {
 		engine string
-		want   bool
-	}{{"podman", true}, {"crio", false}} {
+		want   []string
+	}{{"podman", []string{old, crio}}, {"crio", nil}} {
 		p, err := h.Uninstall([]string{step.engine})
 		h = after(h, mustPlan(t, p, err))
-		if (h.files[wrapper] != nil) != step.want {
-			t.Errorf("after %s: the wrapper is %v", step.engine, h.files[wrapper])
+		for _, link := range []string{old, crio, podman} {
+			if (h.files[link] != nil) != slices.Contains(step.want, link) {
+				t.Errorf("after %s: %s is %v", step.engine, link, h.files[link])
+			}
 		}
 	}
 	if installed, err := h.Installed(); err != nil || !slices.Equal(installed, []string{"live"}) {
@@ -339,6 +347,10 @@ func TestUninstallOfTheDefaultRuntime(t *testing.T) {
 			"version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'gpu-cdi'\n",
 			"(default_runtime_name)",
 		},
+		"docker, by its unit": {
+			"docker", "/etc/systemd/system/docker.service", "[Service]\nExecStart=dockerd --default-runtime gpu-cdi\n",
+			"(--default-runtime)",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(map[string]*File{
@@ -366,11 +378,148 @@ func TestAWrapperThatLeadsElsewhere(t *testing.T) {
 	h := newHost(map[string]*File{})
 	p, err := h.Install([]string{"crio"}, testHook)
 	h = after(h, mustPlan(t, p, err))
-	wrapper := path.Join(path.Dir(testHook), wrapperName)
+	wrapper := path.Join(path.Dir(testHook), wrapperName+"-crio")
 	h.files[wrapper] = &File{Link: "/usr/bin/other-runtime"}
 	p, err = h.Uninstall([]string{"crio"})
 	if after(h, mustPlan(t, p, err)).files[wrapper] == nil || !slices.Equal(p.Kept, []string{wrapper}) {
 		t.Errorf("Uninstall changes %v, kept %q", p.Changes, p.Kept)
+	}
+}
+
+// What gpu-cdi-runtime runs is the default runtime of the engine, as a path or as a name for its PATH.
+func TestTheDefaultRuntimeOfAnEngine(t *testing.T) {
+	const (
+		unit    = "/usr/lib/systemd/system/docker.service"
+		podman  = "/etc/containers/containers.conf"
+		version = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd"
+	)
+	for name, c := range map[string]struct {
+		files map[string]string
+		want  map[string]string // by engine; "" for none
+	}{
+		"nothing is configured": {
+			nil, map[string]string{"docker": "runc", "containerd": "runc", "crio": "", "podman": ""},
+		},
+		"runc is installed": {
+			map[string]string{"/usr/sbin/runc": ""},
+			map[string]string{"docker": "runc", "containerd": "runc", "crio": "", "podman": "runc"},
+		},
+		"runc and crun are installed": {
+			map[string]string{"/usr/sbin/runc": "", "/usr/bin/crun": ""},
+			map[string]string{"docker": "runc", "containerd": "runc", "crio": "crun", "podman": "crun"},
+		},
+		"CRI-O has its own": {map[string]string{
+			"/etc/crio/crio.conf.d/10": "[crio.runtime.runtimes.crun]\nruntime_path = '/usr/libexec/crio/crun'\n",
+			"/usr/libexec/crio/crun":   "",
+		}, map[string]string{"crio": "/usr/libexec/crio/crun"}},
+		"CRI-O names one": {map[string]string{
+			"/etc/crio/crio.conf": "[crio.runtime]\ndefault_runtime = 'site'\n[crio.runtime.runtimes.site]\n",
+		}, map[string]string{"crio": "site"}},
+		"containerd": {map[string]string{
+			containerdFile: version + "]\ndefault_runtime_name = 'x'\n" +
+				"[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.x.options]\nBinaryName = '/opt/x'\n",
+			"/opt/x": "",
+		}, map[string]string{"containerd": "/opt/x"}},
+		"docker, by daemon.json": {map[string]string{
+			daemonFile: `{"default-runtime": "x", "runtimes": {"x": {"path": "/opt/x"}}}`, "/opt/x": "",
+		}, map[string]string{"docker": "/opt/x"}},
+		"docker, a name": {map[string]string{
+			daemonFile: `{"default-runtime": "x", "runtimes": {"x": {"path": "runx"}}}`,
+		}, map[string]string{"docker": "runx"}},
+		"docker, runc's shim": {map[string]string{
+			daemonFile: `{"default-runtime": "x", "runtimes": {"x": {"runtimeType": "io.containerd.runc.v2",
+				"options": {"BinaryName": "runx"}}}}`,
+		}, map[string]string{"docker": "runx"}},
+		"docker, another shim": {map[string]string{
+			daemonFile: `{"default-runtime": "x", "runtimes": {"x": {"runtimeType": "io.containerd.kata.v2"}}}`,
+		}, map[string]string{"docker": "runc"}},
+		"docker, by its unit": {map[string]string{
+			unit: "[Service]\nExecStart=/usr/bin/dockerd \\\n --add-runtime x=/opt/x --default-runtime \"x\"\n" +
+				"# --default-runtime=z\n",
+			"/opt/x": "",
+		}, map[string]string{"docker": "/opt/x"}},
+		"docker, by a drop-in": {map[string]string{
+			unit: "[Service]\nExecStart=/usr/bin/dockerd --default-runtime=y --config-file=/none\n",
+			"/etc/systemd/system/docker.service.d/10.conf": "[Service]\nExecStart=\nExecStart=dockerd --default-runtime=x\n",
+			daemonFile: `{"runtimes": {"x": {"path": "/opt/x"}}}`, "/opt/x": "",
+		}, map[string]string{"docker": "/opt/x"}},
+		"docker, by a replaced unit": {map[string]string{
+			unit:                                   "[Service]\nExecStart=dockerd --default-runtime=y --add-runtime=y=/none\n",
+			"/etc/systemd/system/docker.service":   "[Service]\nExecStart=dockerd --default-runtime=io.x\n",
+			"/lib/systemd/system/docker.service.d": "", "/opt/x": "",
+		}, map[string]string{"docker": "runc"}},
+		"docker, by its environment": {map[string]string{
+			"/etc/default/docker": "DOCKER_OPTS=\"--default-runtime=x --add-runtime=x=/opt/x\"\n", "/opt/x": "",
+		}, map[string]string{"docker": "/opt/x"}},
+		"podman, a path": {
+			map[string]string{podman: "[engine]\nruntime = '/opt/x'\n", "/opt/x": ""}, map[string]string{"podman": "/opt/x"},
+		},
+		"podman, the first path of a name": {map[string]string{
+			podman:                                  "[engine]\nruntime = 'x'\n",
+			"/usr/share/containers/containers.conf": "[engine.runtimes]\nx = ['/none', '/opt/x', '/opt/y']\n",
+			"/opt/x":                                "", "/opt/y": "",
+		}, map[string]string{"podman": "/opt/x"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for engine, want := range c.want {
+				h := newHost(map[string]*File{})
+				for file, text := range c.files {
+					h.files[file] = &File{Data: []byte(text)}
+				}
+				p, err := h.Install([]string{engine}, testHook)
+				got := texts(after(h, mustPlan(t, p, err)))[runtimeFile(engine)]
+				if want != "" {
+					want = header + "runtime: \"" + want + "\"\n"
+				}
+				if got != want {
+					t.Errorf("%s: got %q, want %q", engine, got, want)
+				}
+			}
+		})
+	}
+}
+
+// After an administrator has made gpu-cdi the default runtime, a second Install keeps what is behind it.
+func TestTheDefaultRuntimeIsOurs(t *testing.T) {
+	const (
+		cri  = "[plugins.'io.containerd.cri.v1.runtime'.containerd"
+		opts = cri + ".runtimes.x.options]\nBinaryName = '/opt/x'\n"
+	)
+	for engine, c := range map[string]struct{ file, before, after string }{
+		"docker": {
+			daemonFile, `{"default-runtime": "x", "runtimes": {"x": {"path": "/opt/x"}}}`,
+			`{"default-runtime": "gpu-cdi", "runtimes": {"x": {"path": "/opt/x"}}}`,
+		},
+		"podman": {
+			"/etc/containers/containers.conf", "[engine]\nruntime = '/opt/x'\n", "[engine]\nruntime = 'gpu-cdi'\n",
+		},
+		"crio": {
+			"/etc/crio/crio.conf",
+			"[crio.runtime]\ndefault_runtime = 'x'\n[crio.runtime.runtimes.x]\nruntime_path = '/opt/x'\n",
+			"[crio.runtime]\ndefault_runtime = 'gpu-cdi'\n[crio.runtime.runtimes.x]\nruntime_path = '/opt/x'\n",
+		},
+		"containerd": {
+			"/etc/containerd/conf.d/90.toml", "version = 3\n" + cri + "]\ndefault_runtime_name = 'x'\n" + opts,
+			"version = 3\n" + cri + "]\ndefault_runtime_name = 'gpu-cdi'\n" + opts,
+		},
+	} {
+		t.Run(engine, func(t *testing.T) {
+			h := newHost(map[string]*File{
+				containerdFile: {Data: []byte("version = 3\nimports = ['conf.d/*.toml']\n")},
+				c.file:         {Data: []byte(c.before)}, "/opt/x": {},
+			})
+			for _, text := range []string{c.before, c.after} {
+				h.files[c.file] = &File{Data: []byte(text)}
+				delete(h.files, crioDropIn)
+				delete(h.files, containerdDropIn)
+				delete(h.files, path.Join(path.Dir(testHook), wrapperName+"-"+engine)) // the hook is not below --root
+				p, err := h.Install([]string{engine}, testHook)
+				h = after(h, mustPlan(t, p, err))
+				if got := texts(h)[runtimeFile(engine)]; got != header+"runtime: \"/opt/x\"\n" {
+					t.Errorf("with %s: got %q", text, got)
+				}
+			}
+		})
 	}
 }
 
@@ -394,8 +543,8 @@ func TestUninstallAfterChangesOfOthers(t *testing.T) {
 			`{"runtimes":{"x":{"path":"/x"}},"debug":true}`,
 		},
 		"another runtime has our name": {
-			"docker", daemonFile, `{"a":1}`, func(s string) string { return strings.Replace(s, "gpu-cdi-runtime", "x", 1) },
-			`{"runtimes": {"gpu-cdi": {"path": "/usr/local/sbin/x"}},"a":1}`,
+			"docker", daemonFile, `{"a":1}`, func(s string) string { return strings.Replace(s, "gpu-cdi-runtime-", "", 1) },
+			`{"runtimes": {"gpu-cdi": {"path": "/usr/local/sbin/docker"}},"a":1}`,
 		},
 		"our keys are gone": {
 			"docker", daemonFile, "", func(string) string { return `{"debug": true}` }, `{"debug": true}`,
@@ -479,6 +628,14 @@ func TestRefused(t *testing.T) {
 		"runtimes is null":     {"docker", daemonFile, `{"runtimes": null}`, "runtimes: it is not a JSON object"},
 		"another runtime": {
 			"docker", daemonFile, `{"runtimes": {"gpu-cdi": {"path": "/x"}}}`, "another runtime gpu-cdi",
+		},
+		"a runtime that is gone": {
+			"docker", daemonFile, `{"default-runtime": "x", "runtimes": {"x": {"path": "/opt/x"}}}`,
+			"/etc/docker/daemon.json names the runtime /opt/x, which does not exist",
+		},
+		"another daemon.json": {
+			"docker", "/etc/systemd/system/docker.service.d/x.conf", "[Service]\nExecStart=dockerd --config-file /x.json\n",
+			"/etc/systemd/system/docker.service.d/x.conf has dockerd read /x.json (--config-file)",
 		},
 		"no TOML":       {"containerd", containerdFile, "version = 2\n[a", "config.toml: line 2, column "},
 		"version 1":     {"containerd", containerdFile, `oom_score = 0`, "has a version before 2"},

@@ -22,7 +22,7 @@ func annotations(devices ...string) map[string]string {
 	return all
 }
 
-// hookInstalled runs hook install for an engine of a host, and returns the path of gpu-cdi-runtime.
+// hookInstalled runs hook install for an engine of a host, and returns the path of its gpu-cdi-runtime.
 func hookInstalled(t *testing.T, root, engine string) (wrapper string) {
 	t.Helper()
 	hook := filepath.Join(t.TempDir(), "prestart-hook")
@@ -30,7 +30,7 @@ func hookInstalled(t *testing.T, root, engine string) (wrapper string) {
 	proc.Must(t, 0, proc.Cmd{Args: []string{
 		shared.Program(t, "gpu-cdi-plugin"), "--root", root, "--hook-path", hook, "hook", "install", engine,
 	}})
-	return filepath.Join(filepath.Dir(hook), "gpu-cdi-runtime")
+	return filepath.Join(filepath.Dir(hook), "gpu-cdi-runtime-"+engine)
 }
 
 // behindWrapper runs containers by gpu-cdi-runtime, which hook install has made for podman, on a runtime.
