@@ -84,6 +84,9 @@ func (a *app) applyHook(p *install.Plan, out cli.Output, dryRun bool) error {
 		a.Log.Warn(file + " is left as it is, since it was changed after hook install wrote it; remove it if that change " +
 			"is not needed")
 	}
+	if err := a.checkPlan(p); err != nil {
+		return err
+	}
 	if dryRun && out.Format == "table" {
 		for _, c := range p.Changes {
 			if _, err := io.WriteString(a.Stdout, unified(c)); err != nil {
@@ -93,24 +96,6 @@ func (a *app) applyHook(p *install.Plan, out cli.Output, dryRun bool) error {
 		return nil
 	}
 	if !dryRun {
-		dirs, err := p.Dirs()
-		if err != nil {
-			return err
-		}
-		for _, dir := range dirs {
-			if err := a.CheckDir("the directory", dir); err != nil {
-				return err
-			}
-		}
-		runtimes, err := p.Runtimes()
-		if err != nil {
-			return err
-		}
-		for _, path := range runtimes {
-			if err := a.CheckPath(trust.RootFile, path); err != nil {
-				return fmt.Errorf("the default runtime %s would not be run: %w", path, err)
-			}
-		}
 		if err := p.Apply(); err != nil {
 			return err
 		}
@@ -118,7 +103,31 @@ func (a *app) applyHook(p *install.Plan, out cli.Output, dryRun bool) error {
 	return out.Print(a.Stdout, planView(p, dryRun))
 }
 
-// planView lists the changes that were made or, in a dry run, would be made.
+// checkPlan returns an error if a plan cannot be carried out, or if other users could change what it writes or what
+// engines will run.
+func (a *app) checkPlan(p *install.Plan) error {
+	dirs, err := p.Dirs()
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		if err := a.CheckDir("the directory", dir); err != nil {
+			return err
+		}
+	}
+	runtimes, err := p.Runtimes()
+	if err != nil {
+		return err
+	}
+	for _, path := range runtimes {
+		if err := a.CheckPath(trust.RootFile, path); err != nil {
+			return fmt.Errorf("the default runtime %s would not be run: %w", path, err)
+		}
+	}
+	return p.Check()
+}
+
+// planView lists the changes that were or would be made.
 func planView(p *install.Plan, dryRun bool) cli.View {
 	type file struct {
 		Path   string `json:"path"`
@@ -128,7 +137,8 @@ func planView(p *install.Plan, dryRun bool) cli.View {
 	data := struct {
 		Files   []file   `json:"files"`
 		Restart []string `json:"restart"`
-	}{[]file{}, append([]string{}, p.Restart...)}
+		Reload  []string `json:"reload"`
+	}{[]file{}, append([]string{}, p.Restart...), append([]string{}, p.Reload...)}
 	t := cli.Table{Header: []string{"FILE", "CHANGE"}}
 	for _, c := range p.Changes {
 		f := file{Path: c.Path, Change: "changed"}
@@ -146,6 +156,10 @@ func planView(p *install.Plan, dryRun bool) cli.View {
 	}
 	for _, service := range p.Restart {
 		t.Legend += "Restart " + service + ": it reads its configuration only when it starts (systemctl restart " +
+			service + ").\n"
+	}
+	for _, service := range p.Reload {
+		t.Legend += "Reload " + service + ": it reads its runtimes when it starts or is reloaded (systemctl reload " +
 			service + ").\n"
 	}
 	if len(t.Rows) == 0 {

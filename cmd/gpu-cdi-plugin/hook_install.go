@@ -19,7 +19,7 @@ func (a *app) hookInstallCommand() *cobra.Command {
 		Use:   "install ENGINE...",
 		Short: "Configure engines for annotations",
 		Long: `Configures engines, prints which files it has made and changed, and lists the engines that must be
-restarted; it restarts none. Without arguments it changes nothing and prints what each engine would get.
+restarted or reloaded; it restarts none. Without arguments it changes nothing and prints what each engine would get.
 
   podman      a precreate hook in /etc/containers/oci/gpu-cdi-plugin.d, and a drop-in by which podman reads it
   docker      in /etc/docker/daemon.json the runtime gpu-cdi
@@ -51,7 +51,7 @@ policy in /etc/gpu-cdi-plugin/hook.yaml: there, every container that can be anno
 		},
 	}
 	out.AddFlags(cmd, "table", "json", "yaml")
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print the difference of each file and change nothing")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "check all, print the difference of each file and change nothing")
 	return cmd
 }
 
@@ -104,10 +104,8 @@ func (a *app) hookInstall(engines []string, out cli.Output, dryRun bool) error {
 	if err != nil {
 		return err
 	}
-	if !dryRun {
-		if err := a.checkHook(); err != nil {
-			return err
-		}
+	if err := a.checkHook(); err != nil {
+		return err
 	}
 	if err := a.warnOfNoPolicy(); err != nil {
 		return err

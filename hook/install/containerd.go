@@ -55,6 +55,10 @@ func addContainerd(e *edit) error {
 	if err != nil {
 		return err
 	}
+	if file := disablesCRI(layers); file != "" {
+		return &SettingError{file, "disables the CRI plugin (disabled_plugins), which alone has runtime handlers: enable it, or " +
+			"leave containerd out; docker and nerdctl do not need this"}
+	}
 	l, ok := layoutOf(layers[0].config)
 	if !ok {
 		return &SettingError{containerdFile, "has a version before 2; convert it with: containerd config migrate"}
@@ -130,6 +134,18 @@ func (l layout) addTo(e *edit, file, tables string) error {
 	}
 	e.put(file, changed)
 	return nil
+}
+
+// disablesCRI returns the file that disables the CRI plugin, in the names of any version, or "".
+func disablesCRI(layers []layer) string {
+	names := []any{"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"}
+	for _, layer := range layers {
+		disabled, _ := layer.config["disabled_plugins"].([]any)
+		if slices.ContainsFunc(disabled, func(name any) bool { return slices.Contains(names, name) }) {
+			return layer.path
+		}
+	}
+	return ""
 }
 
 // containerdLayers returns config.toml and the files that it and they import, in the order in which containerd reads

@@ -1,6 +1,7 @@
 package install
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -23,6 +24,12 @@ func addDocker(e *edit) error {
 	if original == nil {
 		e.record.Made = append(e.record.Made, daemonFile)
 		original = []byte("{\n}\n")
+	}
+	if isEmpty(original) {
+		original = slices.Concat(original, []byte("{\n}\n"))
+		if !slices.Contains(e.record.Daemon, wholeObject) {
+			e.record.Daemon = append(e.record.Daemon, wholeObject)
+		}
 	}
 	settings, err := readDaemon(original)
 	if err != nil {
@@ -49,7 +56,8 @@ func addDocker(e *edit) error {
 	case exists && !isWrapper(runtime.Path):
 		return &SettingError{daemonFile, "already has another runtime " + runtimeName}
 	}
-	text, added, err := setKey(original, strings.Split(runtimeKey, "."), entry)
+	mark, document := cutMark(original)
+	text, added, err := setKey(document, strings.Split(runtimeKey, "."), entry)
 	if err != nil {
 		return fmt.Errorf("change %s: %w", daemonFile, err)
 	}
@@ -58,8 +66,26 @@ func addDocker(e *edit) error {
 			e.record.Daemon = append(e.record.Daemon, key)
 		}
 	}
-	e.put(daemonFile, text)
+	e.put(daemonFile, slices.Concat(mark, text))
 	return nil
+}
+
+// wholeObject stands in the record for the object in a daemon.json that was empty, as dockerd allows.
+const wholeObject = "{}"
+
+// byteOrderMark may begin a daemon.json.
+const byteOrderMark = "\xef\xbb\xbf"
+
+// cutMark splits a file into the byte order mark, which it need not have, and its document.
+func cutMark(text []byte) (mark, document []byte) {
+	document = bytes.TrimPrefix(text, []byte(byteOrderMark))
+	return text[:len(text)-len(document)], document
+}
+
+// isEmpty reports whether a file has no document.
+func isEmpty(text []byte) bool {
+	_, document := cutMark(text)
+	return len(bytes.TrimSpace(document)) == 0
 }
 
 const runtimeKey = "runtimes." + runtimeName
@@ -189,8 +215,15 @@ func parseFlags(words []option) dockerFlags {
 }
 
 func readDaemon(text []byte) (s daemonSettings, err error) {
-	if _, err = parseObject(text); err == nil {
-		err = json.Unmarshal(text, &s)
+	if isEmpty(text) {
+		return s, nil
+	}
+	_, document := cutMark(text)
+	if _, err = parseObject(document); err == nil {
+		err = json.Unmarshal(document, &s)
+	}
+	if bytes.HasPrefix(text, []byte("\xff\xfe")) || bytes.HasPrefix(text, []byte("\xfe\xff")) {
+		return s, &SettingError{daemonFile, "is in UTF-16: write it again in UTF-8"}
 	}
 	if err != nil {
 		return s, fmt.Errorf("read %s: %w", daemonFile, err)
@@ -222,19 +255,29 @@ func removeDocker(e *edit) error {
 		e.kept = append(e.kept, daemonFile)
 		keys = slices.DeleteFunc(slices.Clone(keys), func(key string) bool { return key == runtimeKey })
 	}
-	text := original
+	if isEmpty(original) {
+		return nil
+	}
+	if slices.Contains(keys, "features.cdi") { // version 0.1.0 added it
+		e.service.Reload = false
+	}
+	mark, text := cutMark(original)
 	for _, key := range slices.Backward(keys) {
-		if key == "features.cdi" && !settings.Features["cdi"] { // version 0.1.0 added it
-			continue // it has been switched off since
+		if key == wholeObject || key == "features.cdi" && !settings.Features["cdi"] {
+			continue // below; or it has been switched off since
 		}
 		isObject := !strings.Contains(key, ".")
 		if text, err = removeKey(text, strings.Split(key, "."), isObject); err != nil {
 			return fmt.Errorf("change %s: %w", daemonFile, err)
 		}
 	}
-	if isEmptyObject(text) && e.record.made(daemonFile) {
-		text = nil
+	switch {
+	case isEmptyObject(text) && e.record.made(daemonFile):
+		e.put(daemonFile, nil)
+		return nil
+	case isEmptyObject(text) && slices.Contains(keys, wholeObject):
+		text = text[:bytes.IndexByte(text, '{')]
 	}
-	e.put(daemonFile, text)
+	e.put(daemonFile, append(append([]byte{}, mark...), text...)) // not nil, even if it is empty
 	return nil
 }

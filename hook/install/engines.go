@@ -17,11 +17,18 @@ type Engine struct {
 	Program string
 	// Without says how containers of the engine get devices without the hook, and Gives what the hook adds.
 	Without, Gives string
-	// Restart is the service that must be restarted to read the files, or empty.
-	Restart string
+	// Service reads the files when it starts.
+	Service Service
 
 	reads       []string // the files and patterns that decide what is written
 	add, remove func(*edit) error
+}
+
+// Service is a service of systemd. Without a name there is none.
+type Service struct {
+	Name string
+	// Reload reports whether it also reads its files when it is reloaded.
+	Reload bool
 }
 
 // runtimeName is the name under which engines know gpu-cdi-runtime.
@@ -58,17 +65,17 @@ func Engines() []Engine {
 			reads: append([]string{precreate}, podmanConfigs...), add: addPodman, remove: removePodman,
 		},
 		{
-			Name: "docker", Program: "dockerd", Restart: "docker",
+			Name: "docker", Program: "dockerd", Service: Service{"docker", true},
 			Without: "--device (28.2 and later)", Gives: "--runtime " + runtimeName,
 			reads: dockerReads(), add: addDocker, remove: removeDocker,
 		},
 		{
-			Name: "containerd", Program: "containerd", Restart: "containerd",
+			Name: "containerd", Program: "containerd", Service: Service{Name: "containerd"},
 			Without: "CDI devices (2.0 and later)", Gives: "runtime handler " + runtimeName,
 			reads: []string{containerdFile, containerdDropIn}, add: addContainerd, remove: removeContainerd,
 		},
 		{
-			Name: "crio", Program: "crio", Restart: "crio",
+			Name: "crio", Program: "crio", Service: Service{Name: "crio"},
 			Without: "CDI devices (1.23 and later)", Gives: "runtime handler " + runtimeName,
 			reads: crioConfigs, add: addCRIO, remove: removeCRIO,
 		},
@@ -205,18 +212,22 @@ func removeLive(e *edit) error {
 }
 
 // hookDirs returns the directories that the last of an engine's files sets as hooks_dir in a table, and that file. It
-// returns nil if no file sets them. It ignores our own file.
+// returns nil if no file sets them; an empty list is not nil. It ignores our own file.
 func (e *edit) hookDirs(patterns []string, own string, table ...string) (dirs []string, file string, err error) {
 	layers, err := e.layers(patterns)
 	if err != nil {
 		return nil, "", err
 	}
 	for _, l := range layers {
-		list, ok := get(l.config, append(table, "hooks_dir")...).([]any)
-		if !ok || l.path == own {
+		value := get(l.config, append(table, "hooks_dir")...)
+		if value == nil || l.path == own {
 			continue
 		}
-		dirs, file = nil, l.path
+		list, ok := value.([]any)
+		if !ok {
+			return nil, "", &SettingError{l.path, "sets hooks_dir to something else than a list"}
+		}
+		dirs, file = []string{}, l.path
 		for _, dir := range list { // podman 5 also has {append=true} here
 			if text, ok := dir.(string); ok {
 				dirs = append(dirs, text)

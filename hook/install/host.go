@@ -187,10 +187,53 @@ func Lock(root string) (release func() error, err error) {
 	}
 }
 
+// ReadOnlyError means that a directory that must be written to is on a read-only file system.
+type ReadOnlyError struct{ Dir string }
+
+func (e *ReadOnlyError) Error() string { return e.Dir + " is on a read-only file system" }
+
+// Check returns an error if a directory cannot be written to, without a change.
+func (p *Plan) Check() error {
+	for _, c := range p.Changes {
+		at, err := p.host.real(c.Path)
+		if err != nil {
+			return err
+		}
+		dir := filepath.Dir(at)
+		for err = checkDir(dir); errors.Is(err, fs.ErrNotExist); err = checkDir(dir) {
+			dir = filepath.Dir(dir)
+		}
+		if err != nil {
+			return fmt.Errorf("write %s: %w", c.Path, err)
+		}
+	}
+	return nil
+}
+
+func checkDir(dir string) error {
+	info, err := os.Stat(dir)
+	if err == nil && !info.IsDir() {
+		err = unix.ENOTDIR
+	}
+	if err == nil {
+		err = unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK, unix.AT_EACCESS)
+	}
+	switch {
+	case errors.Is(err, unix.EROFS):
+		return &ReadOnlyError{dir}
+	case err == nil || errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	return fmt.Errorf("the directory %s: %w", dir, err)
+}
+
 // Apply makes all changes of a plan or none: if one fails, earlier ones are reverted. It creates missing directories.
 // If a file has changed since Read, that is an error; if it has changed since Apply wrote it, it is not reverted. The
 // caller must hold the Lock.
 func (p *Plan) Apply() error {
+	if err := p.Check(); err != nil {
+		return err
+	}
 	for i, c := range p.Changes {
 		if err := p.host.apply(c); err != nil {
 			for _, done := range slices.Backward(p.Changes[:i]) {

@@ -169,6 +169,33 @@ func TestImportsOfContainerd(t *testing.T) {
 	}
 }
 
+func TestAReadOnlyDirectory(t *testing.T) {
+	testenv.MountNamespace(t)
+	r := newRoot(t)
+	usr := filepath.Join(r.dir, "usr")
+	r.must(os.Mkdir(usr, 0o755))
+	r.must(unix.Mount("none", usr, "tmpfs", unix.MS_RDONLY, ""))
+	t.Cleanup(func() { _ = unix.Unmount(usr, unix.MNT_DETACH) })
+	before := r.snapshot()
+	if err := r.install(); !errors.As(err, new(*ReadOnlyError)) {
+		t.Errorf("got the error %v", err)
+	}
+	if diff := cmp.Diff(before, r.snapshot()); diff != "" {
+		t.Errorf("Install (-before +after):\n%s", diff)
+	}
+}
+
+func TestAnEmptyDaemonFile(t *testing.T) {
+	r := newRoot(t)
+	r.write("etc/docker/daemon.json", "", 0o644)
+	before := r.snapshot()
+	r.must(r.install("docker"))
+	r.must(r.uninstall())
+	if diff := cmp.Diff(before, r.snapshot()); diff != "" {
+		t.Errorf("Uninstall (-before +after):\n%s", diff)
+	}
+}
+
 // systemd takes a unit that is a link to /dev/null as an empty one.
 func TestAMaskedUnit(t *testing.T) {
 	r := newRoot(t)

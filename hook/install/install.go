@@ -86,10 +86,9 @@ type Plan struct {
 	Wanted []Change
 	// Changes are the files of Wanted that differ, and the record, in the order in which Apply writes them.
 	Changes []Change
-	// Restart has the names of the engines that must be restarted.
-	Restart []string
-	// Kept are the paths of our files that another program has changed since they were written. They are left as they
-	// are.
+	// Restart has the services that must be restarted, and Reload those for which a reload is enough.
+	Restart, Reload []string
+	// Kept are the paths of our files that others have changed since. They are not changed.
 	Kept []string
 
 	host     *Host
@@ -173,7 +172,7 @@ func (h *Host) Install(engines []string, hook string) (*Plan, error) {
 		return nil, err
 	}
 	for _, engine := range found {
-		e.engine, e.restart = engine.Name, engine.Restart
+		e.engine, e.service = engine.Name, engine.Service
 		if err := engine.add(e); err != nil {
 			return nil, fmt.Errorf("install the hook for %s: %w", engine.Name, err)
 		}
@@ -196,11 +195,11 @@ func (h *Host) Uninstall(engines []string) (*Plan, error) {
 		return nil, err
 	}
 	for _, engine := range found {
-		e.engine, e.restart = engine.Name, engine.Restart
+		e.engine, e.service = engine.Name, engine.Service
 		if err := engine.remove(e); err != nil {
 			return nil, fmt.Errorf("uninstall the hook for %s: %w", engine.Name, err)
 		}
-		e.restart = ""
+		e.service = Service{}
 		if err := e.remove(runtimeFile(engine.Name)); err != nil {
 			return nil, err
 		}
@@ -238,11 +237,10 @@ type edit struct {
 	hook   string
 	record record
 	files  map[string]*File
-	// considered has the files that the named engines read, also those that do not change. The value is the service
-	// that must be restarted if the file changes, or "".
-	considered map[string]string
-	restart    string // the service of the current engine
-	engine     string // the current engine
+	// considered has the files of the named engines, changed or not, each with the service that reads it.
+	considered map[string]Service
+	service    Service // the service of the current engine
+	engine     string  // the current engine
 	kept       []string
 	runtimes   []string
 }
@@ -258,7 +256,7 @@ func (h *Host) edit(hook string) (*edit, error) {
 	if r.Parsed == nil {
 		r.Parsed = map[string]string{}
 	}
-	return &edit{host: h, hook: hook, files: maps.Clone(h.files), considered: map[string]string{}, record: r}, nil
+	return &edit{host: h, hook: hook, files: maps.Clone(h.files), considered: map[string]Service{}, record: r}, nil
 }
 
 // matching returns the paths of the files that match a pattern, sorted.
@@ -273,18 +271,18 @@ func (e *edit) matching(pattern string) []string {
 	return paths
 }
 
-func (e *edit) set(path string, f *File, restart string) {
-	e.considered[path] = restart
+func (e *edit) set(path string, f *File, service Service) {
+	e.considered[path] = service
 	e.files[path] = f
 }
 
 // put sets the content of a file; nil removes the file.
 func (e *edit) put(path string, data []byte) {
 	if data == nil {
-		e.set(path, nil, e.restart)
+		e.set(path, nil, e.service)
 		return
 	}
-	e.set(path, &File{Data: data}, e.restart)
+	e.set(path, &File{Data: data}, e.service)
 }
 
 // shared returns a file that other programs or users may also change, or nil if it does not exist.
@@ -309,13 +307,13 @@ func (e *edit) own(path, content string) error {
 		if parsed := after.parsed(path); parsed != "" {
 			e.record.Parsed[path] = parsed
 		}
-		e.set(path, after, e.restart)
+		e.set(path, after, e.service)
 	case f.equal(after): // the file existed before
-		e.considered[path] = e.restart
+		e.considered[path] = e.service
 	case digest == "":
 		return &ForeignError{path}
 	default:
-		e.considered[path] = e.restart
+		e.considered[path] = e.service
 		e.kept = append(e.kept, path)
 	}
 	return nil
@@ -337,7 +335,7 @@ func (e *edit) remove(path string) error {
 	switch {
 	case f == nil || !isOurs:
 	case isUnchanged:
-		e.set(path, nil, e.restart)
+		e.set(path, nil, e.service)
 	case bytes.Contains(f.Data, []byte(wrapperName)) || bytes.Contains(f.Data, []byte(hookName)):
 		return &SettingError{path, "was changed after hook install wrote it, and runs " + wrapperName + " or " + hookName +
 			": remove it, or what names them"}
@@ -397,9 +395,9 @@ func (e *edit) hasProgram(name string) bool {
 // searches for in its PATH. It is empty if the engine has no default that is known. If it is our own, what was recorded
 // before stays. The file is the one that names the runtime.
 func (e *edit) addRuntime(program, file string) error {
-	service := e.restart
-	e.restart = "" // the file is read for each container
-	defer func() { e.restart = service }()
+	service := e.service
+	e.service = Service{} // the file is read for each container
+	defer func() { e.service = service }()
 	name := runtimeFile(e.engine)
 	switch {
 	case isWrapper(program) || program == runtimeName:
@@ -421,11 +419,11 @@ func (e *edit) addWrapper() error {
 	switch {
 	case f == nil:
 		e.record.Digests[name] = after.digest()
-		e.set(name, after, "")
+		e.set(name, after, Service{})
 	case f.Link != after.Link && f.Link != e.hook:
 		return &ForeignError{name}
 	default:
-		e.considered[name] = ""
+		e.considered[name] = Service{}
 	}
 	return nil
 }
@@ -440,8 +438,12 @@ func (e *edit) plan() *Plan {
 			continue
 		}
 		p.Changes = append(p.Changes, c)
-		if restart := e.considered[name]; restart != "" && !slices.Contains(p.Restart, restart) {
-			p.Restart = append(p.Restart, restart)
+		service, list := e.considered[name], &p.Restart
+		if service.Reload {
+			list = &p.Reload
+		}
+		if service.Name != "" && !slices.Contains(*list, service.Name) {
+			*list = append(*list, service.Name)
 		}
 	}
 	e.planRecord(p)

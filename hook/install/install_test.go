@@ -1,6 +1,7 @@
 package install
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -308,6 +309,25 @@ func TestRewrittenFiles(t *testing.T) {
 	}
 }
 
+// docker takes its runtimes when it is reloaded, but not features.cdi, which version 0.1.0 set.
+func TestWhichServicesReadTheFiles(t *testing.T) {
+	h := newHost(map[string]*File{})
+	p, err := h.Install([]string{"docker", "containerd", "podman", "crio"}, testHook)
+	mustPlan(t, p, err)
+	if !slices.Equal(p.Restart, []string{"containerd", "crio"}) || !slices.Equal(p.Reload, []string{"docker"}) {
+		t.Errorf("restart %q, reload %q", p.Restart, p.Reload)
+	}
+	h = newHost(map[string]*File{
+		recordFile: {Data: []byte(`{"installed": ["docker"], "daemonJSON": ["features", "features.cdi"]}`)},
+		daemonFile: {Data: []byte(`{"features": {"cdi": true}}`)},
+	})
+	p, err = h.Uninstall([]string{"docker"})
+	mustPlan(t, p, err)
+	if !slices.Equal(p.Restart, []string{"docker"}) || len(p.Reload) > 0 {
+		t.Errorf("restart %q, reload %q", p.Restart, p.Reload)
+	}
+}
+
 // Without the record an entry is ours by its program.
 func TestUninstallWithoutTheRecord(t *testing.T) {
 	for engine, file := range map[string]string{"docker": daemonFile, "containerd": containerdFile} {
@@ -542,6 +562,7 @@ func TestUninstallAfterChangesOfOthers(t *testing.T) {
 			},
 			`{"runtimes":{"x":{"path":"/x"}},"debug":true}`,
 		},
+		"daemon.json is empty": {"docker", daemonFile, `{"a":1}`, func(string) string { return " \n" }, " \n"},
 		"another runtime has our name": {
 			"docker", daemonFile, `{"a":1}`, func(s string) string { return strings.Replace(s, "gpu-cdi-runtime-", "", 1) },
 			`{"runtimes": {"gpu-cdi": {"path": "/usr/local/sbin/docker"}},"a":1}`,
@@ -619,13 +640,13 @@ func TestRefused(t *testing.T) {
 		engine, file, content string
 		want                  string
 	}{
-		"no JSON":              {"docker", daemonFile, `{"debug": true,}`, "read /etc/docker/daemon.json: "},
-		"an empty daemon.json": {"docker", daemonFile, "", "read /etc/docker/daemon.json: it is not a JSON object"},
-		"a list":               {"docker", daemonFile, "[]", "it is not a JSON object"},
-		"two values":           {"docker", daemonFile, "{} {}", "more than one JSON value"},
-		"a key twice":          {"docker", daemonFile, `{"features": {}, "features": {}}`, `it has "features" twice`},
-		"runtimes is a list":   {"docker", daemonFile, `{"runtimes": []}`, "cannot unmarshal array"},
-		"runtimes is null":     {"docker", daemonFile, `{"runtimes": null}`, "runtimes: it is not a JSON object"},
+		"no JSON":            {"docker", daemonFile, `{"debug": true,}`, "read /etc/docker/daemon.json: "},
+		"UTF-16":             {"docker", daemonFile, "\xff\xfe{\x00}\x00", "/etc/docker/daemon.json is in UTF-16"},
+		"a list":             {"docker", daemonFile, "[]", "it is not a JSON object"},
+		"two values":         {"docker", daemonFile, "{} {}", "more than one JSON value"},
+		"a key twice":        {"docker", daemonFile, `{"features": {}, "features": {}}`, `it has "features" twice`},
+		"runtimes is a list": {"docker", daemonFile, `{"runtimes": []}`, "cannot unmarshal array"},
+		"runtimes is null":   {"docker", daemonFile, `{"runtimes": null}`, "runtimes: it is not a JSON object"},
 		"another runtime": {
 			"docker", daemonFile, `{"runtimes": {"gpu-cdi": {"path": "/x"}}}`, "another runtime gpu-cdi",
 		},
@@ -660,6 +681,23 @@ func TestRefused(t *testing.T) {
 		"CRI-O reads others": {
 			"live", "/etc/crio/crio.conf", "[crio.runtime]\nhooks_dir = ['/x']", "sets hooks_dir without ",
 		},
+		"CRI-O reads none": {
+			"live", "/etc/crio/crio.conf.d/99", "[crio.runtime]\nhooks_dir = []", "/etc/crio/crio.conf.d/99 sets hooks_dir without ",
+		},
+		"podman reads none": {
+			"podman", "/etc/containers/containers.conf.d/99.conf", "[engine]\nhooks_dir = []", "sets hooks_dir without ",
+		},
+		"a hooks_dir that is no list": {
+			"live", "/etc/crio/crio.conf", "[crio.runtime]\nhooks_dir = '/x'", "sets hooks_dir to something else than a list",
+		},
+		"no CRI": {
+			"containerd", containerdFile, `disabled_plugins = ["cri"]`,
+			"/etc/containerd/config.toml disables the CRI plugin (disabled_plugins)",
+		},
+		"no CRI, version 3": {
+			"containerd", containerdFile, "version = 3\ndisabled_plugins = ['x', 'io.containerd.grpc.v1.cri']\n",
+			"/etc/containerd/config.toml disables the CRI plugin (disabled_plugins)",
+		},
 		"podman reads others": {
 			"podman", "/etc/containers/containers.conf", "[engine]\nhooks_dir = ['/x', {append=true}]",
 			"/etc/containers/containers.conf sets hooks_dir without /etc/containers/oci/gpu-cdi-plugin.d",
@@ -693,7 +731,7 @@ func TestRefused(t *testing.T) {
 // What setKey adds, removeKey removes, byte for byte; nothing else of a document changes.
 func FuzzDaemonJSON(f *testing.F) {
 	for _, document := range []string{
-		"{}", "{ }", "{\n}\n", `{"a":1}`, `{"features": {"a": true}}`,
+		"", " \n", "\xef\xbb\xbf", "\xef\xbb\xbf{\"a\": 1}\r\n", "{}", "{ }", "{\n}\n", `{"a":1}`, `{"features": {"a": true}}`,
 		"{\n\t\"runtimes\": {\n\t\t\"x\": {}\n\t},\n\t\"b\": [1, \"}\"]\n}",
 		`{"runtimes": {} }`, `{"\u0061" : {"b":"\"}"} , "c":null}`,
 	} {
@@ -709,7 +747,7 @@ func FuzzDaemonJSON(f *testing.F) {
 			return
 		}
 		installed := after(h, p)
-		if _, err := parseObject(installed.files[daemonFile].Data); err != nil {
+		if _, err := parseObject(bytes.TrimPrefix(installed.files[daemonFile].Data, []byte("\xef\xbb\xbf"))); err != nil {
 			t.Fatalf("made of %q: %q: %v", document, installed.files[daemonFile].Data, err)
 		}
 		p, err = installed.Uninstall([]string{"docker"})
