@@ -55,8 +55,8 @@ peers: ## bin/peers: pinned builds of other projects' programs that tests run an
 	@scripts/peers $(BIN)/peers
 
 # The linter opens the sources that the build cache names. With -trimpath checkouts in different directories share what
-# cgo wrote, which names the first of them, and that may be gone. test/devicemanager has no cgo: there the linter uses
-# the packages of the kubelet as its tests compile them, which takes minutes.
+# cgo wrote, which names the first of them, and that may be gone. test/devicemanager and test/engines have no cgo: there
+# the linter uses the packages of the kubelet and of engines as their tests compile them, which takes minutes.
 lint: GOFLAGS := $(filter-out -trimpath,$(GOFLAGS))
 .PHONY: lint
 lint: ## golangci-lint, formatting, the import arrows, shell scripts
@@ -66,6 +66,8 @@ lint: ## golangci-lint, formatting, the import arrows, shell scripts
 	$(LINT) run ./...
 	cd test/allocation/peer && $(LINT) run ./...
 	linter=$$($(LINT_PATH)) && cd test/devicemanager && CGO_ENABLED=0 GOFLAGS='$(GOFLAGS) -trimpath' \
+		$$linter run --timeout 20m ./...
+	linter=$$($(LINT_PATH)) && cd test/engines && CGO_ENABLED=0 GOFLAGS='$(GOFLAGS) -trimpath' \
 		$$linter run --timeout 20m ./...
 
 .PHONY: bench
