@@ -74,7 +74,8 @@ var errorTable = []cli.ErrorRow{
 	}),
 	cli.Typed(func(e *install.ReadOnlyError) (cli.Code, string) {
 		return cli.Failure, "for live, set hooks_dir in CRI-O's configuration to /etc/containers/oci/hooks.d, then install " +
-			"again; for gpu-cdi-runtime, install prestart-hook in a directory that can be written to, and name it with --hook-path"
+			"again; for gpu-cdi-runtime, install prestart-hook in a directory that can be written to, and name it with " +
+			"--hook-path"
 	}),
 	cli.Sentinel(node.ErrUnknownDevice, cli.Failure, "gpu-cdi-plugin devices lists the devices of this host"),
 

@@ -127,7 +127,7 @@ func (a *app) checkPlan(p *install.Plan) error {
 	return p.Check()
 }
 
-// planView lists the changes that were or would be made.
+// planView lists the changes that were made or, in a dry run, would be made.
 func planView(p *install.Plan, dryRun bool) cli.View {
 	type file struct {
 		Path   string `json:"path"`

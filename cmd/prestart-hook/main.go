@@ -48,9 +48,9 @@ input. It gives the created container the devices that the annotations of the bu
 device cgroup, device nodes, mounts, and the work of create-container. It gives all or nothing. Variables of the specs
 cannot be given then, so use one of the other two positions where you can. It needs Linux 5.12.
 
-gpu-cdi-runtime, this program under that name or gpu-cdi-runtime-ENGINE, in front of runc or crun: for "create" and "run" it puts the
-devices that the annotations name into the bundle's config.json. Then, and for every other verb at once, it becomes the
-runtime, with the same arguments, environment and files.
+gpu-cdi-runtime, this program under that name or gpu-cdi-runtime-ENGINE, in front of runc or crun: for "create" and
+"run" it puts the devices that the annotations name into the bundle's config.json. Then, and for every other verb at
+once, it becomes the runtime, with the same arguments, environment and files.
 
 An annotation whose key begins with cdi.k8s.io/ has qualified names of CDI devices, separated by commas:
   cdi.k8s.io/gpu: nvidia.com/gpu=0,nvidia.com/gpu=1

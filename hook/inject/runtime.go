@@ -121,9 +121,9 @@ var (
 )
 
 // Runtime returns the path of the runtime that the policy names, or else of the engine's default runtime, or of the
-// first that is found. Only root may be able to change it, and it must not be the running program. If the policy has a
-// mistake, commands that create a container fail. Other commands use the valid keys, so that containers can still be
-// stopped.
+// first that is found. Only root may be able to change that runtime, and it must not be this program. If the policy has
+// a mistake, commands that create a container fail. Other commands use the valid keys of the policy, so that containers
+// can still be stopped.
 func (i Injector) Runtime(c Command) (string, error) {
 	p, err := readAll(i.PolicyFile)
 	if p == nil || err != nil && c.Creates() {

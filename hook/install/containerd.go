@@ -56,8 +56,8 @@ func addContainerd(e *edit) error {
 		return err
 	}
 	if file := disablesCRI(layers); file != "" {
-		return &SettingError{file, "disables the CRI plugin (disabled_plugins), which alone has runtime handlers: enable it, or " +
-			"leave containerd out; docker and nerdctl do not need this"}
+		return &SettingError{file, "disables the CRI plugin (disabled_plugins), which alone has runtime handlers: enable " +
+			"it, or leave containerd out; docker and nerdctl do not need this"}
 	}
 	l, ok := layoutOf(layers[0].config)
 	if !ok {
@@ -291,8 +291,8 @@ const shim = "io.containerd.runc.v2"
 func (l layout) runtimes() []string { return []string{"plugins", l.cri, "containerd", "runtimes"} }
 
 // tables returns the TOML tables of our runtime: a copy of the default runtime with our program. Annotations of
-// containers are passed on, since device plugins set them. Annotations of pods are not: whoever creates a pod could
-// take any GPU.
+// containers are passed on to the runtime, since device plugins set them. Annotations of pods are not: whoever creates
+// a pod could take any GPU.
 func (l layout) tables(wrapper string, cri map[string]any) (string, error) {
 	runtime := deepCopy(standardRuntime(cri))
 	options, _ := runtime["options"].(map[string]any)
@@ -330,12 +330,12 @@ func standardRuntime(cri map[string]any) map[string]any {
 	return nil
 }
 
-// edit returns the text of a file with our tables at its end. It does not set enable_cdi, with which containerd
-// itself would read the annotations of all its containers and bypass the policy.
+// edit returns the text of a file with our tables at its end. It does not set enable_cdi: then containerd
+// itself would read the annotations of all its containers, past the policy.
 func (l layout) edit(file string, text []byte, config map[string]any, tables string) ([]byte, error) {
 	want := deepCopy(config)
 	if l.version == 2 && get(config, l.runtimes()...) == nil {
-		// In containerd 1, any table of a runtime replaces the default ones.
+		// In containerd 1, a table for any runtime replaces the default tables, so runc needs its own here.
 		tables = fmt.Sprintf("[plugins.%q.containerd.runtimes.runc]\nruntime_type = '%s'\n\n", l.cri, shim) + tables
 	}
 	ours, err := parseTOML("the tables of the runtime", []byte(tables))
@@ -384,7 +384,8 @@ func withoutContainerd(file string, text []byte) ([]byte, error) {
 	}
 	rest := withoutTables(text, ours)
 	if !equalWithout(config, rest, ours) {
-		return nil, &SettingError{file, "has the runtime " + runtimeName + " in a form that cannot be removed: remove it by hand"}
+		return nil, &SettingError{file, "has the runtime " + runtimeName + " in a form that cannot be removed: " +
+			"remove it by hand"}
 	}
 	return rest, nil
 }

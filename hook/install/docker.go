@@ -90,7 +90,7 @@ func isEmpty(text []byte) bool {
 
 const runtimeKey = "runtimes." + runtimeName
 
-// daemonSettings are the parts of daemon.json that matter here.
+// daemonSettings are the settings of daemon.json that are read here.
 type daemonSettings struct {
 	Features map[string]bool
 	Runtimes map[string]daemonRuntime

@@ -189,7 +189,7 @@ func removePodman(e *edit) error {
 	return errors.Join(e.remove(precreate), e.remove(podmanDropIn))
 }
 
-// addLive puts the hook into the directory that CRI-O reads.
+// addLive puts the hook into a directory that CRI-O and podman read.
 func addLive(e *edit) error {
 	dirs, file, err := e.hookDirs(crioConfigs, "", "crio", "runtime")
 	if err != nil {
@@ -211,8 +211,9 @@ func removeLive(e *edit) error {
 	return errors.Join(e.remove(commonHooks+"/"+liveHook), e.remove(adminHooks+"/"+liveHook))
 }
 
-// hookDirs returns the directories that the last of an engine's files sets as hooks_dir in a table, and that file. It
-// returns nil if no file sets them; an empty list is not nil. It ignores our own file.
+// hookDirs returns the value of hooks_dir in a table of an engine's configuration, and the file that sets it. If
+// several files set it, the last one counts. Our own file is ignored. The result is nil if no file sets it, and not nil
+// for an empty list.
 func (e *edit) hookDirs(patterns []string, own string, table ...string) (dirs []string, file string, err error) {
 	layers, err := e.layers(patterns)
 	if err != nil {

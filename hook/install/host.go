@@ -109,8 +109,8 @@ func (h *Host) readAll(patterns []string) error {
 	return nil
 }
 
-// real returns the path in this process; for a link, that of the link itself. The wrapper's path is beside the hook,
-// which is not below root.
+// real returns the path in this process of a path on the host; for a link, that of the link itself. The wrapper is
+// beside the hook, which is not below root.
 func (h *Host) real(name string) (string, error) {
 	if isWrapper(name) {
 		return name, nil

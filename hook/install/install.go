@@ -24,8 +24,8 @@ import (
 // header is the first line of our own files.
 const header = "# Written by gpu-cdi-plugin hook install; gpu-cdi-plugin hook uninstall removes it.\n"
 
-// wrapperName is the name of the link to prestart-hook. When run under that name, the hook acts as gpu-cdi-runtime. Each
-// engine has a link of its own, gpu-cdi-runtime-ENGINE, by which it runs the engine's default runtime.
+// wrapperName is the name of the link to prestart-hook. When run under that name, the hook acts as gpu-cdi-runtime.
+// Each engine has a link of its own, gpu-cdi-runtime-ENGINE, by which it runs the engine's default runtime.
 const wrapperName = "gpu-cdi-runtime"
 
 // isWrapper reports whether a path is that of such a link, wherever it is.
@@ -37,7 +37,7 @@ func isWrapper(name string) bool {
 // hookName is the usual name of the hook.
 const hookName = "prestart-hook"
 
-// recordFile records what Install did.
+// recordFile is the path of the record of what Install did.
 const recordFile = "/var/lib/gpu-cdi-plugin/hook-install.json"
 
 // ErrUnknown means that a name is not among Engines.
@@ -88,7 +88,8 @@ type Plan struct {
 	Changes []Change
 	// Restart has the services that must be restarted, and Reload those for which a reload is enough.
 	Restart, Reload []string
-	// Kept are the paths of our files that others have changed since. They are not changed.
+	// Kept are the paths of our files that another program has changed since they were written. They are left as they
+	// are.
 	Kept []string
 
 	host     *Host
@@ -124,7 +125,7 @@ func (p *Plan) Runtimes() ([]string, error) {
 	return paths, nil
 }
 
-// record records what Install did.
+// record says what Install did.
 type record struct {
 	// Installed are the names of engines.
 	Installed []string `json:"installed"`
@@ -237,7 +238,8 @@ type edit struct {
 	hook   string
 	record record
 	files  map[string]*File
-	// considered has the files of the named engines, changed or not, each with the service that reads it.
+	// considered has the files that the named engines read, also those that do not change, each with the service that
+	// reads it.
 	considered map[string]Service
 	service    Service // the service of the current engine
 	engine     string  // the current engine
@@ -325,8 +327,8 @@ func (e *edit) isUnchanged(path string) bool {
 	return e.record.Digests[path] == f.digest() || parsed != "" && parsed == f.parsed(path)
 }
 
-// remove removes one of our files. It keeps a file that others have changed since, unless that runs our programs: then
-// it is an error.
+// remove removes one of our files. If the file has changed since we wrote it, it is kept, unless it runs our programs:
+// then it is an error.
 func (e *edit) remove(path string) error {
 	f := e.files[path]
 	isOurs, isUnchanged := e.record.Digests[path] != "", f != nil && e.isUnchanged(path)

@@ -257,7 +257,7 @@ func TestRewrittenFiles(t *testing.T) {
 				"  " + tables + ".options]\n    BinaryName = '/usr/local/sbin/gpu-cdi-runtime'\n" +
 				"  # END gpu-cdi-plugin hook install\n\n# Others'.\n[debug]\nlevel = 'info'\n"
 		}},
-		"containerd, another table between the comments": {"containerd", containerdFile, "version = 2\n", func(string) string {
+		"containerd, others between the comments": {"containerd", containerdFile, "version = 2\n", func(string) string {
 			return "version = 2\n" + beginBlock + tables + ".options]\nBinaryName = '/usr/local/sbin/gpu-cdi-runtime'\n" +
 				"[debug]\nlevel = 'info'\n" + endBlock
 		}},
@@ -682,7 +682,8 @@ func TestRefused(t *testing.T) {
 			"live", "/etc/crio/crio.conf", "[crio.runtime]\nhooks_dir = ['/x']", "sets hooks_dir without ",
 		},
 		"CRI-O reads none": {
-			"live", "/etc/crio/crio.conf.d/99", "[crio.runtime]\nhooks_dir = []", "/etc/crio/crio.conf.d/99 sets hooks_dir without ",
+			"live", "/etc/crio/crio.conf.d/99", "[crio.runtime]\nhooks_dir = []",
+			"/etc/crio/crio.conf.d/99 sets hooks_dir without ",
 		},
 		"podman reads none": {
 			"podman", "/etc/containers/containers.conf.d/99.conf", "[engine]\nhooks_dir = []", "sets hooks_dir without ",
@@ -731,7 +732,8 @@ func TestRefused(t *testing.T) {
 // What setKey adds, removeKey removes, byte for byte; nothing else of a document changes.
 func FuzzDaemonJSON(f *testing.F) {
 	for _, document := range []string{
-		"", " \n", "\xef\xbb\xbf", "\xef\xbb\xbf{\"a\": 1}\r\n", "{}", "{ }", "{\n}\n", `{"a":1}`, `{"features": {"a": true}}`,
+		"", " \n", "\xef\xbb\xbf", "\xef\xbb\xbf{\"a\": 1}\r\n",
+		"{}", "{ }", "{\n}\n", `{"a":1}`, `{"features": {"a": true}}`,
 		"{\n\t\"runtimes\": {\n\t\t\"x\": {}\n\t},\n\t\"b\": [1, \"}\"]\n}",
 		`{"runtimes": {} }`, `{"\u0061" : {"b":"\"}"} , "c":null}`,
 	} {

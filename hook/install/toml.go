@@ -64,7 +64,7 @@ func get(table map[string]any, keys ...string) any {
 	return table[keys[0]]
 }
 
-// set sets the value at a path of keys. It replaces values on the way that are not tables.
+// set sets the value at a path of keys. A value on the way that is not a table is replaced by one.
 func set(table map[string]any, value any, keys ...string) {
 	for ; len(keys) > 1; keys = keys[1:] {
 		next, ok := table[keys[0]].(map[string]any)

@@ -26,7 +26,10 @@ func newHost(t *testing.T) *host {
 	t.Helper()
 	testenv.Root(t)
 	dir := t.TempDir()
-	h := &host{t, filepath.Join(dir, "root"), filepath.Join(dir, "sbin/prestart-hook"), filepath.Join(dir, "libexec/conmon")}
+	h := &host{
+		t: t, root: filepath.Join(dir, "root"),
+		hook: filepath.Join(dir, "sbin/prestart-hook"), conmon: filepath.Join(dir, "libexec/conmon"),
+	}
 	for _, name := range []string{h.hook, h.conmon, filepath.Join(dir, "bin/crun"), filepath.Join(dir, "bin/runc")} {
 		h.write(name, "#!/bin/sh\necho conmon version 2.1.12\n")
 	}
@@ -86,7 +89,8 @@ func TestContainerd1(t *testing.T) {
 		"no file":  {},
 		"one file": {"etc/containerd/config.toml": "version = 2\n" + cri + "]\nsandbox_image = 'x'\n"},
 		"an import with settings of CRI": {
-			"etc/containerd/config.toml":      "version = 2\nimports = ['conf.d/*.toml']\n" + cri + ".containerd.runtimes.runc]\n",
+			"etc/containerd/config.toml": "version = 2\nimports = ['conf.d/*.toml']\n" + cri +
+				".containerd.runtimes.runc]\n",
 			"etc/containerd/conf.d/site.toml": "version = 2\n" + cri + "]\nsandbox_image = 'x'\n",
 		},
 		"an import of something else": {
@@ -121,7 +125,8 @@ func TestContainerd2(t *testing.T) {
 		"a drop-in": {
 			"etc/containerd/config.toml": "version = 3\nimports = ['conf.d/*.toml']\n" + cri +
 				".containerd]\ndefault_runtime_name = 'crun'\n",
-			"etc/containerd/conf.d/99.toml": "version = 3\n" + cri + ".containerd.runtimes.crun.options]\nSystemdCgroup = true\n",
+			"etc/containerd/conf.d/99.toml": "version = 3\n" + cri +
+				".containerd.runtimes.crun.options]\nSystemdCgroup = true\n",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
