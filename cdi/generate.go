@@ -38,8 +38,7 @@ type Options struct {
 // are GPU:INDEX and its UUID, and "all" is all of them together. A GPU in MIG mode is offered only as its MIG devices.
 // If no device can be offered, the spec has no devices. It has the lowest cdiVersion that supports its content.
 //
-// The findings are the GPUs and MIG devices, in the order of the snapshot. If a device is not in the spec, the note of
-// its finding says why.
+// The findings are those of FindDevices.
 func Generate(s *gpu.Snapshot, d *driver.Driver, o Options) (*specs.Spec, []driver.Finding, error) {
 	o.Kind = cmp.Or(o.Kind, DefaultKind)
 	if err := validateKind(o.Kind); err != nil {
@@ -105,21 +104,25 @@ type namedDevice struct {
 	drm string
 }
 
-// namedDevicesOf returns the devices of the host that the spec offers.
+// FindDevices returns the GPUs and MIG devices in the order of the snapshot, and then those that it lacks. For a device
+// that a spec cannot offer, the note says why; Broken says that the host lacks something for it.
+func FindDevices(s *gpu.Snapshot, d *driver.Driver) []driver.Finding {
+	_, findings := namedDevicesOf(s, d, 0)
+	return findings
+}
+
+// namedDevicesOf returns the devices of the host that the spec offers, and the findings of FindDevices.
 func namedDevicesOf(s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities) ([]namedDevice, []driver.Finding) {
-	nodes := map[string]driver.DeviceNode{}
-	for _, n := range d.Nodes {
-		nodes[n.Path] = n
-	}
 	var devices []namedDevice
 	var findings []driver.Finding
 	owners := map[string]string{} // of the names in use
 	for i := range s.Devices {
 		for _, a := range s.Devices[i].Allocatables() {
 			f := driver.Finding{Name: a.Label(), Kind: driver.KindDevice, UUID: a.UUID()}
-			dev, err := newNamedDevice(&a, nodes, owners)
+			dev, err := newNamedDevice(&a, d, owners)
 			if err != nil {
 				f.Note = err.Error()
+				f.Broken = a.GPU.Usable() && (a.MIG != nil || !a.GPU.MIGEnabled)
 				findings = append(findings, f)
 				continue
 			}
@@ -132,24 +135,23 @@ func namedDevicesOf(s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities) ([
 			devices = append(devices, dev)
 		}
 	}
-	return devices, findings
+	return devices, append(findings, d.Unreported(s)...)
 }
 
-// newNamedDevice returns a device with its nodes. The error says why the device cannot be offered: it is unusable, a
-// node is missing, or one of its names is invalid or belongs to another device.
-func newNamedDevice(
-	a *gpu.Allocatable, nodes map[string]driver.DeviceNode, owners map[string]string,
-) (namedDevice, error) {
+// newNamedDevice returns a device with its nodes. The error says why the device cannot be offered: it is unusable,
+// a node is missing, or one of its names is invalid or belongs to another device.
+func newNamedDevice(a *gpu.Allocatable, d *driver.Driver, owners map[string]string) (namedDevice, error) {
 	dev := namedDevice{names: []string{a.IndexName(), a.UUID()}}
 	if a.Reason != "" {
 		return dev, errors.New(a.Reason)
 	}
 	for _, name := range nodeNames(a) {
-		n, ok := nodes[path.Join("/dev", name)]
-		if !ok {
-			return dev, fmt.Errorf("no device node /dev/%s", name)
+		file := path.Join("/dev", name)
+		at := slices.IndexFunc(d.Nodes, func(n driver.DeviceNode) bool { return n.Path == file })
+		if at < 0 {
+			return dev, errors.New(d.WhyNoNode(file))
 		}
-		dev.nodes = append(dev.nodes, n)
+		dev.nodes = append(dev.nodes, d.Nodes[at])
 	}
 	for _, name := range dev.names {
 		if err := parser.ValidateDeviceName(name); err != nil {

@@ -189,6 +189,15 @@ func TestGenerateOffers(t *testing.T) {
 				"MIG device 1:1 (1g.10gb)": "no device node /dev/nvidia-caps/nvidia-cap99",
 			},
 		},
+		"the others when the node of one is no device": {
+			change: func(s *gpu.Snapshot, d *driver.Driver) {
+				s.Devices[0].Minor = 9
+				d.Findings = append(d.Findings,
+					driver.Finding{Name: "/dev/nvidia9", Kind: driver.KindNode, Note: "a file, not a character device"})
+			},
+			want:  onlySecond,
+			notes: map[string]string{"GPU 0": "/dev/nvidia9 cannot be used: a file, not a character device"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, d := twoGPUs(c.migs), testDriver()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"syscall"
@@ -69,6 +70,7 @@ func validate(spec *specs.Spec) []Problem {
 	for i := range spec.Devices {
 		v.checkEdits(deviceNamed(spec.Devices[i].Name), &spec.Devices[i].ContainerEdits)
 	}
+	v.checkCUDA(spec)
 	if n := len(v.gone); n > 1 { // for example after an upgrade
 		p := Problem{"driver", fmt.Sprintf("%d files of driver %s are gone", n, v.driver)}
 		v.problems = append([]Problem{p}, v.problems...)
@@ -124,16 +126,40 @@ func (v *validator) checkEdits(where string, e *specs.ContainerEdits) {
 	}
 }
 
+// checkCUDA checks that a spec with libcuda has the device nodes without which CUDA does not start: the kernel module of
+// nvidia-uvm may not have been loaded when the spec was made.
+func (v *validator) checkCUDA(spec *specs.Spec) {
+	all := []*specs.ContainerEdits{&spec.ContainerEdits}
+	for i := range spec.Devices {
+		all = append(all, &spec.Devices[i].ContainerEdits)
+	}
+	cuda, linux, nodes := false, false, map[string]bool{}
+	for _, e := range all {
+		for _, m := range e.Mounts {
+			cuda = cuda || strings.HasPrefix(path.Base(m.ContainerPath), "libcuda.so")
+		}
+		for _, n := range e.DeviceNodes {
+			nodes[n.Path] = true
+			linux = linux || strings.HasPrefix(n.Path, "/dev/nvidia") // unlike /dev/dxg of WSL
+		}
+	}
+	for _, node := range []string{"/dev/nvidiactl", "/dev/nvidia-uvm"} {
+		if cuda && linux && !nodes[node] {
+			v.add(commonWhere, "libcuda without the device node %s: CUDA does not start in containers", node)
+		}
+	}
+}
+
 func (v *validator) checkNode(where string, n *specs.DeviceNode) {
-	path := cmp.Or(n.HostPath, n.Path)
-	info, err := os.Lstat(path)
+	file := cmp.Or(n.HostPath, n.Path)
+	info, err := os.Lstat(file)
 	if err != nil {
 		v.add(where, "device node: %v", err)
 		return
 	}
 	if info.Mode()&fs.ModeDevice == 0 {
 		if n.Type != "p" {
-			v.add(where, "device node: %s is %s", path, fileio.TypeName(info.Mode()))
+			v.add(where, "device node: %s is %s", file, fileio.TypeName(info.Mode()))
 		}
 		return
 	}
@@ -144,7 +170,7 @@ func (v *validator) checkNode(where string, n *specs.DeviceNode) {
 	}
 	major, minor := int64(unix.Major(stat.Rdev)), int64(unix.Minor(stat.Rdev))
 	if n.Major != major || n.Minor != minor {
-		v.add(where, "device node %s is %d:%d, and %d:%d in the spec", path, major, minor, n.Major, n.Minor)
+		v.add(where, "device node %s is %d:%d, and %d:%d in the spec", file, major, minor, n.Major, n.Minor)
 	}
 }
 

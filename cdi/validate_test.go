@@ -155,6 +155,10 @@ func TestValidateFindsMissingFiles(t *testing.T) {
 	r.file("/libcuda.so", "", 0o644)
 	d := &driver.Driver{
 		Libraries: []driver.Library{{Path: "/usr/lib64/libcuda.so", HostPath: r.dir + "/libcuda.so"}},
+		Control: []driver.DeviceNode{
+			{Path: "/dev/nvidiactl", HostPath: "/dev/null", Mode: 0o666, Capabilities: driver.All},
+			{Path: "/dev/nvidia-uvm", HostPath: "/dev/zero", Mode: 0o666, Capabilities: driver.UsesCUDA},
+		},
 		Nodes: []driver.DeviceNode{
 			{Path: "/dev/nvidia4", HostPath: "/dev/null", Mode: 0o666, Capabilities: driver.All},
 			{Path: "/dev/nvidia5", HostPath: "/dev/zero", Mode: 0o666, Capabilities: driver.All},
@@ -171,6 +175,41 @@ func TestValidateFindsMissingFiles(t *testing.T) {
 	}
 }
 
+// A spec may be made before the kernel module of nvidia-uvm is loaded.
+func TestValidateFindsMissingNodesOfCUDA(t *testing.T) {
+	t.Parallel()
+	const library = "/usr/lib/libcuda.so.580.126.09"
+	for name, c := range map[string]struct {
+		mount string
+		nodes []string
+		want  []string
+	}{
+		"all nodes":     {library, []string{"/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"}, nil},
+		"no nvidia-uvm": {library, []string{"/dev/nvidia0", "/dev/nvidiactl"}, []string{"/dev/nvidia-uvm"}},
+		"only a GPU":    {library, []string{"/dev/nvidia0"}, []string{"/dev/nvidiactl", "/dev/nvidia-uvm"}},
+		"no libcuda":    {"/usr/lib/libnvidia-ml.so.580.126.09", []string{"/dev/nvidia0"}, nil},
+		"a GPU of WSL":  {library, []string{"/dev/dxg"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			spec := specWith(DefaultKind, "0")
+			spec.ContainerEdits.Mounts = []*specs.Mount{{HostPath: "/dev/null", ContainerPath: c.mount}}
+			for _, n := range c.nodes {
+				node := &specs.DeviceNode{Path: n, HostPath: "/dev/null"}
+				spec.Devices[0].ContainerEdits.DeviceNodes = append(spec.Devices[0].ContainerEdits.DeviceNodes, node)
+			}
+			var want []Problem
+			for _, n := range c.want {
+				want = append(want,
+					Problem{commonWhere, "libcuda without the device node " + n + ": CUDA does not start in containers"})
+			}
+			if diff := cmp.Diff(want, validate(spec)); diff != "" {
+				t.Errorf("-want +got\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestValidateCountsTheMissingFilesOfADriver(t *testing.T) {
 	t.Parallel()
 	mount := func(name string) *specs.Mount {
@@ -181,14 +220,14 @@ func TestValidateCountsTheMissingFilesOfADriver(t *testing.T) {
 	}
 	spec := specWith(DefaultKind, "0", "1")
 	for i := range spec.Devices { // a file in several devices counts once
-		spec.Devices[i].ContainerEdits.Mounts = []*specs.Mount{mount("libcuda")}
+		spec.Devices[i].ContainerEdits.Mounts = []*specs.Mount{mount("libnvidia-ml")}
 	}
-	spec.ContainerEdits.Mounts = []*specs.Mount{mount("libcuda")}
-	want := []Problem{{"driver", "/gone/libcuda.so." + testVersion + " is gone"}}
+	spec.ContainerEdits.Mounts = []*specs.Mount{mount("libnvidia-ml")}
+	want := []Problem{{"driver", "/gone/libnvidia-ml.so." + testVersion + " is gone"}}
 	if diff := cmp.Diff(want, validate(spec)); diff != "" {
 		t.Errorf("with one file (-want +got):\n%s", diff)
 	}
-	spec.ContainerEdits.Mounts = append(spec.ContainerEdits.Mounts, mount("libnvidia-ml"))
+	spec.ContainerEdits.Mounts = append(spec.ContainerEdits.Mounts, mount("libnvcuvid"))
 	want = []Problem{{"driver", "2 files of driver " + testVersion + " are gone"}}
 	if diff := cmp.Diff(want, validate(spec)); diff != "" {
 		t.Errorf("with two files (-want +got):\n%s", diff)

@@ -39,7 +39,6 @@ func Discover(h host.Host, version string) (*Driver, error) {
 	d.addDRM(h)
 	slices.SortStableFunc(d.Libraries, func(a, b Library) int { return strings.Compare(a.Path, b.Path) })
 	slices.SortStableFunc(d.Files, func(a, b File) int { return strings.Compare(a.Path, b.Path) })
-	slices.SortStableFunc(d.Nodes, func(a, b DeviceNode) int { return strings.Compare(a.Path, b.Path) })
 	return d, nil
 }
 

@@ -370,9 +370,10 @@ func writeForeign(r *tree, p string) {
 
 // A driver without libcuda serves the capabilities that do not need it.
 func TestCheckConsidersCapabilities(t *testing.T) {
-	t.Parallel()
+	testenv.Root(t)
 	r := newTree(t)
 	r.library("/usr/lib64/libnvidia-ml.so." + testVersion)
+	r.node("/dev/nvidiactl")
 	d := r.discover(testVersion)
 	for c, good := range map[Capabilities]bool{
 		0: false, All: false, Compute: false, Compute | Utility: false, Utility: true, Graphics: true,
@@ -383,7 +384,41 @@ func TestCheckConsidersCapabilities(t *testing.T) {
 	}
 }
 
-// A library is broken if the host has it, or a link to it, and the capabilities need it.
+// No capability works without nvidiactl.
+func TestCheckNeedsTheControlNode(t *testing.T) {
+	testenv.Root(t)
+	for name, c := range map[string]struct {
+		change func(*tree)
+		want   string
+	}{
+		"a device node": {func(r *tree) { r.node("/dev/nvidiactl") }, ""},
+		"no file":       {func(*tree) {}, "dev/nvidiactl: not found"},
+		"a file":        {func(r *tree) { r.file("/dev/nvidiactl", "", 0o666) }, "file, not a character device"},
+		"a link":        {func(r *tree) { r.node("/dev/a"); r.link("/dev/nvidiactl", "a") }, "link, not a character device"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newTree(t)
+			r.core("/usr/lib64", testVersion)
+			c.change(r)
+			for _, capabilities := range []Capabilities{0, All, Compute, Utility, Display} {
+				for _, d := range []*Driver{r.discover(testVersion), DiscoverNodes(r.host())} {
+					err := d.Check(capabilities)
+					if c.want == "" {
+						testenv.Must(t, err)
+						continue
+					}
+					checkError(t, err, c.want)
+					if !errors.Is(err, ErrNoControl) || !errors.Is(err, gpu.ErrNoDriver) {
+						t.Errorf("for %s: error %v", capabilities, err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// A library is broken if the host has it, or a link to it, and the capabilities need it. So is a device node that CUDA
+// needs, even if the host has no trace of it.
 func TestExplainMarksBrokenLibraries(t *testing.T) {
 	t.Parallel()
 	r := newTree(t)
@@ -402,11 +437,13 @@ func TestExplainMarksBrokenLibraries(t *testing.T) {
 	d := r.discover(testVersion)
 	for c, want := range map[Capabilities][]string{
 		All: {
-			"libcuda", "libnvcuvid.so." + testVersion, "libnvidia-egl-gbm.so.1", "libnvoptix", "nvidia_drv.so",
+			"/dev/nvidia-uvm", "libcuda", "libnvcuvid.so." + testVersion, "libnvidia-egl-gbm.so.1", "libnvoptix",
+			"nvidia_drv.so",
 		},
 		Utility:  nil,
-		Graphics: {"libcuda", "libnvidia-egl-gbm.so.1", "libnvoptix"},
-		Video:    {"libcuda", "libnvcuvid.so." + testVersion},
+		Compute:  {"/dev/nvidia-uvm", "libcuda"},
+		Graphics: {"/dev/nvidia-uvm", "libcuda", "libnvidia-egl-gbm.so.1", "libnvoptix"},
+		Video:    {"/dev/nvidia-uvm", "libcuda", "libnvcuvid.so." + testVersion},
 	} {
 		var got []string
 		for _, f := range d.Explain(c) {

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,6 +18,8 @@ var (
 	ErrDamaged = errors.New("a library is damaged")
 	// ErrNoCUDA means that there is no libcuda.
 	ErrNoCUDA = errors.New("no libcuda")
+	// ErrNoControl means that there is no device node /dev/nvidiactl, which every program opens that uses the driver.
+	ErrNoControl = errors.New("no device node nvidiactl")
 )
 
 // Driver is a driver that is installed on a host: its files and device nodes. Lists are sorted by path. Host paths are
@@ -36,6 +39,7 @@ type Driver struct {
 	Findings []Finding
 
 	shortcomings []shortcoming
+	kernel       kernelDevices
 }
 
 // shortcoming is a capability that the driver cannot serve, with the reason.
@@ -44,11 +48,15 @@ type shortcoming struct {
 	err        error
 }
 
-// Check returns an error if the driver cannot serve the capabilities: compute needs libcuda, and utility needs an
-// undamaged libnvidia-ml. The error wraps gpu.ErrNoDriver, and ErrNoCUDA or ErrDamaged.
+// Check returns an error if the driver cannot serve the capabilities: all need /dev/nvidiactl, compute needs libcuda,
+// and utility needs an undamaged libnvidia-ml. The error wraps gpu.ErrNoDriver, and ErrNoControl, ErrNoCUDA or
+// ErrDamaged.
 func (d *Driver) Check(c Capabilities) error {
 	for _, s := range d.shortcomings {
-		if c.Needs(s.capability) {
+		switch {
+		case s.capability == All:
+			return fmt.Errorf("%w: %w", gpu.ErrNoDriver, s.err)
+		case c.Needs(s.capability):
 			return fmt.Errorf("%w for %s: %w", gpu.ErrNoDriver, s.capability, s.err)
 		}
 	}
@@ -127,8 +135,24 @@ type Finding struct {
 	UUID string `json:"uuid,omitempty"`
 	// Used reports whether containers can get the file or device.
 	Used bool `json:"used"`
-	// Broken says that containers lack a library of the driver because it is damaged or missing.
+	// Broken says that containers lack what they need, because it is damaged or missing: a library, a device node, or a
+	// device that is left out.
 	Broken bool `json:"broken,omitempty"`
 	// Note says why it is not used, or what is unusual about it.
 	Note string `json:"note,omitempty"`
+}
+
+// Lack says, of a broken finding, what containers lack and what to do about it.
+func (f *Finding) Lack() (text, advice string) {
+	switch f.Kind {
+	case KindDevice:
+		return f.Name + " is left out: " + f.Note,
+			"nvidia-smi as root makes missing device nodes of GPUs, and nvidia-modprobe -f those of MIG devices"
+	case KindNode:
+		return "containers do not get the device node " + f.Name + ", without which CUDA does not start: " + f.Note,
+			"load the kernel module nvidia_uvm and make its device node: nvidia-modprobe -u -c 0"
+	default:
+		return "containers do not get the driver library " + cmp.Or(f.Path, f.Name) + ", which cannot be used: " + f.Note,
+			"install the NVIDIA driver again"
+	}
 }

@@ -191,6 +191,14 @@ func TestDiscoverFindsNodes(t *testing.T) {
 	if diff := cmp.Diff(wantDRM, d.DRM); diff != "" {
 		t.Errorf("DRM nodes (-want +got):\n%s", diff)
 	}
+	for p, want := range map[string]string{
+		"/dev/nvidia5": "/dev/nvidia5 cannot be used: a symbolic link, not a character device",
+		"/dev/nvidia6": "no device node /dev/nvidia6",
+	} {
+		if got := d.WhyNoNode(p); got != want {
+			t.Errorf("WhyNoNode(%s) = %q, want %q", p, got, want)
+		}
+	}
 	for name, note := range map[string]string{
 		"/dev/nvidiactl": "", "/dev/nvidia-uvm": "not a character device", "/dev/nvidia-modeset": notFound,
 		"/dev/dri/renderD130": notFound,

@@ -77,6 +77,12 @@ func (r *tree) file(p, content string, mode os.FileMode) {
 	testenv.Must(r.t, os.Chmod(full, mode))
 }
 
+// node makes a character device.
+func (r *tree) node(p string) {
+	r.t.Helper()
+	testenv.Must(r.t, unix.Mknod(r.path(p), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
+}
+
 func (r *tree) fifo(p string) {
 	r.t.Helper()
 	testenv.Must(r.t, unix.Mkfifo(r.path(p), 0o644))

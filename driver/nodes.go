@@ -13,20 +13,50 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// addNodes adds the control device nodes, with findings, and the device nodes of GPUs and MIG devices.
+// DiscoverNodes finds the device nodes of a host's driver, and nothing else of it. Check then checks only for
+// /dev/nvidiactl.
+func DiscoverNodes(h host.Host) *Driver {
+	d := &Driver{}
+	d.addNodes(h)
+	return d
+}
+
+// addNodes adds the control device nodes, with findings, and the device nodes of GPUs and MIG devices, with findings
+// about those that cannot be used.
 func (d *Driver) addNodes(h host.Host) {
 	for _, c := range controlNodes {
 		n, err := findNode(h, c.name, c.capabilities)
-		d.Findings = append(d.Findings, n.finding(err))
-		if err == nil {
+		f := n.finding(err)
+		f.Broken = c.needed && err != nil
+		d.Findings = append(d.Findings, f)
+		switch {
+		case err == nil:
 			d.Control = append(d.Control, n)
+		case c.name == controlNode:
+			err := fmt.Errorf("%w: %s: %s", ErrNoControl, n.HostPath, f.Note)
+			d.shortcomings = append(d.shortcomings, shortcoming{All, err})
 		}
 	}
 	for _, name := range slices.Concat(numberedNodes(h, "nvidia"), numberedNodes(h, "nvidia-caps/nvidia-cap")) {
-		if n, err := findNode(h, name, All); err == nil {
-			d.Nodes = append(d.Nodes, n)
+		n, err := findNode(h, name, All)
+		if err != nil {
+			d.Findings = append(d.Findings, n.finding(err))
+			continue
+		}
+		d.Nodes = append(d.Nodes, n)
+	}
+	d.kernel = readKernelDevices(h)
+	slices.SortStableFunc(d.Nodes, func(a, b DeviceNode) int { return strings.Compare(a.Path, b.Path) })
+}
+
+// WhyNoNode says why a path under /dev is none of the driver's usable device nodes.
+func (d *Driver) WhyNoNode(path string) string {
+	for _, f := range d.Findings {
+		if f.Kind == KindNode && f.Name == path && !f.Used && f.Note != notFound {
+			return path + " cannot be used: " + f.Note
 		}
 	}
+	return "no device node " + path
 }
 
 // numberedNodes returns the names under /dev that consist of the prefix and a number.

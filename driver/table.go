@@ -173,15 +173,19 @@ const mpsDir = "nvidia-mps"
 // since driver 615, for its other processors.
 var firmwareNames = []string{"gsp*.bin", "ucode*.bin"}
 
-// controlNodes are the device nodes that belong to no GPU. Every program that uses the driver opens nvidiactl.
+// controlNode is the name of the device node that every program opens which uses the driver.
+const controlNode = "nvidiactl"
+
+// controlNodes are the device nodes that belong to no GPU.
 var controlNodes = []struct {
 	name         string
 	capabilities Capabilities
+	needed       bool // CUDA does not start without it
 }{
-	{"nvidiactl", All},
-	{"nvidia-uvm", UsesCUDA},
-	{"nvidia-uvm-tools", Compute},
-	{"nvidia-modeset", Graphics | Display},
+	{controlNode, All, false},
+	{"nvidia-uvm", UsesCUDA, true},
+	{"nvidia-uvm-tools", Compute, false},
+	{"nvidia-modeset", Graphics | Display, false},
 }
 
 // UsesDRM are the capabilities that need a GPU's device nodes under /dev/dri.

@@ -30,10 +30,13 @@ type nodeSource struct {
 	node  *sim.Node
 	lost  []int  // indices of GPUs that no longer answer
 	err   error  // of the driver as a whole
+	only  int    // how many GPUs the driver reports, or noGPUs; 0 means all
 	asked func() // is called for each snapshot; may be nil
 
 	released atomic.Bool
 }
+
+const noGPUs = -1
 
 func (s *nodeSource) Library() string { return s.node.Library() }
 
@@ -54,6 +57,9 @@ func (s *nodeSource) Snapshot(context.Context) (*gpu.Snapshot, error) {
 	snapshot, err := s.node.Snapshot()
 	if err != nil {
 		return nil, err
+	}
+	if s.only != 0 {
+		snapshot.Devices = snapshot.Devices[:max(s.only, 0)]
 	}
 	for _, i := range s.lost {
 		snapshot.Devices[i].Error = "GPU is lost"

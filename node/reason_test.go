@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -26,5 +28,57 @@ func TestADeviceOutsideTheSpecHasTheGeneratorsReason(t *testing.T) {
 		if got := reasons(b.rec.State())[s.Devices[i].UUID]; got != want {
 			t.Errorf("GPU %d is unhealthy because of %q, want %q", i, got, want)
 		}
+	}
+}
+
+// What containers lack is a remark, and so is a node without a GPU.
+func TestMissingDeviceNodesAreRemarks(t *testing.T) {
+	for name, c := range map[string]struct {
+		machine, remove string
+		change          func(*nodeSource)
+		want            string
+		healthy         int
+	}{
+		"a whole node": {machine: "pcie-pair", healthy: 2},
+		"no nvidia-uvm": {
+			machine: "pcie-pair", remove: "nvidia-uvm", healthy: 2,
+			want: "containers do not get the device node /dev/nvidia-uvm, without which CUDA does not start: not found",
+		},
+		"no node of a GPU": {
+			machine: "pcie-pair", remove: "nvidia1", healthy: 1, want: "GPU 1 is left out: no device node /dev/nvidia1",
+		},
+		"no node of a GPU that the driver does not report": {
+			machine: "pcie-pair", remove: "nvidia1", healthy: 1,
+			change: func(s *nodeSource) { s.only = 1 },
+			want: "GPU at 0000:02:00.0 is left out: the driver does not report it: its kernel module has 2 GPUs, and " +
+				"/dev has 1 of their device nodes",
+		},
+		"no GPU": {
+			machine: "pcie-pair", change: func(s *nodeSource) { s.only = noGPUs },
+			want: "the NVIDIA driver has no GPU, and no device is offered",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t, c.machine)
+			if c.change != nil {
+				c.change(b.source)
+			}
+			if c.remove != "" {
+				testenv.Must(t, os.Remove(filepath.Join(b.node.Root(), "dev", c.remove)))
+			}
+			b.start()
+			s := b.rec.State()
+			var want []string
+			if c.want != "" {
+				want = []string{c.want}
+			}
+			if diff := cmp.Diff(want, s.Remarks()); diff != "" {
+				t.Errorf("remarks (-want +got):\n%s", diff)
+			}
+			if got := countOf(s).healthy; got != c.healthy {
+				t.Errorf("%d healthy devices, want %d", got, c.healthy)
+			}
+			testenv.Must(t, s.Ready())
+		})
 	}
 }

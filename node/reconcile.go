@@ -217,7 +217,8 @@ func (r *Reconciler) scan(ctx context.Context, search *driver.Search) (*desired,
 	}
 	want := &desired{
 		snapshot: snapshot, specs: map[string]*specs.Spec{}, resources: resources, leftOut: map[string]string{},
-		remarks: slices.Concat(brokenLibraries(files.Explain(r.opts.Spec.Capabilities)), asRemarks(ofResources)),
+		remarks: slices.Concat(lacking(slices.Concat(files.Explain(r.opts.Spec.Capabilities), findings)),
+			noGPU(snapshot), asRemarks(ofResources)),
 	}
 	if len(spec.Devices) > 0 {
 		want.specs[spec.Kind] = spec
@@ -232,18 +233,29 @@ func (r *Reconciler) scan(ctx context.Context, search *driver.Search) (*desired,
 	return want, nil
 }
 
-// brokenLibraries returns remarks on the driver's libraries that cannot be used.
-func brokenLibraries(findings []driver.Finding) []remark {
+// lacking returns remarks on what containers need and do not get.
+func lacking(findings []driver.Finding) []remark {
 	var list []remark
-	for _, f := range findings {
-		if name := cmp.Or(f.Path, f.Name); f.Broken {
+	for i := range findings {
+		if f := &findings[i]; f.Broken {
+			text, advice := f.Lack()
 			list = append(list, remark{
-				key: name, level: slog.LevelWarn, advice: "install the NVIDIA driver again",
-				text: "containers do not get the driver library " + name + ", which cannot be used: " + f.Note,
+				key: cmp.Or(f.UUID, f.Path, f.Name), level: slog.LevelWarn, text: text, advice: advice,
 			})
 		}
 	}
 	return list
+}
+
+// noGPU returns a remark if the node has no GPU.
+func noGPU(s *gpu.Snapshot) []remark {
+	if len(s.Devices) > 0 {
+		return nil
+	}
+	return []remark{{
+		key: "no GPU", level: slog.LevelWarn, text: "the NVIDIA driver has no GPU, and no device is offered",
+		advice: "see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM",
+	}}
 }
 
 // asRemarks converts the findings about the resources.

@@ -42,6 +42,7 @@ type Metrics struct {
 	info          *prometheus.GaugeVec
 	transitions   *prometheus.CounterVec
 	readable      *prometheus.GaugeVec
+	remarks       prometheus.Gauge
 
 	mu            sync.Mutex
 	watchedBefore map[string]bool // resources that the kubelet has watched so far
@@ -105,6 +106,8 @@ func New(build BuildInfo) *Metrics {
 			"uuid", "to"),
 		readable: gauges("gpu_readable", "Whether a GPU of the driver can be read (1).",
 			"index", "pci_bus_id", "uuid"),
+		remarks: gauges("remarks",
+			"Number of things that are wrong on the node; /readyz and the log have their text.").WithLabelValues(),
 	}
 	gauges("build_info", "The version of the program.", "version", "revision", "goversion").
 		WithLabelValues(build.Version, build.Revision, build.GoVersion).Set(1)

@@ -256,6 +256,17 @@ func TestHealthAndReadiness(t *testing.T) {
 	}
 }
 
+func TestRemarksAreCounted(t *testing.T) {
+	list := []string{"no nvidia-uvm", "GPU 1 is left out"}
+	handler := New(BuildInfo{}).handler(Checks{Healthy: succeed, Ready: succeed, Remarks: func() []string { return list }})
+	for _, want := range []string{"gpu_cdi_plugin_remarks 2\n", "gpu_cdi_plugin_remarks 0\n"} {
+		if _, body := get(t, handler, http.MethodGet, "/metrics"); !strings.Contains(body, want) {
+			t.Errorf("/metrics lacks %q", want)
+		}
+		list = nil
+	}
+}
+
 // Requests that take long to collect do not add up.
 func TestScrapesAreBounded(t *testing.T) {
 	m := New(BuildInfo{})

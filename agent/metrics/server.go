@@ -20,7 +20,7 @@ type Checks struct {
 	Healthy func() error
 	// Ready returns an error if the program cannot do its work at present.
 	Ready func() error
-	// Remarks returns lines for people that /readyz adds when the program is ready. If it is nil, there are none.
+	// Remarks returns lines for people that /readyz adds when the program is ready, and /metrics counts; nil adds none.
 	Remarks func() []string
 }
 
@@ -90,7 +90,7 @@ func (s *Server) Run(ctx context.Context) error {
 // handler handles the requests for metrics and health.
 func (m *Metrics) handler(c Checks) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", m.scrapes())
+	mux.Handle("GET /metrics", m.scrapes(c.Remarks))
 	mux.Handle("GET /healthz", report(c.Healthy, nil))
 	mux.Handle("GET /readyz", report(c.Ready, c.Remarks))
 	return mux
@@ -99,8 +99,8 @@ func (m *Metrics) handler(c Checks) http.Handler {
 // maxScrapes is how many requests for metrics are answered at a time, since each holds a copy of the metrics.
 const maxScrapes = 4
 
-// scrapes answers requests for all metrics.
-func (m *Metrics) scrapes() http.Handler {
+// scrapes answers requests for all metrics. Remarks may be nil.
+func (m *Metrics) scrapes(remarks func() []string) http.Handler {
 	answering := make(chan struct{}, maxScrapes)
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		select {
@@ -109,6 +109,9 @@ func (m *Metrics) scrapes() http.Handler {
 		default:
 			http.Error(w, "too many requests for metrics at a time", http.StatusServiceUnavailable)
 			return
+		}
+		if remarks != nil {
+			m.remarks.Set(float64(len(remarks())))
 		}
 		text, err := promtext.Text(prometheus.GathererFunc(m.gather))
 		if err != nil {

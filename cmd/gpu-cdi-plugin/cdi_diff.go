@@ -71,7 +71,7 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 	if err != nil {
 		return err
 	}
-	if err := g.checkDevices(h); err != nil {
+	if err := g.checkDevices(); err != nil {
 		return err
 	}
 	files := g.files(a.ownSpec(), a.CDIKind)

@@ -116,6 +116,9 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 	if opts.Explain && errors.Is(err, nvml.ErrLibraryNotFound) {
 		return cmp.Or(opts.Print(a.Stdout, explainView(missingLibrary(h))), err)
 	}
+	if opts.Explain && err != nil && g != nil {
+		return cmp.Or(opts.Print(a.Stdout, explainView(g.findings)), err)
+	}
 	if err != nil {
 		return err
 	}
@@ -136,7 +139,7 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 
 // checkAndWrite writes the spec's file, if there is a path. If the spec has no devices, that is an error.
 func (a *app) checkAndWrite(h host.Host, g *generated, path string) error {
-	if err := g.checkDevices(h); err != nil {
+	if err := g.checkDevices(); err != nil {
 		return err
 	}
 	if path == "" {

@@ -13,6 +13,8 @@ import (
 
 	"gpu-cdi-plugin/agent"
 	"gpu-cdi-plugin/agent/prepare"
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/cli"
@@ -59,13 +61,32 @@ func (a *app) devices(ctx context.Context, out cli.Output) error {
 		})
 	preparations := recorded(a, agent.Preparations(a.config), "their last preparations", prepare.MaxRecords,
 		prepare.ParseRecords)
-	if err := out.Print(a.Stdout, devicesView(s, recordedHealth, preparations, a.CDIKind)); err != nil {
+	nodes := driver.DiscoverNodes(h)
+	left := cdi.FindDevices(s, nodes)
+	if err := out.Print(a.Stdout, devicesView(s, recordedHealth, preparations, problems(left), a.CDIKind)); err != nil {
 		return err
 	}
-	if !hasNodes(h) {
-		a.Log.Warn("containers cannot be given these GPUs: " + hintDevRoot(h))
+	if err := nodes.Check(driver.All); err != nil {
+		return fmt.Errorf("containers cannot be given these GPUs: %w", err)
 	}
-	return unreadableGPUs(s)
+	for _, f := range nodes.Findings {
+		if f.Broken {
+			text, advice := f.Lack()
+			a.Log.Warn(text + "; " + advice)
+		}
+	}
+	return errors.Join(unreadableGPUs(s), lacking(left))
+}
+
+// problems returns why containers cannot be given devices because of the host, by UUID.
+func problems(findings []driver.Finding) map[string]string {
+	list := map[string]string{}
+	for _, f := range findings {
+		if f.Broken && f.UUID != "" {
+			list[f.UUID] = f.Note
+		}
+	}
+	return list
 }
 
 // recorded returns what `serve` has recorded about the devices in a file of at most limit bytes, by UUID. If `serve`
@@ -100,6 +121,8 @@ type deviceList struct {
 	Devices       []deviceJSON `json:"devices"`
 	// Health is the health of the devices as `serve` recorded it, by UUID.
 	Health map[string]health.Status `json:"health,omitempty"`
+	// Problems says why containers cannot be given devices that the driver can use, by UUID.
+	Problems map[string]string `json:"problems,omitempty"`
 	// PreStart has the last preparation of each device for a container as `serve` recorded it, by UUID.
 	PreStart map[string]prepare.Record `json:"preStart,omitempty"`
 }
@@ -122,10 +145,11 @@ func deviceObjects(devices []gpu.Device) []deviceJSON {
 }
 
 func devicesView(
-	s *gpu.Snapshot, recorded map[string]health.Status, prepared map[string]prepare.Record, kind string,
+	s *gpu.Snapshot, recorded map[string]health.Status, prepared map[string]prepare.Record, problems map[string]string,
+	kind string,
 ) cli.View {
 	v := cli.View{
-		Data: deviceList{s.DriverVersion, s.CUDAVersion, deviceObjects(s.Devices), recorded, prepared},
+		Data: deviceList{s.DriverVersion, s.CUDAVersion, deviceObjects(s.Devices), recorded, problems, prepared},
 		Table: cli.Table{
 			Header: []string{
 				"INDEX", "NAME", "UUID", "MEMORY", "NUMA", "MIG", "STATUS", "SINCE", "MINOR", "PCI", "COMPUTE", "PRESTART",
@@ -137,6 +161,7 @@ func devicesView(
 		d := &s.Devices[i]
 		add := func(index, name, uuid string, memory uint64, mig, problem string) {
 			since, last := "-", "-"
+			problem = cmp.Or(problem, problems[uuid])
 			if h, known := recorded[uuid]; known && problem == "" {
 				since = h.Since.UTC().Format(time.RFC3339)
 				switch {
@@ -170,7 +195,7 @@ func devicesView(
 			if m := a.MIG; m != nil {
 				add(a.IndexName(), "MIG "+m.Profile, m.UUID, m.MemoryBytes, "-", a.Reason)
 			}
-			if a.Reason == "" {
+			if a.Reason == "" && problems[a.UUID()] == "" {
 				v.Names = append(v.Names, kind+"="+a.UUID())
 			}
 		}

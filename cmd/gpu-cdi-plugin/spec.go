@@ -64,7 +64,8 @@ func (g *generated) files(path, kind string) []specFile {
 	return append([]specFile{{path, kind, g.spec}}, g.extras...)
 }
 
-// generate generates the spec that this host should have.
+// generate generates the spec that this host should have. With an error it returns the findings that explain it, if
+// there are any, or nil.
 func (a *app) generate(ctx context.Context, h host.Host, c driver.Capabilities) (*generated, error) {
 	hook, err := a.hook()
 	if err != nil {
@@ -80,7 +81,7 @@ func (a *app) generate(ctx context.Context, h host.Host, c driver.Capabilities) 
 		return nil, err
 	}
 	if err := d.Check(c); err != nil {
-		return nil, err
+		return &generated{findings: d.Explain(c)}, err
 	}
 	spec, findings, err := cdi.Generate(s, d, cdi.Options{Kind: a.CDIKind, HookPath: hook, Capabilities: c})
 	if err != nil {
@@ -94,7 +95,7 @@ func (a *app) generate(ctx context.Context, h host.Host, c driver.Capabilities) 
 }
 
 // checkDevices returns an error if the spec has no device.
-func (g *generated) checkDevices(h host.Host) error {
+func (g *generated) checkDevices() error {
 	if len(g.spec.Devices) > 0 {
 		return nil
 	}
@@ -106,35 +107,26 @@ func (g *generated) checkDevices(h host.Host) error {
 	}
 	hint := "gpu-cdi-plugin devices shows the GPUs as the driver reports them, " +
 		"gpu-cdi-plugin cdi generate --explain what was left out and why"
-	if !hasNodes(h) {
-		hint = hintDevRoot(h)
-	}
 	return cli.With(cli.NoGPU, hint, fmt.Errorf("no GPU can be offered: %s",
 		cmp.Or(strings.Join(reasons, "; "), "the driver has none")))
 }
 
-// hintDevRoot returns a hint about device nodes of the driver that are missing.
-func hintDevRoot(h host.Host) string {
-	return "the driver's device nodes are not in " + h.Dev() +
-		"; name the directory whose dev/ has them with --dev-root"
+// checkComplete returns an error if the spec lacks GPUs, or what containers need to use them.
+func (g *generated) checkComplete() error {
+	return errors.Join(unreadableGPUs(g.snapshot), lacking(g.findings))
 }
 
-// checkComplete returns an error if GPUs or libraries that the host has are missing in the spec.
-func (g *generated) checkComplete() error {
-	err := unreadableGPUs(g.snapshot)
-	var broken []string
-	for _, f := range g.findings {
-		if f.Broken {
-			broken = append(broken, fmt.Sprintf("%s (%s)", cmp.Or(f.Path, f.Name), f.Note))
+// lacking returns an error with a line for each finding about what containers need and do not get.
+func lacking(findings []driver.Finding) error {
+	var errs []error
+	for i := range findings {
+		if f := &findings[i]; f.Broken {
+			text, advice := f.Lack()
+			errs = append(errs,
+				partly(advice+"; gpu-cdi-plugin cdi generate --explain shows what was searched for", "%s", text))
 		}
 	}
-	if len(broken) == 0 {
-		return err
-	}
-	missing := partly("install the NVIDIA driver again; "+
-		"gpu-cdi-plugin cdi generate --explain shows what was searched for",
-		"containers do not get these libraries of the driver, which cannot be used: %s", strings.Join(broken, ", "))
-	return errors.Join(err, missing)
+	return errors.Join(errs...)
 }
 
 // hook returns the path of the hook, on the host, that is written into specs. If it is set by --hook-path, the file

@@ -73,7 +73,7 @@ var (
 
 func TestViews(t *testing.T) {
 	for name, v := range map[string]cli.View{
-		"devices":  devicesView(snapshot(), recordedStatuses, preparations, "nvidia.com/gpu"),
+		"devices":  devicesView(snapshot(), recordedStatuses, preparations, nil, "nvidia.com/gpu"),
 		"topology": topologyView(topology.Node{Snapshot: snapshot(), HoldersUnknown: "there is no kubelet"}),
 	} {
 		for _, format := range []string{"table", "wide", "json", "yaml", "name"} {
