@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -240,7 +241,8 @@ func newResets(o *Options) *prepare.DriverReset {
 			if err != nil || file == nil {
 				return prepare.Program{}, false
 			}
-			return prepare.Program{Path: file.Path, Root: o.Host.DriverRoot()}, true
+			root := o.Host.DriverRoot()
+			return prepare.Program{Path: filepath.Join("/", strings.TrimPrefix(file.HostPath, root)), Root: root}, true
 		},
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"slices"
 	"strings"
 
@@ -27,19 +28,63 @@ func Discover(h host.Host, version string) (*Driver, error) {
 	}
 	r := newRoot(h.DriverRoot())
 	s := newLibraryScan(r, version)
-	s.run(h.Libraries())
+	s.run(h.Libraries(), h.DriverDirs())
 	if err := s.check(); err != nil {
 		return nil, err
 	}
 	d := s.driver()
 	s.addModules(d)
-	d.addFiles(r)
-	d.addFirmware(h, r)
+	dirs := driverDirs(h, r)
+	d.addFiles(r, dirs)
+	d.addFirmware(h, r, dirs)
 	d.addNodes(h)
 	d.addDRM(h)
+	d.findMissing()
 	slices.SortStableFunc(d.Libraries, func(a, b Library) int { return strings.Compare(a.Path, b.Path) })
 	slices.SortStableFunc(d.Files, func(a, b File) int { return strings.Compare(a.Path, b.Path) })
 	return d, nil
+}
+
+// IsRoot reports whether a directory is the root of an installation with programs, such as that of a driver container.
+// Some hosts have the driver's libraries in a directory that looks like a root, and its programs elsewhere.
+func IsRoot(dir string) bool {
+	r := newRoot(dir)
+	if _, info, err := r.stat("/etc"); err != nil || !info.IsDir() {
+		return false
+	}
+	return slices.ContainsFunc(programDirs, func(programs string) bool {
+		_, _, err := r.stat(under(programs, "nvidia-smi"))
+		return err == nil
+	})
+}
+
+// driverDirs returns the directories that may have all files of the driver: the named ones, and the one that has the
+// directory of the driver's library.
+func driverDirs(h host.Host, r root) []string {
+	dirs := slices.Clone(h.DriverDirs())
+	libraries := h.Libraries()
+	if base := path.Base(libraries); (base == "lib" || base == "lib64") && r.has(libraries) {
+		dirs = append(dirs, path.Dir(r.inside(libraries)))
+	}
+	return dirs
+}
+
+// findMissing marks the findings about files that were not found although their siblings were.
+func (d *Driver) findMissing() {
+	for i := range d.Findings {
+		f := &d.Findings[i]
+		name := f.Name
+		if f.Kind == KindFirmware {
+			name = path.Base(name)
+		}
+		sibling := siblings[name]
+		found := sibling != "" && slices.ContainsFunc(d.Findings, func(other Finding) bool {
+			return other.Used && (other.Name == sibling || strings.HasPrefix(other.Name, sibling+".so"))
+		})
+		if found && !f.Used && f.Path == "" {
+			f.Missing = sibling
+		}
+	}
 }
 
 // Search is a discovery in the background, for example while NVML returns the version.

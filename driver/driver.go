@@ -72,7 +72,9 @@ func (d *Driver) Explain(c Capabilities) []Finding {
 		if f.Used && f.Capabilities != 0 && !c.Needs(f.Capabilities) {
 			f.Used, f.Note = false, fmt.Sprintf("for %s, left out for %s", f.Capabilities, c)
 		}
-		f.Broken = f.Broken && c.Needs(f.Capabilities)
+		if !c.Needs(f.Capabilities) {
+			f.Broken, f.Missing = false, ""
+		}
 	}
 	return list
 }
@@ -138,17 +140,22 @@ type Finding struct {
 	// Broken says that containers lack what they need, because it is damaged or missing: a library, a device node, or a
 	// device that is left out.
 	Broken bool `json:"broken,omitempty"`
+	// Missing says that it was not found although its sibling was, the file of that name.
+	Missing string `json:"missing,omitempty"`
 	// Note says why it is not used, or what is unusual about it.
 	Note string `json:"note,omitempty"`
 }
 
-// Lack says, of a broken finding, what containers lack and what to do about it.
+// Lack says, of a finding that is broken or missing, what containers lack and what to do about it.
 func (f *Finding) Lack() (text, advice string) {
-	switch f.Kind {
-	case KindDevice:
+	switch {
+	case f.Missing != "" && !f.Broken:
+		return "containers do not get " + f.Name + ", which was not found although " + f.Missing + " was",
+			"install it, or name the directory that it is in with driver-dirs"
+	case f.Kind == KindDevice:
 		return f.Name + " is left out: " + f.Note,
 			"nvidia-smi as root makes missing device nodes of GPUs, and nvidia-modprobe -f those of MIG devices"
-	case KindNode:
+	case f.Kind == KindNode:
 		return "containers do not get the device node " + f.Name + ", without which CUDA does not start: " + f.Note,
 			"load the kernel module nvidia_uvm and make its device node: nvidia-modprobe -u -c 0"
 	default:

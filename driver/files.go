@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -17,12 +18,13 @@ import (
 
 const notFound = "not found"
 
-// addFiles adds the files of the table. Each file comes from the first of its directories that has it.
-func (d *Driver) addFiles(r root) {
+// addFiles adds the files of the table. Each file comes from the first of the directories that has it: those of the
+// driver, then its own.
+func (d *Driver) addFiles(r root, driverDirs []string) {
 	for _, row := range fileTable {
 		row.name = strings.ReplaceAll(row.name, "{machine}", host.MachineName())
 		var places []place
-		for _, dir := range row.dirs {
+		for _, dir := range slices.Concat(row.subdirs(driverDirs), row.dirs) {
 			places = append(places, place{r, under(dir, row.name)})
 		}
 		finding := Finding{Name: row.name, Kind: row.kind, Capabilities: row.capabilities}
@@ -35,6 +37,19 @@ func (d *Driver) addFiles(r root) {
 			d.Files = append(d.Files, f)
 		}
 	}
+}
+
+// subdirs returns the directories below those of a driver that may have the file.
+func (row fileRow) subdirs(driverDirs []string) []string {
+	var list []string
+	for _, dir := range driverDirs {
+		for _, sub := range dirSubdirs[row.kind] {
+			if row.target != "" {
+				list = append(list, under(dir, sub))
+			}
+		}
+	}
+	return list
 }
 
 // place is a path below a root.
@@ -95,13 +110,23 @@ func checkMPS(at place) error {
 	return nil
 }
 
-// addFirmware adds the firmware of the driver's version from all directories that the kernel searches. If links lead
-// to a file from two directories, it is added only once.
-func (d *Driver) addFirmware(h host.Host, r root) {
+// addFirmware adds the firmware of the driver's version from all directories that the kernel searches, and from those of
+// the driver. If links lead to a file from two directories, it is added only once.
+func (d *Driver) addFirmware(h host.Host, r root, driverDirs []string) {
 	dirs, seen := firmwareDirsOf(h, d.Version), map[string]bool{}
+	kernels := len(dirs)
+	for _, dir := range driverDirs {
+		for _, sub := range dirSubdirs[KindFirmware] {
+			dirs = append(dirs, path.Join(under(dir, sub), "nvidia", d.Version))
+		}
+	}
 	for _, pattern := range firmwareNames {
 		before := len(d.Files)
-		for _, dir := range dirs {
+		for i, dir := range dirs {
+			target := dir
+			if i >= kernels {
+				target = path.Join("/lib/firmware/nvidia", d.Version)
+			}
 			_, names, _ := r.names(dir)
 			for _, name := range names {
 				isFirmware, _ := path.Match(pattern, name)
@@ -111,7 +136,7 @@ func (d *Driver) addFirmware(h host.Host, r root) {
 				}
 				seen[real] = true
 				d.Files = append(d.Files,
-					File{Path: under(dir, name), HostPath: real, Kind: KindFirmware, Capabilities: All})
+					File{Path: under(target, name), HostPath: real, Kind: KindFirmware, Capabilities: All})
 				d.Findings = append(d.Findings,
 					Finding{Name: name, Kind: KindFirmware, Capabilities: All, Path: real, Used: true})
 			}

@@ -22,14 +22,14 @@ func TestDiscoverFindsFiles(t *testing.T) {
 		make func(*tree)
 		want map[string]string // path in the container to path in the root
 	}{
-		"programs where they are": {
+		"programs, in the PATH of images": {
 			func(r *tree) {
 				r.file("/usr/bin/nvidia-smi", "", 0o755)
 				r.file("/usr/local/nvidia/bin/nvidia-debugdump", "", 0o755)
 			},
 			map[string]string{
-				"/usr/bin/nvidia-smi":                    "/usr/bin/nvidia-smi",
-				"/usr/local/nvidia/bin/nvidia-debugdump": "/usr/local/nvidia/bin/nvidia-debugdump",
+				"/usr/bin/nvidia-smi":       "/usr/bin/nvidia-smi",
+				"/usr/bin/nvidia-debugdump": "/usr/local/nvidia/bin/nvidia-debugdump",
 			},
 		},
 		"a program that is a link, under the link's name": {

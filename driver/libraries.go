@@ -63,11 +63,17 @@ func newLibraryScan(r root, version string) *libraryScan {
 	return s
 }
 
-// run searches directories: `first`, a path on the host that may be empty; then the directories in the loader's cache
-// and the usual ones. After each directory it searches those to which links in that directory point.
-func (s *libraryScan) run(first string) {
-	if first != "" && (s.root.dir == "/" || strings.HasPrefix(first, s.root.dir+"/")) {
+// run searches directories: `first`, a path on the host that may be empty; then the named ones below the root, the
+// directories in the loader's cache and the usual ones. After each directory it searches those to which links in that
+// directory point.
+func (s *libraryScan) run(first string, named []string) {
+	if first != "" && s.root.has(first) {
 		s.addDir(s.root.inside(first))
+	}
+	for _, dir := range named {
+		for _, sub := range host.DirLibraries() {
+			s.addDir(under(dir, sub))
+		}
 	}
 	for _, dir := range s.cacheDirs() {
 		s.addDir(dir)

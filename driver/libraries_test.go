@@ -131,7 +131,7 @@ func FuzzDiscover(f *testing.F) {
 		testenv.Must(r.t, os.WriteFile(r.dir+"/garbage", garbage, 0o755))
 		testenv.Must(r.t, os.WriteFile(r.dir+"/etc/ld.so.cache", cache, 0o644))
 		s := newLibraryScan(newRoot(r.dir), testVersion)
-		s.run("")
+		s.run("", nil)
 		testenv.Must(r.t, s.check())
 		d := s.driver()
 		if err := d.Check(All); err != nil && !core {

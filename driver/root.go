@@ -72,6 +72,11 @@ func (r root) follow(path string) (string, error) {
 	return real, nil
 }
 
+// has reports whether a path on the host is below the root.
+func (r root) has(hostPath string) bool {
+	return r.dir == "/" || strings.HasPrefix(hostPath, r.dir+"/")
+}
+
 // inside returns the path in the root for the path of a file on the host.
 func (r root) inside(hostPath string) string {
 	if r.dir == "/" {

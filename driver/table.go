@@ -112,7 +112,7 @@ var xorgDirs = []string{
 
 // fileRow is a file of the driver that is not a library. The first of the directories that has such a file counts. The
 // file is mounted at the path where it was found, or in the target directory if there is one: there the container's
-// libraries search for it.
+// programs search for it. For example, a host's store of programs is not in the PATH of an image.
 type fileRow struct {
 	name         string
 	kind         Kind
@@ -137,14 +137,14 @@ var (
 )
 
 var fileTable = []fileRow{
-	{"nvidia-smi", KindBinary, Utility, programDirs, ""},
-	{"nvidia-debugdump", KindBinary, Utility, programDirs, ""},
-	{"nvidia-persistenced", KindBinary, Utility, programDirs, ""},
-	{"nvidia-cuda-mps-control", KindBinary, Compute, programDirs, ""},
-	{"nvidia-cuda-mps-server", KindBinary, Compute, programDirs, ""},
-	{"nvidia-imex", KindBinary, Compute, programDirs, ""},
-	{"nvidia-imex-ctl", KindBinary, Compute, programDirs, ""},
-	{"nvidia-xconfig", KindBinary, Display, programDirs, ""},
+	{"nvidia-smi", KindBinary, Utility, programDirs, "/usr/bin"},
+	{"nvidia-debugdump", KindBinary, Utility, programDirs, "/usr/bin"},
+	{"nvidia-persistenced", KindBinary, Utility, programDirs, "/usr/bin"},
+	{"nvidia-cuda-mps-control", KindBinary, Compute, programDirs, "/usr/bin"},
+	{"nvidia-cuda-mps-server", KindBinary, Compute, programDirs, "/usr/bin"},
+	{"nvidia-imex", KindBinary, Compute, programDirs, "/usr/bin"},
+	{"nvidia-imex-ctl", KindBinary, Compute, programDirs, "/usr/bin"},
+	{"nvidia-xconfig", KindBinary, Display, programDirs, "/usr/bin"},
 
 	{"OpenCL/vendors/nvidia.icd", KindConfig, Compute, configDirs, "/etc"},
 	{"glvnd/egl_vendor.d/10_nvidia.json", KindConfig, Graphics | Display, configDirs, "/usr/share"},
@@ -161,9 +161,27 @@ var fileTable = []fileRow{
 	{"X11/xorg.conf.d/10-nvidia.conf", KindConfig, Display, configDirs, "/usr/share"},
 	{"X11/xorg.conf.d/nvidia-drm-outputclass.conf", KindConfig, Display, configDirs, "/usr/share"},
 
-	{"nvidia-persistenced/socket", KindSocket, Utility, socketDirs, ""},
-	{"nvidia-fabricmanager/socket", KindSocket, Compute | Utility, socketDirs, ""},
+	{"nvidia-persistenced/socket", KindSocket, Utility, socketDirs, "/run"},
+	{"nvidia-fabricmanager/socket", KindSocket, Compute | Utility, socketDirs, "/run"},
 	{mpsDir, KindSocket, Compute, []string{"/tmp"}, ""},
+}
+
+// dirSubdirs are the subdirectories that have files in a directory that has all files of a driver (host.DriverDirs).
+var dirSubdirs = map[Kind][]string{
+	KindBinary: {"bin", "sbin", ""}, KindConfig: {"share", "etc", ""}, KindSocket: {"run", ""},
+	KindFirmware: {"lib/firmware", "firmware"},
+}
+
+// siblings names, for files that an installation has if it has another one, that one. Other files are in packages of
+// their own, or belong to other GPUs.
+var siblings = map[string]string{
+	"libnvidia-ptxjitcompiler":          "libcuda",
+	"nvidia-smi":                        "libnvidia-ml",
+	"nvidia-cuda-mps-control":           "nvidia-cuda-mps-server",
+	"nvidia-cuda-mps-server":            "nvidia-cuda-mps-control",
+	"OpenCL/vendors/nvidia.icd":         "libnvidia-opencl",
+	"glvnd/egl_vendor.d/10_nvidia.json": "libEGL_nvidia",
+	"gsp*.bin":                          "libcuda",
 }
 
 // mpsDir is the directory with the sockets of CUDA's multi-process service.

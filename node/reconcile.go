@@ -237,7 +237,7 @@ func (r *Reconciler) scan(ctx context.Context, search *driver.Search) (*desired,
 func lacking(findings []driver.Finding) []remark {
 	var list []remark
 	for i := range findings {
-		if f := &findings[i]; f.Broken {
+		if f := &findings[i]; f.Broken || f.Missing != "" {
 			text, advice := f.Lack()
 			list = append(list, remark{
 				key: cmp.Or(f.UUID, f.Path, f.Name), level: slog.LevelWarn, text: text, advice: advice,

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	securejoin "github.com/cyphar/filepath-securejoin"
@@ -19,17 +20,18 @@ import (
 // libraryName is the SONAME of NVML's library.
 const libraryName = "libnvidia-ml.so.1"
 
-// Find returns the path of the library to load. If `explicit` is a path, Find only checks that file. Otherwise, if the
-// driver is installed in "/", it is the file that the dynamic loader would load by name; else the first library for
-// this machine in the usual directories under the driver's root. Links are resolved inside that root, like in the
-// container or image to which it belongs.
+// Find returns the path of the library to load. If `explicit` is a path, Find only checks that file. Otherwise it is the
+// first library for this machine in the host's DriverDirs; else the file that the dynamic loader of the driver's root
+// would load by name; else the first in the usual directories under that root. Links are resolved inside the root, like
+// in the container or image to which it belongs.
 //
 // The error wraps ErrLibraryNotFound or ErrLibraryUnusable.
 func Find(h host.Host, explicit string) (string, error) {
-	return find(h.DriverRoot(), explicit, loaderPath)
+	return find(h, explicit, loaderPath)
 }
 
-func find(root, explicit string, byLoader func(name string) string) (string, error) {
+func find(h host.Host, explicit string, byLoader func(name string) string) (string, error) {
+	root := h.DriverRoot()
 	if explicit != "" {
 		if !strings.Contains(explicit, "/") {
 			explicit = "./" + explicit // the loader would search its own directories for a name without a slash
@@ -39,19 +41,34 @@ func find(root, explicit string, byLoader func(name string) string) (string, err
 		}
 		return explicit, nil
 	}
-	if root == "/" {
-		if path := byLoader(libraryName); path != "" {
-			return path, nil
-		}
+	if path, err := findUnder(root, namedDirs(h)); err == nil {
+		return path, nil
 	}
-	return findUnder(root)
+	if root != "/" {
+		byLoader = func(name string) string { return cachedPath(root, "/etc/ld.so.cache", name) }
+	}
+	if path := byLoader(libraryName); path != "" {
+		return path, nil
+	}
+	return findUnder(root, host.LibraryDirs())
 }
 
-// findUnder searches the usual directories under a root. It skips files that cannot be used, such as a 32-bit library
-// in usr/lib. If it finds no other file, its error is about one of these.
-func findUnder(root string) (string, error) {
+// namedDirs returns the directories with libraries below the host's DriverDirs.
+func namedDirs(h host.Host) []string {
+	var list []string
+	for _, dir := range h.DriverDirs() {
+		for _, sub := range host.DirLibraries() {
+			list = append(list, filepath.Join(dir, sub))
+		}
+	}
+	return list
+}
+
+// findUnder searches directories under a root. It skips files that cannot be used, such as a 32-bit library in usr/lib.
+// If it finds no other file, its error is about one of these.
+func findUnder(root string, dirs []string) (string, error) {
 	var unusable []error
-	for _, dir := range host.LibraryDirs() {
+	for _, dir := range dirs {
 		path, err := securejoin.SecureJoin(root, filepath.Join(dir, libraryName))
 		if err != nil {
 			continue // a dangling link
@@ -72,7 +89,7 @@ func findUnder(root string) (string, error) {
 // LibraryPaths returns the paths under the driver's root at which Find searches for the library.
 func LibraryPaths(h host.Host) []string {
 	var paths []string
-	for _, dir := range host.LibraryDirs() {
+	for _, dir := range slices.Concat(namedDirs(h), host.LibraryDirs()) {
 		paths = append(paths, h.Driver(dir, libraryName))
 	}
 	return paths
@@ -92,7 +109,17 @@ func loaderPathIn(searchPath, cacheFile, name string) string {
 			return path
 		}
 	}
-	data, err := fileio.ReadFile(cacheFile, ldcache.MaxSize)
+	return cachedPath("/", cacheFile, name)
+}
+
+// cachedPath returns the usable file that the loader's cache of a root has for a name, or empty. Links are resolved
+// inside the root.
+func cachedPath(root, cacheFile, name string) string {
+	resolved, err := securejoin.SecureJoin(root, cacheFile)
+	if err != nil {
+		return ""
+	}
+	data, err := fileio.ReadFile(resolved, ldcache.MaxSize)
 	if err != nil {
 		return ""
 	}
@@ -102,7 +129,15 @@ func loaderPathIn(searchPath, cacheFile, name string) string {
 	}
 	flags, _ := ldcache.FlagsFor(runtime.GOARCH)
 	path, found := cache.Lookup(name, flags)
-	if !found || checkLibrary(path) != nil {
+	if !found {
+		return ""
+	}
+	if root != "/" {
+		if path, err = securejoin.SecureJoin(root, path); err != nil {
+			return ""
+		}
+	}
+	if checkLibrary(path) != nil {
 		return ""
 	}
 	return path

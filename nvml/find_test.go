@@ -20,6 +20,12 @@ var thisMachine = elffile.MachineOf(runtime.GOARCH)
 
 func noLoader(string) string { return "" }
 
+func hostAt(t *testing.T, root string, dirs ...string) host.Host {
+	h, err := host.New("", root, "")
+	testenv.Must(t, err)
+	return h.WithDirs(dirs)
+}
+
 func TestFindInADriverRoot(t *testing.T) {
 	good, other := string(createLibrary(thisMachine)), string(createLibrary(elf.EM_386))
 	multiarch := "lib/" + host.MachineName() + "-linux-gnu"
@@ -67,8 +73,47 @@ func TestFindInADriverRoot(t *testing.T) {
 				testenv.Must(t, os.MkdirAll(filepath.Dir(filepath.Join(root, link)), 0o755))
 				symlink(t, filepath.Join(root, link), target)
 			}
-			got, err := find(root, "", noLoader)
+			got, err := find(hostAt(t, root), "", noLoader)
 			if want := filepath.Join(root, c.want); err != nil || got != want {
+				t.Errorf("got %q and error %v, want %q", got, err, want)
+			}
+		})
+	}
+}
+
+// The loader's cache of the driver's root names directories that are not the usual ones, and an administrator names
+// others.
+func TestFindInUnusualDirectories(t *testing.T) {
+	good := string(createLibrary(thisMachine))
+	flags, _ := ldcache.FlagsFor(runtime.GOARCH)
+	cache := func(path string) string {
+		c := &ldcache.Cache{Entries: []ldcache.Entry{{Name: libraryName, Path: path, Flags: flags}}}
+		return string(c.Marshal())
+	}
+	for name, c := range map[string]struct {
+		cached string
+		dirs   []string
+		want   string
+	}{
+		"the cache of the root":               {"/store/lib/" + libraryName, nil, "store/lib"},
+		"a link in the cache's path":          {"/profile/lib/" + libraryName, nil, "store/lib"},
+		"the cache has a file that is gone":   {"/gone/" + libraryName, nil, "usr/lib64"},
+		"no cache":                            {"", nil, "usr/lib64"},
+		"a named directory goes before both":  {"/store/lib/" + libraryName, []string{"/opt/nvidia"}, "opt/nvidia/lib64"},
+		"a named directory of libraries":      {"", []string{"/none", "/opt/nvidia/lib64"}, "opt/nvidia/lib64"},
+		"a named directory without libraries": {"", []string{"/opt"}, "usr/lib64"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			files := map[string]string{
+				"store/lib/" + libraryName: good, "usr/lib64/" + libraryName: good, "opt/nvidia/lib64/" + libraryName: good,
+			}
+			if c.cached != "" {
+				files["etc/ld.so.cache"] = cache(c.cached)
+			}
+			root := createHost(t, files).Root()
+			symlink(t, filepath.Join(root, "profile"), "/store")
+			got, err := find(hostAt(t, root, c.dirs...), "", noLoader)
+			if want := filepath.Join(root, c.want, libraryName); err != nil || got != want {
 				t.Errorf("got %q and error %v, want %q", got, err, want)
 			}
 		})
@@ -93,7 +138,7 @@ func TestFindFails(t *testing.T) {
 		"an explicit one is not guessed": {root, "/none/lib.so", ErrLibraryNotFound, "/none/lib.so"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := find(c.root, c.explicit, noLoader)
+			got, err := find(hostAt(t, c.root), c.explicit, noLoader)
 			if got != "" {
 				t.Errorf("got %q and error %v", got, err)
 			}
@@ -114,7 +159,7 @@ func TestFindWithTheLoader(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := find(c.root, c.explicit, loader)
+			got, err := find(hostAt(t, c.root), c.explicit, loader)
 			if err != nil || got != c.want {
 				t.Errorf("got %q and error %v, want %q", got, err, c.want)
 			}

@@ -26,6 +26,8 @@ type Common struct {
 	// the device nodes. If they are empty, they are detected.
 	DriverRoot string `yaml:"driver-root" json:"driver-root"`
 	DevRoot    string `yaml:"dev-root" json:"dev-root"`
+	// DriverDirs are further directories, below the driver's root, that have files of the driver.
+	DriverDirs []string `yaml:"driver-dirs" json:"driver-dirs"`
 	// NVMLLibrary is the path of libnvidia-ml.so.1. If it is empty, it is detected.
 	NVMLLibrary string `yaml:"nvml-library" json:"nvml-library"`
 	// CDIDir is the directory to which specs are written.
@@ -230,11 +232,12 @@ const maxChannel = 1<<20 - 1
 func Default() Config {
 	return Config{
 		Common: Common{
-			Root:      "/",
-			CDIDir:    "/var/run/cdi",
-			CDIKind:   "nvidia.com/gpu",
-			LogLevel:  "info",
-			LogFormat: "text",
+			Root:       "/",
+			CDIDir:     "/var/run/cdi",
+			DriverDirs: []string{},
+			CDIKind:    "nvidia.com/gpu",
+			LogLevel:   "info",
+			LogFormat:  "text",
 		},
 		Plugin: Plugin{
 			DevicePluginDir:     "/var/lib/kubelet/device-plugins",

@@ -63,6 +63,7 @@ func parse(data []byte) (*parsed, error) {
 const full = `
 root: /host
 driver-root: /run/nvidia/driver
+driver-dirs: [/opt/nvidia]
 dev-root: /host
 nvml-library: /host/libnvidia-ml.so.1
 cdi-dir: /etc/cdi
@@ -131,7 +132,7 @@ func fullConfig() Config {
 	return Config{
 		Common: Common{
 			Root: "/host", DriverRoot: "/run/nvidia/driver", DevRoot: "/host", NVMLLibrary: "/host/libnvidia-ml.so.1",
-			CDIDir: "/etc/cdi", CDIKind: "example.com/gpu", HookPath: "/opt/prestart-hook", InsecurePaths: true,
+			DriverDirs: []string{"/opt/nvidia"}, CDIDir: "/etc/cdi", CDIKind: "example.com/gpu", HookPath: "/opt/prestart-hook", InsecurePaths: true,
 			LogLevel: "debug", LogFormat: "json",
 		},
 		Plugin: Plugin{
@@ -214,7 +215,7 @@ func TestOptionsSetTheConfiguration(t *testing.T) {
 	for _, o := range Keys.Options(&want) {
 		set[o.Name()] = o.String()
 	}
-	if len(set) != 28 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
+	if len(set) != 29 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
 		t.Errorf("options %q", set)
 	}
 	for _, o := range Keys.Options(&c) {

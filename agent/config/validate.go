@@ -26,6 +26,7 @@ func (c *Config) Validate() error {
 	return errors.Join(
 		configfile.NotEmpty("root", c.Root),
 		configfile.NotEmpty("cdi-dir", c.CDIDir),
+		checkDriverDirs(c.DriverDirs),
 		checkKind(c.CDIKind),
 		known("log-level", c.LogLevel),
 		known("log-format", c.LogFormat),
@@ -49,6 +50,14 @@ func (c *Config) Validate() error {
 		checkAllocation(&c.Allocation),
 		c.Config.Validate(),
 	)
+}
+
+func checkDriverDirs(dirs []string) error {
+	var errs []error
+	for _, dir := range dirs {
+		errs = append(errs, configfile.Absolute("driver-dirs", dir))
+	}
+	return errors.Join(errs...)
 }
 
 // minTimeout is the shortest timeout. A GPU that is busy may take that long to answer.

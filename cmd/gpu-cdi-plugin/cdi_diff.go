@@ -107,6 +107,7 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 		return cli.With(cli.Differs, hint,
 			fmt.Errorf("%s does not match this host: %s", strings.Join(paths, ", "), wording.Count(n, "difference")))
 	}
+	a.warnMissing(g.findings)
 	return g.checkComplete()
 }
 

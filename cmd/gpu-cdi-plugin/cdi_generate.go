@@ -134,6 +134,7 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 			return err
 		}
 	}
+	a.warnMissing(g.findings)
 	return g.checkComplete()
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/configfile"
@@ -22,14 +23,15 @@ import (
 var errNoGPU = errors.New("the NVIDIA driver has no GPU")
 
 // host returns the paths of the host's files. Paths that are not configured are detected. If --nvml-library is given
-// and --driver-root is not, the driver is installed where that library is, and other libraries are searched for in the
-// same directory first. The device nodes are those in the driver's root if only that has them, as in a driver
-// container.
+// and --driver-root is not, the driver is installed where that library is, if that is a root with programs, and other
+// libraries are searched for in the same directory first. The device nodes are those in the driver's root if only that
+// has them, as in a driver container.
 func (a *app) host() (host.Host, error) {
 	h, err := host.New(a.Root, a.DriverRoot, a.DevRoot)
 	if err != nil {
 		return host.Host{}, fmt.Errorf("locate the host's files: %w", err)
 	}
+	h = h.WithDirs(a.DriverDirs)
 	library := a.NVMLLibrary
 	if library == "" {
 		library, _ = nvml.Find(h, "") // the error is reported when the library is opened
@@ -38,10 +40,10 @@ func (a *app) host() (host.Host, error) {
 		if library, err = filepath.Abs(library); err != nil {
 			return host.Host{}, fmt.Errorf("locate the driver's library: %w", err)
 		}
-		if a.NVMLLibrary != "" && a.DriverRoot == "" {
-			h = h.WithLibrary(library)
-		} else {
-			h = h.WithLibraries(filepath.Dir(library))
+		owner := h.WithLibrary(library)
+		h = h.WithLibraries(filepath.Dir(library))
+		if a.NVMLLibrary != "" && a.DriverRoot == "" && driver.IsRoot(owner.DriverRoot()) {
+			h = owner
 		}
 	}
 	if under := h.WithDevRoot(h.DriverRoot()); a.DevRoot == "" && !hasNodes(h) && hasNodes(under) {

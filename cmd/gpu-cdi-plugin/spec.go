@@ -129,6 +129,16 @@ func lacking(findings []driver.Finding) error {
 	return errors.Join(errs...)
 }
 
+// warnMissing logs which files containers do not get although their siblings were found.
+func (a *app) warnMissing(findings []driver.Finding) {
+	for i := range findings {
+		if f := &findings[i]; f.Missing != "" && !f.Broken {
+			text, advice := f.Lack()
+			a.Log.Warn(text + "; " + advice)
+		}
+	}
+}
+
 // hook returns the path of the hook, on the host, that is written into specs. If it is set by --hook-path, the file
 // need not exist: a spec may be printed for another host.
 func (a *app) hook() (string, error) {

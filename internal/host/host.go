@@ -16,6 +16,7 @@ import (
 type Host struct {
 	root, driver, dev string
 	libraries         string
+	dirs              []string
 }
 
 // New returns the host with /proc and /sys under root, the driver installation (libraries, programs, firmware,
@@ -60,6 +61,18 @@ func (h Host) WithLibraries(dir string) Host {
 	h.libraries = dir
 	return h
 }
+
+// WithDirs returns the host with further directories, below the driver's root, that have files of the driver.
+func (h Host) WithDirs(dirs []string) Host {
+	h.dirs = dirs
+	return h
+}
+
+// DriverDirs returns the directories of WithDirs.
+func (h Host) DriverDirs() []string { return h.dirs }
+
+// DirLibraries are the directories, relative to one of DriverDirs, that may have libraries.
+func DirLibraries() []string { return []string{"", "lib64", "lib"} }
 
 // Libraries returns the directory in which driver libraries are searched first, or "".
 func (h Host) Libraries() string { return h.libraries }
