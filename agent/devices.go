@@ -11,6 +11,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/proc"
 	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/resource"
@@ -25,6 +26,19 @@ type devices struct {
 }
 
 var _ prepare.State = (*devices)(nil)
+
+// whyBlind says, if a policy has the processes on devices checked, why they cannot be seen. It is empty otherwise.
+func (p *devices) whyBlind() string {
+	checks := func(r resource.Resource) bool { return p.rules.RulesOf(r.Name).Policy.Includes(prepare.Check) }
+	if !slices.ContainsFunc(p.node.State().Resources, checks) {
+		return ""
+	}
+	if err := proc.SeesAll(p.host.Proc()); err != nil {
+		return "processes on a GPU are not checked before a container gets it, since this program cannot see them " +
+			"(docs/health.md, hostPID): " + wording.OneLine(err)
+	}
+	return ""
+}
 
 // find returns a device of the published state, or nil.
 func (p *devices) find(uuid string) *resource.Device {

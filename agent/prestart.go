@@ -5,9 +5,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"gpu-cdi-plugin/agent/ledger"
 	"gpu-cdi-plugin/agent/metrics"
@@ -15,6 +17,7 @@ import (
 	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -27,7 +30,50 @@ type preparer struct {
 	ledger   *ledger.Ledger
 	record   *prepare.RecordFile
 	metrics  *metrics.Metrics
+	changed  wake.Chan // the remarks may have changed
 	log      *slog.Logger
+
+	mu     sync.Mutex
+	undone map[string]string // what could not be done in the last preparation of a device, by UUID
+}
+
+// remarks are sentences about the steps of preparations that cannot be done.
+func (p *preparer) remarks() []string {
+	var list []string
+	if why := p.devices.whyBlind(); why != "" {
+		list = append(list, why)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, uuid := range slices.Sorted(maps.Keys(p.undone)) {
+		if p.devices.offered(uuid) {
+			list = append(list, uuid+p.undone[uuid])
+		}
+	}
+	return list
+}
+
+// setUndone records what could not be done for a device that a container got, and logs it if it is new.
+func (p *preparer) setUndone(r *prepare.Record) {
+	if r.Error != "" {
+		return
+	}
+	text := ""
+	if steps := r.Undone(); len(steps) > 0 {
+		text = " was given to a container although these steps could not be done: " + strings.Join(steps, ", ")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.undone[r.UUID] == text {
+		return
+	}
+	if text == "" {
+		delete(p.undone, r.UUID)
+	} else {
+		p.undone[r.UUID] = text
+		p.log.Warn(r.UUID + text)
+	}
+	p.changed.Wake()
 }
 
 // preStart prepares the devices of a container of a resource concurrently. The plugin limits its time.
@@ -59,6 +105,7 @@ func (p *preparer) preStart(ctx context.Context, resourceName string, requested 
 	for i := range records {
 		p.metrics.Prepared(&records[i])
 		p.logRecord(resourceName, &records[i])
+		p.setUndone(&records[i])
 		p.record.Add(records[i])
 	}
 	return err

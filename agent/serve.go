@@ -54,8 +54,8 @@ func Serve(ctx context.Context, o *Options) error {
 	held := ledger.New(ledger.Options{List: kubelet.List, Changed: again, Log: o.Log})
 	daemons := mps.New(mps.MonitorOptions{Dir: MPSDir(c), Modes: o.Driver, Changed: again.Wake, Log: o.Log})
 	prep := &preparer{
-		devices: devs, runner: runner, releaser: rel, mps: daemons, ledger: held, metrics: m, log: o.Log,
-		record: prepare.NewRecordFile(Preparations(c), devs.offered, o.Log),
+		devices: devs, runner: runner, releaser: rel, mps: daemons, ledger: held, metrics: m, changed: changed, log: o.Log,
+		undone: map[string]string{}, record: prepare.NewRecordFile(Preparations(c), devs.offered, o.Log),
 	}
 
 	p, err := plugin.New(pluginOptions(o, prep, held, observer{m, changed}))
@@ -145,7 +145,7 @@ func (s *service) remarks() []string {
 			list = append(list, text)
 		}
 	}
-	return list
+	return append(list, s.preparer.remarks()...)
 }
 
 func (s *service) released() <-chan struct{} { return s.releaser.released() }
@@ -160,6 +160,9 @@ const waitPreparations = 20 * time.Second
 
 // runPlugin runs the plugin and then waits for unfinished preparations, so that all are recorded.
 func (s *service) runPlugin(ctx context.Context) error {
+	if why := s.preparer.devices.whyBlind(); why != "" {
+		s.opts.Log.Warn(why)
+	}
 	afterEnd := context.WithoutCancel(ctx)
 	recording, endRecording := context.WithCancel(afterEnd)
 	defer endRecording()

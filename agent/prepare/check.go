@@ -74,7 +74,7 @@ func (x *target) leftovers(ctx context.Context) (left []*proc.Process, others []
 		}
 	}
 	if use.ProcessesUnknown && len(left)+len(others) == 0 {
-		err = skippedError("the driver does not report the processes on the device")
+		err = unable("the driver does not report the processes on the device")
 	}
 	return left, others, err
 }
@@ -97,7 +97,7 @@ func (x *target) checkMemory(ctx context.Context) (string, error) {
 		return "", err
 	case used <= x.rules.MemoryTolerance:
 	case unknown != 0:
-		return "", skippedError(fmt.Sprintf("the driver does not report the memory of process %d", unknown))
+		return "", unable("the driver does not report the memory of process %d", unknown)
 	case x.willReset() && !x.wasReset:
 		x.needsReset = cmp.Or(x.needsReset, fmt.Errorf("%d MiB are in use without a process", used>>20))
 	default:
@@ -111,7 +111,7 @@ func (x *target) checkMemory(ctx context.Context) (string, error) {
 func (x *target) memoryInUse(ctx context.Context) (used uint64, unknown int, err error) {
 	use, err := x.opts.Driver.Use(ctx, x.d.UUID)
 	if err == nil && use.MemoryUnknown {
-		err = skippedError("the driver does not report the memory in use")
+		err = unable("the driver does not report the memory in use")
 	}
 	used = use.MemoryUsed
 	for _, p := range use.Processes {

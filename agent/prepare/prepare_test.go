@@ -192,6 +192,42 @@ func TestOnlyTheHostsNamespaceShowsProcesses(t *testing.T) {
 	}
 }
 
+// A step that was due and could not be run is told apart from one that is not for the device.
+func TestUndoneSteps(t *testing.T) {
+	part := device
+	part.UUID, part.SharesMemory = "MIG-7f8c", true
+	for name, c := range map[string]struct {
+		node   *fakeNode
+		device Device
+		policy Policy
+		want   []string
+	}{
+		"all steps were done": {node: &fakeNode{}, device: device, policy: Check},
+		"the driver does not report the use": {
+			node: &fakeNode{use: gpu.Use{ProcessesUnknown: true, MemoryUnknown: true}}, device: device, policy: Check,
+			want: []string{
+				"processes (the driver does not report the processes on the device)",
+				"memory (the driver does not report the memory in use)",
+			},
+		},
+		"the GPU cannot be reset": {
+			node: &fakeNode{}, device: device, policy: Reset, want: []string{"reset (not reset: Not Supported)"},
+		},
+		"a shared device":  {node: &fakeNode{shared: "MPS"}, device: device, policy: Reset},
+		"a part of a GPU":  {node: &fakeNode{}, device: part, policy: Reset},
+		"a refused device": {node: &fakeNode{healthErr: errors.New("lost")}, device: device, policy: Check},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRunner(t, c.node)
+			r.opts.Resetter = &fakeReset{node: c.node, outcomes: []Outcome{ResetNotSupported}}
+			rec, _ := runOne(r, t.Context(), c.device, Rules{Policy: c.policy})
+			if diff := cmp.Diff(c.want, rec.Undone()); diff != "" {
+				t.Errorf("-want +got\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestPlain(t *testing.T) {
 	for in, want := range map[string]string{
 		"a\nb\x00c\x1b[1m": "a b c [1m",

@@ -31,7 +31,9 @@ type Step struct {
 	Name   string `json:"name"`
 	Result Result `json:"result"`
 	// Note says what was found or done, or why the step was skipped or failed.
-	Note     string        `json:"note,omitempty"`
+	Note string `json:"note,omitempty"`
+	// Unable says that a skipped step should have been run and could not be.
+	Unable   bool          `json:"unable,omitempty"`
 	Duration time.Duration `json:"duration"` // nanoseconds
 }
 
@@ -44,6 +46,17 @@ const (
 	Failed  Result = "failed"
 	Skipped Result = "skipped"
 )
+
+// Undone returns the steps that should have been run and could not be, with the reasons.
+func (r *Record) Undone() []string {
+	var list []string
+	for _, s := range r.Steps {
+		if s.Unable {
+			list = append(list, s.Name+" ("+s.Note+")")
+		}
+	}
+	return list
+}
 
 // MaxRecords bounds the records that are read, in bytes.
 const MaxRecords = 4 << 20
@@ -128,21 +141,23 @@ func (r *recorder) add(note string, err error) error {
 	switch {
 	case errors.Is(err, errNotDue):
 	case isSkipped:
-		r.addStep(Skipped, string(why))
+		_, isUnable := errors.AsType[unableError](err)
+		r.addStep(Step{Result: Skipped, Note: string(why), Unable: isUnable})
 	case err != nil:
 		return err
 	default:
-		r.addStep(OK, note)
+		r.addStep(Step{Result: OK, Note: note})
 	}
 	return nil
 }
 
 // addStep adds the current step, unless the record was returned already.
-func (r *recorder) addStep(result Result, note string) {
+func (r *recorder) addStep(s Step) {
 	if r.ended {
 		return
 	}
-	r.record.Steps = append(r.record.Steps, Step{r.name, result, plain(note), time.Since(r.began)})
+	s.Name, s.Note, s.Duration = r.name, plain(s.Note), time.Since(r.began)
+	r.record.Steps = append(r.record.Steps, s)
 }
 
 // end returns the record. If there is an error, it is the result of the current step.
@@ -154,7 +169,7 @@ func (r *recorder) end(err error) (Record, error) {
 	if err == nil {
 		return r.record, nil
 	}
-	r.addStep(Failed, err.Error())
+	r.addStep(Step{Result: Failed, Note: err.Error()})
 	err = &Error{UUID: r.record.UUID, Step: r.name, Err: err}
 	r.record.Error = err.Error()
 	return r.record, err

@@ -314,7 +314,10 @@ func (x *target) withoutReset(why string) error {
 	if x.rules.Strict {
 		return errors.New("the GPU must be reset and cannot be: " + why)
 	}
-	return skippedError("not reset: " + why)
+	if x.whyNotAlone() != "" {
+		return skippedError("not reset: " + why)
+	}
+	return unable("not reset: %s", why)
 }
 
 // awaitHealthy waits until the GPU is healthy after its reset.

@@ -365,10 +365,19 @@ type stepFunc = func(context.Context) (note string, err error)
 // errNotDue means that the policy does not include the step, which is then not recorded.
 var errNotDue = errors.New("not a step of the policy")
 
-// skippedError means that a step cannot be run for a device.
+// skippedError means that a step is not run for a device.
 type skippedError string
 
 func (s skippedError) Error() string { return string(s) }
+
+// unableError means that a step should be run and cannot be, although the device is given to the container.
+type unableError struct{ skippedError }
+
+func (e unableError) Unwrap() error { return e.skippedError }
+
+func unable(format string, args ...any) error {
+	return unableError{skippedError(fmt.Sprintf(format, args...))}
+}
 
 // steps runs steps and records them until one fails.
 func (x *target) steps(ctx context.Context, steps ...step) error {

@@ -71,6 +71,11 @@ func TestServeGivesNoContainerAGPUThatIsUsed(t *testing.T) {
 	testenv.Must(t, s.node.RemoveProcess(1, cmd.Process.Pid))
 	s.wantReady(e, s.uuids()[1])
 	s.wantReady(e, s.uuids()[1]) // a container that starts again
+	// The log and /readyz say so.
+	const blind = "processes on a GPU are not checked before a container gets it, since this program cannot see them"
+	if body, _ := s.ask("/readyz"); !strings.Contains(body, "\n"+blind) || !strings.Contains(s.log.String(), blind) {
+		t.Errorf("nothing says that processes cannot be seen; /readyz:\n%s", body)
+	}
 	const refused = `gpu_cdi_plugin_prestart_seconds_count{result="failed",step="memory"} 1`
 	if text, _ := s.ask("/metrics"); !strings.Contains(text, refused) {
 		t.Error("the metrics do not show the refusal")
@@ -130,6 +135,31 @@ func TestServeRemembersWhichGPUCannotBeReset(t *testing.T) {
 	s.awaitControl()
 	s.does("was reset", "reset", "3")
 	s.wantReady(e, s.uuids()[3])
+}
+
+// A step that cannot be done, although the container gets the device, is a remark until it can.
+func TestServeSaysWhichStepsItCannotDo(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	s := newServed(t, "pcie-quad", "listen: 127.0.0.1:0\nprestart: {policy: reset}")
+	s.addLoader("usr/bin/nvidia-smi")
+	testenv.Must(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetNotSupported}))
+	s.start()
+	e := s.listed(gpuResource, 4, 0)
+	s.wantReady(e, s.uuids()...)
+	want := "\n" + s.uuids()[3] + " was given to a container although these steps could not be done: reset (not reset: "
+	waitFor(t, "the remark", func() bool { body, _ := s.ask("/readyz"); return strings.Contains(body, want) })
+	if body, _ := s.ask("/readyz"); strings.Count(body, "was given") != 1 {
+		t.Errorf("/readyz also names others:\n%s", body)
+	}
+	if got := strings.Count(s.log.String(), strings.TrimSpace(want)); got != 1 {
+		t.Errorf("logged %d times", got)
+	}
+	testenv.Must(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks}))
+	s.awaitControl()
+	s.does("was reset", "reset", "3")
+	s.wantReady(e, s.uuids()[3])
+	waitFor(t, "the end of the remark", func() bool { body, _ := s.ask("/readyz"); return !strings.Contains(body, want) })
 }
 
 // A GPU that needs a reset is given to a container after it.
