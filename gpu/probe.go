@@ -44,6 +44,7 @@ const (
 	FabricStarting                // the fabric manager has not configured the GPU yet
 	FabricCompleted               // the GPU is part of the fabric
 	FabricFailed                  // the GPU could not join the fabric
+	FabricUnhealthy               // the GPU is part of the fabric and cannot use it
 )
 
 // Event is an event that the driver reports about a GPU.

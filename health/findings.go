@@ -49,6 +49,7 @@ func (b *baseline) findings(p *gpu.Probe) []Finding {
 	add(down != 0, None, "%d of its %d NVLinks are down", bits.OnesCount64(down), bits.OnesCount64(b.NVLinks|p.NVLinks))
 	add(p.Fabric == gpu.FabricStarting && !p.MIGEnabled, None, "the fabric manager has not configured it yet")
 	add(p.Fabric == gpu.FabricFailed && !p.MIGEnabled, Reset, "it could not join the NVLink fabric")
+	add(p.Fabric == gpu.FabricUnhealthy && !p.MIGEnabled, None, "the driver reports its NVLink fabric as unhealthy")
 	add(p.ShutdownTemperature > 0 && p.Temperature >= p.ShutdownTemperature-shutdownMargin, None,
 		"it is about to overheat: it shuts down at %d °C", p.ShutdownTemperature)
 	if !p.MIGEnabled {

@@ -48,6 +48,9 @@ func TestFindingsOfAProbe(t *testing.T) {
 		"the GPU cannot join the fabric": {
 			func(p *gpu.Probe) { p.Fabric = gpu.FabricFailed }, "it could not join the NVLink fabric", Reset,
 		},
+		"the GPU's fabric is unhealthy": {
+			func(p *gpu.Probe) { p.Fabric = gpu.FabricUnhealthy }, "the driver reports its NVLink fabric as unhealthy", None,
+		},
 		"the GPU is part of the fabric": {func(p *gpu.Probe) { p.Fabric = gpu.FabricCompleted }, "", ""},
 		"the GPU is about to shut down": {
 			func(p *gpu.Probe) { p.Temperature = 90 }, "it is about to overheat: it shuts down at 92 °C", None,

@@ -405,6 +405,19 @@ func TestProbes(t *testing.T) {
 	if diff := cmp.Diff(before[4], got[4]); diff != "" {
 		t.Errorf("its neighbour has changed (-want +got):\n%s", diff)
 	}
+	for health, fabric := range map[string]gpu.Fabric{
+		"unhealthy": gpu.FabricUnhealthy, "limited-capacity": gpu.FabricCompleted, "not-supported": gpu.FabricCompleted,
+	} {
+		testenv.Must(t, node.Set(3, map[string]string{"fabric-state": "completed", "fabric-health": health}))
+		if got := probe()[3].Fabric; got != fabric {
+			t.Errorf("a GPU whose fabric is %s has the state %d", health, got)
+		}
+	}
+	fail(t, node, "nvmlDeviceGetGpuFabricInfoV", 3, nvml.ERROR_ARGUMENT_VERSION_MISMATCH) // of an older driver
+	testenv.Must(t, node.Set(3, map[string]string{"fabric-health": "unhealthy"}))
+	if got := probe()[3].Fabric; got != gpu.FabricCompleted {
+		t.Errorf("a GPU whose fabric's health is not reported has the state %d", got)
+	}
 	testenv.Must(t, node.Lose(3))
 	for _, when := range []string{"lost", "lost, and unreadable in the snapshot"} {
 		if got := probe(); got[3].Error == "" || !got[3].Lost || got[4].Error != "" || got[4].Lost {

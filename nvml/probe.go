@@ -241,11 +241,22 @@ func (p *prober) readFabric(dev nvml.Device) error {
 	case info.State == nvml.GPU_FABRIC_STATE_IN_PROGRESS, info.State == nvml.GPU_FABRIC_STATE_NOT_STARTED:
 		p.got.Fabric = gpu.FabricStarting
 	case info.State == nvml.GPU_FABRIC_STATE_COMPLETED && info.Status == uint32(nvml.SUCCESS):
-		p.got.Fabric = gpu.FabricCompleted
+		return p.readFabricHealth(dev)
 	case info.State == nvml.GPU_FABRIC_STATE_COMPLETED:
 		p.got.Fabric = gpu.FabricFailed
 	}
 	return nil
+}
+
+// readFabricHealth reads the health of the fabric that a GPU has joined. Older drivers do not report it. A fabric with less
+// capacity works.
+func (p *prober) readFabricHealth(dev nvml.Device) error {
+	p.got.Fabric = gpu.FabricCompleted
+	info, err := reading(p, nvml.GpuFabricInfo_v3{}, "nvmlDeviceGetGpuFabricInfoV", dev.GetGpuFabricInfoV().V3)
+	if info.HealthSummary == nvml.GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY {
+		p.got.Fabric = gpu.FabricUnhealthy
+	}
+	return err
 }
 
 func (p *prober) readTemperature(dev nvml.Device) error {
