@@ -44,8 +44,14 @@ type file struct {
 	Checksum uint64
 }
 
-// ParseCheckpoint parses a checkpoint. If its checksum is wrong, the error wraps ErrChecksum.
+// ParseCheckpoint parses a checkpoint. If its checksum is wrong, the error wraps ErrChecksum. That of a kubelet before
+// 1.11 has no checksum.
 func ParseCheckpoint(data []byte) (*Checkpoint, error) {
+	if bare, ok, err := parseBare(data); ok && err == nil {
+		return bare, nil
+	} else if ok {
+		return nil, fmt.Errorf("parse the checkpoint of a kubelet before 1.11: %w", err)
+	}
 	current, err := parseV2(data)
 	if err == nil {
 		return current, nil
@@ -75,9 +81,13 @@ func parseV2(data []byte) (*Checkpoint, error) {
 // DeviceIDs returns the IDs of the devices that pods have, from the checkpoint of a kubelet since 1.20. It ignores the
 // checksum, since later kubelets may compute it in another way.
 func DeviceIDs(data []byte) (map[string]bool, error) {
+	var keys map[string]json.RawMessage
 	var f file
-	if err := json.Unmarshal(data, &f); err != nil {
+	if err := errors.Join(json.Unmarshal(data, &keys), json.Unmarshal(data, &f)); err != nil {
 		return nil, fmt.Errorf("parse the kubelet's checkpoint: %w", err)
+	}
+	if _, ok := keys["Data"]; !ok {
+		return nil, errors.New("parse the kubelet's checkpoint: it has no Data; kubelets since 1.20 are supported")
 	}
 	allocated := map[string]bool{}
 	for _, e := range f.Data.PodDeviceEntries {

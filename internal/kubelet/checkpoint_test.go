@@ -43,6 +43,19 @@ func TestAnEmptyCheckpoint(t *testing.T) {
 	}
 }
 
+// A kubelet 1.10 wrote the content without a checksum.
+func TestACheckpointWithoutChecksum(t *testing.T) {
+	v1 := string(read(t, "kubelet-1.19.json"))
+	bare := strings.TrimSuffix(strings.TrimPrefix(v1, `{"Data":`), `,"Checksum":3352954356}`)
+	want, err := kubelet.ParseCheckpoint([]byte(v1))
+	testenv.Must(t, err)
+	got, err := kubelet.ParseCheckpoint([]byte(bare))
+	testenv.Must(t, err)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+}
+
 func TestParseRefuses(t *testing.T) {
 	v2, v1 := string(read(t, "kubelet-1.36.json")), string(read(t, "kubelet-1.19.json"))
 	for name, c := range map[string]struct{ data, want string }{
@@ -53,10 +66,16 @@ func TestParseRefuses(t *testing.T) {
 		"another order":              {strings.Replace(v2, `"GPU-1","GPU-0"`, `"GPU-0","GPU-1"`, 1), "does not match"},
 		"another checksum":           {strings.Replace(v2, "3586343820", "3586343821", 1), "says 3586343821"},
 		"another device before 1.20": {strings.Replace(v1, `"GPU-1","GPU-0"`, `"GPU-1","GPU-2"`, 1), "file says 3352954356"},
-		"half a file":                {v2[:len(v2)/2], "unexpected end of JSON input"},
-		"an empty file":              {"", "unexpected end of JSON input"},
-		"no JSON":                    {"\x00\x00", "invalid character"},
-		"two files":                  {v2 + v2, "after top-level value"},
+		"a file without its checksum": {
+			strings.Replace(v1, `,"Checksum":3352954356`, "", 1), "the checksum does not match: the file says 0",
+		},
+		"entries that are none, of 1.10": {
+			`{"PodDeviceEntries":7,"RegisteredDevices":{}}`, "parse the checkpoint of a kubelet before 1.11: json: ",
+		},
+		"half a file":   {v2[:len(v2)/2], "unexpected end of JSON input"},
+		"an empty file": {"", "unexpected end of JSON input"},
+		"no JSON":       {"\x00\x00", "invalid character"},
+		"two files":     {v2 + v2, "after top-level value"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := kubelet.ParseCheckpoint([]byte(c.data))
@@ -94,6 +113,8 @@ func TestDeviceIDsAreThoseOfAllPods(t *testing.T) {
 		},
 		"of a node without pods": {`{"Data":null}`, map[string]bool{}},
 		"of a damaged file":      {`{`, nil},
+		"of a kubelet 1.10":      {`{"PodDeviceEntries":[{"DeviceIDs":["a"]}],"RegisteredDevices":{}}`, nil},
+		"without content":        {`{}`, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := kubelet.DeviceIDs([]byte(c.data))
@@ -108,6 +129,7 @@ func FuzzParse(f *testing.F) {
 	for _, name := range []string{"kubelet-1.36.json", "kubelet-1.19.json"} {
 		f.Add(read(f, name))
 	}
+	f.Add([]byte(`{"PodDeviceEntries":[{"DeviceIDs":["a"]}],"RegisteredDevices":{"x/r":["a"]}}`))
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":3467439661}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := kubelet.ParseCheckpoint(data)

@@ -28,14 +28,37 @@ func parseV1(data []byte) (*Checkpoint, error) {
 	if err := verify(f.Checksum, f.Data.dump()); err != nil {
 		return nil, err
 	}
-	c := &Checkpoint{RegisteredDevices: f.Data.RegisteredDevices}
-	for _, e := range f.Data.PodDeviceEntries {
-		c.PodDeviceEntries = append(c.PodDeviceEntries, Entry{
+	return f.Data.checkpoint(), nil
+}
+
+// parseBare parses the format of kubelets before 1.11, which has no checksum. Ok says whether the data is of that format.
+func parseBare(data []byte) (c *Checkpoint, ok bool, err error) {
+	var keys map[string]json.RawMessage
+	if json.Unmarshal(data, &keys) != nil {
+		return nil, false, nil
+	}
+	_, hasEntries := keys["PodDeviceEntries"]
+	_, hasData := keys["Data"]
+	_, hasChecksum := keys["Checksum"]
+	if !hasEntries || hasData || hasChecksum {
+		return nil, false, nil
+	}
+	f := checkpointV1{RegisteredDevices: map[string][]string{}}
+	if err := json.Unmarshal(data, &f); err != nil {
+		return nil, true, err
+	}
+	return f.checkpoint(), true, nil
+}
+
+func (c *checkpointV1) checkpoint() *Checkpoint {
+	current := &Checkpoint{RegisteredDevices: c.RegisteredDevices}
+	for _, e := range c.PodDeviceEntries {
+		current.PodDeviceEntries = append(current.PodDeviceEntries, Entry{
 			PodUID: e.PodUID, ContainerName: e.ContainerName, ResourceName: e.ResourceName,
 			DeviceIDs: map[int64][]string{0: e.DeviceIDs}, AllocResp: e.AllocResp,
 		})
 	}
-	return c, nil
+	return current
 }
 
 // dump returns the text that the checksum of the old format covers. Its types had the names that today's types have.
