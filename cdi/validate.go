@@ -126,8 +126,8 @@ func (v *validator) checkEdits(where string, e *specs.ContainerEdits) {
 	}
 }
 
-// checkCUDA checks that a spec with libcuda has the device nodes without which CUDA does not start: the kernel module of
-// nvidia-uvm may not have been loaded when the spec was made.
+// checkCUDA checks that a spec with libcuda has the device nodes without which CUDA does not start. The kernel module
+// of nvidia-uvm may not have been loaded when the spec was made.
 func (v *validator) checkCUDA(spec *specs.Spec) {
 	all := []*specs.ContainerEdits{&spec.ContainerEdits}
 	for i := range spec.Devices {

@@ -110,8 +110,8 @@ func checkMPS(at place) error {
 	return nil
 }
 
-// addFirmware adds the firmware of the driver's version from all directories that the kernel searches, and from those of
-// the driver. If links lead to a file from two directories, it is added only once.
+// addFirmware adds the firmware of the driver's version from all directories that the kernel searches, and from those
+// of the driver. If links lead to a file from two directories, it is added only once.
 func (d *Driver) addFirmware(h host.Host, r root, driverDirs []string) {
 	dirs, seen := firmwareDirsOf(h, d.Version), map[string]bool{}
 	kernels := len(dirs)

@@ -20,10 +20,10 @@ import (
 // libraryName is the SONAME of NVML's library.
 const libraryName = "libnvidia-ml.so.1"
 
-// Find returns the path of the library to load. If `explicit` is a path, Find only checks that file. Otherwise it is the
-// first library for this machine in the host's DriverDirs; else the file that the dynamic loader of the driver's root
-// would load by name; else the first in the usual directories under that root. Links are resolved inside the root, like
-// in the container or image to which it belongs.
+// Find returns the path of the library to load. If `explicit` is a path, Find only checks that file. Otherwise it is
+// the first library for this machine in the host's DriverDirs; else the file that the dynamic loader of the driver's
+// root would load by name; else the first in the usual directories under that root. Links are resolved inside the root,
+// like in the container or image to which it belongs.
 //
 // The error wraps ErrLibraryNotFound or ErrLibraryUnusable.
 func Find(h host.Host, explicit string) (string, error) {

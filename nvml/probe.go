@@ -248,8 +248,8 @@ func (p *prober) readFabric(dev nvml.Device) error {
 	return nil
 }
 
-// readFabricHealth reads the health of the fabric that a GPU has joined. Older drivers do not report it. A fabric with less
-// capacity works.
+// readFabricHealth reads the health of the fabric that a GPU has joined. Older drivers do not report it. A fabric with
+// less capacity works.
 func (p *prober) readFabricHealth(dev nvml.Device) error {
 	p.got.Fabric = gpu.FabricCompleted
 	info, err := reading(p, nvml.GpuFabricInfo_v3{}, "nvmlDeviceGetGpuFabricInfoV", dev.GetGpuFabricInfoV().V3)

@@ -132,7 +132,8 @@ func fullConfig() Config {
 	return Config{
 		Common: Common{
 			Root: "/host", DriverRoot: "/run/nvidia/driver", DevRoot: "/host", NVMLLibrary: "/host/libnvidia-ml.so.1",
-			DriverDirs: []string{"/opt/nvidia"}, CDIDir: "/etc/cdi", CDIKind: "example.com/gpu", HookPath: "/opt/prestart-hook", InsecurePaths: true,
+			DriverDirs: []string{"/opt/nvidia"},
+			CDIDir:     "/etc/cdi", CDIKind: "example.com/gpu", HookPath: "/opt/prestart-hook", InsecurePaths: true,
 			LogLevel: "debug", LogFormat: "json",
 		},
 		Plugin: Plugin{

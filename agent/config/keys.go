@@ -18,8 +18,8 @@ var keys = [][2]string{
 	{"root", "`directory` with the host's /proc, /sys and /etc/cdi, and by default the driver"},
 	{"driver-root", "`directory` in which the driver is installed (default: root, or the one that nvml-library is in)"},
 	{"dev-root", "`directory` whose dev/ has the device nodes (default: root, or driver-root if only that has them)"},
-	{"driver-dirs", "`list` of further directories with the driver's files, below driver-root: libraries in lib64 or lib, " +
-		"programs in bin or sbin, or all directly (default: the usual directories of distributions)"},
+	{"driver-dirs", "`list` of further directories with the driver's files, below driver-root: libraries in lib64 or " +
+		"lib, programs in bin or sbin, or all directly (default: the usual directories of distributions)"},
 	{"nvml-library", "`path` of libnvidia-ml.so.1 (default: detected)"},
 	{"cdi-dir", "`directory` that specs are written to"},
 	{"cdi-kind", "`vendor/class` of the devices in specs"},

@@ -31,7 +31,8 @@ func parseV1(data []byte) (*Checkpoint, error) {
 	return f.Data.checkpoint(), nil
 }
 
-// parseBare parses the format of kubelets before 1.11, which has no checksum. Ok says whether the data is of that format.
+// parseBare parses the format of kubelets before 1.11, which has no checksum. It also reports whether the data has that
+// format.
 func parseBare(data []byte) (c *Checkpoint, ok bool, err error) {
 	var keys map[string]json.RawMessage
 	if json.Unmarshal(data, &keys) != nil {
