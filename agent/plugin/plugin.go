@@ -145,9 +145,6 @@ func (p *Plugin) update(r resource.Resource, gpus *allocator.GPUs) error {
 		return err
 	}
 	e := newEndpoint(r.Name, socketPath(p.opts.dir(), r.Name, taken), server, &p.opts)
-	if err != nil {
-		return err
-	}
 	p.endpoints[r.Name] = e
 	if p.start != nil {
 		p.start(e)

@@ -122,8 +122,10 @@ func (a *app) exportCheckpoint(path string) error {
 		return err
 	}
 	if loaded.Loss != nil {
-		return cli.With(cli.Failure, "import a checkpoint that says which pods have devices, or free the devices that no pod "+
-			"has with the verb release --withheld while serve runs", fmt.Errorf("export the checkpoint: placements are lost: %s", loaded.Loss.Reason))
+		return cli.With(cli.Failure,
+			"import a checkpoint that says which pods have devices, or free the devices that no pod has with the verb "+
+				"release --withheld while serve runs",
+			fmt.Errorf("export the checkpoint: placements are lost: %s", loaded.Loss.Reason))
 	}
 	for i := range loaded.Placements {
 		loaded.Placements[i].Allocations = loaded.Placements[i].Held()

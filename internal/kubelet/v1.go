@@ -35,8 +35,8 @@ func parseV1(data []byte) (*Checkpoint, error) {
 // format.
 func parseBare(data []byte) (c *Checkpoint, ok bool, err error) {
 	var keys map[string]json.RawMessage
-	if json.Unmarshal(data, &keys) != nil {
-		return nil, false, nil
+	if err := json.Unmarshal(data, &keys); err != nil {
+		return nil, false, nil //nolint:nilerr // it has another format, of which the caller reports the error
 	}
 	_, hasEntries := keys["PodDeviceEntries"]
 	_, hasData := keys["Data"]

@@ -97,7 +97,7 @@ func hostNode(t *testing.T, n *suite.Node, name string, given bool) node {
 func checkAccess(t *testing.T, n *suite.Node, nodes []node, list []listed, device string) {
 	t.Helper()
 	open, answers := opening(nodes)
-	script := fmt.Sprintf("%s -L && echo %s\n%s", inContainer(t, n, n.SMI()), endOfList, open)
+	script := fmt.Sprintf("%s -L && echo %s\n%s", containerSMI, endOfList, open)
 	c := engine.Container{Image: image.Glibc, Mknod: true, Args: []string{"sh", "-c", script}, CDIDir: n.CDIDir}
 	check := func(e engine.Engine, c engine.Container) {
 		t.Run(e.String(), func(t *testing.T) {

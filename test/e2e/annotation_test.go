@@ -83,7 +83,7 @@ func checkAnnotations(t *testing.T, engines ...engine.Engine) {
 			t.Run(e.String()+"/"+request, func(t *testing.T) {
 				t.Parallel()
 				res := e.Run(t, engine.Container{
-					Image: image.Glibc, Args: smi(t, n), CDIDir: n.CDIDir,
+					Image: image.Glibc, Args: smi(), CDIDir: n.CDIDir,
 					Annotations: annotations(names(all[request].names...)...),
 				})
 				checkList(t, res, all[request].want)
@@ -92,7 +92,7 @@ func checkAnnotations(t *testing.T, engines ...engine.Engine) {
 		t.Run(e.String()+"/the image's wish", func(t *testing.T) {
 			t.Parallel()
 			res := e.Run(t, engine.Container{
-				Image: image.Glibc, Args: append(smi(t, n)[:2], "ls /dev/nvidia*; "+inContainer(t, n, n.SMI())+" -L"),
+				Image: image.Glibc, Args: append(smi()[:2], "ls /dev/nvidia*; "+containerSMI+" -L"),
 				CDIDir: n.CDIDir, Env: []string{"NVIDIA_VISIBLE_DEVICES=all"},
 			})
 			if res.Code == 0 || !strings.Contains(res.Stderr, listFails) || strings.Contains(res.Stdout, "nvidia") {
@@ -149,7 +149,7 @@ func TestPodmanCreateRuntimeHook(t *testing.T) {
 			t.Run(p.String()+name, func(t *testing.T) {
 				t.Parallel()
 				res := p.Run(t, engine.Container{
-					Image: image.Glibc, Args: smi(t, n), CDIDir: n.CDIDir, ReadOnly: c.readOnly,
+					Image: image.Glibc, Args: smi(), CDIDir: n.CDIDir, ReadOnly: c.readOnly,
 					Annotations: annotations(names(request.names...)...),
 				})
 				checkList(t, res, request.want)

@@ -63,7 +63,7 @@ func TestSlowAnnotationsInContainerd(t *testing.T) {
 			// Below the cgroup that the suite removes at its end.
 			"--cgroup", fmt.Sprintf("/gpu-test-%d/ctr-%s", os.Getpid(), last),
 			"--rootfs", shared.Images.Copy(t, image.Glibc), fmt.Sprintf("gpu-test-%d-%s", os.Getpid(), last),
-		}, smi(t, n)...)
+		}, smi()...)
 		res, err := proc.Run(t.Context(), proc.Cmd{Args: args})
 		testenv.Must(t, err)
 		return res

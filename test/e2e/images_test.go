@@ -28,7 +28,7 @@ func TestImages(t *testing.T) {
 		} {
 			t.Run(name+"/"+e.String(), func(t *testing.T) {
 				t.Parallel()
-				c.Args = smi(t, n)
+				c.Args = smi()
 				checkList(t, run(t, e, n, c, want.names...), want.want)
 			})
 		}
@@ -43,7 +43,7 @@ func TestImagesNeedTheHook(t *testing.T) {
 	for _, e := range shared.Runtimes() {
 		t.Run(e.String(), func(t *testing.T) {
 			t.Parallel()
-			c := engine.Container{Args: smi(t, n), CDIDir: n.CDIDir, Devices: names("all")}
+			c := engine.Container{Args: smi(), CDIDir: n.CDIDir, Devices: names("all")}
 			bundle := e.Bundle(t, shared.Images.Copy(t, image.Glibc), c)
 			testenv.Must(t, bundle.Edit(func(s *specs.Spec) error { s.Hooks = nil; return nil }))
 			res := e.Start(t, bundle)

@@ -30,7 +30,7 @@ func TestEveryMachine(t *testing.T) {
 				for _, e := range shared.Engines()[:2] {
 					t.Run(name+"/"+e.String(), func(t *testing.T) {
 						t.Parallel()
-						c := engine.Container{Image: image.Glibc, Args: smi(t, n)}
+						c := engine.Container{Image: image.Glibc, Args: smi()}
 						checkList(t, run(t, e, n, c, r.names...), r.want)
 					})
 				}

@@ -27,7 +27,7 @@ func TestPodmanUserNamespace(t *testing.T) {
 			t.Run(p.String(), func(t *testing.T) {
 				t.Parallel()
 				res := p.Run(t, engine.Container{
-					Image: image.Glibc, Args: append([]string{"sh", "-c", `ls -l /dev/nvidiactl >&2; exec "$@"`, "sh"}, smi(t, n)...),
+					Image: image.Glibc, Args: append([]string{"sh", "-c", `ls -l /dev/nvidiactl >&2; exec "$@"`, "sh"}, smi()...),
 					CDIDir: n.CDIDir, Annotations: annotations(names(request.names...)...),
 				})
 				checkList(t, res, request.want)

@@ -217,7 +217,7 @@ var uuid = regexp.MustCompile(`\(UUID: (\S+)\)`)
 // it must not have device nodes either.
 func (f *fixture) listGPUs(t *testing.T, s PodStatus) []string {
 	t.Helper()
-	smi := strings.TrimPrefix(f.gpus.SMI(), f.gpus.Root())
+	const smi = "/usr/bin/nvidia-smi"
 	out := f.inPod(t, s, "sh", "-c", `[ ! -e "$0" ] && ls /dev || exec "$0" -L`, smi)
 	list := []string{}
 	for _, m := range uuid.FindAllStringSubmatch(out, -1) {
