@@ -14,6 +14,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"gpu-cdi-plugin/agent/plugin"
+	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/testenv"
 	"gpu-cdi-plugin/test/manager/behaviour"
@@ -89,7 +90,7 @@ func (k *kubelet) awaitCounts(t *testing.T, capacity, allocatable int64) {
 // serve runs the plugin until the test ends or stop is called, without links between GPUs.
 func serve(t *testing.T, k *kubelet, list []resource.Resource) (p *plugin.Plugin, stop func()) {
 	t.Helper()
-	return servePreferring(t, k, plugin.Preference{}, list)
+	return servePreferring(t, k, nil, list)
 }
 
 // withCDINames gives each device its CDI name, as the node does when it publishes them.
@@ -103,18 +104,18 @@ func withCDINames(list []resource.Resource) []resource.Resource {
 	return list
 }
 
-// servePreferring does the same with a preference for GPUs.
+// servePreferring does the same with GPUs that are connected.
 func servePreferring(
-	t *testing.T, k *kubelet, prefer plugin.Preference, list []resource.Resource,
+	t *testing.T, k *kubelet, gpus *allocator.GPUs, list []resource.Resource,
 ) (p *plugin.Plugin, stop func()) {
 	t.Helper()
 	logs := &bytes.Buffer{}
 	p, err := plugin.New(plugin.Options{
 		Dir:      k.dir,
-		Allocate: plugin.AllocateOptions{Strategies: []resource.Strategy{resource.CDICRI}, Preference: prefer},
+		Allocate: plugin.AllocateOptions{Strategies: []resource.Strategy{resource.CDICRI}},
 		Log:      slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
-	testenv.Must(t, errors.Join(err, p.Update(withCDINames(list))))
+	testenv.Must(t, errors.Join(err, p.Update(withCDINames(list), gpus)))
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()

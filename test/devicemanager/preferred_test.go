@@ -7,7 +7,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"gpu-cdi-plugin/agent/plugin"
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim"
@@ -26,7 +25,7 @@ func TestContainersGetThePreferredGPUs(t *testing.T) {
 	list, _, err := resource.Build(snapshot, c)
 	testenv.Must(t, err)
 	k := newKubelet(t)
-	servePreferring(t, k, plugin.Preference{GPUs: func() *allocator.GPUs { return node }}, list)
+	servePreferring(t, k, node, list)
 	k.awaitCounts(t, 8, 8)
 	var want [][]string
 	for _, pair := range [][]int{{2, 3}, {0, 1}, {6, 7}, {4, 5}} {

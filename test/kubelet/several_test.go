@@ -87,7 +87,7 @@ func TestExtras(t *testing.T) {
 	if diff := cmp.Diff(f.globDevices(t, patterns), nodes); diff != "" {
 		t.Errorf("device nodes (-host +container):\n%s", diff)
 	}
-	f.inPod(t, s, "test", "-e", "/etc/cufile.json")
+	f.inPod(t, s, "sh", "-c", "[ -e /etc/cufile.json ]")
 	if none := newPod("none", "", 0); strings.Contains(f.inPod(t, f.launch(t, none), "ls", "/dev"), "nvidia") {
 		t.Error("a pod without a GPU has nodes of the driver")
 	}
