@@ -128,7 +128,7 @@ func Plain(err *yaml.TypeError) error {
 	goType := regexp.MustCompile(` (into|in type) \S+$`)
 	unknownField := regexp.MustCompile(`field (.+) not found$`)
 	var errs []error
-	for _, message := range err.Errors {
+	for _, message := range err.Errors[:min(maxProblems, len(err.Errors))] {
 		message = goType.ReplaceAllString(message, "")
 		errs = append(errs, errors.New(unknownField.ReplaceAllString(message, "unknown key $1")))
 	}
