@@ -16,7 +16,7 @@ import (
 // kernelDevices are the devices of the loaded kernel module. The driver's library does not report those whose device
 // nodes are missing.
 type kernelDevices struct {
-	gpus []string // PCI addresses; none if the module is told to exclude some GPUs
+	gpus []string // PCI addresses; none if the module is configured to exclude some GPUs
 	mig  []migInstance
 }
 

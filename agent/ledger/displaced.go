@@ -14,8 +14,8 @@ import (
 )
 
 // Displaced notices that another device plugin has registered a resource of this one. The kubelet then uses the later
-// plugin, and tells the earlier one nothing. Displaced compares the devices that the kubelet has with those that are
-// advertised; plugins with the same devices cannot be told apart. It is an actor.
+// plugin, and does not notify the earlier one. Displaced compares the devices that the kubelet has with those that are
+// advertised. It does not notice a plugin that advertises the same devices. It is an actor.
 type Displaced struct {
 	opts DisplacedOptions
 

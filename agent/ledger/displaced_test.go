@@ -30,7 +30,7 @@ func TestAnotherPluginWithTheSameResourceIsNoticed(t *testing.T) {
 			checks: []map[string]map[string]bool{theirs, theirs, theirs}, away: true,
 		},
 		"the kubelet still has an unhealthy one": {checks: []map[string]map[string]bool{ours, ours}, change: 1},
-		"the kubelet never hears of the unhealthy": {
+		"the kubelet keeps an unhealthy one": {
 			checks: []map[string]map[string]bool{ours, ours, ours}, change: 1, want: true,
 		},
 	} {

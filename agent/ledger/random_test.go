@@ -39,7 +39,7 @@ func (w *world) log(format string, args ...any) {
 	w.history = append(w.history, fmt.Sprintf(format, args...))
 }
 
-// restart ends the plugin. Ours comes next, or another one, whose allocations the kubelet alone knows.
+// restart ends the plugin. The next plugin is ours or another one, whose allocations only the kubelet knows.
 func (w *world) restart() {
 	w.started = len(w.pods)
 	w.ledger = nil

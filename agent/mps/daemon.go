@@ -236,7 +236,7 @@ func (d *daemon) begin(ctx context.Context, p *process, limits resource.MPSLimit
 	}
 }
 
-// howEnded returns an error unless the daemon was told to end.
+// howEnded returns an error unless the daemon was signalled to end.
 func (d *daemon) howEnded(p *process) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -53,7 +53,8 @@ func (s *Source) Allocatable(ctx context.Context) (map[string]map[string]bool, e
 }
 
 // Path returns the socket. The kubelet makes it below its root directory, while the directory of device plugins is
-// always the same, so a running kubelet is asked for its root directory if the socket is not beside that directory.
+// always the same. If there is no socket beside the directory of device plugins, Path uses the --root-dir of a running
+// kubelet.
 func (s *Source) Path() string {
 	if s.Socket != "" {
 		return s.Socket

@@ -192,7 +192,7 @@ func TestOnlyTheHostsNamespaceShowsProcesses(t *testing.T) {
 	}
 }
 
-// A step that was due and could not be run is told apart from one that is not for the device.
+// A step that was due and could not be run is recorded differently from a step that does not concern the device.
 func TestUndoneSteps(t *testing.T) {
 	part := device
 	part.UUID, part.SharesMemory = "MIG-7f8c", true

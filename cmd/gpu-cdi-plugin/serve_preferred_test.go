@@ -61,7 +61,7 @@ func TestServePrefersWellConnectedGPUs(t *testing.T) {
 }
 
 // The first answer is as right as all others: the kubelet asks as soon as the resource is registered. By PCIe and NUMA
-// nodes alone, 4 and 5 would be nearest.
+// nodes only, 4 and 5 would be nearest.
 func TestServesFirstPreferenceIsRight(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "dgx1-v100", "")

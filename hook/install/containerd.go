@@ -56,7 +56,7 @@ func addContainerd(e *edit) error {
 		return err
 	}
 	if file := disablesCRI(layers); file != "" {
-		return &SettingError{file, "disables the CRI plugin (disabled_plugins), which alone has runtime handlers: enable " +
+		return &SettingError{file, "disables the CRI plugin (disabled_plugins), and only that has runtime handlers: enable " +
 			"it, or leave containerd out; docker and nerdctl do not need this"}
 	}
 	l, ok := layoutOf(layers[0].config)

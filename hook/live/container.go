@@ -150,7 +150,7 @@ func (c *container) apply(ctx context.Context, warnings *[]error) error {
 	if err := c.checkAlive(); err != nil {
 		return err
 	}
-	// This hook may have been told to end while a call hung, although ctx is not done yet.
+	// This hook may have got a signal to end while a call hung, although ctx is not done yet.
 	if c.interrupted != nil {
 		return c.interrupted()
 	}

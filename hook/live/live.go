@@ -47,7 +47,7 @@ type Request struct {
 	Runtime *proc.Process
 	// Before is the bundle's config.json, and After is the same with the devices.
 	Before, After []byte
-	// Interrupted returns an error if the process was told to end, although ctx may not be done yet. It is called
+	// Interrupted returns an error if the process got a signal to end, although ctx may not be done yet. It is called
 	// once, when everything is given and can still be reverted. Nil means never interrupted.
 	Interrupted func() error
 }

@@ -150,7 +150,7 @@ func TestPlanOfASmallConfig(t *testing.T) {
 	}
 }
 
-// Service variables of Kubernetes alone can be tens of thousands. Comparing each with all others takes minutes.
+// Kubernetes can add tens of thousands of service variables. Comparing each with all others takes minutes.
 func TestPlanOfALargeConfig(t *testing.T) {
 	many := func(config *oci.Spec) {
 		for i := range 20_000 {

@@ -126,7 +126,7 @@ func TestGPUsThatAnotherPluginGaveAreNotGivenAgain(t *testing.T) {
 }
 
 // TestAPluginThatIsDisplacedSaysSo starts NVIDIA's plugin beside this one, with the same resource and other devices.
-// The kubelet uses the later plugin, and tells the earlier one nothing.
+// The kubelet uses the later plugin, and does not notify the earlier one.
 func TestAPluginThatIsDisplacedSaysSo(t *testing.T) {
 	f := setUp(t, "pcie-quad")
 	f.awaitDevices(t, gpuName, f.uuids(t))
