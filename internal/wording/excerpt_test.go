@@ -1,6 +1,10 @@
 package wording
 
-import "testing"
+import (
+	"errors"
+	"strings"
+	"testing"
+)
 
 func TestText(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
@@ -31,5 +35,25 @@ func TestList(t *testing.T) {
 				t.Errorf("got %q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+func TestLimit(t *testing.T) {
+	cause := errors.New("cause")
+	long, many := strings.Repeat("x", 2000), strings.Repeat("a\n", 49)+"a"
+	for name, c := range map[string]struct{ text, want string }{
+		"a short error": {"one\ntwo", "one\ntwo"},
+		"a long line":   {long, strings.Repeat("x", 997) + "..."},
+		"many lines":    {many, strings.Repeat("a\n", 20) + "and 30 more"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := Limit(&limited{c.text, cause})
+			if err.Error() != c.want || !errors.Is(err, cause) {
+				t.Errorf("got %q, want %q", err, c.want)
+			}
+		})
+	}
+	if err := Limit(nil); err != nil {
+		t.Errorf("no error becomes %v", err)
 	}
 }
