@@ -3,6 +3,7 @@ package resource
 import (
 	"fmt"
 	"strconv"
+	"strings"
 )
 
 // maxID is the maximum length of a device ID, in bytes. The device plugin API states it in the comment on Device.
@@ -16,6 +17,13 @@ const maxReplicas = MaxList / 80
 
 // replicaID returns the device ID of a replica.
 func replicaID(uuid string, n int) string { return uuid + "::" + strconv.Itoa(n) }
+
+// UUIDOf returns the UUID in a device plugin ID: that of a GPU or MIG device, which can be followed by "::" and the
+// number of a replica.
+func UUIDOf(id string) string {
+	uuid, _, _ := strings.Cut(id, "::")
+	return uuid
+}
 
 // deviceBytes is the size of a device in a ListAndWatchResponse, without its ID: at most 15 bytes with the health
 // "Unhealthy", and 10 for the topology.

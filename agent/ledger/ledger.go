@@ -16,7 +16,7 @@ import (
 	"sync"
 	"time"
 
-	"gpu-cdi-plugin/internal/topology"
+	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/resource"
@@ -35,7 +35,7 @@ const (
 // Options are the parameters of a Ledger. All are required.
 type Options struct {
 	// List returns the containers that hold devices, of any plugin. An error means that they are unknown.
-	List func(context.Context) ([]topology.Holder, error)
+	List func(context.Context) ([]podresources.Holder, error)
 	// Changed is woken when Reason or Unknown may have another result.
 	Changed wake.Chan
 	Log     *slog.Logger
@@ -48,13 +48,13 @@ type Ledger struct {
 	reading sync.Mutex // held while the kubelet is read, so that an older answer does not replace a newer one
 
 	mu      sync.Mutex
-	offered map[name]bool     // the advertised names
-	uuids   map[string]bool   // of the advertised devices and their GPUs
-	holders []topology.Holder // the last answer of the kubelet
-	known   bool              // the kubelet has answered once
-	err     error             // why the last read failed
-	given   []given           // what Allocate gave and the kubelet may not list yet
-	held    map[string]string // who holds a device under a name that is not advertised, by the device's UUID
+	offered map[name]bool         // the advertised names
+	uuids   map[string]bool       // of the advertised devices and their GPUs
+	holders []podresources.Holder // the last answer of the kubelet
+	known   bool                  // the kubelet has answered once
+	err     error                 // why the last read failed
+	given   []given               // what Allocate gave and the kubelet may not list yet
+	held    map[string]string     // who holds a device under a name that is not advertised, by the device's UUID
 }
 
 // name is the name under which the kubelet knows a device.
@@ -89,7 +89,7 @@ func (l *Ledger) Run(ctx context.Context) error {
 
 // Read reads the kubelet, and returns the containers that hold devices. An error means that they are unknown; the
 // ledger then keeps those that it knew.
-func (l *Ledger) Read(ctx context.Context) ([]topology.Holder, error) {
+func (l *Ledger) Read(ctx context.Context) ([]podresources.Holder, error) {
 	l.reading.Lock()
 	defer l.reading.Unlock()
 	limited, cancel := context.WithTimeout(ctx, readLimit)
@@ -114,7 +114,9 @@ func (l *Ledger) Read(ctx context.Context) ([]topology.Holder, error) {
 }
 
 // isOf reports whether a container is listed with the device.
-func (n name) isOf(h topology.Holder) bool { return slices.Contains(h.ByResource[n.resource], n.id) }
+func (n name) isOf(h podresources.Holder) bool {
+	return slices.Contains(h.ByResource[n.resource], n.id)
+}
 
 // setError records the error of a read, or nil. It logs when the kubelet ceases to answer, and when it answers again.
 func (l *Ledger) setError(err error) {
@@ -208,7 +210,7 @@ func (l *Ledger) update() {
 	before := l.held
 	l.held = map[string]string{}
 	add := func(n name, holder string) {
-		if uuid := topology.UUIDOf(n.id); l.uuids[uuid] && !l.offered[n] && l.held[uuid] == "" {
+		if uuid := resource.UUIDOf(n.id); l.uuids[uuid] && !l.offered[n] && l.held[uuid] == "" {
 			l.held[uuid] = holder + " holds it as " + n.id + " of " + n.resource
 		}
 	}

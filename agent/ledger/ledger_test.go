@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"gpu-cdi-plugin/internal/topology"
+	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
 )
@@ -22,8 +22,8 @@ const (
 )
 
 // holder returns a container that holds devices of a resource.
-func holder(pod, resourceName string, ids ...string) topology.Holder {
-	return topology.Holder{
+func holder(pod, resourceName string, ids ...string) podresources.Holder {
+	return podresources.Holder{
 		Namespace: "default", Pod: pod, Container: "main", Devices: ids,
 		ByResource: map[string][]string{resourceName: ids},
 	}
@@ -35,7 +35,7 @@ func offer(resourceName string, ids ...string) resource.Resource {
 	r := resource.Resource{Name: resourceName}
 	for _, id := range ids {
 		id, parent, _ := strings.Cut(id, "@")
-		uuid := topology.UUIDOf(id)
+		uuid := resource.UUIDOf(id)
 		if parent == "" {
 			parent = uuid
 		}
@@ -45,29 +45,29 @@ func offer(resourceName string, ids ...string) resource.Resource {
 }
 
 // newLedger returns a ledger that reads what answer returns.
-func newLedger(answer func() ([]topology.Holder, error)) *Ledger {
+func newLedger(answer func() ([]podresources.Holder, error)) *Ledger {
 	return New(Options{
-		List:    func(context.Context) ([]topology.Holder, error) { return answer() },
+		List:    func(context.Context) ([]podresources.Holder, error) { return answer() },
 		Changed: wake.New(), Log: slog.New(slog.DiscardHandler),
 	})
 }
 
 func TestReason(t *testing.T) {
 	for name, c := range map[string]struct {
-		holders []topology.Holder
+		holders []podresources.Holder
 		offered resource.Resource
 		want    map[string]string // what the reasons of unhealthy devices contain, by device ID
 	}{
 		"no container holds a device": {nil, offer(whole, "GPU-a"), nil},
 		"a container holds the device under its name": {
-			[]topology.Holder{holder("x", whole, "GPU-a")}, offer(whole, "GPU-a", "GPU-b"), nil,
+			[]podresources.Holder{holder("x", whole, "GPU-a")}, offer(whole, "GPU-a", "GPU-b"), nil,
 		},
 		"another plugin's whole GPUs have the same names": {
-			[]topology.Holder{holder("x", whole, "GPU-a"), holder("y", "example.com/nic", "nic-0")},
+			[]podresources.Holder{holder("x", whole, "GPU-a"), holder("y", "example.com/nic", "nic-0")},
 			offer(whole, "GPU-a"), nil,
 		},
 		"a whole GPU that is held becomes replicas": {
-			[]topology.Holder{holder("x", whole, "GPU-a")},
+			[]podresources.Holder{holder("x", whole, "GPU-a")},
 			offer(shared, "GPU-a::0", "GPU-a::1", "GPU-b::0"),
 			map[string]string{
 				"GPU-a::0": "container main of pod default/x holds it as GPU-a of nvidia.com/gpu",
@@ -75,36 +75,36 @@ func TestReason(t *testing.T) {
 			},
 		},
 		"a replica that is held becomes a whole GPU again": {
-			[]topology.Holder{holder("x", shared, "GPU-a::1")},
+			[]podresources.Holder{holder("x", shared, "GPU-a::1")},
 			offer(whole, "GPU-a", "GPU-b"),
 			map[string]string{"GPU-a": "holds it as GPU-a::1 of nvidia.com/gpu.shared"},
 		},
 		"another plugin's replicas are of the same resource": {
-			[]topology.Holder{holder("x", whole, "GPU-a::0"), holder("y", whole, "GPU-b::3")},
+			[]podresources.Holder{holder("x", whole, "GPU-a::0"), holder("y", whole, "GPU-b::3")},
 			offer(whole, "GPU-a", "GPU-b", "GPU-c"),
 			map[string]string{"GPU-a": "pod default/x", "GPU-b": "pod default/y"},
 		},
 		"more replicas have the same names": {
-			[]topology.Holder{holder("x", shared, "GPU-a::1")}, offer(shared, "GPU-a::0", "GPU-a::1", "GPU-a::2"), nil,
+			[]podresources.Holder{holder("x", shared, "GPU-a::1")}, offer(shared, "GPU-a::0", "GPU-a::1", "GPU-a::2"), nil,
 		},
 		"fewer replicas lack the name": {
-			[]topology.Holder{holder("x", shared, "GPU-a::1")},
+			[]podresources.Holder{holder("x", shared, "GPU-a::1")},
 			offer(shared, "GPU-a::0"),
 			map[string]string{"GPU-a::0": "pod default/x"},
 		},
 		"a GPU that is held is divided into MIG devices": {
-			[]topology.Holder{holder("x", whole, "GPU-a")},
+			[]podresources.Holder{holder("x", whole, "GPU-a")},
 			offer("nvidia.com/mig-1g.10gb", "MIG-1@GPU-a", "MIG-2@GPU-b"),
 			map[string]string{"MIG-1": "pod default/x"},
 		},
 		"a MIG device changes its resource": {
-			[]topology.Holder{holder("x", whole, "MIG-1")},
+			[]podresources.Holder{holder("x", whole, "MIG-1")},
 			offer("nvidia.com/mig-1g.10gb", "MIG-1@GPU-a", "MIG-2@GPU-a"),
 			map[string]string{"MIG-1": "holds it as MIG-1 of nvidia.com/gpu"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLedger(func() ([]topology.Holder, error) { return c.holders, nil })
+			l := newLedger(func() ([]podresources.Holder, error) { return c.holders, nil })
 			l.Offer([]resource.Resource{c.offered})
 			for i := range c.offered.Devices {
 				d := &c.offered.Devices[i]
@@ -124,8 +124,8 @@ func TestReason(t *testing.T) {
 // The kubelet lists a container some time after Allocate has returned.
 func TestAContainerThatIsStartingHoldsItsDevices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var holders []topology.Holder
-		l := newLedger(func() ([]topology.Holder, error) { return holders, nil })
+		var holders []podresources.Holder
+		l := newLedger(func() ([]podresources.Holder, error) { return holders, nil })
 		before, after := offer(whole, "GPU-a"), offer(shared, "GPU-a::0")
 		replica := &after.Devices[0]
 		l.Offer([]resource.Resource{before})
@@ -137,7 +137,7 @@ func TestAContainerThatIsStartingHoldsItsDevices(t *testing.T) {
 		if err := l.Take(t.Context(), shared, []*resource.Device{replica}); err == nil {
 			t.Error("another container gets the GPU")
 		}
-		holders = []topology.Holder{holder("x", whole, "GPU-a")}
+		holders = []podresources.Holder{holder("x", whole, "GPU-a")}
 		read(t, l)
 		expect(t, l, replica, "pod default/x")
 		holders = nil
@@ -177,14 +177,14 @@ func read(t *testing.T, l *Ledger) {
 func TestAKubeletThatDoesNotAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex // of what follows
-		holders, err := []topology.Holder{holder("x", whole, "GPU-a")}, errors.New("no answer")
-		answer := func(list []topology.Holder, e error) {
+		holders, err := []podresources.Holder{holder("x", whole, "GPU-a")}, errors.New("no answer")
+		answer := func(list []podresources.Holder, e error) {
 			mu.Lock()
 			defer mu.Unlock()
 			holders, err = list, e
 		}
 		var log bytes.Buffer
-		l := newLedger(func() ([]topology.Holder, error) {
+		l := newLedger(func() ([]podresources.Holder, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			return holders, err
@@ -206,7 +206,7 @@ func TestAKubeletThatDoesNotAnswer(t *testing.T) {
 		}
 
 		// Allocate reads the kubelet, if that has never answered.
-		answer([]topology.Holder{holder("x", whole, "GPU-a")}, nil)
+		answer([]podresources.Holder{holder("x", whole, "GPU-a")}, nil)
 		if err := l.Take(ctx, shared, []*resource.Device{replica}); err == nil {
 			t.Error("another container gets the GPU")
 		}

@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"gpu-cdi-plugin/internal/topology"
+	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -19,8 +19,8 @@ var seeds = flag.Int("ledger.seeds", 200, "number of random histories")
 type world struct {
 	t       *testing.T
 	rand    *rand.Rand
-	pods    []topology.Holder // in the order of admission
-	started int               // the pods that the kubelet lists
+	pods    []podresources.Holder // in the order of admission
+	started int                   // the pods that the kubelet lists
 	next    int
 	ledger  *Ledger // nil while another plugin runs
 	offered []resource.Resource
@@ -44,7 +44,7 @@ func (w *world) restart() {
 	w.started = len(w.pods)
 	w.ledger = nil
 	if w.rand.IntN(3) > 0 {
-		w.ledger = newLedger(func() ([]topology.Holder, error) { return slices.Clone(w.pods[:w.started]), nil })
+		w.ledger = newLedger(func() ([]podresources.Holder, error) { return slices.Clone(w.pods[:w.started]), nil })
 	}
 	w.log("restart, ours: %t", w.ledger != nil)
 	w.reload()
@@ -100,7 +100,7 @@ func (w *world) expectOneHolder(d *resource.Device) {
 	for _, p := range w.pods {
 		for r, ids := range p.ByResource {
 			for _, id := range ids {
-				if topology.UUIDOf(id) == d.UUID && !w.advertised(name{r, id}) {
+				if resource.UUIDOf(id) == d.UUID && !w.advertised(name{r, id}) {
 					w.t.Fatalf("%s is given although %s holds it as %s of %s; the history is\n%q",
 						d.ID, p.String(), id, r, w.history)
 				}
@@ -140,7 +140,7 @@ func (w *world) expectIdleGPUsAreFree() {
 	for i := range w.offered {
 		for j := range w.offered[i].Devices {
 			d := &w.offered[i].Devices[j]
-			held := slices.ContainsFunc(w.pods, func(h topology.Holder) bool { return slices.Contains(h.UUIDs(), d.UUID) })
+			held := slices.ContainsFunc(w.pods, func(h podresources.Holder) bool { return slices.Contains(h.UUIDs(), d.UUID) })
 			if why := w.ledger.Reason(d); why != "" && !held {
 				w.t.Errorf("%s is idle, and withheld since %s; the history is\n%q", d.ID, why, w.history)
 			}

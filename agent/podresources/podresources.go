@@ -15,8 +15,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
-
-	"gpu-cdi-plugin/internal/topology"
 )
 
 const (
@@ -29,7 +27,7 @@ const (
 
 // List returns the containers that have devices, sorted by namespace, pod and container, as the kubelet at a socket
 // reports them. If the socket does not exist, the error wraps fs.ErrNotExist.
-func List(ctx context.Context, socket string) ([]topology.Holder, error) {
+func List(ctx context.Context, socket string) ([]Holder, error) {
 	var resp *v1.ListPodResourcesResponse
 	err := call(ctx, socket, func(ctx context.Context, c v1.PodResourcesListerClient) (err error) {
 		resp, err = c.List(ctx, &v1.ListPodResourcesRequest{})
@@ -90,11 +88,11 @@ func call(ctx context.Context, socket string, f func(context.Context, v1.PodReso
 }
 
 // fromPods returns the containers that have devices. The kubelet lists a device once for each of its NUMA nodes.
-func fromPods(pods []*v1.PodResources) []topology.Holder {
-	list := []topology.Holder{}
+func fromPods(pods []*v1.PodResources) []Holder {
+	list := []Holder{}
 	for _, p := range pods {
 		for _, c := range p.GetContainers() {
-			h := topology.Holder{
+			h := Holder{
 				Namespace: p.GetNamespace(), Pod: p.GetName(), Container: c.GetName(), ByResource: map[string][]string{},
 			}
 			for _, d := range c.GetDevices() {
@@ -107,7 +105,7 @@ func fromPods(pods []*v1.PodResources) []topology.Holder {
 			}
 		}
 	}
-	slices.SortStableFunc(list, func(a, b topology.Holder) int {
+	slices.SortStableFunc(list, func(a, b Holder) int {
 		return cmp.Or(
 			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Container, b.Container),
 			slices.Compare(a.Devices, b.Devices),

@@ -14,7 +14,6 @@ import (
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"gpu-cdi-plugin/agent/podresources"
-	"gpu-cdi-plugin/internal/topology"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -31,18 +30,18 @@ func TestList(t *testing.T) {
 	})
 	for name, c := range map[string]struct {
 		pods []*v1.PodResources
-		want []topology.Holder
+		want []podresources.Holder
 	}{
-		"no pods": {nil, []topology.Holder{}},
+		"no pods": {nil, []podresources.Holder{}},
 		"a pod without devices": {
 			[]*v1.PodResources{{
 				Namespace: "a", Name: "p", Containers: []*v1.ContainerResources{{Name: "c"}},
 			}},
-			[]topology.Holder{},
+			[]podresources.Holder{},
 		},
 		"sorted, each device once": {
 			[]*v1.PodResources{kubelettest.Pod("b", "q", "c", "nvidia.com/gpu", "GPU-0::1"), twoContainers},
-			[]topology.Holder{
+			[]podresources.Holder{
 				{
 					Namespace: "a", Pod: "p", Container: "b", Devices: []string{"GPU-3", "eth1"},
 					ByResource: map[string][]string{"nvidia.com/gpu": {"GPU-3", "GPU-3"}, "example.com/nic": {"eth1"}},
@@ -68,8 +67,8 @@ func TestList(t *testing.T) {
 }
 
 // holder is a container of namespace a with devices of one resource.
-func holder(pod, container, resource string, ids ...string) topology.Holder {
-	return topology.Holder{
+func holder(pod, container, resource string, ids ...string) podresources.Holder {
+	return podresources.Holder{
 		Namespace: "a", Pod: pod, Container: container, Devices: ids, ByResource: map[string][]string{resource: ids},
 	}
 }

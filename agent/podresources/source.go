@@ -14,7 +14,6 @@ import (
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/internal/proc"
-	"gpu-cdi-plugin/internal/topology"
 )
 
 // ErrUnknown means that a kubelet uses the host, but its PodResources socket does not exist where it is expected, so
@@ -31,7 +30,7 @@ type Source struct {
 }
 
 // List is like the function List, but returns no containers if the host has no kubelet. The error may wrap ErrUnknown.
-func (s *Source) List(ctx context.Context) ([]topology.Holder, error) {
+func (s *Source) List(ctx context.Context) ([]Holder, error) {
 	socket := s.Path()
 	list, err := List(ctx, socket)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -44,7 +43,7 @@ func (s *Source) List(ctx context.Context) ([]topology.Holder, error) {
 	case trace != "":
 		return nil, fmt.Errorf("%s does not exist although %s does: %w", socket, trace, ErrUnknown)
 	}
-	return []topology.Holder{}, nil
+	return []Holder{}, nil
 }
 
 // Allocatable is like the function Allocatable.

@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/agent/podresources"
+	"gpu-cdi-plugin/cmd/gpu-cdi-plugin/topology"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/topology"
 )
 
 func (a *app) topologyCommand() *cobra.Command {
@@ -67,7 +67,7 @@ func (a *app) topology(ctx context.Context, out cli.Output, socket string) error
 
 // holders asks the kubelet which containers hold devices. If they are unknown, it returns why. A host need not have a
 // kubelet; but if there is one and it does not answer, that causes a warning.
-func (a *app) holders(ctx context.Context, socket string) (list []topology.Holder, unknown string) {
+func (a *app) holders(ctx context.Context, socket string) (list []podresources.Holder, unknown string) {
 	list, err := podresources.List(ctx, socket)
 	switch {
 	case err == nil:
@@ -82,10 +82,10 @@ func (a *app) holders(ctx context.Context, socket string) (list []topology.Holde
 
 // linkList is the result of topology as JSON.
 type linkList struct {
-	DriverVersion string            `json:"driverVersion"`
-	Devices       []deviceJSON      `json:"devices"`
-	Links         []gpu.Link        `json:"links"`
-	Holders       []topology.Holder `json:"holders"` // null if they are unknown
+	DriverVersion string                `json:"driverVersion"`
+	Devices       []deviceJSON          `json:"devices"`
+	Links         []gpu.Link            `json:"links"`
+	Holders       []podresources.Holder `json:"holders"` // null if they are unknown
 }
 
 // legend explains the cells. The abbreviations are those of nvidia-smi topo -m, except PSB.

@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/agent/prepare"
+	"gpu-cdi-plugin/cmd/gpu-cdi-plugin/topology"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/topology"
 	"gpu-cdi-plugin/test/lib/clitest"
 	"gpu-cdi-plugin/test/lib/testenv"
 )

@@ -22,7 +22,6 @@ import (
 
 	client "gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/internal/fileio"
-	"gpu-cdi-plugin/internal/topology"
 	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
@@ -266,7 +265,7 @@ func TestHoldersReadsTheService(t *testing.T) {
 	for i := range got {
 		got[i].ByResource = nil
 	}
-	want := []topology.Holder{
+	want := []client.Holder{
 		{Namespace: "default", Pod: "z", Container: "main", Devices: []string{"g1", "g2", "n0"}},
 		{Namespace: "default", Pod: "z", Container: "sidecar", Devices: []string{"g0"}},
 		{Namespace: "x", Pod: "a", Container: "new", Devices: []string{"g3"}},

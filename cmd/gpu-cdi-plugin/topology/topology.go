@@ -20,6 +20,7 @@ import (
 	"strconv"
 	"strings"
 
+	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/wording"
 )
@@ -28,7 +29,7 @@ import (
 type Node struct {
 	Snapshot *gpu.Snapshot
 	// Holders are the containers that hold devices. Devices that are not in the snapshot are ignored.
-	Holders []Holder
+	Holders []podresources.Holder
 	// HoldersUnknown says why the holders are not known, or is empty.
 	HoldersUnknown string
 }

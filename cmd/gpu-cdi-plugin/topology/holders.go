@@ -6,56 +6,26 @@ import (
 	"slices"
 	"strings"
 
+	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/resource"
 )
-
-// Holder is a container that holds devices.
-type Holder struct {
-	Namespace string `json:"namespace"`
-	Pod       string `json:"pod"`
-	Container string `json:"container"`
-	// Devices are device plugin IDs: the UUID of a GPU or MIG device, or "UUID::n" for a replica.
-	Devices []string `json:"devices"`
-	// ByResource has the same IDs by resource.
-	ByResource map[string][]string `json:"-"`
-}
-
-// String names the container, like "container main of pod default/train".
-func (h *Holder) String() string {
-	return fmt.Sprintf("container %s of pod %s/%s", h.Container, h.Namespace, h.Pod)
-}
-
-// UUIDs returns the UUIDs of the devices that the container holds. If it holds several replicas of a device, the UUID
-// occurs once for each.
-func (h *Holder) UUIDs() []string {
-	uuids := make([]string, len(h.Devices))
-	for i, id := range h.Devices {
-		uuids[i] = UUIDOf(id)
-	}
-	return uuids
-}
 
 // DeviceHolders returns the containers that hold devices of the node. Devices that are not in the snapshot are left
 // out.
-func (n Node) DeviceHolders() []Holder {
+func (n Node) DeviceHolders() []podresources.Holder {
 	onNode := map[string]bool{}
 	for uuid := range deviceNames(n.Snapshot) {
 		onNode[uuid] = true
 	}
-	list := []Holder{}
+	list := []podresources.Holder{}
 	for _, h := range n.Holders {
-		h.Devices = slices.DeleteFunc(slices.Clone(h.Devices), func(id string) bool { return !onNode[UUIDOf(id)] })
+		h.Devices = slices.DeleteFunc(slices.Clone(h.Devices), func(id string) bool { return !onNode[resource.UUIDOf(id)] })
 		if len(h.Devices) > 0 {
 			list = append(list, h)
 		}
 	}
 	return list
-}
-
-// UUIDOf returns the UUID in a device plugin ID.
-func UUIDOf(id string) string {
-	uuid, _, _ := strings.Cut(id, "::")
-	return uuid
 }
 
 // deviceNames yields the UUID and the name of each GPU and MIG device.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -23,7 +24,7 @@ var update = flag.Bool("update", false, "write the golden files")
 // machine returns the snapshot of a simulated machine, as package nvml reads it.
 func machine(t testing.TB, name string) *gpu.Snapshot {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("..", "..", "nvml", "testdata", name+".golden.json"))
+	data, err := os.ReadFile(filepath.Join("..", "..", "..", "nvml", "testdata", name+".golden.json"))
 	testenv.Must(t, err)
 	s := &gpu.Snapshot{}
 	testenv.Must(t, json.Unmarshal(data, s))
@@ -32,7 +33,7 @@ func machine(t testing.TB, name string) *gpu.Snapshot {
 
 func machines(t testing.TB) []string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join("..", "..", "nvml", "testdata", "*.golden.json"))
+	files, err := filepath.Glob(filepath.Join("..", "..", "..", "nvml", "testdata", "*.golden.json"))
 	if err != nil || len(files) < 7 {
 		t.Fatalf("%d machines, want at least 7 (%v)", len(files), err)
 	}
@@ -56,18 +57,23 @@ func withLost(s *gpu.Snapshot, index int, reason string) *gpu.Snapshot {
 	return s
 }
 
+// held returns a container of a pod in a namespace that holds devices.
+func held(namespace, pod, container string, ids ...string) podresources.Holder {
+	return podresources.Holder{Namespace: namespace, Pod: pod, Container: container, Devices: ids}
+}
+
 // busy returns a node with a lost GPU, MIG devices, and pods that share devices.
 func busy(t testing.TB) Node {
 	t.Helper()
 	s := withLost(machine(t, "mig-h100"), 7, "GPU is lost: it has fallen off the bus or is otherwise inaccessible")
 	mig := func(i, j int) string { return s.Devices[i].MIG[j].UUID }
-	return Node{Snapshot: s, Holders: []Holder{
-		{"training", "llama-7b-worker-0", "trainer", []string{s.Devices[6].UUID}, nil},
-		{"inference", "chat-5d8f7c9b6-x2x4k", "server", []string{mig(0, 0), mig(1, 2)}, nil},
-		{"inference", "embed-0", "server", []string{mig(4, 0) + "::0", mig(4, 0) + "::1"}, nil},
-		{"inference", "embed-0", "sidecar", []string{mig(4, 1)}, nil},
-		{"notebooks", "jupyter-alice", "notebook", []string{mig(4, 0) + "::2"}, nil},
-		{"storage", "cache-0", "cache", []string{"nvme-3"}, nil},
+	return Node{Snapshot: s, Holders: []podresources.Holder{
+		held("training", "llama-7b-worker-0", "trainer", s.Devices[6].UUID),
+		held("inference", "chat-5d8f7c9b6-x2x4k", "server", mig(0, 0), mig(1, 2)),
+		held("inference", "embed-0", "server", mig(4, 0)+"::0", mig(4, 0)+"::1"),
+		held("inference", "embed-0", "sidecar", mig(4, 1)),
+		held("notebooks", "jupyter-alice", "notebook", mig(4, 0)+"::2"),
+		held("storage", "cache-0", "cache", "nvme-3"),
 	}}
 }
 
@@ -76,9 +82,9 @@ func documented(t testing.TB) Node {
 	t.Helper()
 	s := machine(t, "dgx-h100")
 	id := func(i int) string { return s.Devices[i].UUID }
-	return Node{Snapshot: s, Holders: []Holder{
-		{"training", "llama-worker-0", "trainer", []string{id(0), id(1), id(2), id(3)}, nil},
-		{"inference", "chat-0", "server", []string{id(4), id(5)}, nil},
+	return Node{Snapshot: s, Holders: []podresources.Holder{
+		held("training", "llama-worker-0", "trainer", id(0), id(1), id(2), id(3)),
+		held("inference", "chat-0", "server", id(4), id(5)),
 	}}
 }
 
@@ -111,10 +117,10 @@ func distance(i, j int) gpu.PCIePath {
 func TestGolden(t *testing.T) {
 	noSocket := "there is no socket of the kubelet at /var/lib/kubelet/pod-resources/kubelet.sock"
 	nodes := map[string]Node{
-		filepath.Join("testdata", "busy.svg"):                      busy(t),
-		filepath.Join("..", "..", "docs", "topology-dgx-h100.svg"): documented(t),
-		filepath.Join("testdata", "not-a-tree.svg"):                {Snapshot: notATree(), HoldersUnknown: noSocket},
-		filepath.Join("testdata", "bridges.svg"):                   {Snapshot: bridges()},
+		filepath.Join("testdata", "busy.svg"):                            busy(t),
+		filepath.Join("..", "..", "..", "docs", "topology-dgx-h100.svg"): documented(t),
+		filepath.Join("testdata", "not-a-tree.svg"):                      {Snapshot: notATree(), HoldersUnknown: noSocket},
+		filepath.Join("testdata", "bridges.svg"):                         {Snapshot: bridges()},
 	}
 	for _, name := range machines(t) {
 		nodes[filepath.Join("testdata", name+".svg")] = Node{Snapshot: machine(t, name), HoldersUnknown: noSocket}
@@ -275,7 +281,7 @@ func randomNode(r *rand.Rand, n int, name, reason string) Node {
 		}
 	}
 	for range r.IntN(20) {
-		h := Holder{Namespace: name, Pod: reason + strconv.Itoa(r.IntN(40)), Container: name}
+		h := podresources.Holder{Namespace: name, Pod: reason + strconv.Itoa(r.IntN(40)), Container: name}
 		for range r.IntN(5) {
 			replica := fmt.Sprintf("MIG-%d-%d::%d", r.IntN(n+1), r.IntN(4), r.IntN(3))
 			h.Devices = append(h.Devices, fmt.Sprintf("GPU-%d", r.IntN(n+1)), replica)

@@ -1,0 +1,33 @@
+package podresources
+
+import (
+	"fmt"
+
+	"gpu-cdi-plugin/resource"
+)
+
+// Holder is a container that holds devices.
+type Holder struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	Container string `json:"container"`
+	// Devices are device plugin IDs: the UUID of a GPU or MIG device, or "UUID::n" for a replica.
+	Devices []string `json:"devices"`
+	// ByResource has the same IDs by resource.
+	ByResource map[string][]string `json:"-"`
+}
+
+// String names the container, like "container main of pod default/train".
+func (h *Holder) String() string {
+	return fmt.Sprintf("container %s of pod %s/%s", h.Container, h.Namespace, h.Pod)
+}
+
+// UUIDs returns the UUIDs of the devices that the container holds. If it holds several replicas of a device, the UUID
+// occurs once for each.
+func (h *Holder) UUIDs() []string {
+	uuids := make([]string, len(h.Devices))
+	for i, id := range h.Devices {
+		uuids[i] = resource.UUIDOf(id)
+	}
+	return uuids
+}
