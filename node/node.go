@@ -114,6 +114,7 @@ type Reconciler struct {
 	plan       *plan                // the last plan that was written; nil until the node has had a driver
 	library    string               // the path of the driver's library at the last reconciliation
 	loaded     fileio.ID            // identity of that file when the process loaded it
+	driverDirs []string             // the directories of the driver's files at the last reconciliation
 	failures   int                  // consecutive failed reconciliations
 	reconciled time.Time            // when the last reconciliation began
 	polled     time.Time            // when the last poll began

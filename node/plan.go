@@ -22,6 +22,9 @@ type desired struct {
 	resources []resource.Resource
 	leftOut   map[string]string // why devices are not in the spec, by UUID
 	remarks   []remark
+	// driverDirs are the directories of the driver's files that containers can get, without those of sockets, which
+	// programs change at any time.
+	driverDirs []string
 }
 
 // plan says which spec files to write for a desired state, beside those of other programs, and which names engines

@@ -54,6 +54,7 @@ func (r *Reconciler) start(ctx context.Context) error {
 		return err
 	}
 	r.monitor.setDevices(want.snapshot) // at once, since XIDs of new GPUs wait for it
+	r.seeDriver(want.driverDirs)
 	p := r.newPlan(want, r.loadSpecs())
 	if err := r.checkTaken(p); err != nil {
 		return err
@@ -118,6 +119,7 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 		r.retain(err)
 	} else {
 		r.failures = 0
+		r.seeDriver(want.driverDirs)
 		r.writePlan(want)
 		r.publish(r.stateOf(r.plan))
 		written, err = written || r.plan.written, r.plan.err()
@@ -219,6 +221,7 @@ func (r *Reconciler) scan(ctx context.Context, search *driver.Search) (*desired,
 		snapshot: snapshot, specs: map[string]*specs.Spec{}, resources: resources, leftOut: map[string]string{},
 		remarks: slices.Concat(lacking(slices.Concat(files.Explain(r.opts.Spec.Capabilities), findings)),
 			noGPU(snapshot), asRemarks(ofResources)),
+		driverDirs: dirsOf(files),
 	}
 	if len(spec.Devices) > 0 {
 		want.specs[spec.Kind] = spec
@@ -231,6 +234,21 @@ func (r *Reconciler) scan(ctx context.Context, search *driver.Search) (*desired,
 	}
 	want.remarks = append(want.remarks, r.unconfiguredExtras()...)
 	return want, nil
+}
+
+// dirsOf returns the directories of the driver's files on the host, without those of sockets.
+func dirsOf(d *driver.Driver) []string {
+	var dirs []string
+	for _, l := range d.Libraries {
+		dirs = append(dirs, filepath.Dir(l.HostPath))
+	}
+	for _, f := range d.Files {
+		if f.Kind != driver.KindSocket {
+			dirs = append(dirs, filepath.Dir(f.HostPath))
+		}
+	}
+	slices.Sort(dirs)
+	return slices.Compact(dirs)
 }
 
 // lacking returns remarks on what containers need and do not get.

@@ -554,6 +554,13 @@ func TestAPollNotices(t *testing.T) {
 			testenv.Must(b.t, b.node.SetMIG(1, []string{"1g.10gb"}))
 			b.prober.set(gpu.Probe{UUID: b.uuids()[1], MIGEnabled: true, RecoveryAction: gpu.NoRecoveryAction})
 		}, 8, 0},
+		"a program of the driver is replaced": {func(b *fixture) {
+			smi := b.node.SMI()
+			testenv.Must(b.t, os.Rename(smi, smi+".old"))
+			data, err := os.ReadFile(smi + ".old")
+			testenv.Must(b.t, err)
+			testenv.Must(b.t, os.WriteFile(smi, data, 0o755))
+		}, 8, 0},
 		"the driver is unbound from a GPU": {func(b *fixture) { testenv.Must(b.t, b.node.Unbind(1)) }, 7, 0},
 		"a GPU is unplugged":               {func(b *fixture) { testenv.Must(b.t, b.node.Unplug(1)) }, 7, 0},
 		"what nothing shows but a reconciliation, after a minute": {func(b *fixture) {

@@ -26,7 +26,8 @@ const (
 	// minPollPause is the shortest time between a poll and the next one, if an event of the driver causes that.
 	minPollPause = 200 * time.Millisecond
 	// maxReconcilePause is the longest time between two reconciliations. Some changes are shown neither by the driver
-	// nor by a poll, for example of the driver's programs. They can go unnoticed for this time.
+	// nor by a poll, for example if one of the driver's files is overwritten in place. They can go unnoticed for this
+	// time.
 	maxReconcilePause = time.Minute
 	// stuckAfter is how long a reconciliation may take. The driver's own deadlines are a quarter of that.
 	stuckAfter = 2 * time.Minute
@@ -144,9 +145,23 @@ func (r *Reconciler) asInSnapshot(probes []gpu.Probe) bool {
 // changed reports whether a file or directory has changed since the last reconciliation.
 func (r *Reconciler) changed() bool { return !maps.Equal(r.identify(), r.seen) }
 
+// seeDriver records which directories have files of the driver, and their identities.
+func (r *Reconciler) seeDriver(dirs []string) {
+	if slices.Equal(dirs, r.driverDirs) {
+		return
+	}
+	for _, dir := range r.driverDirs {
+		delete(r.seen, dir)
+	}
+	r.driverDirs = dirs
+	for _, dir := range dirs {
+		r.see(dir)
+	}
+}
+
 // identify returns the identities of the files on which a reconciliation depends: the spec files and descriptors, the
-// directories of the driver's library and of device nodes, and the kernel module's list of GPUs. It opens no file of
-// the driver, since reading such a file can hang.
+// directories of the driver's files and of device nodes, and the kernel module's list of GPUs. It opens no file of the
+// driver, since reading such a file can hang.
 func (r *Reconciler) identify() map[string]fileio.ID {
 	h := r.opts.Host
 	ids := map[string]fileio.ID{}
@@ -161,8 +176,8 @@ func (r *Reconciler) identify() map[string]fileio.ID {
 	for _, f := range r.files {
 		add(f.path)
 	}
-	if r.library != "" {
-		add(filepath.Dir(r.library))
+	for _, dir := range r.driverDirs {
+		add(dir)
 	}
 	for _, dir := range []string{
 		r.library, h.Dev(), h.Dev("nvidia-caps"), h.Dev("nvidia-caps-imex-channels"),

@@ -66,7 +66,7 @@ func (s *Session) readInformation(ctx context.Context, d *gpu.Device) {
 }
 
 // knownGPUs returns the PCI addresses of the GPUs that the kernel module knows, sorted. Without the module there are
-// none.
+// none. Listing a directory of procfs does not call the module, so it cannot hang like readInformation.
 func knownGPUs(h host.Host) []string {
 	entries, err := os.ReadDir(h.Proc("driver", "nvidia", "gpus"))
 	if err != nil {
