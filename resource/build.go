@@ -27,12 +27,18 @@ func Build(s *gpu.Snapshot, c Config) ([]Resource, []Finding, error) {
 	b.requireUniform()
 	b.share()
 	b.reportUnused()
+	if len(s.Devices) > 0 && len(b.plans) == 0 {
+		b.findings = append(b.findings, Finding{Text: noneOffered, Severe: true})
+	}
 	resources, err := b.resources()
 	if err != nil {
 		return nil, nil, err
 	}
 	return resources, b.findings, nil
 }
+
+const noneOffered = "no device of this node is offered to containers: each GPU is excluded, is in MIG mode without a " +
+	"MIG device, or cannot be advertised"
 
 // plan is a device to offer, before its replicas are made.
 type plan struct {

@@ -190,7 +190,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 		"the default resource is empty if all GPUs are excluded": {
 			"workstation", func(c *Config) { c.GPUs.Exclude = []Selector{"*"} },
 			[]string{"nvidia.com/gpu:"},
-			excluded(0),
+			append(excluded(0), noneOffered),
 		},
 		"a rule names a model": {
 			"dgx-h100", func(c *Config) {
@@ -377,12 +377,13 @@ func TestBuildOnDamagedNodes(t *testing.T) {
 			[]string{
 				"GPU 0 is in MIG mode and has no MIG device", "GPU 1 is in MIG mode and has no MIG device",
 				"GPU 2 is in MIG mode and has no MIG device", "GPU 3 is in MIG mode and has no MIG device",
+				noneOffered,
 			},
 		},
 		"nor with mig-strategy single": {
 			allInMIGMode, func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Include = []Selector{"0"} },
 			[]string{"nvidia.com/gpu:"},
-			append([]string{"GPU 0 is in MIG mode and has no MIG device"}, excluded(1, 2, 3)...),
+			slices.Concat([]string{"GPU 0 is in MIG mode and has no MIG device"}, excluded(1, 2, 3), []string{noneOffered}),
 		},
 		"nor with mig-strategy none": {
 			allInMIGMode, func(c *Config) { c.GPUs.Include = []Selector{"1"} },
@@ -390,7 +391,7 @@ func TestBuildOnDamagedNodes(t *testing.T) {
 			slices.Concat(excluded(0),
 				[]string{"GPU 1 is in MIG mode and is not offered with mig-strategy none; " +
 					"set mig-strategy to single or mixed"},
-				excluded(2, 3)),
+				excluded(2, 3), []string{noneOffered}),
 		},
 		"a node without GPUs": {
 			func(s *gpu.Snapshot) { s.Devices = nil }, func(*Config) {}, []string{"nvidia.com/gpu:"}, nil,
