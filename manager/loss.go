@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager/state"
 )
 
@@ -22,12 +23,14 @@ func (m *Manager) Withheld() *state.Loss {
 	return &loss
 }
 
+// maxQuoted is how many bytes of a name in a request a message quotes.
+const maxQuoted = 200
+
 // Free makes withheld devices of a resource available again. The caller knows that no container uses these devices.
-// IDs of devices that are not withheld change nothing. While the resource's plugin is disconnected, for example after
-// a restart, it is not checked that the devices exist.
+// Nothing changes if no devices are withheld.
 //
-// Errors: ErrNotFound if the connected plugin does not list one of the IDs (then no device is freed), ErrRetry, and
-// the context's.
+// Errors: ErrNotFound if the plugin does not list one of the IDs (then no device is freed), ErrRetry, also while the
+// plugin is disconnected, and the context's.
 func (m *Manager) Free(ctx context.Context, resource string, ids []string) error {
 	unlock, err := acquire(ctx, m.clearing)
 	if err != nil {
@@ -58,15 +61,18 @@ func (m *Manager) Free(ctx context.Context, resource string, ids []string) error
 	})
 }
 
-// checkListed returns an error if the plugin is connected and does not list one of the IDs. The caller holds m.mu.
+// checkListed returns an error if the plugin does not list one of the IDs. Other IDs must not get into the state, where
+// they would stay. The caller holds m.mu.
 func (m *Manager) checkListed(resource string, ids []string) error {
 	pool := m.pools[resource]
 	if pool == nil || !pool.Listed().Connected {
-		return nil
+		return fmt.Errorf("the plugin of %q is not connected, and only devices that it lists can be freed: %w",
+			wording.Shorten(resource, maxQuoted), ErrRetry)
 	}
 	for _, id := range ids {
 		if !pool.Lists(id) {
-			return fmt.Errorf("device %s of %s, which its plugin does not list: %w", id, resource, ErrNotFound)
+			return fmt.Errorf("device %q of %s, which its plugin does not list: %w",
+				wording.Shorten(id, maxQuoted), resource, ErrNotFound)
 		}
 	}
 	return nil

@@ -150,20 +150,24 @@ func TestDamagedStateGivesNoDeviceTwice(t *testing.T) {
 	}
 }
 
-// An administrator says what is free before the plugin has registered again.
-func TestDevicesAreFreedWhileThePluginIsAway(t *testing.T) {
+// IDs that no plugin lists would stay in the state, so they are refused while the plugin is disconnected.
+func TestDevicesAreNotFreedWhileThePluginIsAway(t *testing.T) {
 	n := newNode(t)
 	p := n.plugin(gpu, plugintest.Devices(2)...)
 	n.damage()
 	n.start()
+	if err := n.m.Free(t.Context(), gpu, []string{"gpu-0001"}); !errors.Is(err, manager.ErrRetry) {
+		t.Errorf("a release without the plugin: %v", err)
+	}
+	n.back(p, 0)
 	testenv.Must(t, n.m.Free(t.Context(), gpu, []string{"gpu-0001"}))
 	for range 2 {
-		n.back(p, 1)
 		if got := ids(n.admit(pod("a", wants("main", gpu, 1))), "main", gpu); !slices.Equal(got, []string{"gpu-0001"}) {
 			t.Error("gpu-0001 is free, and the pod has", got)
 		}
 		n.release("a")
 		n.restart()
+		n.back(p, 1)
 	}
 }
 

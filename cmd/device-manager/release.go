@@ -31,8 +31,8 @@ marked as ended for good, like an init container that has succeeded: its devices
 of the pod has them.
 
 If the placements were lost because their file was damaged, all devices are withheld, since unknown pods may use them.
---withheld makes the devices RESOURCE=ID, or with --all all of them, available to pods again: make sure that no
-container uses them.`,
+--withheld makes the devices RESOURCE=ID, which a connected plugin lists, or with --all all devices available to pods
+again: make sure that no container uses them.`,
 		Example: `  device-manager release training
   device-manager release default/training --container prepare
   device-manager release --withheld nvidia.com/gpu=GPU-8f6c3a1e-0000-4000-8000-000000000001`,

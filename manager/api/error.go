@@ -65,7 +65,7 @@ func errorOf(err error) *Error {
 	if own {
 		return answer
 	}
-	answer = &Error{Text: wording.Limit(err).Error(), Code: http.StatusInternalServerError, Reason: "InternalError"}
+	answer = &Error{Text: shortText(err.Error()), Code: http.StatusInternalServerError, Reason: "InternalError"}
 	rejected, isRejected := errors.AsType[*manager.RejectedError](err)
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded): // while the request was read
@@ -91,10 +91,13 @@ func errorOf(err error) *Error {
 		answer.Code, answer.Reason = http.StatusGatewayTimeout, "Timeout"
 	}
 	if isRejected {
-		answer.Text, answer.Reason = rejected.Message, rejected.Reason
+		answer.Text, answer.Reason = shortText(rejected.Message), rejected.Reason
 	}
 	return answer
 }
+
+// shortText limits a text, which may quote the request, to what fits into an answer and a log.
+func shortText(text string) string { return wording.Limit(errors.New(text)).Error() }
 
 var errUnknownPeer = &Error{
 	Text: "the kernel does not report which process sent the request", Code: http.StatusForbidden, Reason: "Forbidden",
@@ -119,5 +122,6 @@ func tooLarge(q *http.Request) *Error {
 
 // badRequest returns the response to a malformed request.
 func badRequest(format string, args ...any) *Error {
-	return &Error{Text: fmt.Sprintf(format, args...), Code: http.StatusBadRequest, Reason: "BadRequest"}
+	text := shortText(fmt.Sprintf(format, args...))
+	return &Error{Text: text, Code: http.StatusBadRequest, Reason: "BadRequest"}
 }

@@ -201,12 +201,12 @@ func (s *Server) logRequest(q *http.Request, answer any, err error) {
 	}
 	by := callerOf(q)
 	log := s.Log.With("uid", by.UID, "gid", by.GID, "pid", by.PID)
-	what := fmt.Sprintf("%s %s for user %d, process %d", q.Method, q.URL.Path, by.UID, by.PID)
+	what := fmt.Sprintf("%s %s for user %d, process %d", q.Method, wording.Shorten(q.URL.Path, maxPath), by.UID, by.PID)
 	if pod, ok := answer.(Pod); ok {
 		what += ": pod " + pod.Metadata.Namespace + "/" + pod.Metadata.Name + " is placed as " + pod.Metadata.UID
 	}
 	if err != nil {
-		log.Warn(what + " failed: " + err.Error())
+		log.Warn(what + " failed: " + shortText(err.Error()))
 		return
 	}
 	log.Info(what)
