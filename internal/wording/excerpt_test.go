@@ -44,6 +44,7 @@ func TestLimit(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
 		"a short error": {"one\ntwo", "one\ntwo"},
 		"a long line":   {long, strings.Repeat("x", 997) + "..."},
+		"20 lines":      {many[:39], many[:39]},
 		"many lines":    {many, strings.Repeat("a\n", 20) + "and 30 more"},
 	} {
 		t.Run(name, func(t *testing.T) {

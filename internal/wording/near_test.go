@@ -6,7 +6,7 @@ import (
 )
 
 func TestSimilarNames(t *testing.T) {
-	known := []string{"cdi-dir", "cdi-kind", "driver-root", "dev-root", "mps", "output"}
+	known := []string{"cdi-kind", "cdi-dir", "driver-root", "dev-root", "mps", "output"}
 	for name, want := range map[string][]string{
 		"cdi_dir":       {"cdi-dir"},
 		"CDI-Dir":       {"cdi-dir"},

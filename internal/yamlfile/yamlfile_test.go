@@ -1,10 +1,13 @@
 package yamlfile
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v3"
 )
 
 type file struct {
@@ -172,4 +175,60 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("the error has a Go type: %v", err)
 		}
 	})
+}
+
+// A document at a limit is read, and one above it is not.
+func TestLimits(t *testing.T) {
+	lists := func(n int) string { return strings.Repeat("[", n) + strings.Repeat("]", n) }
+	keys := func(n int) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, "k%d: 1\n", i)
+		}
+		return b.String()
+	}
+	// A list of 1,000 values that a second list has 997 times, beside other values. The document, the mapping, its keys
+	// and the lists count too.
+	values := func(others int) string {
+		return "a: &a [" + strings.Repeat("x,", 1_000) + "]\nb: [" + strings.Repeat("*a,", 997) +
+			strings.Repeat("x,", others) + "]\n"
+	}
+	for name, c := range map[string]struct {
+		text, want string
+	}{
+		"100 levels":        {lists(100), ""},
+		"101 levels":        {lists(101), "line 1: it is nested more than 100 levels deep"},
+		"10,000 keys":       {keys(10_000), ""},
+		"10,001 keys":       {keys(10_001), "line 1: more than 10000 keys"},
+		"1,000,000 values":  {values(997), ""},
+		"1,000,001 values":  {values(998), "it has more than 1000000 values"},
+		"two documents":     {"a: 1\n---\nb: 1\n", "more than one YAML document"},
+		"a broken document": {"a: 1\n---\n[\n", "more than one YAML document"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Parse([]byte(c.text))
+			if got := fmt.Sprint(err); got != c.want && (err != nil || c.want != "") {
+				t.Errorf("the error is %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// Of many problems the first 1,000 are kept, and 20 of them are in the error.
+func TestManyProblems(t *testing.T) {
+	for name, text := range map[string]string{
+		"equal keys":   strings.Repeat("a: 1\n", 3_000),
+		"unknown keys": "rules: [" + strings.Repeat("{x: 1}, ", 3_000) + "]\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Decode([]byte(text), &file{}, nil)
+			if err == nil || !strings.HasSuffix(err.Error(), "\nand 980 more") || strings.Count(err.Error(), "\n") != 20 {
+				t.Errorf("the error is %v", err)
+			}
+		})
+	}
+	many := &yaml.TypeError{Errors: slices.Repeat([]string{"line 1: cannot unmarshal !!str `a` into int"}, 3_000)}
+	if err := Plain(many); !strings.HasSuffix(err.Error(), "\nand 980 more") {
+		t.Errorf("the error is %v", err)
+	}
 }

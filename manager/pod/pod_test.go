@@ -250,6 +250,13 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
+func TestTheLargestManifestIsRead(t *testing.T) {
+	text := head + "spec: {containers: [{name: c}]}\n#"
+	if _, err := pod.Parse([]byte(text + strings.Repeat("#", pod.MaxSize-len(text)))); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestUIDIsThatOfNamespaceAndName(t *testing.T) {
 	uids := map[string]string{}
 	for _, metadata := range []string{"name: a", "name: b", "name: a, namespace: x", "name: default"} {
