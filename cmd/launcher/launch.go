@@ -1,0 +1,142 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/trust"
+)
+
+const (
+	pluginName = "gpu-cdi-plugin"
+	hookName   = "prestart-hook"
+	// maxProgram bounds the size of a program, in bytes.
+	maxProgram = 256 << 20
+)
+
+// ownDirs are the directories in which gpu-cdi-plugin keeps its files, by default.
+var ownDirs = []string{"/var/lib/gpu-cdi-plugin", "/run/gpu-cdi-plugin"}
+
+// launcher has the flags of the command.
+type launcher struct {
+	host, dir, config string
+}
+
+// run installs the programs and becomes gpu-cdi-plugin. It returns only after an error.
+func (l *launcher) run(args []string) error {
+	own, err := os.Executable() // the other programs of the image are beside it
+	if err != nil {
+		return fmt.Errorf("find the programs of the image: %w", err)
+	}
+	files := map[string][]byte{}
+	for _, name := range []string{pluginName, hookName} {
+		data, err := fileio.ReadFile(filepath.Join(filepath.Dir(own), name), maxProgram)
+		if err != nil {
+			return fmt.Errorf("read %s of the image: %w", name, err)
+		}
+		files[name] = data
+	}
+	args, err = l.withConfig(args)
+	if err != nil {
+		return err
+	}
+	if err := l.enterHost(); err != nil {
+		return err
+	}
+	// The hook first: specs that the new plugin writes may need it.
+	for _, name := range []string{hookName, pluginName} {
+		if err := install(filepath.Join(l.dir, name), files[name]); err != nil {
+			return err
+		}
+	}
+	program := filepath.Join(l.dir, pluginName)
+	err = unix.Exec(program, append([]string{program}, args...), os.Environ())
+	return fmt.Errorf("run %s on the host: %w", program, err)
+}
+
+// withConfig adds the option for the configuration in l.config. The directory stays open in gpu-cdi-plugin, which
+// cannot see the container's files by their paths. It is opened and not its file, since the kubelet replaces the links
+// in the directory of a ConfigMap.
+func (l *launcher) withConfig(args []string) ([]string, error) {
+	if l.config == "" {
+		return args, nil
+	}
+	fd, err := unix.Open(l.config, unix.O_PATH|unix.O_DIRECTORY, 0) // without O_CLOEXEC
+	if err != nil {
+		return nil, fmt.Errorf("open the directory of the configuration %s: %w", l.config, err)
+	}
+	return append(args, "--config=/proc/self/fd/"+strconv.Itoa(fd)+"/config.yaml"), nil
+}
+
+// enterHost makes the host's root directory that of this process.
+func (l *launcher) enterHost() error {
+	if err := unix.Chroot(l.host); err != nil {
+		return fmt.Errorf("enter the host's root directory %s: %w", l.host, err)
+	}
+	if err := os.Chdir("/"); err != nil {
+		return fmt.Errorf("enter the host's root directory %s: %w", l.host, err)
+	}
+	unix.Umask(0o022)
+	return nil
+}
+
+// install puts a program into a directory that only root can change, unless it is already there.
+func install(path string, data []byte) error {
+	dir := filepath.Dir(path)
+	if err := fileio.MakeDirs(dir); err != nil {
+		return fmt.Errorf("install %s on the host: %w", path, err)
+	}
+	if err := trust.Dir(dir); err != nil {
+		return fmt.Errorf("install %s on the host: %w", path, err)
+	}
+	before, err := fileio.ReadFile(path, maxProgram)
+	if err == nil && bytes.Equal(before, data) && trust.RootFile(path) == nil && isProgram(path) {
+		return nil
+	}
+	if err := fileio.Replace(path, data, 0o755); err != nil {
+		return fmt.Errorf("install %s on the host: %w", path, err)
+	}
+	return nil
+}
+
+func isProgram(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.Mode() == 0o755
+}
+
+// remove removes from the host the programs, and what gpu-cdi-plugin keeps there besides CDI specs.
+func (l *launcher) remove() error {
+	if err := l.enterHost(); err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range []string{pluginName, hookName} {
+		err := fileio.Remove(filepath.Join(l.dir, name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	err := os.Remove(l.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+		errs = append(errs, err)
+	}
+	for _, dir := range ownDirs {
+		if err := trust.Dir(dir); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		errs = append(errs, os.RemoveAll(dir))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("remove the files of %s from the host: %w", pluginName, err)
+	}
+	return nil
+}
