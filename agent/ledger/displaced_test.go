@@ -64,3 +64,36 @@ func TestAnotherPluginWithTheSameResourceIsNoticed(t *testing.T) {
 		})
 	}
 }
+
+// The text is logged when it begins and when it ends, and wakes the publisher each time.
+func TestTheBeginAndTheEndOfADisplacementAreSeen(t *testing.T) {
+	var log bytes.Buffer
+	ours, theirs := map[string]bool{"GPU-a": true}, map[string]bool{"GPU-a::0": true}
+	var answer map[string]bool
+	d := NewDisplaced(DisplacedOptions{
+		Allocatable: func(context.Context) (map[string]map[string]bool, error) {
+			return map[string]map[string]bool{whole: answer}, nil
+		},
+		Watched: func() bool { return true },
+		Changed: wake.New(), Log: slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	d.Advertised([]resource.Resource{offer(whole, "GPU-a")})
+	for i, step := range []struct {
+		answer map[string]bool
+		want   string // in the log; empty if nothing changes
+	}{
+		{ours, ""}, {theirs, ""}, {theirs, "the kubelet has other devices"}, {theirs, ""},
+		{ours, "the kubelet has the devices again"}, {ours, ""},
+	} {
+		answer = step.answer
+		log.Reset()
+		d.check(t.Context())
+		woken := len(d.opts.Changed) > 0
+		if woken {
+			<-d.opts.Changed
+		}
+		if woken != (step.want != "") || !strings.Contains(log.String(), step.want) || step.want == "" && log.Len() > 0 {
+			t.Errorf("check %d: woken: %t; the log is %q, want %q", i, woken, &log, step.want)
+		}
+	}
+}

@@ -11,9 +11,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 const (
@@ -227,4 +230,72 @@ func TestAKubeletThatDoesNotAnswer(t *testing.T) {
 		synctest.Wait()
 		expect(t, l, replica, "")
 	})
+}
+
+// Each change is logged once and wakes the publisher, which advertises the devices anew.
+func TestChangesAreLoggedAndWakeThePublisher(t *testing.T) {
+	var holders []podresources.Holder
+	var failure error
+	l := newLedger(func() ([]podresources.Holder, error) { return holders, failure })
+	var log bytes.Buffer
+	l.opts.Log = slog.New(slog.NewTextHandler(&log, nil))
+	replicas := offer(shared, "GPU-a::0", "GPU-b::0")
+	l.Offer([]resource.Resource{replicas})
+	for _, step := range []struct {
+		name    string
+		holders []podresources.Holder
+		err     error
+		want    string // in the log; empty if nothing changes
+	}{
+		{"nothing is held", nil, nil, ""},
+		{"a GPU is held", []podresources.Holder{holder("x", whole, "GPU-a")}, nil, "GPU-a is given to no other container"},
+		{"it is still held", []podresources.Holder{holder("x", whole, "GPU-a")}, nil, ""},
+		{"by another pod", []podresources.Holder{holder("y", whole, "GPU-a")}, nil, "pod default/y holds it as GPU-a"},
+		{"of two pods the first counts", []podresources.Holder{
+			holder("y", whole, "GPU-a"), holder("z", whole, "GPU-a"),
+		}, nil, ""},
+		{"and another GPU", []podresources.Holder{
+			holder("y", whole, "GPU-a"), holder("z", whole, "GPU-b"),
+		}, nil, "GPU-b is given to no other container"},
+		{"no answer", nil, errors.New("no answer"), "it is unknown which containers hold devices"},
+		{"still none", nil, errors.New("no answer"), ""},
+		{"an answer, and a GPU is free", []podresources.Holder{holder("y", whole, "GPU-a")}, nil,
+			"GPU-b is not held under an older name any more"},
+		{"both are free", nil, nil, "GPU-a is not held under an older name any more"},
+		{"a device of another plugin", []podresources.Holder{holder("x", "example.com/nic", "nic-0")}, nil, ""},
+	} {
+		t.Run(step.name, func(t *testing.T) {
+			holders, failure = step.holders, step.err
+			log.Reset()
+			_, _ = l.Read(t.Context())
+			woken := len(l.opts.Changed) > 0
+			if woken {
+				<-l.opts.Changed
+			}
+			if woken != (step.want != "") || !strings.Contains(log.String(), step.want) || step.want == "" && log.Len() > 0 {
+				t.Errorf("woken: %t, want %t; the log is %q, want %q", woken, step.want != "", &log, step.want)
+			}
+		})
+	}
+
+	// A GPU that is no longer offered is not reported when its holder ends.
+	holders = []podresources.Holder{holder("x", whole, "GPU-a")}
+	read(t, l)
+	log.Reset()
+	l.Offer(nil)
+	if log.Len() > 0 {
+		t.Errorf("a GPU that is gone is logged: %q", &log)
+	}
+}
+
+func TestTheIDsThatAreHeld(t *testing.T) {
+	l := newLedger(func() ([]podresources.Holder, error) {
+		return []podresources.Holder{holder("x", whole, "GPU-a"), holder("y", "example.com/nic", "nic-0")}, nil
+	})
+	offered := offer(whole, "GPU-a", "GPU-b", "GPU-c")
+	l.Offer([]resource.Resource{offered})
+	testenv.Must(t, l.Take(t.Context(), whole, []*resource.Device{&offered.Devices[2]}))
+	if diff := cmp.Diff(map[string]bool{"GPU-a": true, "nic-0": true, "GPU-c": true}, l.IDs()); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
 }

@@ -72,6 +72,13 @@ func TestParseRefuses(t *testing.T) {
 		"entries that are none, of 1.10": {
 			`{"PodDeviceEntries":7,"RegisteredDevices":{}}`, "parse the checkpoint of a kubelet before 1.11: json: ",
 		},
+		"entries of 1.10 with a checksum": {
+			`{"PodDeviceEntries":[],"RegisteredDevices":{},"Checksum":1}`, "the checksum does not match: the file says 1",
+		},
+		"entries in both places": {
+			`{"PodDeviceEntries":[],"Data":{"PodDeviceEntries":[],"RegisteredDevices":{}}}`, "the file says 0",
+		},
+		"no entries":    {`{}`, "the file says 0"},
 		"half a file":   {v2[:len(v2)/2], "unexpected end of JSON input"},
 		"an empty file": {"", "unexpected end of JSON input"},
 		"no JSON":       {"\x00\x00", "invalid character"},
