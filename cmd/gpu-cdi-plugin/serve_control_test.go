@@ -142,30 +142,6 @@ func TestServeKeepsACordonOverARestart(t *testing.T) {
 	s.onlyUnhealthy(3)
 }
 
-// A device on record can be cordoned before the driver has come, as without serve.
-func TestServeCordonsADeviceBeforeTheDriverComes(t *testing.T) {
-	t.Parallel()
-	s := newServed(t, "pcie-quad", "fail-on-init-error: false")
-	s.start()
-	s.listed(gpuResource, 4, 0)
-	s.awaitControl()
-	s.does("GPU 1 ("+s.uuids()[1]+") is cordoned", "cordon", "1", "--reason", "it is old")
-	uuids := s.uuids()
-	testenv.Must(t, s.end(syscall.SIGTERM))
-	testenv.Must(t, s.node.Fail("nvmlInit", sim.AnyGPU, 9))
-	s.start()
-	s.listed(gpuResource, 0, 0)
-	s.awaitControl()
-	s.does("the absent device ("+uuids[2]+") is cordoned", "cordon", uuids[2], "--reason", "a fan is loud")
-	s.does("the absent device ("+uuids[1]+") is uncordoned", "uncordon", uuids[1])
-	s.fails(1, "no device", "cordon", "GPU-unknown", "--reason", "x")
-	s.fails(1, "no device", "reset", uuids[2])
-	testenv.Must(t, s.node.Clear())
-	s.onlyUnhealthy(2)
-	s.does("GPU 2 ("+uuids[2]+") is uncordoned", "uncordon", "2")
-	s.listed(gpuResource, 4, 0)
-}
-
 // A cordoned GPU takes its MIG devices along, also those that are made later.
 func TestServeCordonsMIGDevices(t *testing.T) {
 	t.Parallel()
@@ -428,27 +404,6 @@ func TestServeNamesWhatKeepsAGPUFromAForcedReset(t *testing.T) {
 	s.does("was reset", "reset", "3", "--force")
 }
 
-func TestServeDoesNotResetWhatItMustNot(t *testing.T) {
-	t.Parallel()
-	s := newServed(t, "mig-h100", "mig-strategy: mixed")
-	s.start()
-	const small = "nvidia.com/mig-1g.10gb"
-	testenv.Must(t, s.node.SetMIG(0, []string{"1g.10gb", "1g.10gb"}))
-	for i := 1; i < len(s.node.Machine().GPUs); i++ {
-		testenv.Must(t, s.node.SetMIG(i, nil))
-	}
-	s.listed(small, 2, 0)
-	s.awaitControl()
-	s.fails(1, "MIG device 0:1 is a part of a GPU: reset the GPU GPU-", "reset", "0:1")
-	s.does("MIG device 0:1", "cordon", "0:1", "--reason", "x")
-
-	// A process of which it is not known whether it is a container's: the node's /proc has none.
-	cmd := s.leftOver(0)
-	s.fails(1, fmt.Sprintf("GPU 0 is in use by process %d (not in ", cmd.Process.Pid), "reset", "0")
-	s.fails(1, fmt.Sprintf("GPU 0 is in use by process %d (not in ", cmd.Process.Pid), "reset", "0", "--force")
-	s.listed(small, 1, 1) // the GPU is back, and its MIG device is cordoned as before
-}
-
 func TestServeReleasesTheDriver(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "")
@@ -550,92 +505,6 @@ func (s *served) reloadModule() {
 	fresh := dir + ".fresh"
 	testenv.Must(s.t, os.CopyFS(fresh, os.DirFS(dir)))
 	testenv.Must(s.t, unix.Renameat2(unix.AT_FDCWD, fresh, unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE))
-}
-
-// A configuration that makes serve start again waits for the end of a release: the start would open the driver.
-func TestServeStaysReleasedWhenTheConfigurationChanges(t *testing.T) {
-	t.Parallel()
-	s := newServed(t, "pcie-quad", "")
-	s.start()
-	e := s.listed(gpuResource, 4, 0)
-	s.awaitControl()
-	s.does("the NVIDIA driver is released", "release")
-	s.configure("strategy: [envvar]\n")
-	for i := range 2 {
-		s.signal(syscall.SIGHUP)
-		waitFor(t, "the log", func() bool {
-			return s.countMessages("the old configuration stays in use until the driver is no longer released") == i+1
-		})
-	}
-	const why = "an administrator has released the NVIDIA driver"
-	if refused := s.preStart(e, s.uuids()[1]); !strings.HasPrefix(refused, why) {
-		t.Errorf("refused for %q, want %q", refused, why)
-	}
-	s.listed(gpuResource, 4, 0)
-	if strings.Contains(s.log.String(), "starting again") {
-		t.Error("it started again")
-	}
-
-	// What is wrong by then does not end serve.
-	s.configure("strategy: [nonsense]\n")
-	s.does("the NVIDIA driver is opened again", "reopen")
-	s.logs("the configuration is invalid, and the old one stays in use")
-	s.does("the NVIDIA driver is released", "release")
-	s.configure("strategy: [envvar]\n")
-	s.signal(syscall.SIGHUP)
-	waitFor(t, "the log", func() bool {
-		return s.countMessages("the old configuration stays in use until the driver is no longer released") == 3
-	})
-	total := s.kubelet.Registrations()
-	s.does("the NVIDIA driver is opened again", "reopen")
-	s.logs("restarting: the configuration has changed")
-	s.kubelet.WaitRegistrations(total + 1)
-	if names := s.allocate(s.listed(gpuResource, 4, 0), s.uuids()[1]); len(names) > 0 {
-		t.Errorf("the old configuration is in use: %v", names)
-	}
-}
-
-// A module that was unloaded and loaded has initialized the GPUs: what a reset heals is healthy when its probes pass.
-func TestServeTakesAReloadOfTheModuleForAReset(t *testing.T) {
-	t.Parallel()
-	s := newServed(t, "pcie-quad", "")
-	s.withoutRecoveryAction()
-	s.start()
-	s.listed(gpuResource, 4, 0)
-	s.awaitControl()
-	s.xid(2, 95, nil)
-	s.onlyUnhealthy(2)
-	s.does("the NVIDIA driver is released", "release")
-	s.reloadModule() // at once
-	s.listed(gpuResource, 4, 0)
-
-	s.xid(2, 95, nil)
-	s.onlyUnhealthy(2)
-	s.does("the NVIDIA driver is released", "release")
-	load := s.unloadModule()
-	s.does("the NVIDIA driver is opened again", "reopen")
-	load()
-	s.listed(gpuResource, 4, 0)
-}
-
-// A release that was interrupted is not made later.
-func TestServeForgetsAReleaseThatWasInterrupted(t *testing.T) {
-	t.Parallel()
-	s := newServed(t, "pcie-quad", "")
-	s.start()
-	e := s.listed(gpuResource, 4, 0)
-	s.awaitControl()
-	testenv.Must(t, s.node.Hang("nvmlDeviceGetTemperature", 0)) // the driver cannot be closed while a call is under way
-	s.onlyUnhealthy(0)
-	release := s.startDevice("release")
-	s.logs("): release")
-	_ = release.interrupt()
-	s.logs("was not carried out, since the client or this program has ended: release")
-	s.wantReady(e, s.uuids()[1])
-	testenv.Must(t, s.node.Clear())
-	s.listed(gpuResource, 4, 0)
-	s.wantReady(e, s.uuids()[0])
-	s.fails(1, "the NVIDIA driver is not released", "reopen")
 }
 
 // tryPreStart is preStart for a plugin that may be starting again.

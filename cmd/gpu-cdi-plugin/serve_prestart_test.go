@@ -1,7 +1,6 @@
 package main
 
 import (
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,12 +8,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -86,16 +83,6 @@ func TestServeGivesNoContainerAGPUThatIsUsed(t *testing.T) {
 func (s *served) showProcess(name string) {
 	s.t.Helper()
 	testenv.Must(s.t, os.Symlink(filepath.Join("/proc", name), filepath.Join(s.node.Root(), "proc", name)))
-}
-
-func TestServeGivesNoContainerAGPUThatIsUnhealthy(t *testing.T) {
-	t.Parallel()
-	s := newServed(t, "pcie-quad", "")
-	s.start()
-	e := s.listed(gpuResource, 4, 0)
-	testenv.Must(t, s.node.SetSilently(2, map[string]string{"remap-pending": "1"}))
-	s.wantRefused(e, s.uuids()[2], "a row of its memory is remapped at the next reset")
-	s.onlyUnhealthy(2) // the check found it, and all know
 }
 
 // addLoader copies what a program of the node needs to run in the node's root directory.
@@ -226,94 +213,4 @@ func TestServeResetsAGPUThatTheDriverDoesNotUseBefore(t *testing.T) {
 	s.awaitControl()
 	s.does("was reset", "reset", "3")
 	s.listed(gpuResource, 8, 0)
-}
-
-// With strict, policy reset never gives a MIG device to a container, which is said when there is one.
-func TestServeWarnsOfMIGDevicesThatAreRefused(t *testing.T) {
-	t.Parallel()
-	s := newServed(t, "mig-h100", `mig-strategy: mixed
-prestart: {policy: reset, strict: true, resources: [{name: nvidia.com/mig-1g.10gb, policy: clean}]}`)
-	s.start()
-	s.logs("no container gets a MIG device of nvidia.com/mig-7g.80gb, since policy reset cannot reset them")
-	s.listed("nvidia.com/mig-7g.80gb", 1, 0)
-	for _, m := range s.messages() {
-		if strings.Contains(m, "no container gets") && strings.Contains(m, "nvidia.com/mig-1g.10gb,") {
-			t.Errorf("the resource has a policy of its own: %s", m)
-		}
-	}
-}
-
-// A policy that asks for nothing must not keep a container from starting, unless the device is not its own to get.
-func TestServeAsksForNothingWithoutAPolicy(t *testing.T) {
-	t.Parallel()
-	s := newServed(t, "pcie-quad", "prestart: {policy: none}")
-	s.start()
-	e := s.listed(gpuResource, 4, 0)
-	s.leftOver(1)
-	testenv.Must(t, s.node.Set(1, map[string]string{"recovery-action": "reset"}))
-	s.onlyUnhealthy(1)
-	s.wantReady(e, s.uuids()[1])
-	s.awaitControl()
-	s.does("is cordoned", "cordon", "1", "--reason", "a fan is loud")
-	s.wantRefused(e, s.uuids()[1], "is not ready for a container: cordoned: a fan is loud")
-	s.writeForeign(cdi.DefaultKind, s.uuids()[2])
-	s.listed(gpuResource, 2, 2)
-	s.wantRefused(e, s.uuids()[2], "foreign.json")
-}
-
-// A GPU that another container has by another name, or as a replica, is not given to a second one, and keeps its
-// settings. If the kubelet does not answer, no GPU is changed.
-func TestServeLeavesAGPUThatAnotherContainerHas(t *testing.T) {
-	t.Parallel()
-	s := newServed(t, "pcie-quad", "prestart: {policy: clean}")
-	s.start()
-	e := s.listed(gpuResource, 4, 0)
-	all := s.uuids()
-	s.kubelet.Pods.Set(
-		kubelettest.Pod("ns", "own", "main", gpuResource, all...),
-		kubelettest.Pod("ns", "renamed", "main", "acme.com/gpu", all[1]),
-		kubelettest.Pod("ns", "replica", "main", gpuResource, all[2]+"::0"),
-	)
-	limit := func(gpu int) uint64 {
-		values, err := s.node.Values(gpu)
-		testenv.Must(t, err)
-		return values["power-limit"]
-	}
-	for i := range all {
-		testenv.Must(t, s.node.Set(i, map[string]string{"power-limit": "200000"}))
-	}
-	const renamed = "container main of pod ns/renamed holds it as "
-	s.wantReady(e, all[0], all[3])
-	s.wantRefused(e, all[1], renamed)
-	s.wantRefused(e, all[2], "container main of pod ns/replica holds it as "+all[2]+"::0 of "+gpuResource)
-	for i, left := range []bool{false, true, true, false} {
-		if (limit(i) == 200000) != left {
-			t.Errorf("the power limit of GPU %d is %d; that it stays is %v", i, limit(i), left)
-		}
-	}
-	s.listed(gpuResource, 2, 2)
-	if _, err := s.tryAllocate(e, all[1]); err == nil || !strings.Contains(err.Error(), renamed) {
-		t.Errorf("Allocate returns %v, want %q", err, renamed)
-	}
-
-	s.kubelet.StopPods()
-	hung, err := net.Listen("unix", s.kubelet.PodsSocket)
-	testenv.Must(t, err)
-	began := time.Now()
-	const unknown = "it is unknown which containers hold the devices: "
-	s.wantUnknown(e, all[0], unknown+"list the pods' devices from the kubelet's socket ")
-	if took := time.Since(began); took > 10*time.Second {
-		t.Errorf("a kubelet that does not answer was waited for %s", took)
-	}
-	testenv.Must(t, hung.Close())
-	s.wantUnknown(e, all[0], unknown+s.kubelet.PodsSocket+" does not exist although ")
-	s.logs("it is unknown which containers hold devices")
-}
-
-// wantUnknown checks that a device is refused without its name.
-func (s *served) wantUnknown(e *kubelettest.Endpoint, id, why string) {
-	s.t.Helper()
-	if refused := s.preStart(e, id); !strings.Contains(refused, why) {
-		s.t.Errorf("%s is refused for %q, want %q", id, refused, why)
-	}
 }

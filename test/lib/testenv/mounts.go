@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"os"
 	"runtime"
 	"testing"
 
@@ -31,4 +32,20 @@ func MountPoint(t testing.TB, dir string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+}
+
+// SmallDisk mounts a file system of 64 KiB, with flags of mount(2), on a directory that it makes. The test needs root.
+func SmallDisk(t testing.TB, dir string, flags uintptr) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("none", dir, "tmpfs", flags, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -1,0 +1,97 @@
+package agent
+
+import (
+	"strings"
+	"testing"
+
+	"gpu-cdi-plugin/agent/config"
+	"gpu-cdi-plugin/agent/control"
+	"gpu-cdi-plugin/agent/prepare"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+func policy(p prepare.Policy) func(*config.Config) {
+	return func(c *config.Config) { c.PreStart.Policy = p }
+}
+
+func TestPreStartRefusesDevices(t *testing.T) {
+	t.Parallel()
+	healthy := func(*fixture) {}
+	cordoned := func(f *fixture) {
+		f.does("is cordoned", control.Request{Act: control.Cordon, Device: "1", Reason: "a fan is loud"})
+		f.listed(gpuResource, 3, 1)
+	}
+	faulty := func(f *fixture) {
+		f.driver.set(func() { f.driver.faults[1] = gpu.Probe{RemapPending: true} })
+		f.listed(gpuResource, 3, 1)
+	}
+	unknown := func(f *fixture) { f.kubelet.StopPods() }
+	released := func(f *fixture) { f.does("is released", toRelease) }
+	const (
+		notKnown = "it is unknown which containers hold the devices: "
+		remapped = "a row of its memory is remapped at the next reset"
+		noisy    = "UUID is not ready for a container: cordoned: a fan is loud"
+	)
+	for name, c := range map[string]struct {
+		policy prepare.Policy
+		given  func(*fixture)
+		want   string // for GPU 1, where UUID is its UUID; empty if the container gets it
+	}{
+		"a healthy device": {prepare.Check, healthy, ""},
+		"a fault that was not noticed": {
+			prepare.Check,
+			func(f *fixture) { f.driver.set(func() { f.driver.faults[1] = gpu.Probe{RemapPending: true} }) },
+			remapped,
+		},
+		"a spec file of another program that has its name, without a policy": {
+			prepare.None,
+			func(f *fixture) {
+				f.writeForeign(1)
+				f.listed(gpuResource, 3, 1)
+			},
+			"UUID is not ready for a container: ",
+		},
+		"a fault":                                  {prepare.Check, faulty, remapped},
+		"a fault, without a policy":                {prepare.None, faulty, ""},
+		"a cordon":                                 {prepare.Check, cordoned, noisy},
+		"a cordon, without a policy":               {prepare.None, cordoned, noisy},
+		"unknown holders, only a check":            {prepare.Check, unknown, ""},
+		"unknown holders, to be cleaned":           {prepare.Clean, unknown, notKnown},
+		"unknown holders, to be reset":             {prepare.Reset, unknown, notKnown},
+		"the driver is released":                   {prepare.Check, released, errReleased.Error()},
+		"the driver is released, without a policy": {prepare.None, released, errReleased.Error()},
+		"a container that got the GPU under another name since it was allocated": {
+			prepare.Clean,
+			func(f *fixture) { f.kubelet.Pods.Set(kubelettest.Pod("ns", "job", "main", "acme.com/gpu", f.uuid(1))) },
+			"UUID is not ready for a container: container main of pod ns/job holds it as UUID of acme.com/gpu",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, "pcie-quad", policy(c.policy))
+			f.start(Serve)
+			e := f.listed(gpuResource, 4, 0)
+			c.given(f)
+			wantError(t, f.preStart(e, f.uuid(1)), strings.ReplaceAll(c.want, "UUID", f.uuid(1)))
+			if strings.Contains(c.want, "is not ready") {
+				f.logs(strings.ReplaceAll(c.want, "UUID", f.uuid(1)), 1)
+			}
+			if strings.Contains(name, "not noticed") {
+				f.listed(gpuResource, 3, 1) // now it is known
+			}
+		})
+	}
+}
+
+func TestPreStartPreparesTheReplicasOfADeviceOnce(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, "pcie-quad", inReplicas(3, "1"))
+	f.start(Serve)
+	e := f.listed(gpuResource, 6, 0)
+	testenv.Must(t, f.preStart(e, f.uuid(1)+"::0", f.uuid(1)+"::2", f.uuid(2)))
+	for _, uuid := range []string{f.uuid(1), f.uuid(2)} {
+		f.logs(uuid+" was prepared for a container of "+gpuResource, 1)
+	}
+}

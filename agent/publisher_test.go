@@ -1,0 +1,169 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"gpu-cdi-plugin/agent/config"
+	"gpu-cdi-plugin/agent/control"
+	"gpu-cdi-plugin/agent/kubeapi"
+	"gpu-cdi-plugin/agent/ledger"
+	"gpu-cdi-plugin/agent/metrics"
+	"gpu-cdi-plugin/agent/mps"
+	"gpu-cdi-plugin/agent/plugin"
+	"gpu-cdi-plugin/agent/podresources"
+	"gpu-cdi-plugin/agent/prepare"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/wake"
+	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+const sharedResource = "nvidia.com/gpu.shared"
+
+// byMPS shares GPU 1 by MPS.
+func byMPS(c *config.Config) {
+	c.MPS = true
+	c.Sharing.MPS = resource.MPS{RenameByDefault: true, Resources: []resource.SharingRule{
+		{Name: gpuResource, Devices: []resource.Selector{"1"}, Replicas: 2},
+	}}
+}
+
+// A device that another container has under another name, or whose MPS daemon is not ready, is advertised as unhealthy,
+// and no container gets it: the reason says why.
+func TestDevicesThatNoContainerCanHave(t *testing.T) {
+	t.Parallel()
+	none := func(*config.Config) {}
+	for name, c := range map[string]struct {
+		config             func(*config.Config)
+		pod                string // the resource as which a pod has the device, or empty
+		id                 string // of the device, where UUID is its UUID
+		resource           string
+		healthy, unhealthy int
+		want               string
+	}{
+		"a pod has the GPU under another name": {
+			none, "acme.com/gpu", "UUID", gpuResource, 3, 1, "container main of pod ns/job holds it as UUID of acme.com/gpu",
+		},
+		"a pod has a replica, and the GPU is whole now": {
+			none, gpuResource, "UUID::0", gpuResource, 3, 1,
+			"container main of pod ns/job holds it as UUID::0 of nvidia.com/gpu",
+		},
+		"no MPS daemon runs": {
+			byMPS, "", "UUID::0", sharedResource, 0, 2,
+			"its MPS control daemon is not running: start gpu-cdi-mps@UUID.service",
+		},
+		"a pod has the GPU, and no MPS daemon runs": {
+			byMPS, gpuResource, "UUID", sharedResource, 0, 2, "container main of pod ns/job holds it as UUID of nvidia.com/gpu",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, "pcie-quad", c.config)
+			uuid := f.uuid(1)
+			want, held := strings.ReplaceAll(c.want, "UUID", uuid), strings.ReplaceAll(c.id, "UUID", uuid)
+			if c.pod != "" {
+				f.kubelet.Pods.Set(kubelettest.Pod("ns", "job", "main", c.pod, held))
+			}
+			f.start(Serve)
+			e := f.listed(c.resource, c.healthy, c.unhealthy)
+			id := uuid
+			if c.resource == sharedResource {
+				id += "::1"
+				f.logs("its MPS control daemon is not running", 1)
+			}
+			_, err := f.allocate(e, id)
+			wantError(t, err, want)
+			wantError(t, f.preStart(e, id), id+" is not ready for a container: "+want)
+			if c.resource != gpuResource {
+				return
+			}
+			f.kubelet.Pods.Set()
+			f.refuses("the kubelet gave the container no device", allocationOf("ns/job/main")) // which reads the pods
+			_, err = f.allocate(f.listed(gpuResource, 4, 0), id)
+			testenv.Must(t, err)
+		})
+	}
+}
+
+// allocationOf requests the CDI names of a container, NAMESPACE/POD/CONTAINER.
+func allocationOf(container string) control.Request {
+	parts := strings.Split(container, "/")
+	return control.Request{Act: control.Allocation, Namespace: parts[0], Pod: parts[1], Container: parts[2]}
+}
+
+// Resources that cannot be advertised keep their old devices.
+func TestPublisherLogsOnceThatItCannotAdvertise(t *testing.T) {
+	t.Parallel()
+	log := &testenv.Log{}
+	logger := slog.New(slog.NewTextHandler(log, nil))
+	changed := wake.New()
+	p, err := plugin.New(plugin.Options{Dir: t.TempDir(), Log: logger})
+	testenv.Must(t, err)
+	pub := &publisher{
+		plugin: p, releaser: &releaser{}, metrics: metrics.New(metrics.BuildInfo{}),
+		mps: mps.New(mps.MonitorOptions{Dir: t.TempDir(), Changed: changed.Wake, Log: logger}),
+		ledger: ledger.New(ledger.Options{
+			List: func(context.Context) ([]podresources.Holder, error) { return nil, nil }, Changed: changed, Log: logger,
+		}),
+		displaced: ledger.NewDisplaced(ledger.DisplacedOptions{Log: logger}),
+		reporter:  kubeapi.New(kubeapi.Options{Log: logger}),
+		again:     wake.New(), changed: changed, log: logger, warned: map[string]bool{},
+	}
+	publish := func(gpus int) {
+		t.Helper()
+		s := &gpu.Snapshot{}
+		for i := range gpus {
+			s.Devices = append(s.Devices, gpu.Device{Index: i, UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", i)})
+		}
+		resources, _, err := resource.Build(s, config.Default().Config)
+		testenv.Must(t, err)
+		pub.publish(node.State{Snapshot: s, Resources: resources})
+	}
+	advertised := func(want int) {
+		t.Helper()
+		if got := p.Status()[0].Devices; got != want {
+			t.Errorf("%d devices are advertised, want %d", got, want)
+		}
+	}
+	const (
+		refused = "some resources keep their old devices, since the new ones cannot be advertised: " +
+			"advertise nvidia.com/gpu: prepare 300 GPUs for allocation"
+		again = "the devices of all resources are advertised again"
+	)
+	for round := 1; round <= 2; round++ {
+		publish(4)
+		advertised(4)
+		publish(300)
+		publish(300)
+		advertised(4)
+		publish(5)
+		publish(6)
+		advertised(6)
+		if n, m := strings.Count(log.String(), refused), strings.Count(log.String(), again); n != round || m != round {
+			t.Errorf("in round %d the log says %d times that they cannot be advertised, and %d times that they can:\n%s",
+				round, n, m, log)
+		}
+	}
+}
+
+// With strict, policy reset never gives a MIG device to a container, which is said once when there is one.
+func TestPublisherWarnsOfMIGDevicesThatAreRefused(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, "mig-h100", func(c *config.Config) {
+		c.MIGStrategy = resource.MIGMixed
+		c.PreStart.Policy, c.PreStart.Strict = prepare.Reset, true
+		c.PreStart.Resources = []config.PreStartRule{{Name: "nvidia.com/mig-1g.10gb", Policy: prepare.Clean}}
+	})
+	f.start(Serve)
+	f.listed("nvidia.com/mig-7g.80gb", 1, 0)
+	f.reconfigure(inReplicas(2, "6")) // has the state published again
+	f.listed(gpuResource, 3, 0)
+	f.logs("no container gets a MIG device of nvidia.com/mig-7g.80gb, since policy reset cannot reset them", 1)
+	f.logs("no container gets a MIG device of nvidia.com/mig-1g.10gb,", 0)
+}
