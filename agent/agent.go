@@ -39,10 +39,10 @@ type Options struct {
 	// Driver is closed before the service ends. PollInterval is the time between two polls of the driver.
 	Driver       Driver
 	PollInterval time.Duration
-	// DriverCalls returns the driver calls that have not returned yet.
-	DriverCalls func() []string
-	Trust       Trust
-	Build       metrics.BuildInfo
+	// LogSlowCalls logs the driver calls that have not returned when the timer fires.
+	LogSlowCalls func() *time.Timer
+	Trust        Trust
+	Build        metrics.BuildInfo
 	// Env has the variables that systemd sets (NOTIFY_SOCKET, ...) and those of Kubernetes (NODE_NAME, ...).
 	Env []string
 	Log *slog.Logger

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"runtime/debug"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -63,7 +62,7 @@ func (d *daemon) checkAndRun(ctx context.Context) error {
 	}
 	defer server.Close() // does nothing after the server has ended
 	return runAll(ctx, server.Run, func(ctx context.Context) error {
-		waiting := time.AfterFunc(quiet, d.logDriverCalls)
+		waiting := d.opts.LogSlowCalls()
 		err := d.node.Start(ctx, d.role.publish)
 		waiting.Stop()
 		if err != nil {
@@ -72,15 +71,6 @@ func (d *daemon) checkAndRun(ctx context.Context) error {
 		time.AfterFunc(time.Second, func() { debug.SetGCPercent(gcPercent) })
 		return runAll(ctx, append(d.role.actors(), d.node.Run, d.reportStatus, d.reload, d.watchdog)...)
 	})
-}
-
-// quiet is how long the driver may take before the calls that have not returned are logged.
-const quiet = 2 * time.Second
-
-func (d *daemon) logDriverCalls() {
-	if calls := d.opts.DriverCalls(); len(calls) > 0 {
-		d.opts.Log.Warn("waiting for the NVIDIA driver to answer " + strings.Join(calls, ", "))
-	}
 }
 
 // runAll runs actors until ctx ends or one of them returns an error. It returns that error after all of them have

@@ -260,7 +260,7 @@ func newFixtureOn(t *testing.T, node *sim.Node, changes ...func(*config.Config))
 	f.opts = &Options{
 		Config: c, Host: h, HookPath: "/bin/true", SpecDirs: []string{c.CDIDir}, Driver: f.driver,
 		PollInterval: 50 * time.Millisecond,
-		DriverCalls:  func() []string { return nil }, Trust: fakeTrust{},
+		LogSlowCalls: func() *time.Timer { return time.NewTimer(0) }, Trust: fakeTrust{},
 		Log:    slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Reload: f.reload, Reread: f.reread, Hint: func(error) string { return "" },
 	}

@@ -68,7 +68,7 @@ func (a *app) serviceOptions(h host.Host) (*agent.Options, error) {
 			Host: h, Library: a.NVMLLibrary, Check: a.checkLibrary, GPUTimeout: gpuTimeout, Log: a.Log,
 		}),
 		PollInterval: min(node.PollInterval, nvml.SnapshotInterval(gpuTimeout)),
-		DriverCalls:  nvml.InFlight,
+		LogSlowCalls: a.logSlowCalls,
 		Build:        metrics.BuildInfo{Version: build.Version, Revision: build.Revision, GoVersion: build.Go},
 		Env:          a.Env, Log: a.Log,
 		Reload: a.hangups,
