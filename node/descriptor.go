@@ -53,14 +53,7 @@ type Sharing struct {
 	Replicas int `json:"replicas"`
 	// MPS has the limits of each container if CUDA's multi-process service shares the device. It is left out for
 	// time-slicing.
-	MPS *MPSLimits `json:"mps,omitempty"`
-}
-
-// MPSLimits are the limits of a client of a GPU's MPS control daemon.
-type MPSLimits struct {
-	MemoryLimitBytes uint64 `json:"memoryLimitBytes"`
-	// ActiveThreadPercentage is left out if the GPU does not support this limit.
-	ActiveThreadPercentage int `json:"activeThreadPercentage,omitempty"`
+	MPS *resource.MPSLimits `json:"mps,omitempty"`
 }
 
 // descriptors writes the descriptor files. If no directory is configured, it writes none.
@@ -149,10 +142,7 @@ func newDescriptor(d *resource.Device, resourceName string) *Descriptor {
 		desc.NUMANode = &d.NUMANode
 	}
 	if d.Shared() {
-		desc.Sharing = &Sharing{}
-	}
-	if d.Shared() && d.MPS != nil {
-		desc.Sharing.MPS = &MPSLimits{MemoryLimitBytes: d.MPS.MemoryBytes, ActiveThreadPercentage: d.MPS.ThreadPercent}
+		desc.Sharing = &Sharing{MPS: d.MPS}
 	}
 	return desc
 }

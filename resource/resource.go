@@ -63,13 +63,13 @@ type Grant struct {
 	Always specs.ContainerEdits
 }
 
-// MPSLimits are the limits of each client of a GPU's MPS control daemon.
+// MPSLimits are the limits of each client of a GPU's MPS control daemon. The JSON is that of a device's descriptor.
 type MPSLimits struct {
 	// MemoryBytes is the memory that a client may use on the GPU, a whole number of MiB.
-	MemoryBytes uint64
+	MemoryBytes uint64 `json:"memoryLimitBytes"`
 	// ThreadPercent is the percentage of the GPU's threads that a client may use, from 1 to 100, or 0 if the GPU does
 	// not support this limit.
-	ThreadPercent int
+	ThreadPercent int `json:"activeThreadPercentage,omitempty"`
 }
 
 // NoReplica is the Replica of a device that is not shared, and NoMIG the MIGIndex of a whole GPU.

@@ -19,7 +19,7 @@ const (
 )
 
 // readLimits returns the limits in a GPU's descriptor, or nil if MPS does not share the GPU. The service writes the
-// descriptor for containers; node.Descriptor describes its fields.
+// descriptor for containers (node.Descriptor).
 func readLimits(descriptors, uuid string) (*resource.MPSLimits, error) {
 	path := filepath.Join(descriptors, uuid+descriptorSuffix)
 	data, err := fileio.ReadFile(path, maxDescriptor)
@@ -39,24 +39,18 @@ func readLimits(descriptors, uuid string) (*resource.MPSLimits, error) {
 func parseLimits(data []byte) (*resource.MPSLimits, error) {
 	var d struct {
 		Sharing struct {
-			MPS *struct {
-				MemoryLimitBytes       uint64 `json:"memoryLimitBytes"`
-				ActiveThreadPercentage int    `json:"activeThreadPercentage"`
-			} `json:"mps"`
+			MPS *resource.MPSLimits `json:"mps"`
 		} `json:"sharing"`
 	}
 	if err := json.Unmarshal(data, &d); err != nil {
 		return nil, err
 	}
 	m := d.Sharing.MPS
-	if m == nil {
-		return nil, nil //nolint:nilnil // the GPU is not shared
-	}
-	if m.MemoryLimitBytes>>20 == 0 || m.ActiveThreadPercentage < 0 || m.ActiveThreadPercentage > 100 {
+	if m != nil && (m.MemoryBytes>>20 == 0 || m.ThreadPercent < 0 || m.ThreadPercent > 100) {
 		return nil, fmt.Errorf("want at least 1 MiB and at most 100 %% of the threads, got %d bytes and %d %%",
-			m.MemoryLimitBytes, m.ActiveThreadPercentage)
+			m.MemoryBytes, m.ThreadPercent)
 	}
-	return &resource.MPSLimits{MemoryBytes: m.MemoryLimitBytes, ThreadPercent: m.ActiveThreadPercentage}, nil
+	return m, nil
 }
 
 // sharedGPUs returns the UUIDs of the GPUs that have a descriptor with limits. Descriptors that cannot be read are
