@@ -1,13 +1,12 @@
 package install
 
 import (
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
-
-	"gpu-cdi-plugin/specs"
 )
 
 // Engine is something that can be installed for: an engine, or a component that several engines use.
@@ -129,7 +128,7 @@ func addPodman(e *edit) error {
 	case !slices.Contains(dirs, podmanHooks):
 		return &SettingError{file, "sets hooks_dir without " + podmanHooks}
 	}
-	if err := e.own(precreate, e.document(specs.Precreate)); err != nil {
+	if err := e.own(precreate, e.document(precreateDocument)); err != nil {
 		return err
 	}
 	return e.own(podmanDropIn, header+content)
@@ -202,7 +201,7 @@ func addLive(e *edit) error {
 		if dirs != nil && !slices.Contains(dirs, dir) {
 			return &SettingError{file, "sets hooks_dir without " + commonHooks + " and " + adminHooks}
 		}
-		return e.own(dir+"/"+liveHook, e.document(specs.CreateRuntime))
+		return e.own(dir+"/"+liveHook, e.document(createRuntimeDocument))
 	}
 	return nil
 }
@@ -238,8 +237,24 @@ func (e *edit) hookDirs(patterns []string, own string, table ...string) (dirs []
 	return dirs, file, nil
 }
 
-// document returns a hook document with the path of this host's hook.
+// hookPath is the path of prestart-hook in the documents.
+const hookPath = "/usr/local/sbin/prestart-hook"
+
+var (
+	// precreateDocument is a document of oci-hooks(5) for podman. CRI-O does not start if a hooks directory has it, since
+	// CRI-O has no stage precreate.
+	//
+	//go:embed hooks.d/precreate.json
+	precreateDocument string
+
+	// createRuntimeDocument is a document of oci-hooks(5) for CRI-O and podman.
+	//
+	//go:embed hooks.d/create-runtime.json
+	createRuntimeDocument string
+)
+
+// document returns a document with the path of this host's hook.
 func (e *edit) document(text string) string {
 	quoted, _ := json.Marshal(e.hook) // a string cannot fail
-	return strings.Replace(text, `"`+specs.HookPath+`"`, string(quoted), 1)
+	return strings.Replace(text, `"`+hookPath+`"`, string(quoted), 1)
 }
