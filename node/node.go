@@ -45,7 +45,8 @@ type Source interface {
 	// Released reports whether the library was closed on request. Snapshot then returns the previous snapshot.
 	Released() bool
 	// Notify registers the function `events`, which is called for each event of the driver, and `changed`, which is
-	// called when GPUs may be readable again. New calls Notify before any other method.
+	// called when GPUs may have changed without an event, for example while the library was closed. New calls Notify
+	// before any other method.
 	Notify(events func(gpu.Event), changed func())
 }
 
@@ -142,7 +143,7 @@ func New(o Options) *Reconciler {
 		r.files = append(r.files, newSpecFile(fileIn(&o, kind), kind, &r.opts.Extras[i]))
 	}
 	r.monitor = newMonitor(&o.Health, o.Log, o.Host, r.republish)
-	o.Source.Notify(r.Receive, r.Trigger)
+	o.Source.Notify(r.Receive, r.examine)
 	r.findLibrary()
 	r.heartbeat.Store(time.Now().UnixNano())
 	return r
@@ -186,3 +187,9 @@ func (r *Reconciler) Monitor() *Monitor { return r.monitor }
 
 // Trigger requests a reconciliation. It does not wait for it.
 func (r *Reconciler) Trigger() { r.wake.Wake() }
+
+// examine requests a reconciliation and probes of all GPUs, since no event shows what has changed.
+func (r *Reconciler) examine() {
+	r.Trigger()
+	r.monitor.probeNow.Wake()
+}

@@ -102,6 +102,7 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 	r.findLibrary()
 	r.reconciled, r.seen = began, r.identify()
 	if r.plan != nil && r.opts.Source.Released() { // the driver may be unloaded or replaced meanwhile
+		written = r.reoffer() || written
 		if r.failures == 0 {
 			r.publish(r.stateOf(r.plan))
 		}
@@ -126,6 +127,19 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 	}
 	r.observe(began, written, err)
 	return nil
+}
+
+// reoffer brings the plan up to date if a reload has changed which devices are offered, and reports whether it wrote a
+// spec. It does not read the node.
+func (r *Reconciler) reoffer() (written bool) {
+	resources, _, err := r.opts.Build(r.plan.snapshot)
+	if err != nil || reflect.DeepEqual(resources, r.plan.resources) {
+		return false // a reload has checked the offer
+	}
+	want := *r.plan.desired
+	want.resources = resources
+	r.writePlan(&want)
+	return r.plan.written
 }
 
 func (r *Reconciler) checkAndScan(ctx context.Context) (*desired, error) {

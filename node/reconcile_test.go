@@ -18,6 +18,7 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -621,6 +622,25 @@ func TestRunReconcilesWhenTriggeredAndPollsAtTheInterval(t *testing.T) {
 	}
 }
 
+// While the library was closed, neither events nor polls have noticed anything.
+func TestRunExaminesTheNodeWhenTheLibraryIsOpenAgain(t *testing.T) {
+	b := newFixture(t, "pcie-quad", func(o *Options) { o.Interval = time.Hour })
+	b.start()
+	b.run()
+	probes := func() int {
+		b.prober.mu.Lock()
+		defer b.prober.mu.Unlock()
+		return b.prober.asked
+	}
+	testenv.Eventually(t, "the first probe", func() bool { return probes() == 1 })
+	testenv.Must(t, b.node.Unbind(1))
+	b.prober.set(gpu.Probe{UUID: b.uuids()[2], Error: "GPU is lost", Lost: true, RecoveryAction: gpu.NoRecoveryAction})
+	b.rec.examine()
+	b.wait("a list without the one GPU and with the other one unhealthy", func(s State) bool {
+		return countOf(s) == (count{healthy: 2, unhealthy: 1})
+	})
+}
+
 // What must hold before a reconciliation, such as the owner of the hook, is checked at each poll.
 func TestRunNoticesACheckThatFails(t *testing.T) {
 	var fails atomic.Bool
@@ -702,6 +722,18 @@ func TestAReleasedDriverIsNotLookedAt(t *testing.T) {
 	if err := b.rec.reconcile(t.Context()); !errors.Is(err, ErrDriverChanged) {
 		t.Errorf("after the release: %v", err)
 	}
+}
+
+// A reload changes at once which devices are offered, also while the driver is released.
+func TestAReleasedDriverIsOfferedAnew(t *testing.T) {
+	b := newFixture(t, "pcie-quad")
+	b.start()
+	b.source.released.Store(true)
+	b.source.set(errors.New("the driver was used"))
+	b.config.GPUs.Exclude = []resource.Selector{"1"}
+	b.wantDevices(b.reconcile(), count{healthy: 3})
+	b.config.GPUs.Exclude = nil
+	b.wantDevices(b.reconcile(), count{healthy: 4})
 }
 
 func TestTwoInstancesDoNotWriteOneSpec(t *testing.T) {

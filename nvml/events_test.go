@@ -234,7 +234,7 @@ func TestAGPUThatIsUnboundIsClosedAfterTheLastCall(t *testing.T) {
 	}
 	session, node, events := newEventSession(t, "pcie-quad")
 	returned := make(chan bool, 10)
-	session.returned = func() { returned <- true }
+	session.changed = func() { returned <- true }
 	using, release, ended := make(chan bool), make(chan bool), make(chan error)
 	go func() {
 		_, err := withLibrary(t.Context(), session, "a test", func(*library, *call) (bool, error) {

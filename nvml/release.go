@@ -52,5 +52,8 @@ func (s *Session) Reopen(ctx context.Context) error {
 		return err
 	}
 	s.watch() //nolint:contextcheck // events are received until the library is closed
+	if s.changed != nil {
+		s.changed()
+	}
 	return nil
 }

@@ -15,7 +15,10 @@ func TestRelease(t *testing.T) {
 		return
 	}
 	node := createNode(t, "pcie-quad")
-	session, _ := openNode(t, node)
+	session := NewSession(Options{Host: createNodeHost(t, node)})
+	t.Cleanup(func() { testenv.Must(t, session.Close()) })
+	changed := 0
+	session.Notify(nil, func() { changed++ })
 	before, err := session.Snapshot(t.Context())
 	testenv.Must(t, err)
 	uuid := before.Devices[1].UUID
@@ -36,7 +39,13 @@ func TestRelease(t *testing.T) {
 		t.Errorf("snapshot %v, error %v", now, err)
 	}
 	testenv.Must(t, session.Release(t.Context()))
+	if changed > 0 {
+		t.Error("what may have changed is reported before the library is open again")
+	}
 	testenv.Must(t, session.Reopen(t.Context()))
+	if changed != 1 {
+		t.Errorf("reported %d times that the GPUs may have changed while the library was closed", changed)
+	}
 	if _, err := session.Use(t.Context(), uuid); err != nil {
 		t.Error(err)
 	}

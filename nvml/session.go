@@ -60,9 +60,9 @@ const maxWait = time.Second
 // Session reads a host's driver repeatedly. It opens the library on first use, and reopens it if NVML may then show
 // other GPUs. Its methods may be called by several goroutines at once. A process can use only one session at a time.
 type Session struct {
-	opts     Options
-	events   func(gpu.Event) // nil if events are not received
-	returned func()          // called when an abandoned call has returned or the library can be closed; may be nil
+	opts    Options
+	events  func(gpu.Event) // nil if events are not received
+	changed func()          // called when the GPUs may have changed without an event; may be nil
 
 	mu        sync.Mutex    // held while a snapshot is taken, and while the library is opened or closed
 	library   *library      // nil while the library is closed
@@ -133,12 +133,13 @@ func (s *Session) readTopology(ctx context.Context) (*gpu.Snapshot, error) {
 // closes and reopens the library. It does so only after the function has returned, so the function must not use the
 // session.
 //
-// The function `returned` is called when an abandoned call has returned, so that GPUs may be readable again, and when
-// the last call has returned that prevented closing the library for gpu.EventUnbind. It must not wait.
+// The function `changed` is called when the GPUs may have changed without an event: after Reopen, when an abandoned
+// call has returned, so that GPUs may be readable again, and when the last call has returned that prevented closing the
+// library for gpu.EventUnbind. It must not wait.
 //
 // Call Notify before the library is opened.
-func (s *Session) Notify(events func(gpu.Event), returned func()) {
-	s.events, s.returned = events, returned
+func (s *Session) Notify(events func(gpu.Event), changed func()) {
+	s.events, s.changed = events, changed
 }
 
 // Library returns the path of the library that would be loaded at present, or empty if there is none.
@@ -285,7 +286,7 @@ func (s *Session) open(ctx context.Context) error {
 	s.loaded = l
 	waiting, cancel := context.WithTimeout(ctx, s.openTimeout())
 	defer cancel()
-	l.calls.whenReturned(s.returned)
+	l.calls.whenReturned(s.changed)
 	if err := l.initialise(waiting, s.opts.Host); err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)

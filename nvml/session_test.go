@@ -108,7 +108,7 @@ func TestLinksThatHangAtFirstAreReadLater(t *testing.T) {
 	}
 	session, node, log := newTestSession(t, "dgx1-v100")
 	var returned atomic.Int32
-	session.returned = func() { returned.Add(1) }
+	session.changed = func() { returned.Add(1) }
 	testenv.Must(t, node.Hang("nvmlDeviceGetNvLinkState", 6))
 	for range 3 {
 		if got := takeSnapshot(t, session); len(got.Links) != 28 || got.Links[0].NVLinks == 0 {

@@ -109,8 +109,8 @@ func withLibrary[T any](
 	s.users.Add(1) // under mu, so that the library is not closed
 	s.mu.Unlock()
 	defer func() {
-		if s.users.Add(-1) == 0 && s.unbinding.due() && s.returned != nil {
-			s.returned()
+		if s.users.Add(-1) == 0 && s.unbinding.due() && s.changed != nil {
+			s.changed()
 		}
 	}()
 	if err != nil {
