@@ -90,8 +90,9 @@ type role interface {
 	summary() []string
 	// remarks are sentences about what an administrator should know, besides those of the node.
 	remarks() []string
-	// released returns a channel that is closed when the driver is open again, or nil if the driver is open.
-	released() <-chan struct{}
+	// keepOpen keeps the driver open from now on, for a restart. If the driver is closed, keepOpen only returns a channel
+	// that is closed when it is open again, and a text that says what opens it.
+	keepOpen() (until string, opened <-chan struct{})
 	// actors returns the actors that run after the first state of the node.
 	actors() []actor
 }

@@ -128,7 +128,7 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	defer stop()
 	closed, reloaded := false, false
 	loaded := host.LoadedDriver(r.host) // an administrator may unload the module once the library is closed
-	err := r.runner.WithoutDriver(limited, func() (reopen bool) {
+	err := r.runner.WithoutDriver(limited, "it is released", func() (reopen bool) {
 		closed = true
 		one.began <- nil
 		r.log.Warn("the NVIDIA driver is released: its devices stay advertised, but no container with one can start " +

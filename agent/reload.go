@@ -11,29 +11,31 @@ import (
 )
 
 // reload reads the configuration again at each request. If only the offer of devices has changed, that takes effect at
-// once. Any other change needs a new process, so reload returns ErrRestart. But if an administrator has released the
-// driver, a new process would open it. So the configuration is read once more after the release.
+// once. Any other change needs a new process, so reload returns ErrRestart. But if the driver is closed, for a reset or
+// because an administrator has released it, a new process would open it. So the configuration is read once more when
+// the driver is open again. Until then the devices stay served.
 func (d *daemon) reload(ctx context.Context) error {
-	var released <-chan struct{}
+	var opened <-chan struct{}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-d.opts.Reload:
-		case <-released:
+		case <-opened:
 		}
-		released = nil
+		opened = nil
 		d.logUnsent(d.systemd.Reloading())
 		fresh, err := d.reread()
 		switch {
 		case err != nil:
 			d.opts.Log.Error("the configuration is invalid, and the old one stays in use: " + wording.OneLine(err))
 		case !sameButOffer(&d.opts.Config, &fresh.Config):
-			if released = d.role.released(); released == nil {
+			var until string
+			if until, opened = d.role.keepOpen(); opened == nil {
 				return ErrRestart
 			}
-			d.opts.Log.Warn("the old configuration stays in use until the driver is no longer released: the new one needs " +
-				"a restart of this program, which would open the driver; run: gpu-cdi-plugin device reopen")
+			d.opts.Log.Warn("the old configuration stays in use until " + until + ": the new one needs a restart of this " +
+				"program, which would open the driver")
 		default:
 			offered := d.role.offer(&fresh.Config)
 			d.offer.Store(&offered)

@@ -148,7 +148,12 @@ func (s *service) remarks() []string {
 	return append(list, s.preparer.remarks()...)
 }
 
-func (s *service) released() <-chan struct{} { return s.releaser.released() }
+func (s *service) keepOpen() (until string, opened <-chan struct{}) {
+	if released := s.releaser.released(); released != nil {
+		return "the driver is no longer released (run: gpu-cdi-plugin device reopen)", released
+	}
+	return "the reset of a GPU has ended or counts as hung", s.preparer.runner.KeepOpen()
+}
 
 func (s *service) actors() []actor {
 	return append([]actor{s.runPlugin, s.publisher.run, s.releaser.run}, s.others...)

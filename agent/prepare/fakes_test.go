@@ -138,22 +138,47 @@ type fakeReset struct {
 	node     *fakeNode
 	outcomes []Outcome
 	takes    time.Duration
-	ends     chan struct{} // if not nil, resets are abandoned at their deadline, and end when it is closed
+	ends     chan struct{} // if not nil, the first reset is abandoned at its deadline, and ends when it is closed
 	calls    int
+	hung     bool // while the first reset is abandoned
 }
 
-func (f *fakeReset) Ready() error { return nil }
+func (f *fakeReset) Ready() error {
+	f.node.mu.Lock()
+	defer f.node.mu.Unlock()
+	if f.hung {
+		return errors.New("another GPU is still being reset")
+	}
+	return nil
+}
+
+func (f *fakeReset) setHung(hung bool) {
+	f.node.mu.Lock()
+	defer f.node.mu.Unlock()
+	f.hung = hung
+}
 
 func (f *fakeReset) Reset(ctx context.Context, gpus []Device) []ResetResult {
 	f.node.do("reset")
+	began := time.Now()
 	time.Sleep(f.takes)
 	r := f.result()
 	if f.ends != nil && f.calls == 1 {
 		deadline, _ := ctx.Deadline()
 		time.Sleep(time.Until(deadline))
 		done := r
-		wait := func() ResetResult { <-f.ends; return done }
-		r = ResetResult{Err: &AbandonedError{Wait: wait, Err: context.DeadlineExceeded}}
+		hung := &AbandonedError{Since: began}
+		f.setHung(true)
+		go func() { <-f.ends; f.setHung(false) }()
+		hung.Wait = func(ctx context.Context) ResetResult {
+			select {
+			case <-f.ends:
+				return done
+			case <-ctx.Done():
+				return ResetResult{Err: hung}
+			}
+		}
+		r = ResetResult{Err: hung}
 	}
 	return slices.Repeat([]ResetResult{r}, len(gpus))
 }

@@ -96,7 +96,7 @@ func TestWithoutDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeNode{}
 		r := newRunner(t, f)
-		err := r.WithoutDriver(t.Context(), func() bool {
+		err := r.WithoutDriver(t.Context(), "it is released", func() bool {
 			_, err := runOne(r, within(t, time.Second), device, Rules{Policy: Check})
 			checkError(t, err, "wait for the driver (it is released")
 			return true
@@ -105,7 +105,7 @@ func TestWithoutDriver(t *testing.T) {
 		if _, err := runOne(r, within(t, time.Second), device, Rules{Policy: Check}); err != nil {
 			t.Error(err)
 		}
-		checkError(t, r.WithoutDriver(t.Context(), func() bool { return false }), "")
+		checkError(t, r.WithoutDriver(t.Context(), "it is released", func() bool { return false }), "")
 		if diff := cmp.Diff([]string{"released true", "released false", "released true"}, f.log); diff != "" {
 			t.Errorf("calls (-want +got):\n%s", diff)
 		}

@@ -146,7 +146,7 @@ func TestDriverHangs(t *testing.T) {
 			t.Errorf("steps (-want +got):\n%s", diff)
 		}
 		_, err = runOne(r, within(t, time.Second), device, Rules{Policy: Check})
-		checkError(t, err, "(wait): an earlier preparation or reset of the device has not ended")
+		checkError(t, err, "(wait): an earlier preparation of the device has not ended")
 		_, err = runOne(r, within(t, time.Second), other, Rules{Policy: Check})
 		checkError(t, err, "")
 		close(f.hang)
@@ -320,7 +320,7 @@ func TestWaitingForADeviceLetsOthersBeReset(t *testing.T) {
 		}()
 		synctest.Wait()
 		began := time.Now()
-		err := r.WithoutDriver(t.Context(), func() bool { time.Sleep(time.Second); return true })
+		err := r.WithoutDriver(t.Context(), "it is released", func() bool { time.Sleep(time.Second); return true })
 		checkError(t, err, "")
 		if took := time.Since(began); took > 2*time.Second {
 			t.Errorf("the driver was released after %s", took)
@@ -334,7 +334,7 @@ func TestWaitingForADeviceLetsOthersBeReset(t *testing.T) {
 			refused <- time.Now()
 		}()
 		synctest.Wait()
-		err = r.WithoutDriver(t.Context(), func() bool { <-refused; return true })
+		err = r.WithoutDriver(t.Context(), "it is released", func() bool { <-refused; return true })
 		checkError(t, err, "")
 	})
 }

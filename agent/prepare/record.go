@@ -25,8 +25,8 @@ type Record struct {
 	Error string `json:"error,omitempty"`
 }
 
-// Step is a step of a preparation: sharing, health, processes, memory, settings, persistence, reset or exec. If an
-// earlier preparation of the device, or resets of other GPUs, did not end in time, it is "wait".
+// Step is a step of a preparation: sharing, health, processes, memory, settings, persistence, reset or exec. It is
+// "wait" if an earlier preparation or reset of the device has not ended, or if the driver was closed for too long.
 type Step struct {
 	Name   string `json:"name"`
 	Result Result `json:"result"`

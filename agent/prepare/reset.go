@@ -40,18 +40,31 @@ const (
 // AbandonedError means that a reset did not end in time. The reset continues, even if this process ends, and the GPU
 // must not be used until the reset has ended.
 type AbandonedError struct {
-	Wait func() ResetResult // waits until the reset has ended
-	Err  error              // why the reset was abandoned
+	// Wait waits until the reset has ended. If ctx ends before that, the error of the result is the same
+	// *AbandonedError.
+	Wait func(ctx context.Context) ResetResult
+	// Since is when the reset began.
+	Since time.Time
 }
 
 func (e *AbandonedError) Error() string {
-	return fmt.Sprintf("the reset has not ended: %v; containers do not get the GPU before it has ended", e.Err)
+	return fmt.Sprintf("the reset that began at %s has not ended; containers do not get the GPU before it has ended",
+		timeText(e.Since))
 }
 
-func (e *AbandonedError) Unwrap() error { return e.Err }
+// timeText formats a time for errors.
+func timeText(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// Times for what is done before and after a reset.
+// Times for what is done before, during and after a reset.
 const (
+	// hungAfter is how long the driver may be closed for a reset. A reset that takes longer counts as hung: it goes on,
+	// but the driver is opened again for the other GPUs. Of the 25 s that the preparation of a container has, that
+	// leaves others 10 s for the opening and for their steps. A reset takes seconds, or up to a minute with all GPUs of
+	// a large machine.
+	hungAfter = 15 * time.Second
+	// waitLimit is how long a reset may wait for the driver, during another reset or a call that hangs. Calls that come
+	// later wait for the reset meanwhile.
+	waitLimit = hungAfter + 5*time.Second
 	// resetReserve is the part of the deadline that is left for the probes after a reset.
 	resetReserve = 2 * time.Second
 	// The time limits for reopening the driver, and for restoring persistence mode, which waits for the resets of
@@ -192,11 +205,7 @@ func (p *preparation) try(ctx context.Context, due []*target) (busy []*target) {
 	for _, x := range due {
 		gpus = append(gpus, x.d)
 	}
-	var results []ResetResult
-	err := p.WithoutDriver(ctx, func() bool {
-		results = p.opts.Resetter.Reset(ctx, gpus)
-		return true
-	})
+	results, err := p.resetTogether(ctx, gpus)
 	for i, x := range due {
 		switch {
 		case results != nil:
@@ -207,14 +216,59 @@ func (p *preparation) try(ctx context.Context, due []*target) (busy []*target) {
 		if err == nil && results[i].Outcome == ResetBusy {
 			busy = append(busy, x)
 		}
+		if p.manual && x.hungReset != nil { // the kubelet tries again, but an administrator would have to
+			x.awaitHungReset(ctx)
+		}
 	}
 	return busy
+}
+
+// awaitHungReset waits until the hung reset has ended, or until ctx ends. Then it opens the driver again: it was opened
+// during the reset, and could show the GPU as lost.
+func (x *target) awaitHungReset(ctx context.Context) {
+	late := x.hungReset.Wait(ctx)
+	if _, hung := errors.AsType[*AbandonedError](late.Err); hung {
+		return
+	}
+	x.hungReset = nil
+	reopen := x.WithoutDriver(ctx, "it is opened again after a reset", func() bool { return true })
+	x.wasTried(ctx, late, reopen)
+}
+
+// resetTogether resets GPUs while the driver is closed, for at most hungAfter. If there are no results, no reset was
+// tried. Otherwise the error is that of reopening the driver.
+func (p *preparation) resetTogether(ctx context.Context, gpus []Device) (results []ResetResult, err error) {
+	waiting, cancel := context.WithTimeout(ctx, waitLimit)
+	defer cancel()
+	if err := p.hold(waiting, wholeDriver); err != nil {
+		return nil, err
+	}
+	defer p.driver.Release(wholeDriver)
+	if err := p.opts.Resetter.Ready(); err != nil { // the reset that was waited for may have hung
+		return nil, err
+	}
+	closed, cancel := context.WithTimeout(ctx, hungAfter)
+	defer cancel()
+	err = p.whileClosed(closed, "it is closed for a reset of "+names(gpus), func() bool {
+		results = p.opts.Resetter.Reset(closed, gpus)
+		return true
+	})
+	return results, err
+}
+
+// names names GPUs by their UUIDs and PCI addresses.
+func names(gpus []Device) string {
+	var texts []string
+	for i := range gpus {
+		texts = append(texts, gpus[i].GPU+" ("+gpus[i].PCIBusID+")")
+	}
+	return list(texts)
 }
 
 // wasTried sets the result of an attempt to reset the GPU. `reopen` is the error of reopening the driver after it.
 func (x *target) wasTried(ctx context.Context, r ResetResult, reopen error) {
 	if abandoned, ok := errors.AsType[*AbandonedError](r.Err); ok {
-		x.resetting = abandoned.Wait
+		x.setHung(abandoned)
 	}
 	switch r.Outcome {
 	case ResetDone: // the next call tries to open the driver again
@@ -236,6 +290,16 @@ func (x *target) wasTried(ctx context.Context, r ResetResult, reopen error) {
 	default:
 		x.result = errors.Join(r.Err, reopen)
 	}
+}
+
+// setHung records that the reset of the GPU counts as hung. Nobody waits for it from now on.
+func (x *target) setHung(reset *AbandonedError) {
+	x.hungReset = reset
+	x.Runner.mu.Lock()
+	defer x.Runner.mu.Unlock()
+	r := x.running[x.d.UUID]
+	r.err = reset
+	close(r.hung)
 }
 
 // resetDone records that the GPU was reset, even if that was too late for the container.
@@ -263,13 +327,13 @@ func (x *target) afterReset(ctx context.Context) error {
 	return x.step(ctx, step{"memory", x.checkMemory})
 }
 
-// awaitReset waits until the abandoned reset has ended.
-func (x *target) awaitReset() {
-	if x.resetting == nil {
+// awaitReset waits until the hung reset has ended, also after ctx has ended.
+func (x *target) awaitReset(ctx context.Context) {
+	if x.hungReset == nil {
 		return
 	}
-	r := x.resetting()
-	x.resetting = nil
+	r := x.hungReset.Wait(context.WithoutCancel(ctx))
+	x.hungReset = nil
 	if r.Outcome != ResetDone {
 		x.opts.Log.Warn("the reset of " + x.d.GPU + " that took too long has failed: " + plain(r.Err.Error()))
 		return

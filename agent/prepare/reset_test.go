@@ -464,26 +464,33 @@ func TestAbandonedReset(t *testing.T) {
 		r.opts.Resetter = reset
 		other := devices(1)[0]
 		_, err := r.Run(within(t, 10*time.Second), []Device{device, other}, Rules{Policy: Reset})
-		const late = " is not ready for a container (reset): the reset has not ended: context deadline exceeded"
+		const (
+			still = "the reset that began at 2000-01-01T00:00:00Z"
+			late  = " is not ready for a container (reset): " + still
+		)
 		checkError(t, err, uuid+late)
 		checkError(t, err, other.UUID+late)
 		part := device
 		part.UUID = "MIG-1"
 		for _, d := range []Device{device, part, other} {
+			refused := time.Now()
 			_, err := runOne(r, within(t, time.Second), d, Rules{Policy: None})
-			checkError(t, err, "(wait): an earlier preparation or reset of the device has not ended")
+			checkError(t, err, "(wait): "+still)
+			if took := time.Since(refused); took > 0 {
+				t.Errorf("refused after %s", took)
+			}
 		}
 		_, err = runOne(r, within(t, time.Second), Device{UUID: "GPU-9", GPU: "GPU-9"}, Rules{Policy: Check})
 		checkError(t, err, "")
 		if f.persistent {
 			t.Error("the GPU's persistence mode is set while it is reset")
 		}
-		short := within(t, time.Second)
-		if r.Wait(short); short.Err() == nil {
-			t.Error("the reset is not waited for")
+		ended := within(t, time.Second)
+		if r.Wait(ended); ended.Err() != nil {
+			t.Error("the end of this program waits for the reset")
 		}
 		close(reset.ends)
-		r.Wait(t.Context())
+		synctest.Wait()
 		if !f.persistent || f.released {
 			t.Errorf("after the reset: persistence mode %t, released %t", f.persistent, f.released)
 		}
@@ -521,9 +528,8 @@ func TestAbandonedSMI(t *testing.T) {
 	_, err := resetOne(r, ctx, device)
 	checkError(t, err, "context canceled")
 	_, err = resetOne(r, within(t, 50*time.Millisecond), device)
-	checkError(t, err, "the reset has not ended: context deadline exceeded; containers do not get the GPU "+
-		"before it has ended")
-	const still = "nvidia-smi still resets 0000:17:00.0"
+	checkError(t, err, " has not ended; containers do not get the GPU before it has ended")
+	const still = "nvidia-smi still resets " + uuid + " (0000:17:00.0), since "
 	checkError(t, r.Ready(), still)
 	_, again := resetOne(r, within(t, plenty), device)
 	checkError(t, again, still)
@@ -533,7 +539,7 @@ func TestAbandonedSMI(t *testing.T) {
 	if !ok {
 		t.Fatal(err)
 	}
-	if result := abandoned.Wait(); result.Outcome != ResetDone || r.Ready() != nil {
+	if result := abandoned.Wait(t.Context()); result.Outcome != ResetDone || r.Ready() != nil {
 		t.Errorf("after its end: %+v, error %v", result, r.Ready())
 	}
 }
@@ -558,12 +564,12 @@ func TestAResetThatIsTooLateCounts(t *testing.T) {
 		late  bool
 		err   string
 	}{
-		"it takes too long for a container": {container, true, "(reset): the reset has not ended"},
+		"it takes too long for a container": {container, true, "(reset): the reset that began at "},
 		"it takes too long for an administrator": {
 			func(t *testing.T, r *Runner) error {
 				t.Helper()
 				return r.Reset(within(t, 10*time.Second), device, func(context.Context) error { return nil })
-			}, true, "the reset has not ended",
+			}, true, "the reset that began at ",
 		},
 		"the driver is not reopened in time": {container, false, "(reset): after the reset: the library is closed"},
 	} {
@@ -582,7 +588,7 @@ func TestAResetThatIsTooLateCounts(t *testing.T) {
 				if c.late {
 					close(reset.ends)
 				}
-				r.Wait(t.Context())
+				synctest.Wait()
 				r.opts.Driver, f.healthErr = f, nil
 				if _, err := r.FindUse(within(t, time.Second), device, Rules{Policy: Reset}); err != nil {
 					t.Error(err)
@@ -662,10 +668,10 @@ func TestPersistenceModeThatStaysOffIsLogged(t *testing.T) {
 				r.opts.Resetter = reset
 				_, err := runOne(r, within(t, time.Second), device, Rules{Policy: Reset})
 				if abandoned {
-					checkError(t, err, "the reset has not ended")
+					checkError(t, err, "the reset that began at ")
 					close(reset.ends)
 				}
-				r.Wait(t.Context())
+				synctest.Wait()
 				if want := "persistence mode of " + uuid + " was switched off"; !strings.Contains(log.String(), want) ||
 					!strings.Contains(log.String(), ": Unknown Error") {
 					t.Errorf("the log is %q", &log)
@@ -863,7 +869,7 @@ func TestExecWithEachPolicy(t *testing.T) {
 		if last := rec.Steps[len(rec.Steps)-1]; last.Name != "exec" || last.Note != f.shared {
 			t.Errorf("%s: the last step is %+v", p, last)
 		}
-		err = r.WithoutDriver(t.Context(), func() bool {
+		err = r.WithoutDriver(t.Context(), "it is released", func() bool {
 			_, err := runOne(r, within(t, 200*time.Millisecond), device, rules)
 			checkError(t, err, "(wait): wait")
 			return true
@@ -874,7 +880,7 @@ func TestExecWithEachPolicy(t *testing.T) {
 	ran := make(chan error)
 	go func() { _, err := runOne(r, t.Context(), device, rules); ran <- err }()
 	testenv.Eventually(t, "the program runs", func() bool { return exists(rules.Exec.Path + ".runs") })
-	err := r.WithoutDriver(t.Context(), func() bool { return exists(rules.Exec.Path + ".ended") })
+	err := r.WithoutDriver(t.Context(), "it is released", func() bool { return exists(rules.Exec.Path + ".ended") })
 	checkError(t, err, "")
 	checkError(t, <-ran, "")
 	if f.released {

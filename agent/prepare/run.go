@@ -22,10 +22,27 @@ type Runner struct {
 	driver *semaphore.Weighted
 
 	mu sync.Mutex
-	// running has the devices that are being prepared, by UUID. Each channel is closed at the end of the preparation.
-	running map[string]chan struct{}
+	// closed is nil while the driver is open. If keepOpen is true, the driver is not closed any more.
+	closed   *closing
+	keepOpen bool
+	// running has the preparation of each device that is being prepared, by UUID.
+	running map[string]*running
 	// unusedResets has the times of resets after which no container got the GPU, by UUID.
 	unusedResets map[string]time.Time
+}
+
+// closing is a time during which the driver is closed.
+type closing struct {
+	why    string // such as "it is released"
+	since  time.Time
+	opened chan struct{} // closed when the driver is open again
+}
+
+// running is a preparation of a device.
+type running struct {
+	ended chan struct{} // closed at its end
+	hung  chan struct{} // closed when its reset counts as hung
+	err   error         // names the hung reset; set before hung is closed
 }
 
 const (
@@ -41,7 +58,7 @@ func New(opts Options) *Runner {
 	opts.AwaitUnused = cmp.Or(opts.AwaitUnused, defaultAwaitUnused)
 	return &Runner{
 		opts: opts, driver: semaphore.NewWeighted(wholeDriver),
-		running: map[string]chan struct{}{}, unusedResets: map[string]time.Time{},
+		running: map[string]*running{}, unusedResets: map[string]time.Time{},
 	}
 }
 
@@ -67,12 +84,22 @@ func (r *Runner) Run(ctx context.Context, devices []Device, rules Rules) ([]Reco
 
 // WithoutDriver closes the driver while work runs. It waits for calls of the driver and for resets, and blocks new
 // ones. Ctx limits the wait and the closing of the driver. Work reports whether to open the driver again; if not, no
-// device can be prepared any more. If the driver cannot be closed, work is not run.
-func (r *Runner) WithoutDriver(ctx context.Context, work func() (reopen bool)) error {
+// device can be prepared any more. If the driver cannot be closed, work is not run. The text `why` is for errors of
+// preparations that wait meanwhile, such as "it is released".
+func (r *Runner) WithoutDriver(ctx context.Context, why string, work func() (reopen bool)) error {
 	if err := r.hold(ctx, wholeDriver); err != nil {
 		return err
 	}
 	defer r.driver.Release(wholeDriver)
+	return r.whileClosed(ctx, why, work)
+}
+
+// whileClosed does what WithoutDriver does, for a caller that holds the whole driver.
+func (r *Runner) whileClosed(ctx context.Context, why string, work func() (reopen bool)) error {
+	if err := r.setClosed(why); err != nil {
+		return err
+	}
+	defer r.setOpen()
 	err := r.opts.Driver.Release(ctx)
 	if err == nil && !work() {
 		return nil
@@ -80,6 +107,35 @@ func (r *Runner) WithoutDriver(ctx context.Context, work func() (reopen bool)) e
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reopenLimit)
 	defer cancel()
 	return errors.Join(err, r.opts.Driver.Reopen(ctx))
+}
+
+func (r *Runner) setClosed(why string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.keepOpen {
+		return errors.New("the driver cannot be closed now, since this program is restarting")
+	}
+	r.closed = &closing{why: why, since: time.Now(), opened: make(chan struct{})}
+	return nil
+}
+
+func (r *Runner) setOpen() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	close(r.closed.opened)
+	r.closed = nil
+}
+
+// KeepOpen keeps the driver open from now on, since the program is about to restart: the new process would open the
+// driver during a reset. If the driver is closed, KeepOpen only returns a channel that is closed when it is open again.
+func (r *Runner) KeepOpen() (opened <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed != nil {
+		return r.closed.opened
+	}
+	r.keepOpen = true
+	return nil
 }
 
 // withDriver calls the driver, after waiting while it is closed.
@@ -93,31 +149,45 @@ func (r *Runner) withDriver(ctx context.Context, call func() error) error {
 
 func (r *Runner) hold(ctx context.Context, weight int64) error {
 	if r.driver.Acquire(ctx, weight) != nil {
-		return fmt.Errorf("wait for the driver (it is released, or a GPU is being prepared or reset): %w",
-			context.Cause(ctx))
+		return fmt.Errorf("wait for the driver (%s): %w", r.whyNotFree(), context.Cause(ctx))
 	}
 	return nil
 }
 
+// whyNotFree returns why one must wait for the driver.
+func (r *Runner) whyNotFree() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed == nil {
+		return "other devices are being prepared"
+	}
+	return r.closed.why + ", since " + timeText(r.closed.since)
+}
+
 // Wait waits until no device is being prepared, including steps that continue after Run has returned, or until ctx
-// ends. A program that ended during a reset would leave the persistence mode of the GPU off.
+// ends. A program that ended during a reset would leave the persistence mode of the GPU off. Hung resets are not waited
+// for: they go on without this process, and the next one finds them (DriverReset.StillResetting).
 func (r *Runner) Wait(ctx context.Context) {
-	for {
-		var one chan struct{}
-		r.mu.Lock()
-		for _, one = range r.running {
-			break
-		}
-		r.mu.Unlock()
-		if one == nil {
-			return
-		}
+	for one := r.anyRunning(); one != nil; one = r.anyRunning() {
 		select {
-		case <-one:
+		case <-one.ended:
+		case <-one.hung:
 		case <-ctx.Done():
 			return
 		}
 	}
+}
+
+// anyRunning returns one of the preparations whose reset is not hung, or nil.
+func (r *Runner) anyRunning() *running {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, one := range r.running {
+		if one.err == nil {
+			return one
+		}
+	}
+	return nil
 }
 
 // preparation prepares the devices of one container, or runs the same steps for another purpose.
@@ -152,8 +222,8 @@ type target struct {
 	resetNote          string
 	// persistent says that persistence mode was switched off and must be restored.
 	persistent bool
-	// resetting waits for the abandoned reset; nil without one.
-	resetting func() ResetResult
+	// hungReset is nil unless the reset was abandoned and has not ended.
+	hungReset *AbandonedError
 
 	locked bool
 	// result is set by the work on the device, and err by preparation.await: why the device failed, or nil.
@@ -204,26 +274,36 @@ func (p *preparation) lock(ctx context.Context) bool {
 			return true
 		}
 		select {
-		case <-other:
+		case <-other.ended:
 			continue
+		case <-other.hung:
 		case <-ctx.Done():
 		}
-		p.mu.Lock()
-		for _, x := range p.targets {
-			if x.otherRun() != nil {
-				x.err = fmt.Errorf("an earlier preparation or reset of the device has not ended: %w", context.Cause(ctx))
-			}
-		}
-		p.mu.Unlock()
+		p.refuseLocked(ctx)
 		if !p.passed() {
 			return false
 		}
 	}
 }
 
-// tryLock locks all devices or none. If none, it returns a channel that is closed when one of the other preparations
-// ends.
-func (p *preparation) tryLock() chan struct{} {
+// refuseLocked sets the errors of the devices whose reset is hung, and once ctx has ended, of all devices that others
+// have locked.
+func (p *preparation) refuseLocked(ctx context.Context) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, x := range p.targets {
+		switch other := x.otherRun(); {
+		case other == nil:
+		case other.err != nil:
+			x.err = other.err
+		case ctx.Err() != nil:
+			x.err = fmt.Errorf("an earlier preparation of the device has not ended: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// tryLock locks all devices or none. If none, it returns one of the other preparations.
+func (p *preparation) tryLock() *running {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, x := range p.targets {
@@ -232,17 +312,17 @@ func (p *preparation) tryLock() chan struct{} {
 		}
 	}
 	for _, x := range p.targets {
-		p.running[x.d.UUID] = make(chan struct{})
+		p.running[x.d.UUID] = &running{ended: make(chan struct{}), hung: make(chan struct{})}
 		x.locked = true
 	}
 	return nil
 }
 
-func (x *target) otherRun() chan struct{} { return cmp.Or(x.running[x.d.UUID], x.running[x.d.GPU]) }
+func (x *target) otherRun() *running { return cmp.Or(x.running[x.d.UUID], x.running[x.d.GPU]) }
 
 // unlock ends the preparation of the device once the work on it has returned and its reset has ended.
 func (x *target) unlock(ctx context.Context) {
-	if x.abandoned == nil && x.resetting == nil && !x.persistent {
+	if x.abandoned == nil && x.hungReset == nil && !x.persistent {
 		x.endRun()
 		return
 	}
@@ -250,7 +330,7 @@ func (x *target) unlock(ctx context.Context) {
 		if x.abandoned != nil {
 			<-x.abandoned
 		}
-		x.awaitReset()
+		x.awaitReset(ctx)
 		x.restorePersistence(ctx)
 		x.endRun()
 	}()
@@ -259,7 +339,7 @@ func (x *target) unlock(ctx context.Context) {
 func (x *target) endRun() {
 	x.Runner.mu.Lock()
 	defer x.Runner.mu.Unlock()
-	close(x.running[x.d.UUID])
+	close(x.running[x.d.UUID].ended)
 	delete(x.running, x.d.UUID)
 }
 

@@ -28,8 +28,9 @@ type DriverReset struct {
 	LockDir string
 
 	mu        sync.Mutex
-	running   string // the PCI addresses of the GPUs that are being reset, or empty
-	abandoned bool   // whether the running reset was abandoned
+	running   string    // names the GPUs that are being reset, or empty
+	since     time.Time // when their reset began
+	abandoned bool      // whether the running reset was abandoned
 }
 
 var _ Resetter = (*DriverReset)(nil)
@@ -46,7 +47,7 @@ func (r *DriverReset) Ready() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.abandoned {
-		return errStillResetting(r.running)
+		return errStillResetting(r.running + ", since " + timeText(r.since))
 	}
 	return nil
 }
@@ -80,10 +81,17 @@ func (r *DriverReset) Reset(ctx context.Context, gpus []Device) []ResetResult {
 		return reset
 	case <-overdue:
 	}
-	r.setAbandoned()
+	since := r.setAbandoned()
 	for i := range results {
-		wait := func() ResetResult { <-ended; return reset[i] }
-		results[i].Err = &AbandonedError{Wait: wait, Err: context.DeadlineExceeded}
+		wait := func(ctx context.Context) ResetResult {
+			select {
+			case <-ended:
+				return reset[i]
+			case <-ctx.Done():
+				return results[i]
+			}
+		}
+		results[i].Err = &AbandonedError{Wait: wait, Since: since}
 	}
 	return results
 }
@@ -101,7 +109,7 @@ func (r *DriverReset) begin(ctx context.Context, gpus []Device) error {
 	if err := r.Ready(); err != nil {
 		return err
 	}
-	r.setRunning(addresses(gpus))
+	r.setRunning(names(gpus))
 	return nil
 }
 
@@ -116,13 +124,15 @@ func addresses(gpus []Device) string {
 func (r *DriverReset) setRunning(running string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.running, r.abandoned = running, false
+	r.running, r.since, r.abandoned = running, time.Now(), false
 }
 
-func (r *DriverReset) setAbandoned() {
+// setAbandoned returns when the reset began.
+func (r *DriverReset) setAbandoned() (since time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.abandoned = r.running != ""
+	return r.since
 }
 
 func (r *DriverReset) reset(gpus []Device) []ResetResult {
