@@ -119,8 +119,7 @@ func (a *administrator) reset(
 		return "", fmt.Errorf("reset %s: %w", title, err)
 	}
 	device := prepare.Device{UUID: d.UUID, GPU: d.UUID, PCIBusID: one.PCIBusID, Nodes: a.devices.nodesOf(one)}
-	probe := func(ctx context.Context) error { return a.monitor.CheckReset(ctx, d.UUID) }
-	err := a.runner.Reset(ctx, device, probe)
+	err := a.runner.Reset(ctx, device, a.monitor.CheckReset)
 	if r.Force && prepare.InUse(err) {
 		err = fmt.Errorf("%w; --force does not end processes", err)
 	}

@@ -10,14 +10,14 @@ import (
 )
 
 func (x *target) checkSharing(context.Context) (string, error) {
-	x.shared = x.opts.State.Shared(x.d.UUID)
+	x.shared = x.runner.opts.State.Shared(x.d.UUID)
 	return x.shared, nil
 }
 
 // checkHealth passes if the device is healthy, or if a due reset may heal it; the device is probed again after the
 // reset.
 func (x *target) checkHealth(ctx context.Context) (string, error) {
-	err := x.opts.State.Healthy(ctx, x.d.UUID)
+	err := x.runner.opts.State.Healthy(ctx, x.d.UUID)
 	if _, ok := errors.AsType[*NeedsResetError](err); ok && x.willReset() {
 		x.needsReset = err
 		return err.Error(), nil
@@ -30,7 +30,7 @@ func (x *target) whyNotSeen() string {
 	if x.shared != "" {
 		return "the device is shared: " + x.shared
 	}
-	if err := proc.SeesAll(x.opts.Host.Proc()); err != nil {
+	if err := proc.SeesAll(x.runner.opts.Host.Proc()); err != nil {
 		return "other processes cannot be seen: " + err.Error()
 	}
 	return ""
@@ -56,17 +56,17 @@ func (x *target) checkProcesses(ctx context.Context) (string, error) {
 // leftovers returns the processes that must not be on the device: those that can be opened, and the names of the
 // others. The caller closes the former.
 func (x *target) leftovers(ctx context.Context) (left []*proc.Process, others []string, err error) {
-	use, err := x.opts.Driver.Use(ctx, x.d.UUID)
+	use, err := x.runner.opts.Driver.Use(ctx, x.d.UUID)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, one := range use.Processes {
-		p, err := proc.Open(x.opts.Host.Proc(), one.PID)
+		p, err := proc.Open(x.runner.opts.Host.Proc(), one.PID)
 		switch {
 		case err != nil: // the driver has not noticed the process's end yet, or reports a wrong PID
-			others = append(others, fmt.Sprintf("process %d (not in %s)", one.PID, x.opts.Host.Proc()))
+			others = append(others, fmt.Sprintf("process %d (not in %s)", one.PID, x.runner.opts.Host.Proc()))
 		case one.Graphics && !one.Compute && !one.MPS && ofHost(p), // a desktop, which may run any program
-			known(p, x.rules.Programs):
+			known(p, x.task.rules.Programs):
 			x.excused[one.PID] = true
 			p.Close()
 		default:
@@ -88,14 +88,14 @@ func (x *target) checkMemory(ctx context.Context) (string, error) {
 		return "", skippedError("the device is shared: " + x.shared)
 	case x.d.SharesMemory:
 		return "", skippedError("the device shares its memory with other MIG devices")
-	case x.rules.Policy == Check && x.whyNotSeen() != "":
+	case x.task.rules.Policy == Check && x.whyNotSeen() != "":
 		return "", skippedError(x.whyNotSeen())
 	}
 	used, unknown, err := x.memoryInUse(ctx)
 	switch {
 	case err != nil || used == 0:
 		return "", err
-	case used <= x.rules.MemoryTolerance:
+	case used <= x.task.rules.MemoryTolerance:
 	case unknown != 0:
 		return "", unable("the driver does not report the memory of process %d", unknown)
 	case x.willReset() && !x.wasReset:
@@ -109,7 +109,7 @@ func (x *target) checkMemory(ctx context.Context) (string, error) {
 // memoryInUse returns the memory in use on the device, in bytes, without the memory of the processes in x.excused,
 // which may use the device. It also returns the PID of such a process whose memory the driver does not report, or 0.
 func (x *target) memoryInUse(ctx context.Context) (used uint64, unknown int, err error) {
-	use, err := x.opts.Driver.Use(ctx, x.d.UUID)
+	use, err := x.runner.opts.Driver.Use(ctx, x.d.UUID)
 	if err == nil && use.MemoryUnknown {
 		err = unable("the driver does not report the memory in use")
 	}
@@ -136,7 +136,7 @@ func (x *target) memoryError(used uint64) error {
 		do += ", or run this program in the host's PID namespace to see the processes"
 	}
 	return inUseError{fmt.Errorf("%d MiB are in use without a process, more than %d MiB: %s",
-		used>>20, x.rules.MemoryTolerance>>20, do)}
+		used>>20, x.task.rules.MemoryTolerance>>20, do)}
 }
 
 // inUseError means that something uses the device. The use may end by itself.

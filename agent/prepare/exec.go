@@ -46,15 +46,15 @@ const (
 
 // exec runs the administrator's program.
 func (x *target) exec(ctx context.Context) (string, error) {
-	p := x.rules.Exec
+	p := x.task.rules.Exec
 	p.Env = append([]string{
 		"GPU_DEVICE_UUID=" + x.d.UUID,
 		"GPU_UUID=" + x.d.GPU,
 		"GPU_PCI_BUS_ID=" + x.d.PCIBusID,
-		"GPU_POLICY=" + string(x.rules.Policy),
+		"GPU_POLICY=" + string(x.task.rules.Policy),
 		"GPU_SHARED=" + x.shared,
 	}, p.Env...)
-	output, status, err := p.run(ctx, x.opts.Check)
+	output, status, err := p.run(ctx, x.runner.opts.Check)
 	if err == nil && status != 0 {
 		err = fmt.Errorf("exit status %d", status)
 	}

@@ -24,7 +24,7 @@ func hangReset(t *testing.T, f *fakeNode, manual bool) (r *Runner, reset *fakeRe
 	hung := make(chan error, 1)
 	go func() {
 		if manual {
-			healthy := func(context.Context) error { return nil }
+			healthy := func(context.Context, string) error { return nil }
 			hung <- r.Reset(within(t, time.Minute), device, healthy)
 			return
 		}

@@ -42,7 +42,7 @@ func TestResetForAnAdministrator(t *testing.T) {
 				f := &fakeNode{persistent: c.persistent, healthErr: errors.New("XID 95")}
 				r := newRunner(t, f)
 				r.opts.Resetter = &fakeReset{node: f, outcomes: c.outcomes}
-				err := r.Reset(within(t, time.Second), device, func(context.Context) error { return c.healthy })
+				err := r.Reset(within(t, time.Second), device, func(context.Context, string) error { return c.healthy })
 				checkError(t, err, c.err)
 				if diff := cmp.Diff(c.calls, f.log); diff != "" {
 					t.Errorf("calls (-want +got):\n%s", diff)
@@ -60,7 +60,7 @@ func TestAnAdministratorTriesAgain(t *testing.T) {
 	if _, err := runOne(r, within(t, plenty), device, Rules{Policy: Reset}); err != nil {
 		t.Fatal(err)
 	}
-	err := r.Reset(within(t, plenty), device, func(context.Context) error { return nil })
+	err := r.Reset(within(t, plenty), device, func(context.Context, string) error { return nil })
 	checkError(t, err, "")
 }
 

@@ -78,24 +78,24 @@ func (x *target) whyNotReset() string {
 	if why := x.whyNotAlone(); why != "" {
 		return why
 	}
-	if x.opts.Resetter == nil {
+	if x.runner.opts.Resetter == nil {
 		return "this program has no way to reset GPUs"
 	}
-	if why := x.opts.State.CannotReset(x.d.GPU); why != "" && !x.manual {
+	if why := x.runner.opts.State.CannotReset(x.d.GPU); why != "" && !x.task.manual {
 		return why + " (found by an earlier reset)"
 	}
 	return ""
 }
 
 // willReset reports whether the GPU will be reset, or was reset already.
-func (x *target) willReset() bool { return x.rules.Policy == Reset && x.whyNotReset() == "" }
+func (x *target) willReset() bool { return x.task.rules.Policy == Reset && x.whyNotReset() == "" }
 
 // endPersistence switches persistence mode off before a reset, since with this mode the GPU stays in use.
 func (x *target) endPersistence(ctx context.Context) (string, error) {
 	if !x.willReset() || x.resetBefore() {
 		return "", errNotDue
 	}
-	changed, err := x.opts.Driver.SetPersistence(ctx, x.d.GPU, false)
+	changed, err := x.runner.opts.Driver.SetPersistence(ctx, x.d.GPU, false)
 	if err != nil { // if the mode matters, the reset will fail
 		return "", skippedError("persistence mode cannot be switched off: " + err.Error())
 	}
@@ -111,20 +111,20 @@ func (x *target) restorePersistence(ctx context.Context) {
 	x.persistent = false
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), persistenceLimit)
 	defer cancel()
-	err := x.withDriver(ctx, func() error {
-		_, err := x.opts.Driver.SetPersistence(ctx, x.d.GPU, true)
+	err := x.runner.withDriver(ctx, func() error {
+		_, err := x.runner.opts.Driver.SetPersistence(ctx, x.d.GPU, true)
 		return err
 	})
 	if err != nil { // the record may have been returned already
-		x.opts.Log.Warn("the persistence mode of " + x.d.GPU + " was switched off for a reset and cannot be switched on " +
-			"again (nvidia-smi -i " + x.d.GPU + " -pm 1 does that): " + plain(err.Error()))
+		x.runner.opts.Log.Warn("the persistence mode of " + x.d.GPU + " was switched off for a reset and cannot be " +
+			"switched on again (nvidia-smi -i " + x.d.GPU + " -pm 1 does that): " + plain(err.Error()))
 	}
 }
 
 // checkBeforeReset decides whether to reset the GPU. If so, it checks that nothing prevents the reset, before the
 // driver is closed for all GPUs. It records the step "reset" only if there is no reset.
 func (x *target) checkBeforeReset(ctx context.Context) (string, error) {
-	if x.rules.Policy != Reset {
+	if x.task.rules.Policy != Reset {
 		return "", errNotDue
 	}
 	if why := x.whyNotReset(); why != "" {
@@ -135,7 +135,7 @@ func (x *target) checkBeforeReset(ctx context.Context) (string, error) {
 		x.setUnusedReset(time.Time{}) // if a fault is found from now on, the GPU is reset again
 		return "", errNotDue
 	}
-	if err := x.opts.Resetter.Ready(); err != nil {
+	if err := x.runner.opts.Resetter.Ready(); err != nil {
 		return "", err
 	}
 	x.resetDue = true
@@ -144,7 +144,7 @@ func (x *target) checkBeforeReset(ctx context.Context) (string, error) {
 
 // checkNotOpen returns an error if a process other than this one has the GPU open.
 func (x *target) checkNotOpen(ctx context.Context) error {
-	users, _ := openers(ctx, x.opts.Host, x.d.Nodes, os.Getpid()) // if unknown, the reset fails because of them
+	users, _ := openers(ctx, x.runner.opts.Host, x.d.Nodes, os.Getpid()) // if unknown, the reset fails because of them
 	if len(users) == 0 {
 		return nil
 	}
@@ -157,7 +157,7 @@ func (p *preparation) reset(ctx context.Context) bool {
 	var due []*target
 	for _, x := range p.targets {
 		if x.resetDue {
-			x.begin("reset")
+			x.record.begin("reset")
 			due = append(due, x)
 		}
 	}
@@ -205,7 +205,7 @@ func (p *preparation) try(ctx context.Context, due []*target) (busy []*target) {
 	for _, x := range due {
 		gpus = append(gpus, x.d)
 	}
-	results, err := p.resetTogether(ctx, gpus)
+	results, err := p.runner.resetTogether(ctx, gpus)
 	for i, x := range due {
 		switch {
 		case results != nil:
@@ -216,7 +216,7 @@ func (p *preparation) try(ctx context.Context, due []*target) (busy []*target) {
 		if err == nil && results[i].Outcome == ResetBusy {
 			busy = append(busy, x)
 		}
-		if p.manual && x.hungReset != nil { // the kubelet tries again, but an administrator would have to
+		if p.task.manual && x.hungReset != nil { // the kubelet tries again, but an administrator would have to
 			x.awaitHungReset(ctx)
 		}
 	}
@@ -231,26 +231,26 @@ func (x *target) awaitHungReset(ctx context.Context) {
 		return
 	}
 	x.hungReset = nil
-	reopen := x.WithoutDriver(ctx, "it is opened again after a reset", func() bool { return true })
+	reopen := x.runner.WithoutDriver(ctx, "it is opened again after a reset", func() bool { return true })
 	x.wasTried(ctx, late, reopen)
 }
 
 // resetTogether resets GPUs while the driver is closed, for at most hungAfter. If there are no results, no reset was
 // tried. Otherwise the error is that of reopening the driver.
-func (p *preparation) resetTogether(ctx context.Context, gpus []Device) (results []ResetResult, err error) {
+func (r *Runner) resetTogether(ctx context.Context, gpus []Device) (results []ResetResult, err error) {
 	waiting, cancel := context.WithTimeout(ctx, waitLimit)
 	defer cancel()
-	if err := p.hold(waiting, wholeDriver); err != nil {
+	if err := r.hold(waiting, wholeDriver); err != nil {
 		return nil, err
 	}
-	defer p.driver.Release(wholeDriver)
-	if err := p.opts.Resetter.Ready(); err != nil { // the reset that was waited for may have hung
+	defer r.driver.Release(wholeDriver)
+	if err := r.opts.Resetter.Ready(); err != nil { // the reset that was waited for may have hung
 		return nil, err
 	}
 	closed, cancel := context.WithTimeout(ctx, hungAfter)
 	defer cancel()
-	err = p.whileClosed(closed, "it is closed for a reset of "+names(gpus), func() bool {
-		results = p.opts.Resetter.Reset(closed, gpus)
+	err = r.whileClosed(closed, "it is closed for a reset of "+names(gpus), func() bool {
+		results = r.opts.Resetter.Reset(closed, gpus)
 		return true
 	})
 	return results, err
@@ -275,10 +275,10 @@ func (x *target) wasTried(ctx context.Context, r ResetResult, reopen error) {
 		x.resetDone()
 		x.result = nil
 	case ResetNotSupported, ResetRefused:
-		x.opts.State.SetCannotReset(x.d.GPU, plain(r.Err.Error()))
-		x.result = x.add("", x.withoutReset(r.Err.Error()))
+		x.runner.opts.State.SetCannotReset(x.d.GPU, plain(r.Err.Error()))
+		x.result = x.record.add("", x.withoutReset(r.Err.Error()))
 	case ResetBusy:
-		users, unknown := openers(ctx, x.opts.Host, x.d.Nodes)
+		users, unknown := openers(ctx, x.runner.opts.Host, x.d.Nodes)
 		switch {
 		case unknown != nil:
 			x.result = fmt.Errorf("%w; the processes that have it open are unknown: %w", r.Err, unknown)
@@ -295,9 +295,9 @@ func (x *target) wasTried(ctx context.Context, r ResetResult, reopen error) {
 // setHung records that the reset of the GPU counts as hung. Nobody waits for it from now on.
 func (x *target) setHung(reset *AbandonedError) {
 	x.hungReset = reset
-	x.Runner.mu.Lock()
-	defer x.Runner.mu.Unlock()
-	r := x.running[x.d.UUID]
+	x.runner.mu.Lock()
+	defer x.runner.mu.Unlock()
+	r := x.runner.running[x.d.UUID]
 	r.err = reset
 	close(r.hung)
 }
@@ -306,7 +306,7 @@ func (x *target) setHung(reset *AbandonedError) {
 func (x *target) resetDone() {
 	x.wasReset = true
 	x.setUnusedReset(time.Now())
-	x.opts.State.WasReset(x.d.GPU)
+	x.runner.opts.State.WasReset(x.d.GPU)
 }
 
 // afterReset checks a GPU after its reset.
@@ -315,13 +315,13 @@ func (x *target) afterReset(ctx context.Context) error {
 		return nil
 	}
 	if !x.resetDue { // the GPU was reset earlier
-		x.begin("reset")
+		x.record.begin("reset")
 	}
-	if err := x.add(x.resetNote, x.awaitHealthy(ctx)); err != nil {
+	if err := x.record.add(x.resetNote, x.awaitHealthy(ctx)); err != nil {
 		return err
 	}
 	x.restorePersistence(ctx)
-	if x.manual {
+	if x.task.manual {
 		return nil
 	}
 	return x.step(ctx, step{"memory", x.checkMemory})
@@ -335,11 +335,11 @@ func (x *target) awaitReset(ctx context.Context) {
 	r := x.hungReset.Wait(context.WithoutCancel(ctx))
 	x.hungReset = nil
 	if r.Outcome != ResetDone {
-		x.opts.Log.Warn("the reset of " + x.d.GPU + " that took too long has failed: " + plain(r.Err.Error()))
+		x.runner.opts.Log.Warn("the reset of " + x.d.GPU + " that took too long has failed: " + plain(r.Err.Error()))
 		return
 	}
 	x.resetDone()
-	x.opts.Log.Info(x.d.GPU + " was reset, though too late for the container or command that waited for it")
+	x.runner.opts.Log.Info(x.d.GPU + " was reset, though too late for the container or command that waited for it")
 }
 
 // unusedResetLimit is how long a reset counts after which no container got the GPU. The kubelet tries to start a
@@ -349,24 +349,24 @@ const unusedResetLimit = 6 * time.Minute
 // resetBefore reports whether the GPU was reset already by an earlier attempt to start the container, which failed.
 // Otherwise, if a reset takes longer than the kubelet waits, the GPU would be reset again and again.
 func (x *target) resetBefore() bool {
-	if x.manual || x.needsReset != nil {
+	if x.task.manual || x.needsReset != nil {
 		return false
 	}
-	x.Runner.mu.Lock()
-	defer x.Runner.mu.Unlock()
-	return time.Since(x.unusedResets[x.d.GPU]) < unusedResetLimit
+	x.runner.mu.Lock()
+	defer x.runner.mu.Unlock()
+	return time.Since(x.runner.unusedResets[x.d.GPU]) < unusedResetLimit
 }
 
 // setUnusedReset records when the GPU was reset, if no container has got it since. The zero time means that it must be
 // reset again.
 func (x *target) setUnusedReset(at time.Time) {
-	x.Runner.mu.Lock()
-	defer x.Runner.mu.Unlock()
+	x.runner.mu.Lock()
+	defer x.runner.mu.Unlock()
 	if at.IsZero() {
-		delete(x.unusedResets, x.d.GPU)
+		delete(x.runner.unusedResets, x.d.GPU)
 		return
 	}
-	x.unusedResets[x.d.GPU] = at
+	x.runner.unusedResets[x.d.GPU] = at
 }
 
 // withoutReset returns the result if the GPU cannot be reset. The step is skipped. It fails if Rules.Strict is set, or
@@ -375,7 +375,7 @@ func (x *target) withoutReset(why string) error {
 	if x.needsReset != nil {
 		return fmt.Errorf("%w, and the GPU cannot be reset: %s", x.needsReset, why)
 	}
-	if x.rules.Strict {
+	if x.task.rules.Strict {
 		return errors.New("the GPU must be reset and cannot be: " + why)
 	}
 	if x.whyNotAlone() != "" {
@@ -387,7 +387,7 @@ func (x *target) withoutReset(why string) error {
 // awaitHealthy waits until the GPU is healthy after its reset.
 func (x *target) awaitHealthy(ctx context.Context) error {
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		err := x.withDriver(ctx, func() error { return x.healthy(ctx) })
+		err := x.runner.withDriver(ctx, func() error { return x.task.healthy(ctx, x.d.UUID) })
 		if err == nil {
 			return nil
 		}
@@ -398,11 +398,14 @@ func (x *target) awaitHealthy(ctx context.Context) error {
 }
 
 // Reset resets a whole GPU for an administrator, whatever its health and earlier attempts. Then it waits until the
-// function `healthy`, which probes the GPU, returns nil. The caller must make sure that no container uses the GPU or
-// gets it meanwhile. Like Run, Reset returns when ctx ends, which should have a deadline.
-func (r *Runner) Reset(ctx context.Context, d Device, healthy func(context.Context) error) error {
-	p := r.newPreparation(ctx, []Device{d}, Rules{Policy: Reset, Strict: true})
-	p.manual, p.targets[0].healthy = true, healthy
+// function `healthy`, which probes the GPU with a UUID, returns nil. The caller must make sure that no container uses
+// the GPU or gets it meanwhile. Like Run, Reset returns when ctx ends, which should have a deadline.
+func (r *Runner) Reset(
+	ctx context.Context, d Device, healthy func(ctx context.Context, uuid string) error,
+) error {
+	p := r.newPreparation(ctx, []Device{d}, task{
+		rules: Rules{Policy: Reset, Strict: true}, healthy: healthy, manual: true,
+	})
 	passed := p.lock(ctx) && p.each(ctx, func(x *target, ctx context.Context) error {
 		return x.steps(ctx, step{"persistence", x.endPersistence}, step{"reset", x.checkBeforeReset})
 	}) && p.reset(ctx)

@@ -568,7 +568,7 @@ func TestAResetThatIsTooLateCounts(t *testing.T) {
 		"it takes too long for an administrator": {
 			func(t *testing.T, r *Runner) error {
 				t.Helper()
-				return r.Reset(within(t, 10*time.Second), device, func(context.Context) error { return nil })
+				return r.Reset(within(t, 10*time.Second), device, func(context.Context, string) error { return nil })
 			}, true, "the reset that began at ",
 		},
 		"the driver is not reopened in time": {container, false, "(reset): after the reset: the library is closed"},

@@ -72,7 +72,7 @@ func New(opts Options) *Runner {
 // The records are those of the devices that failed or passed all phases. The error names each failed device and its
 // step.
 func (r *Runner) Run(ctx context.Context, devices []Device, rules Rules) ([]Record, error) {
-	p := r.newPreparation(ctx, devices, rules)
+	p := r.newPreparation(ctx, devices, task{rules: rules, healthy: r.opts.State.Healthy})
 	passed := p.run(ctx)
 	if passed { // the container gets the devices
 		for _, x := range p.targets {
@@ -190,13 +190,11 @@ func (r *Runner) anyRunning() *running {
 	return nil
 }
 
-// preparation prepares the devices of one container, or runs the same steps for another purpose.
-type preparation struct {
-	*Runner
-	rules   Rules
-	targets []*target
-	// late is closed shortly after ctx has ended, when steps that obey ctx have returned.
-	late <-chan struct{}
+// task says what devices are prepared for.
+type task struct {
+	rules Rules
+	// healthy probes a device after a reset, given by its UUID.
+	healthy func(ctx context.Context, uuid string) error
 	// manual says that an administrator requested the reset: earlier failures do not prevent another attempt.
 	manual bool
 	// checkOnly says that no container waits for the device: the check returns what uses it at once, and changes
@@ -204,14 +202,22 @@ type preparation struct {
 	checkOnly bool
 }
 
+// preparation prepares the devices of one container, or runs the same steps for another purpose.
+type preparation struct {
+	runner  *Runner
+	task    task
+	targets []*target
+}
+
 // target is a device that is being prepared.
 type target struct {
-	*preparation
-	*recorder
-	d Device
-	// healthy probes the device after a reset.
-	healthy func(context.Context) error
-	// shared says why other containers may use the device, and others which already have its GPU; both may be empty.
+	runner *Runner
+	task   task
+	record *recorder
+	d      Device
+	// late is closed shortly after ctx has ended, when steps that obey ctx have returned.
+	late <-chan struct{}
+	// shared says why other containers may use the device too, or is empty.
 	shared string
 	// excused has the PIDs of processes that may use the device, since they are known programs or a desktop.
 	excused map[int]bool
@@ -233,15 +239,13 @@ type target struct {
 	abandoned <-chan struct{}
 }
 
-func (r *Runner) newPreparation(ctx context.Context, devices []Device, rules Rules) *preparation {
+func (r *Runner) newPreparation(ctx context.Context, devices []Device, t task) *preparation {
 	late := make(chan struct{})
 	context.AfterFunc(ctx, func() { time.AfterFunc(abandonAfter, func() { close(late) }) })
-	p := &preparation{Runner: r, rules: rules, late: late}
+	p := &preparation{runner: r, task: t}
 	for _, d := range devices {
 		p.targets = append(p.targets, &target{
-			preparation: p, d: d, excused: map[int]bool{},
-			healthy:  func(ctx context.Context) error { return r.opts.State.Healthy(ctx, d.UUID) },
-			recorder: newRecorder(d.UUID, rules.Policy),
+			runner: r, task: t, late: late, record: newRecorder(d.UUID, t.rules.Policy), d: d, excused: map[int]bool{},
 		})
 	}
 	return p
@@ -249,7 +253,7 @@ func (r *Runner) newPreparation(ctx context.Context, devices []Device, rules Rul
 
 // run runs all phases and reports whether all devices have passed.
 func (p *preparation) run(ctx context.Context) bool {
-	policy, exec := p.rules.Policy, p.rules.Exec.Path != ""
+	policy, exec := p.task.rules.Policy, p.task.rules.Exec.Path != ""
 	if !p.lock(ctx) {
 		return false
 	}
@@ -289,8 +293,8 @@ func (p *preparation) lock(ctx context.Context) bool {
 // refuseLocked sets the errors of the devices whose reset is hung, and once ctx has ended, of all devices that others
 // have locked.
 func (p *preparation) refuseLocked(ctx context.Context) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.runner.mu.Lock()
+	defer p.runner.mu.Unlock()
 	for _, x := range p.targets {
 		switch other := x.otherRun(); {
 		case other == nil:
@@ -304,21 +308,23 @@ func (p *preparation) refuseLocked(ctx context.Context) {
 
 // tryLock locks all devices or none. If none, it returns one of the other preparations.
 func (p *preparation) tryLock() *running {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.runner.mu.Lock()
+	defer p.runner.mu.Unlock()
 	for _, x := range p.targets {
 		if other := x.otherRun(); other != nil {
 			return other
 		}
 	}
 	for _, x := range p.targets {
-		p.running[x.d.UUID] = &running{ended: make(chan struct{}), hung: make(chan struct{})}
+		p.runner.running[x.d.UUID] = &running{ended: make(chan struct{}), hung: make(chan struct{})}
 		x.locked = true
 	}
 	return nil
 }
 
-func (x *target) otherRun() *running { return cmp.Or(x.running[x.d.UUID], x.running[x.d.GPU]) }
+func (x *target) otherRun() *running {
+	return cmp.Or(x.runner.running[x.d.UUID], x.runner.running[x.d.GPU])
+}
 
 // unlock ends the preparation of the device once the work on it has returned and its reset has ended.
 func (x *target) unlock(ctx context.Context) {
@@ -337,10 +343,10 @@ func (x *target) unlock(ctx context.Context) {
 }
 
 func (x *target) endRun() {
-	x.Runner.mu.Lock()
-	defer x.Runner.mu.Unlock()
-	close(x.running[x.d.UUID].ended)
-	delete(x.running, x.d.UUID)
+	x.runner.mu.Lock()
+	defer x.runner.mu.Unlock()
+	close(x.runner.running[x.d.UUID].ended)
+	delete(x.runner.running, x.d.UUID)
 }
 
 // each runs steps on all devices concurrently, and reports whether all have passed.
@@ -390,7 +396,7 @@ func (p *preparation) finish(ctx context.Context, passed bool) ([]Record, error)
 	var failed refusal
 	for _, x := range p.targets {
 		if x.err != nil || passed {
-			record, err := x.end(x.err)
+			record, err := x.record.end(x.err)
 			records = append(records, record)
 			if err != nil {
 				failed = append(failed, err)
@@ -427,7 +433,7 @@ func (x *target) clean(ctx context.Context) error {
 
 // runProgram runs the administrator's program. Meanwhile no GPU is reset: the program may run nvidia-smi.
 func (x *target) runProgram(ctx context.Context) error {
-	if x.rules.Policy == None {
+	if x.task.rules.Policy == None {
 		return x.steps(ctx, step{"sharing", x.checkSharing}, step{"exec", x.exec})
 	}
 	return x.steps(ctx, step{"exec", x.exec})
@@ -472,25 +478,25 @@ func (x *target) steps(ctx context.Context, steps ...step) error {
 // step runs and records a step. It waits while the driver is closed. While the device is in use, it repeats the step
 // for a time: an ended container may still be on the device.
 func (x *target) step(ctx context.Context, s step) error {
-	x.begin("wait")
+	x.record.begin("wait")
 	note, begun := "", false
 	err := x.awaitUnused(ctx, func() error {
-		return x.withDriver(ctx, func() (err error) {
+		return x.runner.withDriver(ctx, func() (err error) {
 			if !begun {
-				x.begin(s.name)
+				x.record.begin(s.name)
 				begun = true
 			}
 			note, err = s.do(ctx)
 			return err
 		})
 	})
-	return x.add(note, x.unlessReset(err))
+	return x.record.add(note, x.unlessReset(err))
 }
 
 // unlessReset skips a step that the driver refuses until the GPU is reset, if this preparation resets it. That is
 // safe: a process that the step would have found makes the reset fail.
 func (x *target) unlessReset(err error) error {
-	if !errors.Is(err, gpu.ErrResetRequired) || !x.willReset() || x.wasReset || x.checkOnly {
+	if !errors.Is(err, gpu.ErrResetRequired) || !x.willReset() || x.wasReset || x.task.checkOnly {
 		return err
 	}
 	x.needsReset = cmp.Or(x.needsReset, err)
@@ -499,14 +505,14 @@ func (x *target) unlessReset(err error) error {
 
 // awaitUnused repeats a check for Options.AwaitUnused while it returns inUseError.
 func (x *target) awaitUnused(ctx context.Context, check func() error) error {
-	end := time.Now().Add(x.opts.AwaitUnused)
+	end := time.Now().Add(x.runner.opts.AwaitUnused)
 	var inUse error
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		err := check()
 		if inUse != nil && ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
 			return inUse // inUse says more than the end of the time limit
 		}
-		if !InUse(err) || x.checkOnly || time.Now().Add(pause).After(end) || !sleep(ctx, pause) {
+		if !InUse(err) || x.task.checkOnly || time.Now().Add(pause).After(end) || !sleep(ctx, pause) {
 			return err
 		}
 		inUse = err
@@ -527,7 +533,7 @@ func (x *target) restoreSettings(ctx context.Context) (string, error) {
 	if why := x.whyNotAlone(); why != "" {
 		return "", skippedError(why)
 	}
-	changed, err := x.opts.Driver.RestoreDefaults(ctx, x.d.GPU, x.d.Exclusive)
+	changed, err := x.runner.opts.Driver.RestoreDefaults(ctx, x.d.GPU, x.d.Exclusive)
 	return strings.Join(changed, "; "), err
 }
 

@@ -13,8 +13,7 @@ import (
 // health, and memory that a reset according to the rules would free. While the device is being prepared, FindUse
 // waits. An error means that the use is unknown. FindUse returns when ctx ends, which should have a deadline.
 func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found string, err error) {
-	p := r.newPreparation(ctx, []Device{d}, rules)
-	p.checkOnly = true
+	p := r.newPreparation(ctx, []Device{d}, task{rules: rules, checkOnly: true})
 	passed := p.lock(ctx) && p.each(ctx, func(x *target, ctx context.Context) error {
 		return x.steps(ctx,
 			step{"sharing", x.checkSharing}, step{"processes", x.checkProcesses}, step{"memory", x.checkMemory})
@@ -29,7 +28,8 @@ func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found stri
 // Users describes the processes on a device: those that belong or may belong to containers, and those of the host.
 // Programs that may use the device are left out.
 func (r *Runner) Users(ctx context.Context, uuid string, programs []string) (containers, others []string, err error) {
-	x := r.newPreparation(ctx, []Device{{UUID: uuid}}, Rules{Programs: programs}).targets[0]
+	p := r.newPreparation(ctx, []Device{{UUID: uuid}}, task{rules: Rules{Programs: programs}})
+	x := p.targets[0]
 	var left []*proc.Process
 	err = r.withDriver(ctx, func() error {
 		left, containers, err = x.leftovers(ctx)
