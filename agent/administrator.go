@@ -180,7 +180,7 @@ func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) 
 			users = append(users, h.String())
 		}
 	}
-	programs := a.devices.rules.RulesOf("").Programs
+	programs := a.devices.preStart().RulesOf("").Programs
 	for _, uuid := range uuids {
 		containers, others, err := a.runner.Users(ctx, uuid, programs)
 		if err != nil {

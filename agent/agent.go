@@ -84,6 +84,8 @@ type role interface {
 	check(fresh *Options) error
 	// offer returns which devices a configuration offers.
 	offer(c *config.Config) resource.Config
+	// use replaces the configuration, if needsRestart says that this needs no new process.
+	use(c *config.Config)
 	// ready returns why the service is not ready, apart from problems of the node.
 	ready() error
 	// summary describes the role's state in a few words.

@@ -19,7 +19,6 @@ type daemon struct {
 	opts    *Options
 	role    role
 	node    *node.Reconciler
-	offer   *offer
 	metrics *metrics.Metrics
 	systemd *sdnotify.Notifier
 	changed wake.Chan // the state that is reported in one line may have changed

@@ -22,14 +22,18 @@ type devices struct {
 	host    host.Host
 	node    *node.Reconciler
 	monitor *node.Monitor
-	rules   config.PreStart
+	config  *current
 }
 
 var _ prepare.State = (*devices)(nil)
 
+// preStart returns the rules for the preparation of devices.
+func (p *devices) preStart() *config.PreStart { return &p.config.Load().PreStart }
+
 // whyBlind says, if a policy has the processes on devices checked, why they cannot be seen. It is empty otherwise.
 func (p *devices) whyBlind() string {
-	checks := func(r resource.Resource) bool { return p.rules.RulesOf(r.Name).Policy.Includes(prepare.Check) }
+	rules := p.preStart()
+	checks := func(r resource.Resource) bool { return rules.RulesOf(r.Name).Policy.Includes(prepare.Check) }
 	if !slices.ContainsFunc(p.node.State().Resources, checks) {
 		return ""
 	}
@@ -59,7 +63,7 @@ func (p *devices) offered(uuid string) bool { return p.find(uuid) != nil }
 func (p *devices) toCheck() map[string]prepare.FreedDevice {
 	list := map[string]prepare.FreedDevice{}
 	for _, r := range p.node.State().Resources {
-		rules := p.rules.RulesOf(r.Name)
+		rules := p.preStart().RulesOf(r.Name)
 		for i := range r.Devices {
 			d := &r.Devices[i]
 			list[d.UUID] = prepare.FreedDevice{Device: p.toPrepare(d), Rules: rules} // one of the replicas of a device

@@ -15,15 +15,18 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// offer selects the devices that are offered. When the configuration is reloaded, it is replaced.
-type offer = atomic.Pointer[resource.Config]
+// current is the effective configuration, which a reload replaces. Only what takes effect at once reads it: which
+// devices are offered, and how they are prepared for containers.
+type current = atomic.Pointer[config.Config]
 
 // files has the paths of the files that the node writes. If a path is empty, that file is not written.
 type files struct{ spec, descriptors, health string }
 
-// newNode returns the node. The function `still` returns the GPUs that an earlier run of this program began to reset
-// and that are still being reset.
-func newNode(o *Options, f files, current *offer, m *metrics.Metrics, still func() ([]string, error)) *node.Reconciler {
+// newNode returns the node. The function `offer` selects the devices that are offered. The function `still` returns the
+// GPUs that an earlier run of this program began to reset and that are still being reset.
+func newNode(
+	o *Options, f files, offer func() resource.Config, m *metrics.Metrics, still func() ([]string, error),
+) *node.Reconciler {
 	c := &o.Config
 	return node.New(node.Options{
 		Host: o.Host, Source: o.Driver, Dirs: o.SpecDirs, Path: f.spec, DescriptorDir: f.descriptors,
@@ -36,7 +39,7 @@ func newNode(o *Options, f files, current *offer, m *metrics.Metrics, still func
 		MPSClient:   func(uuid string) specs.ContainerEdits { return mps.Grant(MPSDir(c), uuid) },
 		Check:       func() error { return checkNode(o) },
 		Build: func(s *gpu.Snapshot) ([]resource.Resource, []resource.Finding, error) {
-			return resource.Build(s, *current.Load())
+			return resource.Build(s, offer())
 		},
 		Log: o.Log, Observer: m,
 		Health: node.HealthOptions{

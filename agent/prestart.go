@@ -81,7 +81,7 @@ func (p *preparer) preStart(ctx context.Context, resourceName string, requested 
 	if err := p.releaser.checkOpen(); err != nil {
 		return err
 	}
-	rules := p.devices.rules.RulesOf(resourceName)
+	rules := p.devices.preStart().RulesOf(resourceName)
 	if rules.Policy.Includes(prepare.Clean) {
 		if _, err := p.ledger.Read(ctx); err != nil {
 			return fmt.Errorf("it is unknown which containers hold the devices: %w", err)

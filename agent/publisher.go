@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 
-	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/agent/kubeapi"
 	"gpu-cdi-plugin/agent/ledger"
 	"gpu-cdi-plugin/agent/metrics"
@@ -24,6 +23,7 @@ import (
 
 // publisher passes each state of the node to the kubelet, the metrics and the API server.
 type publisher struct {
+	devices   *devices
 	plugin    *plugin.Plugin
 	mps       *mps.Monitor
 	ledger    *ledger.Ledger
@@ -32,8 +32,7 @@ type publisher struct {
 	reporter  *kubeapi.Reporter
 	metrics   *metrics.Metrics
 	weights   allocator.Weights
-	preStart  config.PreStart
-	again     wake.Chan // an MPS daemon, the release of the driver or the ledger has changed
+	again     wake.Chan // an MPS daemon, the release of the driver, the ledger or the configuration has changed
 	changed   wake.Chan // a state was passed on
 	log       *slog.Logger
 
@@ -41,7 +40,7 @@ type publisher struct {
 	state   node.State      // the last state of the node
 	gpus    *allocator.GPUs // how the GPUs of its snapshot are connected, or nil if it is unknown
 	refused string          // why the kubelet still has older devices of some resources, or empty
-	warned  map[string]bool // resources that warnOfParts has reported
+	warned  map[string]bool // warnings of the method warn
 }
 
 // publish passes on a state of the node. When it returns, no device that left the state can be allocated.
@@ -52,7 +51,7 @@ func (p *publisher) publish(state node.State) {
 		p.connect(state.Snapshot)
 	}
 	p.state = state
-	p.warnOfParts()
+	p.warn()
 	p.mps.Set(state.Resources)
 	p.ledger.Offer(state.Resources)
 	p.advertise()
@@ -67,6 +66,7 @@ func (p *publisher) run(ctx context.Context) error {
 		case <-p.again:
 		}
 		p.mu.Lock()
+		p.warn()
 		p.advertise()
 		p.mu.Unlock()
 	}
@@ -107,16 +107,22 @@ func (p *publisher) connect(snapshot *gpu.Snapshot) {
 	}
 }
 
-// warnOfParts warns once of each resource whose MIG devices no container could ever get. For replicas this is an error
-// of the configuration, but only the driver knows whether there are MIG devices.
-func (p *publisher) warnOfParts() {
+// warn warns once if processes on devices cannot be seen, and of each resource whose MIG devices no container could
+// ever get. For replicas the latter is an error of the configuration, but only the driver knows whether there are MIG
+// devices.
+func (p *publisher) warn() {
+	warnings := []string{p.devices.whyBlind()}
 	for _, r := range p.state.Resources {
 		part := func(d resource.Device) bool { return d.UUID != d.Parent }
-		if p.warned[r.Name] || !p.preStart.RefusesParts(r.Name) || !slices.ContainsFunc(r.Devices, part) {
-			continue
+		if p.devices.preStart().RefusesParts(r.Name) && slices.ContainsFunc(r.Devices, part) {
+			warnings = append(warnings, "no container gets a MIG device of "+r.Name+", since policy reset cannot reset them "+
+				"and prestart.strict is set: give the resource another policy in prestart.resources")
 		}
-		p.warned[r.Name] = true
-		p.log.Warn("no container gets a MIG device of " + r.Name + ", since policy reset cannot reset them and " +
-			"prestart.strict is set: give the resource another policy in prestart.resources")
+	}
+	for _, text := range warnings {
+		if text != "" && !p.warned[text] {
+			p.warned[text] = true
+			p.log.Warn(text)
+		}
 	}
 }

@@ -10,10 +10,10 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// reload reads the configuration again at each request. If only the offer of devices has changed, that takes effect at
-// once. Any other change needs a new process, so reload returns ErrRestart. But if the driver is closed, for a reset or
-// because an administrator has released it, a new process would open it. So the configuration is read once more when
-// the driver is open again. Until then the devices stay served.
+// reload reads the configuration again at each request. If it only changes which devices are offered and how they are
+// prepared, that takes effect at once. Any other change needs a new process, so reload returns ErrRestart. But if the
+// driver is closed, for a reset or because an administrator has released it, a new process would open it. So the
+// configuration is read once more when the driver is open again. Until then the devices stay served.
 func (d *daemon) reload(ctx context.Context) error {
 	var opened <-chan struct{}
 	for {
@@ -29,7 +29,7 @@ func (d *daemon) reload(ctx context.Context) error {
 		switch {
 		case err != nil:
 			d.opts.Log.Error("the configuration is invalid, and the old one stays in use: " + wording.OneLine(err))
-		case !sameButOffer(&d.opts.Config, &fresh.Config):
+		case needsRestart(&d.opts.Config, &fresh.Config):
 			var until string
 			if until, opened = d.role.keepOpen(); opened == nil {
 				return ErrRestart
@@ -37,8 +37,7 @@ func (d *daemon) reload(ctx context.Context) error {
 			d.opts.Log.Warn("the old configuration stays in use until " + until + ": the new one needs a restart of this " +
 				"program, which would open the driver")
 		default:
-			offered := d.role.offer(&fresh.Config)
-			d.offer.Store(&offered)
+			d.role.use(&fresh.Config)
 			d.opts.Log.Info("the configuration was read again")
 		}
 		d.node.Trigger()
@@ -52,7 +51,7 @@ func (d *daemon) reread() (*Options, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !sameButOffer(&d.opts.Config, &fresh.Config) {
+	if needsRestart(&d.opts.Config, &fresh.Config) {
 		if err := fresh.Trust.CheckHook(); err != nil {
 			return nil, err
 		}
@@ -79,9 +78,11 @@ func (d *daemon) checkOffer(c *config.Config) error {
 	return err
 }
 
-// sameButOffer reports whether two configurations differ at most in which devices they offer.
-func sameButOffer(a, b *config.Config) bool {
+// needsRestart reports whether two configurations differ in more than which devices are offered and how they are
+// prepared for containers.
+func needsRestart(a, b *config.Config) bool {
 	x, y := *a, *b
 	x.Config, y.Config = resource.Config{}, resource.Config{}
-	return reflect.DeepEqual(x, y)
+	x.PreStart, y.PreStart = config.PreStart{}, config.PreStart{}
+	return !reflect.DeepEqual(x, y)
 }

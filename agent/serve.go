@@ -37,11 +37,12 @@ func Serve(ctx context.Context, o *Options) error {
 	c, m := &o.Config, metrics.New(o.Build)
 	again, changed := wake.New(), wake.New()
 
-	offered := &offer{}
-	offered.Store(&c.Config)
+	effective := &current{}
+	effective.Store(c)
 	resets := newResets(o)
-	n := newNode(o, files{servedSpec(c), DescriptorDir(c), HealthRecord(c)}, offered, m, resets.StillResetting)
-	devs := &devices{o.Host, n, n.Monitor(), c.PreStart}
+	offer := func() resource.Config { return effective.Load().Config }
+	n := newNode(o, files{servedSpec(c), DescriptorDir(c), HealthRecord(c)}, offer, m, resets.StillResetting)
+	devs := &devices{o.Host, n, n.Monitor(), effective}
 
 	runner := prepare.New(prepare.Options{
 		Host: o.Host, Driver: o.Driver, State: devs, Check: o.Trust.CheckProgram, Resetter: resets, Log: o.Log,
@@ -67,9 +68,8 @@ func Serve(ctx context.Context, o *Options) error {
 		Allocatable: kubelet.Allocatable, Watched: func() bool { return p.Ready() == nil }, Changed: changed, Log: o.Log,
 	})
 	pub := &publisher{
-		plugin: p, mps: daemons, ledger: held, displaced: displaced, releaser: rel, reporter: reporter, metrics: m,
-		weights: c.Allocation.Weights, preStart: c.PreStart, again: again, changed: changed,
-		log: o.Log, warned: map[string]bool{},
+		devices: devs, plugin: p, mps: daemons, ledger: held, displaced: displaced, releaser: rel, reporter: reporter,
+		metrics: m, weights: c.Allocation.Weights, again: again, changed: changed, log: o.Log, warned: map[string]bool{},
 	}
 	admin := &administrator{
 		node: n, monitor: n.Monitor(), devices: devs, runner: runner, releaser: rel, reporter: reporter, mps: daemons,
@@ -79,7 +79,8 @@ func Serve(ctx context.Context, o *Options) error {
 		Runner: runner, State: n.Monitor(), Offered: devs.toCheck, Held: prep.held, Log: o.Log,
 	})
 	s := &service{
-		opts: o, plugin: p, publisher: pub, preparer: prep, releaser: rel, ledger: held, displaced: displaced,
+		opts: o, config: effective, plugin: p, publisher: pub, preparer: prep, releaser: rel, ledger: held,
+		displaced: displaced,
 		others: []actor{
 			daemons.Run, reporter.Run, held.Run, displaced.Run, freed.Run,
 			(&control.Server{Dir: c.RuntimeDir, Log: o.Log, Handler: admin}).Run,
@@ -89,7 +90,7 @@ func Serve(ctx context.Context, o *Options) error {
 		return err
 	}
 	d := &daemon{
-		opts: o, role: s, node: n, offer: offered, metrics: m, changed: changed, systemd: sdnotify.New(o.Env),
+		opts: o, role: s, node: n, metrics: m, changed: changed, systemd: sdnotify.New(o.Env),
 	}
 	return d.run(ctx)
 }
@@ -97,6 +98,7 @@ func Serve(ctx context.Context, o *Options) error {
 // service is the role of Serve.
 type service struct {
 	opts      *Options
+	config    *current
 	plugin    *plugin.Plugin
 	publisher *publisher
 	preparer  *preparer
@@ -112,9 +114,14 @@ func (s *service) publish(state node.State) { s.publisher.publish(state) }
 
 func (s *service) offer(c *config.Config) resource.Config { return c.Config }
 
-// check checks the directories. If only the offer has changed, they are already in use.
+func (s *service) use(c *config.Config) {
+	s.config.Store(c)
+	s.publisher.again.Wake()
+}
+
+// check checks the directories. If no restart is needed, they are already in use.
 func (s *service) check(fresh *Options) error {
-	if fresh != s.opts && sameButOffer(&s.opts.Config, &fresh.Config) {
+	if fresh != s.opts && !needsRestart(&s.opts.Config, &fresh.Config) {
 		return nil
 	}
 	return checkDirs(fresh, s.opts.Log)
@@ -165,9 +172,6 @@ const waitPreparations = 20 * time.Second
 
 // runPlugin runs the plugin and then waits for unfinished preparations, so that all are recorded.
 func (s *service) runPlugin(ctx context.Context) error {
-	if why := s.preparer.devices.whyBlind(); why != "" {
-		s.opts.Log.Warn(why)
-	}
 	afterEnd := context.WithoutCancel(ctx)
 	recording, endRecording := context.WithCancel(afterEnd)
 	defer endRecording()

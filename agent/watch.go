@@ -17,13 +17,11 @@ import (
 // Watch keeps the CDI spec of all GPUs up to date until ctx ends. If the error wraps node.ErrDriverChanged or
 // ErrRestart, the process must restart.
 func Watch(ctx context.Context, o *Options) error {
-	w := &watcher{opts: o, offered: &offer{}, metrics: metrics.New(o.Build), changed: wake.New()}
-	first := w.offer(&o.Config)
-	w.offered.Store(&first)
-	w.node = newNode(o, files{spec: ownSpec(&o.Config)}, w.offered, w.metrics, nil)
+	w := &watcher{opts: o, metrics: metrics.New(o.Build), changed: wake.New()}
+	offer := func() resource.Config { return w.offer(&o.Config) }
+	w.node = newNode(o, files{spec: ownSpec(&o.Config)}, offer, w.metrics, nil)
 	d := &daemon{
-		opts: o, role: w, node: w.node, offer: w.offered, metrics: w.metrics, changed: w.changed,
-		systemd: sdnotify.New(o.Env),
+		opts: o, role: w, node: w.node, metrics: w.metrics, changed: w.changed, systemd: sdnotify.New(o.Env),
 	}
 	return d.run(ctx)
 }
@@ -32,7 +30,6 @@ func Watch(ctx context.Context, o *Options) error {
 type watcher struct {
 	opts    *Options
 	node    *node.Reconciler
-	offered *offer
 	metrics *metrics.Metrics
 	changed wake.Chan
 }
@@ -52,6 +49,9 @@ func (w *watcher) check(fresh *Options) error {
 func (w *watcher) offer(*config.Config) resource.Config {
 	return resource.Config{Resource: config.Default().Resource, MIGStrategy: resource.MIGMixed}
 }
+
+// use does nothing, since all devices are in the spec whatever the configuration says.
+func (w *watcher) use(*config.Config) {}
 
 // ready returns an error if the node has devices and there is no spec. Whether containers can get the devices of a
 // spec is reported by State.Ready.

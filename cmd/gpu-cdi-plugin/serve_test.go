@@ -276,7 +276,7 @@ func TestServeReadsItsConfigurationAgain(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "")
 	s.start()
-	s.listed(gpuResource, 4, 0)
+	e := s.listed(gpuResource, 4, 0)
 	total := s.kubelet.Registrations()
 
 	s.configure("sharing: {time-slicing: {resources: [{name: nvidia.com/gpu, devices: [0], replicas: 3}]}}")
@@ -286,11 +286,23 @@ func TestServeReadsItsConfigurationAgain(t *testing.T) {
 		t.Errorf("%d registrations for a new list, want none", got-total)
 	}
 
+	// How devices are prepared also changes at once.
+	s.leftOver(1)
+	const shared = "\nsharing: {time-slicing: {resources: [{name: nvidia.com/gpu, devices: [0], replicas: 3}]}}"
+	for _, policy := range []string{"clean", "check", "clean"} { // check refuses only what it can see: no processes here
+		s.configure("prestart: {policy: " + policy + "}" + shared)
+		s.signal(syscall.SIGHUP)
+		waitFor(t, "policy "+policy, func() bool { return (s.preStart(e, s.uuids()[1]) == "") == (policy == "check") })
+	}
+	if got := s.kubelet.Registrations(); got != total {
+		t.Errorf("%d registrations for another policy, want none", got-total)
+	}
+
 	// A change of something else than rules makes the service restart.
 	s.configure("strategy: [envvar]")
 	s.signal(syscall.SIGHUP)
 	s.kubelet.WaitRegistrations(total + 1)
-	e := s.listed(gpuResource, 4, 0)
+	e = s.listed(gpuResource, 4, 0)
 	if names := s.allocate(e, s.node.Machine().GPUs[0].UUID); len(names) > 0 {
 		t.Errorf("CDI names %v with the strategy envvar", names)
 	}
