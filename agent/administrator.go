@@ -88,7 +88,7 @@ const (
 // reset resets a GPU that is not in use, and holds it so that no container gets it meanwhile.
 func (a *administrator) reset(
 	ctx context.Context, r control.Request, d health.Device, title string, progress func(string),
-) (string, error) {
+) (result string, err error) {
 	if d.UUID != d.GPU {
 		return "", fmt.Errorf("%s is a part of a GPU: reset the GPU %s", title, d.GPU)
 	}
@@ -103,10 +103,14 @@ func (a *administrator) reset(
 	if one == nil {
 		return "", fmt.Errorf("the driver no longer reports %s", title)
 	}
-	if err := a.monitor.HoldForReset(d.UUID); err != nil {
+	if err := a.monitor.HoldForReset(d.UUID, "held for a reset by an administrator"); err != nil {
 		return "", err
 	}
-	defer a.monitor.EndHold(d.UUID)
+	defer func() {
+		if _, hung := errors.AsType[*prepare.AbandonedError](err); !hung {
+			a.monitor.EndHold(d.UUID)
+		}
+	}()
 	if err := a.awaitFree(ctx, r, one, title, progress); err != nil {
 		return "", err
 	}
@@ -119,7 +123,7 @@ func (a *administrator) reset(
 		return "", fmt.Errorf("reset %s: %w", title, err)
 	}
 	device := prepare.Device{UUID: d.UUID, GPU: d.UUID, PCIBusID: one.PCIBusID, Nodes: a.devices.nodesOf(one)}
-	err := a.runner.Reset(ctx, device, a.monitor.CheckReset)
+	err = a.runner.Reset(ctx, device, a.monitor.CheckReset)
 	if r.Force && prepare.InUse(err) {
 		err = fmt.Errorf("%w; --force does not end processes", err)
 	}

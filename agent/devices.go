@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"strconv"
 
@@ -23,6 +24,7 @@ type devices struct {
 	node    *node.Reconciler
 	monitor *node.Monitor
 	config  *current
+	log     *slog.Logger
 }
 
 var _ prepare.State = (*devices)(nil)
@@ -131,6 +133,16 @@ func (p *devices) Shared(uuid string) string {
 
 // WasReset implements prepare.State.
 func (p *devices) WasReset(uuid string) { p.monitor.WasReset(uuid) }
+
+// HoldForReset implements prepare.State.
+func (p *devices) HoldForReset(uuid, reason string) {
+	if err := p.monitor.HoldForReset(uuid, reason); err != nil {
+		p.log.Warn(err.Error())
+	}
+}
+
+// EndHold implements prepare.State.
+func (p *devices) EndHold(uuid string) { p.monitor.EndHold(uuid) }
 
 // CannotReset implements prepare.State.
 func (p *devices) CannotReset(uuid string) string { return p.monitor.CannotReset(uuid) }

@@ -42,7 +42,7 @@ func Serve(ctx context.Context, o *Options) error {
 	resets := newResets(o)
 	offer := func() resource.Config { return effective.Load().Config }
 	n := newNode(o, files{servedSpec(c), DescriptorDir(c), HealthRecord(c)}, offer, m, resets.StillResetting)
-	devs := &devices{o.Host, n, n.Monitor(), effective}
+	devs := &devices{o.Host, n, n.Monitor(), effective, o.Log}
 
 	runner := prepare.New(prepare.Options{
 		Host: o.Host, Driver: o.Driver, State: devs, Check: o.Trust.CheckProgram, Resetter: resets, Log: o.Log,

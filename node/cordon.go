@@ -68,15 +68,15 @@ func (m *Monitor) editCordon(uuid, reason string) error {
 	return fileio.Replace(m.opts.Path, data, recordMode)
 }
 
-// HoldForReset takes a GPU and its MIG devices out of service until EndHold, independently of a cordon. When it
-// returns, the state is published. The hold is also in the health record, for people; the next process ends the hold
-// when the reset has ended.
-func (m *Monitor) HoldForReset(gpuUUID string) error {
+// HoldForReset takes a GPU and its MIG devices out of service until EndHold, independently of a cordon. The reason is
+// part of a sentence. When HoldForReset returns, the state is published. The hold is also in the health record, for
+// people; the next process ends the hold when the reset has ended.
+func (m *Monitor) HoldForReset(gpuUUID, reason string) error {
 	err := m.change(func(machine *health.Machine) ([]health.Transition, error) {
 		if slices.Contains(m.heldByOldReset, gpuUUID) {
 			return nil, errors.New(m.names[gpuUUID] + " is " + oldReset)
 		}
-		return machine.HoldForReset(time.Now(), gpuUUID, "held for a reset by an administrator")
+		return machine.HoldForReset(time.Now(), gpuUUID, reason)
 	})
 	if err != nil {
 		return err

@@ -123,10 +123,12 @@ func (f *fakeNode) Healthy(_ context.Context, uuid string) error {
 	return cmp.Or(f.unhealthy[uuid], f.healthErr)
 }
 
-func (f *fakeNode) Shared(string) string         { return f.shared }
-func (f *fakeNode) WasReset(string)              { f.do("was reset") }
-func (f *fakeNode) CannotReset(string) string    { return f.cannot }
-func (f *fakeNode) SetCannotReset(_, why string) { f.cannot = why }
+func (f *fakeNode) Shared(string) string          { return f.shared }
+func (f *fakeNode) WasReset(string)               { f.do("was reset") }
+func (f *fakeNode) HoldForReset(uuid, why string) { f.do("hold %s: %s", uuid, why) }
+func (f *fakeNode) EndHold(string)                { f.do("end of the hold") }
+func (f *fakeNode) CannotReset(string) string     { return f.cannot }
+func (f *fakeNode) SetCannotReset(_, why string)  { f.cannot = why }
 
 var (
 	_ Driver = (*fakeNode)(nil)

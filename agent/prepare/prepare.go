@@ -100,6 +100,10 @@ type State interface {
 	Shared(uuid string) (reason string)
 	// WasReset is called after a GPU was reset, before it is probed again.
 	WasReset(uuid string)
+	// HoldForReset takes a GPU whose reset hangs out of service, for a reason that is part of a sentence. EndHold ends
+	// that when the reset has ended.
+	HoldForReset(uuid, reason string)
+	EndHold(uuid string)
 	// CannotReset returns the last reason of SetCannotReset until the driver changes or the GPU is reset, or "".
 	CannotReset(uuid string) string
 	// SetCannotReset records a lasting reason for which a reset of a GPU was refused.

@@ -292,8 +292,9 @@ func (x *target) wasTried(ctx context.Context, r ResetResult, reopen error) {
 	}
 }
 
-// setHung records that the reset of the GPU counts as hung. Nobody waits for it from now on.
+// setHung records that the reset of the GPU counts as hung, so that new containers get other GPUs.
 func (x *target) setHung(reset *AbandonedError) {
+	x.runner.opts.State.HoldForReset(x.d.GPU, "held for a reset that has not ended, since "+timeText(reset.Since))
 	x.hungReset = reset
 	x.runner.mu.Lock()
 	defer x.runner.mu.Unlock()
@@ -399,7 +400,8 @@ func (x *target) awaitHealthy(ctx context.Context) error {
 
 // Reset resets a whole GPU for an administrator, whatever its health and earlier attempts. Then it waits until the
 // function `healthy`, which probes the GPU with a UUID, returns nil. The caller must make sure that no container uses
-// the GPU or gets it meanwhile. Like Run, Reset returns when ctx ends, which should have a deadline.
+// the GPU or gets it meanwhile. Like Run, Reset returns when ctx ends, which should have a deadline. An
+// *[AbandonedError] means that the reset goes on, and that the GPU is held until it has ended.
 func (r *Runner) Reset(
 	ctx context.Context, d Device, healthy func(ctx context.Context, uuid string) error,
 ) error {

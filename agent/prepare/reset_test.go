@@ -489,8 +489,20 @@ func TestAbandonedReset(t *testing.T) {
 		if r.Wait(ended); ended.Err() != nil {
 			t.Error("the end of this program waits for the reset")
 		}
+		const hold = ": held for a reset that has not ended, since 2000-01-01T00:00:00Z"
+		for _, gpu := range []string{device.GPU, other.GPU} {
+			if !slices.Contains(f.log, "hold "+gpu+hold) {
+				t.Errorf("%s is not held: %v", gpu, f.log)
+			}
+		}
+		if slices.Contains(f.log, "end of the hold") {
+			t.Error("a hold ended before the reset")
+		}
 		close(reset.ends)
 		synctest.Wait()
+		if n := strings.Count(strings.Join(f.log, "; "), "end of the hold"); n != 2 {
+			t.Errorf("%d holds ended, want 2: %v", n, f.log)
+		}
 		if !f.persistent || f.released {
 			t.Errorf("after the reset: persistence mode %t, released %t", f.persistent, f.released)
 		}

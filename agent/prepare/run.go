@@ -336,9 +336,13 @@ func (x *target) unlock(ctx context.Context) {
 		if x.abandoned != nil {
 			<-x.abandoned
 		}
+		hung := x.hungReset != nil
 		x.awaitReset(ctx)
 		x.restorePersistence(ctx)
 		x.endRun()
+		if hung { // not earlier, since a container that gets the GPU now would be refused
+			x.runner.opts.State.EndHold(x.d.GPU)
+		}
 	}()
 }
 

@@ -45,6 +45,10 @@ func (s *simulated) WasReset(uuid string) {
 	s.reset = append(s.reset, uuid)
 }
 
+func (s *simulated) HoldForReset(uuid, why string) { panic(uuid + " is " + why) }
+
+func (s *simulated) EndHold(string) {}
+
 func (s *simulated) CannotReset(string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -63,11 +63,24 @@ prestart:
 	<-refused
 
 	began = time.Now()
-	s.wantRefused(e, hung, "(wait): the reset that began at 20")
+	e = s.listed(gpuResource, 1, 1)
+	s.wantRefused(e, hung, "is not ready for a container: held for a reset that has not ended, since 20")
 	s.wantRefused(e, other, still+hung)
 	if took := time.Since(began); took > prompt {
 		t.Errorf("the later containers waited for %s", took)
 	}
+
+	// An administrator's reset of the GPU is refused too, and does not bring the GPU back.
+	s.awaitControl()
+	s.fails(1, "the reset that began at 20", "reset", "6")
+	s.wantRefused(e, hung, "is not ready for a container: held for a reset")
+
+	// When the reset has ended, the GPU is back.
+	testenv.Must(t, syscall.Kill(s.childNamed("nvidia-smi"), syscall.SIGKILL))
+	s.logs("the reset of " + hung + " that took too long has failed")
+	e = s.listed(gpuResource, 2, 0)
+	testenv.Must(t, s.node.SetReset(6, sim.ResetFault{Result: sim.ResetWorks}))
+	s.wantReady(e, hung, other)
 }
 
 // A reload does not wait for a reset, and the devices stay served.
