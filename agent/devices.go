@@ -32,11 +32,12 @@ var _ prepare.State = (*devices)(nil)
 // preStart returns the rules for the preparation of devices.
 func (p *devices) preStart() *config.PreStart { return &p.config.Load().PreStart }
 
-// whyBlind says, if a policy has the processes on devices checked, why they cannot be seen. It is empty otherwise.
-func (p *devices) whyBlind() string {
+// whyBlind says, if a policy has the processes on devices of the resources checked, why they cannot be seen. It is empty
+// otherwise.
+func (p *devices) whyBlind(resources []resource.Resource) string {
 	rules := p.preStart()
 	checks := func(r resource.Resource) bool { return rules.RulesOf(r.Name).Policy.Includes(prepare.Check) }
-	if !slices.ContainsFunc(p.node.State().Resources, checks) {
+	if !slices.ContainsFunc(resources, checks) {
 		return ""
 	}
 	if err := proc.SeesAll(p.host.Proc()); err != nil {

@@ -40,7 +40,7 @@ type preparer struct {
 // remarks are sentences about the steps of preparations that cannot be done.
 func (p *preparer) remarks() []string {
 	var list []string
-	if why := p.devices.whyBlind(); why != "" {
+	if why := p.devices.whyBlind(p.devices.node.State().Resources); why != "" {
 		list = append(list, why)
 	}
 	p.mu.Lock()

@@ -111,7 +111,7 @@ func (p *publisher) connect(snapshot *gpu.Snapshot) {
 // ever get. For replicas the latter is an error of the configuration, but only the driver knows whether there are MIG
 // devices.
 func (p *publisher) warn() {
-	warnings := []string{p.devices.whyBlind()}
+	warnings := []string{p.devices.whyBlind(p.state.Resources)}
 	for _, r := range p.state.Resources {
 		part := func(d resource.Device) bool { return d.UUID != d.Parent }
 		if p.devices.preStart().RefusesParts(r.Name) && slices.ContainsFunc(r.Devices, part) {

@@ -17,6 +17,7 @@ import (
 	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/resource"
@@ -105,8 +106,13 @@ func TestPublisherLogsOnceThatItCannotAdvertise(t *testing.T) {
 	changed := wake.New()
 	p, err := plugin.New(plugin.Options{Dir: t.TempDir(), Log: logger})
 	testenv.Must(t, err)
+	h, err := host.New("/", "", "")
+	testenv.Must(t, err)
+	defaults := config.Default()
+	devs := &devices{host: h, config: &current{}}
+	devs.config.Store(&defaults)
 	pub := &publisher{
-		plugin: p, releaser: &releaser{}, metrics: metrics.New(metrics.BuildInfo{}),
+		devices: devs, plugin: p, releaser: &releaser{}, metrics: metrics.New(metrics.BuildInfo{}),
 		mps: mps.New(mps.MonitorOptions{Dir: t.TempDir(), Changed: changed.Wake, Log: logger}),
 		ledger: ledger.New(ledger.Options{
 			List: func(context.Context) ([]podresources.Holder, error) { return nil, nil }, Changed: changed, Log: logger,

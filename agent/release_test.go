@@ -72,7 +72,9 @@ func TestTheEndOfTheServiceDoesNotReopenTheDriver(t *testing.T) {
 func runReleaser(t *testing.T, host *sim.Node) (*fixture, *releaser) {
 	t.Helper()
 	f := newFixtureOn(t, host)
-	devs := &devices{host: f.opts.Host, rules: config.Default().PreStart}
+	defaults := config.Default()
+	devs := &devices{host: f.opts.Host, config: &current{}, log: f.opts.Log}
+	devs.config.Store(&defaults)
 	devs.node = node.New(node.Options{
 		Host: f.opts.Host, Spec: cdi.Options{HookPath: f.opts.HookPath}, Source: f.driver, Log: f.opts.Log,
 		Health: node.HealthOptions{Prober: f.driver},

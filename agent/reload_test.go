@@ -34,7 +34,7 @@ const (
 	untilOpen = "the old configuration stays in use until the driver is no longer released"
 )
 
-func TestReloadOffersOtherDevicesAtOnce(t *testing.T) {
+func TestReloadChangesDevicesAndTheirPreparationAtOnce(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		change        func(*config.Config)
@@ -47,6 +47,9 @@ func TestReloadOffersOtherDevicesAtOnce(t *testing.T) {
 		},
 		"another default name": {
 			func(c *config.Config) { c.Resource = "acme.com/gpu" }, map[string]int{gpuResource: 0, "acme.com/gpu": 4}, 2,
+		},
+		"how devices are prepared": {
+			func(c *config.Config) { c.PreStart.Policy = prepare.Clean }, map[string]int{gpuResource: 4}, 1,
 		},
 		"names by product": {named("nvidia.com/l40s"), map[string]int{gpuResource: 0, "nvidia.com/l40s": 4}, 2},
 	} {
@@ -96,7 +99,6 @@ func TestReloadOfOtherKeysNeedsARestart(t *testing.T) {
 	for name, change := range map[string]func(*config.Config){
 		"the strategy":           byVariable,
 		"the CDI kind":           func(c *config.Config) { c.CDIKind = "acme.com/gpu" },
-		"the policy of prestart": func(c *config.Config) { c.PreStart.Policy = prepare.Clean },
 		"a weight":               func(c *config.Config) { c.Allocation.Weights.Node++ },
 		"a rule for an XID":      func(c *config.Config) { c.Health.XIDs = []config.XIDRule{{XID: 95, Action: "ignore"}} },
 		"a time limit":           func(c *config.Config) { c.GPUTimeout = configfile.Duration(time.Minute) },
