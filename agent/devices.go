@@ -32,8 +32,8 @@ var _ prepare.State = (*devices)(nil)
 // preStart returns the rules for the preparation of devices.
 func (p *devices) preStart() *config.PreStart { return &p.config.Load().PreStart }
 
-// whyBlind says, if a policy has the processes on devices of the resources checked, why they cannot be seen. It is empty
-// otherwise.
+// whyBlind says why processes on devices cannot be seen, if the policy of one of the resources has them checked, and is
+// empty otherwise.
 func (p *devices) whyBlind(resources []resource.Resource) string {
 	rules := p.preStart()
 	checks := func(r resource.Resource) bool { return rules.RulesOf(r.Name).Policy.Includes(prepare.Check) }

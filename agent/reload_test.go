@@ -97,11 +97,11 @@ func TestReloadRegistersNoResourceThatNeverHadADevice(t *testing.T) {
 func TestReloadOfOtherKeysNeedsARestart(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*config.Config){
-		"the strategy":           byVariable,
-		"the CDI kind":           func(c *config.Config) { c.CDIKind = "acme.com/gpu" },
-		"a weight":               func(c *config.Config) { c.Allocation.Weights.Node++ },
-		"a rule for an XID":      func(c *config.Config) { c.Health.XIDs = []config.XIDRule{{XID: 95, Action: "ignore"}} },
-		"a time limit":           func(c *config.Config) { c.GPUTimeout = configfile.Duration(time.Minute) },
+		"the strategy":      byVariable,
+		"the CDI kind":      func(c *config.Config) { c.CDIKind = "acme.com/gpu" },
+		"a weight":          func(c *config.Config) { c.Allocation.Weights.Node++ },
+		"a rule for an XID": func(c *config.Config) { c.Health.XIDs = []config.XIDRule{{XID: 95, Action: "ignore"}} },
+		"a time limit":      func(c *config.Config) { c.GPUTimeout = configfile.Duration(time.Minute) },
 		"the strategy with a new offer": func(c *config.Config) {
 			byVariable(c)
 			inReplicas(3)(c)

@@ -82,8 +82,12 @@ func TestTheBeginAndTheEndOfADisplacementAreSeen(t *testing.T) {
 		answer map[string]bool
 		want   string // in the log; empty if nothing changes
 	}{
-		{ours, ""}, {theirs, ""}, {theirs, "the kubelet has other devices"}, {theirs, ""},
-		{ours, "the kubelet has the devices again"}, {ours, ""},
+		{ours, ""},
+		{theirs, ""},
+		{theirs, "the kubelet has other devices"},
+		{theirs, ""},
+		{ours, "the kubelet has the devices again"},
+		{ours, ""},
 	} {
 		answer = step.answer
 		log.Reset()

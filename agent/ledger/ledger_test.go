@@ -259,8 +259,12 @@ func TestChangesAreLoggedAndWakeThePublisher(t *testing.T) {
 		}, nil, "GPU-b is given to no other container"},
 		{"no answer", nil, errors.New("no answer"), "it is unknown which containers hold devices"},
 		{"still none", nil, errors.New("no answer"), ""},
-		{"an answer, and a GPU is free", []podresources.Holder{holder("y", whole, "GPU-a")}, nil,
-			"GPU-b is not held under an older name any more"},
+		{
+			"an answer, and a GPU is free",
+			[]podresources.Holder{holder("y", whole, "GPU-a")},
+			nil,
+			"GPU-b is not held under an older name any more",
+		},
 		{"both are free", nil, nil, "GPU-a is not held under an older name any more"},
 		{"a device of another plugin", []podresources.Holder{holder("x", "example.com/nic", "nic-0")}, nil, ""},
 	} {
