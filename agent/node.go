@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"slices"
 	"sync/atomic"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -31,6 +32,7 @@ func newNode(
 	return node.New(node.Options{
 		Host: o.Host, Source: o.Driver, Dirs: o.SpecDirs, Path: f.spec, DescriptorDir: f.descriptors,
 		Spec:        cdi.Options{Kind: c.CDIKind, HookPath: o.HookPath},
+		WithoutCDI:  slices.Contains(c.Strategy, resource.DeviceSpecs),
 		ByIndex:     c.DeviceIDStrategy == config.ByIndex,
 		Extras:      Extras(c),
 		Search:      driver.Begin(o.Host),

@@ -3,6 +3,7 @@ package cdi
 import (
 	"fmt"
 	"io/fs"
+	"path"
 	"slices"
 	"strings"
 
@@ -11,6 +12,7 @@ import (
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/hookargs"
+	"gpu-cdi-plugin/internal/host"
 )
 
 const (
@@ -61,24 +63,58 @@ func commonEdits(s *gpu.Snapshot, d *driver.Driver, o Options, devices []namedDe
 		}
 		mounts = append(mounts, &specs.Mount{HostPath: f.HostPath, ContainerPath: f.Path, Options: options})
 	}
+	if o.WithoutHooks {
+		mounts = append(mounts, nameMounts(libraries)...)
+	}
 	byPath := func(a, b *specs.Mount) int { return strings.Compare(a.ContainerPath, b.ContainerPath) }
 	slices.SortStableFunc(mounts, byPath)
 	mounts = slices.CompactFunc(mounts, func(a, b *specs.Mount) bool { return byPath(a, b) == 0 })
 
+	edits := specs.ContainerEdits{Env: []string{noInjection}, DeviceNodes: deviceNodes(control), Mounts: mounts}
+	if o.WithoutHooks {
+		return edits, nil
+	}
 	args := hookWork(s, d, o.Capabilities, libraries, devices).Args()
 	if _, err := hookargs.Parse(args); err != nil { // a separator in a SONAME or path would change the meaning
 		return specs.ContainerEdits{}, fmt.Errorf("write the arguments of the hook: %w", err)
 	}
-	hook := &specs.Hook{
+	edits.Hooks = []*specs.Hook{{
 		HookName: "createContainer",
 		Path:     o.HookPath,
 		Args:     append([]string{hookProgram}, args...),
 		Env:      []string{hookEnv},
 		Timeout:  new(hookTimeout),
+	}}
+	return edits, nil
+}
+
+// nameMounts returns mounts of the libraries in place of what the hook does for dynamic loaders. A mount cannot make a
+// symbolic link, so the library itself is mounted at each link's path; loaders recognise the file that they have
+// already loaded under another name. Without an entry in the loader's cache a library is found only in the directories
+// that the image's loader searches. Which those are depends on the image, so a library is mounted in all of them, under
+// its SONAME and under the other names that programs load.
+func nameMounts(libraries []driver.Library) []*specs.Mount {
+	var mounts []*specs.Mount
+	for _, l := range libraries {
+		add := func(at string) {
+			mounts = append(mounts, &specs.Mount{HostPath: l.HostPath, ContainerPath: at, Options: fileOptions()})
+		}
+		for _, link := range l.Links {
+			add(link.Path)
+		}
+		if l.SONAME == "" { // it is loaded by its path
+			continue
+		}
+		for _, dir := range host.LoaderDirs() {
+			add(path.Join(dir, l.SONAME))
+			for _, link := range l.Links {
+				if path.Dir(link.Path) == path.Dir(l.Path) {
+					add(path.Join(dir, path.Base(link.Path)))
+				}
+			}
+		}
 	}
-	return specs.ContainerEdits{
-		Env: []string{noInjection}, DeviceNodes: deviceNodes(control), Mounts: mounts, Hooks: []*specs.Hook{hook},
-	}, nil
+	return mounts
 }
 
 // hookWork returns what the hook does in every container.

@@ -28,8 +28,11 @@ const AllDevices = "all"
 type Options struct {
 	// Kind is the CDI kind of the spec, VENDOR/CLASS; empty means DefaultKind.
 	Kind string
-	// HookPath is the absolute path of prestart-hook on the host.
+	// HookPath is the absolute path of prestart-hook on the host. It is not used WithoutHooks.
 	HookPath string
+	// WithoutHooks makes a spec for containers in which no hook runs. Each library is also mounted under the names of
+	// the links that the hook would make, and in the directories that dynamic loaders search without a cache.
+	WithoutHooks bool
 	// Capabilities limit the files that containers get; 0 means driver.All.
 	Capabilities driver.Capabilities
 }
@@ -44,7 +47,7 @@ func Generate(s *gpu.Snapshot, d *driver.Driver, o Options) (*specs.Spec, []driv
 	if err := validateKind(o.Kind); err != nil {
 		return nil, nil, err
 	}
-	if !filepath.IsAbs(o.HookPath) {
+	if !o.WithoutHooks && !filepath.IsAbs(o.HookPath) {
 		return nil, nil, fmt.Errorf("hook path %q is not absolute", o.HookPath)
 	}
 	devices, findings := namedDevicesOf(s, d, o.Capabilities)

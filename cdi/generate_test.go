@@ -14,6 +14,7 @@ import (
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/hookargs"
+	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -75,6 +76,100 @@ func testDriver() *driver.Driver {
 	}
 	slices.SortFunc(d.Files, func(a, b driver.File) int { return strings.Compare(a.Path, b.Path) })
 	return d
+}
+
+// Without hooks, mounts take the place of the hook's links and of the loader's cache.
+func TestGenerateWithoutHooks(t *testing.T) {
+	multiarch := "/usr/lib/" + host.MachineName() + "-linux-gnu/"
+	for name, c := range map[string]struct {
+		library driver.Library
+		want    []string
+	}{
+		"in a directory that some loaders search": {
+			driver.Library{
+				Path: "/usr/lib64/libcuda.so.580", SONAME: "libcuda.so.1", Links: []driver.Link{
+					{Path: "/usr/lib64/libcuda.so", Target: "libcuda.so.1"},
+					{Path: "/usr/lib64/libcuda.so.1", Target: "libcuda.so.580"},
+				},
+			},
+			[]string{
+				multiarch + "libcuda.so", multiarch + "libcuda.so.1",
+				"/usr/lib64/libcuda.so", "/usr/lib64/libcuda.so.1", "/usr/lib64/libcuda.so.580",
+			},
+		},
+		"in a directory that no loader searches": {
+			driver.Library{
+				Path: "/opt/nvidia/libcuda.so.580", SONAME: "libcuda.so.1",
+				Links: []driver.Link{{Path: "/opt/nvidia/libcuda.so.1", Target: "libcuda.so.580"}},
+			},
+			[]string{
+				"/opt/nvidia/libcuda.so.1", "/opt/nvidia/libcuda.so.580",
+				multiarch + "libcuda.so.1", "/usr/lib64/libcuda.so.1",
+			},
+		},
+		"with a SONAME that is the file's name": {
+			driver.Library{Path: "/usr/lib64/libglcore.so.580", SONAME: "libglcore.so.580"},
+			[]string{multiarch + "libglcore.so.580", "/usr/lib64/libglcore.so.580"},
+		},
+		"with a link in another directory, where programs load it by path": {
+			driver.Library{
+				Path: "/usr/lib64/liballocator.so.580", SONAME: "liballocator.so.1", Links: []driver.Link{
+					{Path: "/usr/lib64/gbm/nvidia-drm_gbm.so", Target: "../liballocator.so.1"},
+					{Path: "/usr/lib64/liballocator.so.1", Target: "liballocator.so.580"},
+				},
+			},
+			[]string{
+				multiarch + "liballocator.so.1", "/usr/lib64/gbm/nvidia-drm_gbm.so",
+				"/usr/lib64/liballocator.so.1", "/usr/lib64/liballocator.so.580",
+			},
+		},
+		"a module that the X server loads by path": {
+			driver.Library{
+				Path:  "/usr/lib64/nvidia/xorg/libglx.so.580",
+				Links: []driver.Link{{Path: "/usr/lib64/nvidia/xorg/libglx.so", Target: "libglx.so.580"}},
+			},
+			[]string{"/usr/lib64/nvidia/xorg/libglx.so", "/usr/lib64/nvidia/xorg/libglx.so.580"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := testDriver()
+			c.library.HostPath, c.library.Capabilities = "/driver"+c.library.Path, driver.All
+			d.Libraries, d.Files = []driver.Library{c.library}, nil
+			spec, _, err := Generate(twoGPUs(0), d, Options{WithoutHooks: true})
+			testenv.Must(t, err)
+			var got []string
+			for _, m := range spec.ContainerEdits.Mounts {
+				if m.HostPath != c.library.HostPath || !slices.Equal(m.Options, fileOptions()) {
+					t.Errorf("mount %+v is not of the library, or not read-only", m)
+				}
+				got = append(got, m.ContainerPath)
+			}
+			slices.Sort(c.want)
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("mounts (-want +got):\n%s", diff)
+			}
+			if len(spec.ContainerEdits.Hooks) > 0 {
+				t.Errorf("the spec has hooks: %v", spec.ContainerEdits.Hooks)
+			}
+		})
+	}
+}
+
+// If two libraries have a SONAME, the first one has the name, as in the loader's cache that the hook makes.
+func TestTheFirstOfEqualSONAMEsIsMounted(t *testing.T) {
+	d := testDriver()
+	d.Libraries = []driver.Library{
+		{Path: "/a/libx.so.2", HostPath: "/a/libx.so.2", SONAME: "libx.so", Capabilities: driver.All},
+		{Path: "/b/libx.so.1", HostPath: "/b/libx.so.1", SONAME: "libx.so", Capabilities: driver.All},
+	}
+	spec, _, err := Generate(twoGPUs(0), d, Options{WithoutHooks: true})
+	testenv.Must(t, err)
+	i := slices.IndexFunc(spec.ContainerEdits.Mounts, func(m *specs.Mount) bool {
+		return m.ContainerPath == "/usr/lib64/libx.so"
+	})
+	if i < 0 || spec.ContainerEdits.Mounts[i].HostPath != "/a/libx.so.2" {
+		t.Errorf("mounts: %+v", spec.ContainerEdits.Mounts)
+	}
 }
 
 func drmNode(name string, mode fs.FileMode) driver.DeviceNode {

@@ -8,15 +8,15 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// withGrants returns the resources with everything that a container gets for them: CDI names, the same as device nodes
-// and mounts for runtimes without CDI, descriptors, and the edits for clients of MPS. If another spec file defines a
+// withGrants returns the resources with everything that a container gets for them: CDI names, with Options.WithoutCDI
+// the same as device nodes and mounts, descriptors, and the edits for clients of MPS. If another spec file defines a
 // device of an extra, so that engines do not take it from our spec, containers do not get that device.
 func (r *Reconciler) withGrants(
 	resources []resource.Resource, d *desired, offered func(name string) bool,
 ) []resource.Resource {
 	common := &resource.Grant{}
 	devices := map[string]*specs.ContainerEdits{}
-	if spec := d.specs[r.opts.Spec.Kind]; spec != nil {
+	if spec := d.hookless; spec != nil {
 		addEdits(&common.WithoutCDI, &spec.ContainerEdits)
 		for i := range spec.Devices {
 			devices[spec.Devices[i].Name] = &spec.Devices[i].ContainerEdits

@@ -68,6 +68,8 @@ type Options struct {
 	Dirs []string
 	// DescriptorDir is the directory of the device descriptors; empty means none.
 	DescriptorDir string
+	// WithoutCDI adds to each grant what a container gets from a runtime that reads no CDI spec and runs no hook.
+	WithoutCDI bool
 	// MPSClient returns what a container needs to use a GPU through its MPS control daemon; nil adds nothing.
 	MPSClient func(gpuUUID string) specs.ContainerEdits
 	// ByIndex makes the CDI names of devices contain the index instead of the UUID.

@@ -19,6 +19,7 @@ import (
 type desired struct {
 	snapshot  *gpu.Snapshot
 	specs     map[string]*specs.Spec // by kind, without those that would have no devices
+	hookless  *specs.Spec            // the GPUs' spec without hooks; nil unless Options.WithoutCDI
 	resources []resource.Resource
 	leftOut   map[string]string // why devices are not in the spec, by UUID
 	remarks   []remark

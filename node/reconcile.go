@@ -240,6 +240,13 @@ func (r *Reconciler) scan(ctx context.Context, search *driver.Search) (*desired,
 	if len(spec.Devices) > 0 {
 		want.specs[spec.Kind] = spec
 	}
+	if r.opts.WithoutCDI {
+		o := r.opts.Spec
+		o.WithoutHooks = true
+		if want.hookless, _, err = cdi.Generate(snapshot, files, o); err != nil {
+			return nil, err
+		}
+	}
 	for _, f := range findings {
 		want.leftOut[f.UUID] = f.Note
 	}

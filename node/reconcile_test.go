@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/gpu"
@@ -780,6 +781,23 @@ func TestWithoutASpecFileNothingIsWritten(t *testing.T) {
 	b.wantDevices(b.rec.State(), count{healthy: 4})
 	if got := tree(t, b.dirs); len(got) != 1 {
 		t.Errorf("the CDI directories have %v", got)
+	}
+}
+
+// The spec of a node has a hook, and what runtimes without CDI get has mounts in its place.
+func TestGrantsWithoutCDI(t *testing.T) {
+	for _, withoutCDI := range []bool{false, true} {
+		b := newFixture(t, "workstation", func(o *Options) { o.WithoutCDI = withoutCDI })
+		b.start()
+		s := b.rec.State()
+		isLink := func(m *specs.Mount) bool { return m.ContainerPath == "/usr/lib64/libcuda.so.1" }
+		common, dev := s.Resources[0].Grant.WithoutCDI, s.Resources[0].Devices[0].Grant.WithoutCDI
+		if got := slices.ContainsFunc(common.Mounts, isLink); got != withoutCDI || (len(dev.DeviceNodes) > 0) != got {
+			t.Errorf("without CDI: %v: mounts %v, nodes %v", withoutCDI, common.Mounts, dev.DeviceNodes)
+		}
+		if edits := s.Spec.ContainerEdits; len(edits.Hooks) != 1 || slices.ContainsFunc(edits.Mounts, isLink) {
+			t.Errorf("without CDI: %v: the spec has other hooks or mounts: %+v", withoutCDI, edits)
+		}
 	}
 }
 

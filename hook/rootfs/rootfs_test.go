@@ -266,6 +266,34 @@ func TestSymlink(t *testing.T) {
 	}
 }
 
+// An engine that gives a library by mounts mounts one file under two names; a hard link has the same file too. A link
+// in place of the second name would change nothing, and replacing a mount point fails.
+func TestSymlinkKeepsTheTargetUnderAnotherName(t *testing.T) {
+	for name, c := range map[string]struct {
+		target string
+		kept   bool
+	}{
+		"the file itself":              {"lib.so.1.2", true},
+		"the file by an absolute path": {"/lib/lib.so.1.2", true},
+		"a link to the file":           {"lib.so.1", true},
+		"another file":                 {"other", false},
+		"a file that does not exist":   {"missing", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.write("/lib/lib.so.1.2", "library")
+			w.write("/lib/other", "library")
+			w.link("lib.so.1.2", "/lib/lib.so.1")
+			lib := filepath.Join(w.dir, "lib")
+			testenv.Must(t, os.Link(filepath.Join(lib, "lib.so.1.2"), filepath.Join(lib, "lib.so")))
+			testenv.Must(t, w.root.Symlink(c.target, "/lib/lib.so"))
+			if link, err := os.Readlink(filepath.Join(lib, "lib.so")); (err != nil) != c.kept || !c.kept && link != c.target {
+				t.Errorf("the link contains %q, %v; want the file to be kept: %v", link, err, c.kept)
+			}
+		})
+	}
+}
+
 func TestWriteFile(t *testing.T) {
 	for name, tc := range map[string]struct {
 		setup func(w *world)

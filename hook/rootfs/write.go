@@ -14,9 +14,10 @@ import (
 )
 
 // Symlink creates a symbolic link to target, and missing directories above it. It replaces another link or a file, but
-// not a directory or a mount point. It does not touch a link that is right already.
+// not a directory or a mount point. It does not touch a link that is right already, or a file that is the target under
+// another name: an engine has mounted it in both places.
 func (r *Root) Symlink(target, name string) error {
-	if r.isLink(target, name) {
+	if r.isLink(target, name) || r.isTarget(target, name) {
 		return nil
 	}
 	dir, err := r.ownDir(path.Dir(name))
@@ -44,6 +45,19 @@ func (r *Root) isLink(target, name string) bool {
 	buf := make([]byte, len(target)+1)
 	n, err := unix.Readlinkat(int(f.Fd()), "", buf)
 	return err == nil && string(buf[:n]) == target
+}
+
+// isTarget reports whether the regular file with that name is the file to which the link would lead.
+func (r *Root) isTarget(target, name string) bool {
+	info, err := r.Lstat(name)
+	if err != nil || !info.Mode().IsRegular() {
+		return false
+	}
+	if !path.IsAbs(target) {
+		target = path.Join(path.Dir(name), target)
+	}
+	there, err := r.Stat(target)
+	return err == nil && os.SameFile(info, there)
 }
 
 // WriteFile creates a regular file with that content and mode, whatever the umask, and missing directories above it. It

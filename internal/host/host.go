@@ -89,6 +89,10 @@ func MachineName() string {
 // driver containers and container hosts install libraries for this machine.
 func LibraryDirs() []string { return libraryDirs(MachineName()) }
 
+// LoaderDirs returns the directories in which the dynamic loaders of glibc find libraries that their cache lacks: the
+// first one with Fedora's, SUSE's and Arch's loaders, the second one with Debian's and Ubuntu's.
+func LoaderDirs() []string { return []string{"/usr/lib64", "/usr/lib/" + MachineName() + "-linux-gnu"} }
+
 func libraryDirs(machine string) []string {
 	multiarch := machine + "-linux-gnu" // Debian's name for the machine
 	return []string{

@@ -11,6 +11,7 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/manager/api"
+	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/engine"
@@ -26,9 +27,9 @@ type managed struct {
 	dir, cdi string
 }
 
-func startManaged(t *testing.T, machine string) *managed {
+func startManaged(t *testing.T, n *sim.Node, flags ...string) *managed {
 	t.Helper()
-	m := &managed{T: t, node: simtest.Node(t, machine), dir: t.TempDir()}
+	m := &managed{T: t, node: n, dir: t.TempDir()}
 	m.cdi = filepath.Join(m.dir, "cdi")
 	config := fmt.Sprintf(`
 root: %[2]s
@@ -40,12 +41,15 @@ api-socket: %[1]s/manager.sock
 state-dir: %[1]s/manager
 `, m.dir, m.node.Root(), m.cdi)
 	testenv.Must(t, os.WriteFile(filepath.Join(m.dir, "config.yaml"), []byte(config), 0o644))
+	testenv.Must(t, os.Mkdir(m.cdi, 0o755))
 	// What simulated nodes have besides devices is not simulated.
 	m.start("device-manager", m.args("serve", "--root", "/")[1:]...)
 	testenv.Eventually(m, "the manager", func() bool { return m.run("node").Code == 0 })
-	m.start("gpu-cdi-plugin", "serve", "--root", m.node.Root(), "--cdi-dir", m.cdi,
+	m.start("gpu-cdi-plugin", append([]string{
+		"serve", "--root", m.node.Root(), "--cdi-dir", m.cdi,
 		"--hook-path", shared.Program(t, "prestart-hook"), "--device-plugin-dir", filepath.Join(m.dir, "sockets"),
-		"--state-dir", filepath.Join(m.dir, "serve"), "--runtime-dir", filepath.Join(m.dir, "run"))
+		"--state-dir", filepath.Join(m.dir, "serve"), "--runtime-dir", filepath.Join(m.dir, "run"),
+	}, flags...)...)
 	testenv.Eventually(m, "the devices", func() bool {
 		out := m.run("node", "--devices").Stdout
 		return strings.Contains(out, "Healthy") && !strings.Contains(out, "Unknown")
@@ -117,37 +121,57 @@ func (m *managed) devices() map[string][]string {
 // prints, and runc by the bundle that admit changes. In each container nvidia-smi lists those of its pod alone.
 func TestAdmittedContainersHaveTheirGPUs(t *testing.T) {
 	t.Parallel()
-	m := startManaged(t, "dgx-h100")
+	for name, c := range map[string]struct { // the names are short because they are in the paths of sockets
+		libraries string // the driver's directory
+		strategy  resource.Strategy
+	}{
+		"CDI": {"", resource.CDICRI},
+		// Without a hook, the image's loader must find the libraries wherever the host has them.
+		"mounts":        {"", resource.DeviceSpecs},
+		"mounts Fedora": {"usr/lib64", resource.DeviceSpecs},
+		"mounts GKE":    {"usr/local/nvidia/lib64", resource.DeviceSpecs},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := simtest.Node(t, "dgx-h100", simtest.LibDir(c.libraries))
+			checkAdmitted(startManaged(t, n, "--strategy", string(c.strategy)))
+		})
+	}
+}
+
+// checkAdmitted admits a pod for podman and one for runc, and checks the GPUs in their containers.
+func checkAdmitted(m *managed) {
+	m.Helper()
 	snapshot, err := m.node.Snapshot()
-	testenv.Must(t, err)
+	testenv.Must(m, err)
 	index := func(uuid string) int {
 		return slices.IndexFunc(snapshot.Devices, func(d gpu.Device) bool { return d.UUID == uuid })
 	}
 	podman := &engine.Podman{Runtime: "runc", Cgroup: engine.V1, Images: shared.Images}
 	runc := &engine.Bare{Runtime: "runc", Cgroup: engine.V1, Images: shared.Images}
 	list := engine.Container{Image: image.Glibc, CDIDir: m.cdi, Args: []string{"nvidia-smi", "-L"}}
-	bundle := runc.Bundle(t, shared.Images.Copy(t, list.Image), list)
-	proc.Must(t, 0, proc.Cmd{Args: m.args("admit", "-f", m.manifest("oci", 2), "-o", "oci", "--bundle", bundle.Dir)})
-	options := proc.Must(t, 0, proc.Cmd{Args: m.args("admit", "-f", m.manifest("podman", 2), "-o", "podman")})
+	bundle := runc.Bundle(m, shared.Images.Copy(m, list.Image), list)
+	proc.Must(m, 0, proc.Cmd{Args: m.args("admit", "-f", m.manifest("oci", 2), "-o", "oci", "--bundle", bundle.Dir)})
+	options := proc.Must(m, 0, proc.Cmd{Args: m.args("admit", "-f", m.manifest("podman", 2), "-o", "podman")})
 	list.Options = strings.Fields(options.Stdout)
-	results := map[string]proc.Result{"podman": podman.Run(t, list), "oci": runc.Start(t, bundle)}
+	results := map[string]proc.Result{"podman": podman.Run(m, list), "oci": runc.Start(m, bundle)}
 	held := m.devices()
 	for name, r := range results {
 		if r.Code != 0 {
-			t.Errorf("%s: %v", name, r)
+			m.Errorf("%s: %v", name, r)
 			continue
 		}
 		var got []string
-		for _, l := range parseList(t, r.Stdout) {
+		for _, l := range parseList(m.T, r.Stdout) {
 			got = append(got, l.UUID)
 		}
 		want := slices.Clone(held[name])
 		slices.SortFunc(want, func(a, b string) int { return index(a) - index(b) })
 		if !slices.Equal(want, got) || len(got) != 2 {
-			t.Errorf("the container of %s has %v, its pod %v", name, got, want)
+			m.Errorf("the container of %s has %v, its pod %v", name, got, want)
 		}
 	}
 	if slices.ContainsFunc(held["podman"], func(id string) bool { return slices.Contains(held["oci"], id) }) {
-		t.Errorf("two pods have the same device: %v", held)
+		m.Errorf("two pods have the same device: %v", held)
 	}
 }

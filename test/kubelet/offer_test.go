@@ -15,8 +15,9 @@ func (f *fixture) reconcile(t *testing.T) {
 	testenv.Must(t, f.plugin.Signal(syscall.SIGHUP))
 }
 
-// TestStrategies allocates a GPU with each strategy. It checks the devices in the container and the variable that
-// NVIDIA's runtime reads. That runtime is not installed, so envvar alone leads to no device.
+// TestStrategies allocates a GPU with each strategy. It checks the devices in the container, whether nvidia-smi lists
+// the GPU, and the variable that NVIDIA's runtime reads. That runtime is not installed, so envvar alone leads to no
+// device.
 func TestStrategies(t *testing.T) {
 	const script = `cd /dev; for d in nvidia[0-9]*; do echo $d; done; echo "${NVIDIA_VISIBLE_DEVICES%%-*}"`
 	for strategy, want := range map[string]string{
@@ -35,6 +36,9 @@ func TestStrategies(t *testing.T) {
 				t.Errorf("in the container: %q, want %q", got, want)
 			}
 			id := f.given(t, p)[0]
+			if strategy != "envvar" {
+				f.check(t, p, s)
+			}
 			if got := f.inPod(t, s, "cat", "/run/gpu/devices/"+id+".json"); !strings.Contains(got, id) {
 				t.Errorf("%s is described as %s", id, got)
 			}
