@@ -36,6 +36,42 @@ func (m *Manager) Admit(ctx context.Context, p model.Pod, by model.Caller) (mode
 
 // place admits a pod that is not placed.
 func (m *Manager) place(ctx context.Context, p model.Pod, by model.Caller) (model.Placement, error) {
+	if err := m.countPod(); err != nil {
+		return model.Placement{}, err
+	}
+	placement, err := m.allocate(ctx, p, by)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.placing--
+	if err != nil {
+		return model.Placement{}, err
+	}
+	m.admitted++
+	m.pods[p.UID] = placed{Placement: placement, number: m.admitted}
+	m.publish(Event{Type: PodAdmitted, Placement: &placement})
+	return placement, nil
+}
+
+// countPod counts a pod as being placed. If there are as many pods as there may be, it returns a *RejectedError. The
+// kubelet finds that out after it has allocated the pod's devices.
+func (m *Manager) countPod() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	used := m.placing
+	for _, p := range m.pods {
+		if p.Runs() {
+			used++
+		}
+	}
+	if limit := m.o.MaxPods; limit > 0 && used >= limit {
+		return outOf("pods", 1, used, limit)
+	}
+	m.placing++
+	return nil
+}
+
+// allocate allocates a pod's devices and writes the placement.
+func (m *Manager) allocate(ctx context.Context, p model.Pod, by model.Caller) (model.Placement, error) {
 	a := &attempt{m: m, pod: p, reuse: admission.Reuse{}}
 	if err := a.run(ctx); err != nil {
 		return model.Placement{}, m.rejected(ctx, p.UID, err)
@@ -45,11 +81,6 @@ func (m *Manager) place(ctx context.Context, p model.Pod, by model.Caller) (mode
 		a.giveBack()
 		return model.Placement{}, m.unwritten(err)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.admitted++
-	m.pods[p.UID] = placed{Placement: placement, number: m.admitted}
-	m.publish(Event{Type: PodAdmitted, Placement: &placement})
 	return placement, nil
 }
 

@@ -3,9 +3,11 @@ package manager_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -58,6 +60,58 @@ func TestNothingOfAnUnknownResourceIsAccepted(t *testing.T) {
 	n := newNode(t)
 	if p := n.admit(pod("a", wants("main", "example.com/license", 0))); len(p.Allocations) > 0 {
 		t.Error("the pod has", p.Allocations)
+	}
+}
+
+// Like the kubelet, the manager counts the pods that run, whether they have devices or not.
+func TestPodsOverTheLimitAreRefused(t *testing.T) {
+	n := newNode(t, func(o *manager.Options) { o.MaxPods = 2 })
+	plugin := n.plugin(gpu, plugintest.Devices(8)...)
+	n.admit(pod("a", wants("main", gpu, 1)))
+	n.admit(pod("b", model.Container{Name: "main"}))
+	full := "OutOfpods: Node didn't have enough resource: pods, requested: 1, used: 2, capacity: 2"
+	refused := func(uid string) {
+		t.Helper()
+		_, err := n.m.Admit(t.Context(), pod(uid, wants("main", gpu, 1)), model.Caller{})
+		if rejection, ok := errors.AsType[*manager.RejectedError](err); !ok || rejection.Error() != full {
+			t.Errorf("pod %s: %v, want %s", uid, err, full)
+		}
+	}
+	refused("c")
+	n.admit(pod("a", wants("main", gpu, 1))) // is placed already
+	if calls := plugin.Calls().Allocate; calls != 1 {
+		t.Error("Allocate was called", calls, "times")
+	}
+	testenv.Must(t, n.m.Ended(t.Context(), "a", "main"))
+	n.admit(pod("c", wants("main", gpu, 1)))
+	refused("d")
+	n.restart()
+	n.back(plugin, 8)
+	refused("d")
+	n.release("b")
+	_, err := n.m.Admit(t.Context(), pod("d", wants("main", gpu, 9)), model.Caller{})
+	if err == nil {
+		t.Fatal("a pod got more devices than there are")
+	}
+	n.admit(pod("e")) // a pod that was refused does not count
+	refused("f")
+}
+
+func TestPodsThatAreAdmittedAtOnceDoNotPassTheLimit(t *testing.T) {
+	const limit, pods = 8, 32
+	n := newNode(t, func(o *manager.Options) { o.MaxPods = limit })
+	var admissions sync.WaitGroup
+	var admitted atomic.Int32
+	for i := range pods {
+		admissions.Go(func() {
+			if _, err := n.m.Admit(t.Context(), pod(fmt.Sprint(i)), model.Caller{}); err == nil {
+				admitted.Add(1)
+			}
+		})
+	}
+	admissions.Wait()
+	if got := admitted.Load(); got != limit || len(n.m.Pods()) != limit {
+		t.Errorf("%d pods were admitted and %d are placed, want %d", got, len(n.m.Pods()), limit)
 	}
 }
 

@@ -71,7 +71,7 @@ func (a *attempt) resolve() error {
 			case ok && pool.known():
 				a.resources[name] = true
 			case c.Limits[name] > 0 && kubelet.IsPrefixedNative(name):
-				return outOf(name, c.Limits[name])
+				return outOf(name, c.Limits[name], 0, 0)
 			case c.Limits[name] > 0:
 				return admission.UnregisteredError(name)
 			}

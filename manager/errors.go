@@ -30,6 +30,7 @@ const (
 	ReasonUnexpected = "UnexpectedAdmissionError"
 	ReasonTopology   = "TopologyAffinityError"
 	ReasonOutOf      = "OutOf"
+	ReasonOutOfPods  = ReasonOutOf + "pods"
 )
 
 // RejectedError is the answer to a pod that cannot have the devices that it requests.
@@ -47,10 +48,10 @@ func (e *RejectedError) Error() string { return e.Reason + ": " + e.Message }
 // Unwrap returns the cause.
 func (e *RejectedError) Unwrap() error { return e.Err }
 
-// outOf returns the kubelet's rejection of a pod that requests a resource which no device plugin can offer.
-func outOf(resource string, requested int) *RejectedError {
-	message := fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: 0, capacity: 0",
-		resource, requested)
+// outOf returns the kubelet's rejection of a pod that requests more of a resource, or "pods", than the node has left.
+func outOf(resource string, requested, used, capacity int) *RejectedError {
+	message := fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d",
+		resource, requested, used, capacity)
 	return &RejectedError{Reason: ReasonOutOf + resource, Message: message, Err: errors.New(message)}
 }
 

@@ -154,7 +154,7 @@ func (a *app) nodeCommand() *cobra.Command {
 		Use:   "node",
 		Short: "Show what this node has, as the device manager counts it",
 		Long: `Shows capacity and allocatable of this node, as a kubelet would report them: cpu, memory, hugepages, ephemeral
-storage, and the resources of the plugins that are registered with device-manager serve. -o json prints a
+storage, pods, and the resources of the plugins that are registered with device-manager serve. -o json prints a
 v1.NodeStatus.
 
 --devices lists the devices of these resources instead, with their health and the pods that hold them. A device whose

@@ -40,10 +40,12 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(errNoPod, cli.Failure, "device-manager pods lists the pods"),
 	cli.Sentinel(api.ErrNotAllowed, cli.Failure, "run as root, or as a member of the manager's --api-group"),
 	cli.Typed(func(e *api.Error) (cli.Code, string) {
-		switch e.Code {
-		case http.StatusConflict, http.StatusNotFound:
+		switch {
+		case e.Reason == manager.ReasonOutOfPods:
+			return cli.Failure, "device-manager pods lists the pods: release those that have ended, or set max-pods"
+		case e.Code == http.StatusConflict, e.Code == http.StatusNotFound:
 			return cli.Failure, "device-manager pods lists what is placed, and release takes it back"
-		case http.StatusUnprocessableEntity, http.StatusServiceUnavailable:
+		case e.Code == http.StatusUnprocessableEntity, e.Code == http.StatusServiceUnavailable:
 			return cli.Failure, "device-manager node --devices lists the devices, their health and the pods that have them"
 		}
 		return cli.Failure, ""

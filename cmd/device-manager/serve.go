@@ -84,7 +84,8 @@ func (a *app) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.warnReserved(nodestatus.Compute(machine, reserved, nil))
+	maxPods := nodestatus.Pods(machine, a.MaxPods, a.PodsPerCore)
+	a.warnReserved(nodestatus.Compute(machine, reserved, maxPods, nil))
 	options, err := a.managerOptions(machine)
 	if err != nil {
 		return err
@@ -102,7 +103,7 @@ func (a *app) serve(ctx context.Context) error {
 		return err
 	}
 	observed := metrics.New()
-	options.Observer = observed
+	options.Observer, options.MaxPods = observed, maxPods
 	m, err := manager.New(options) //nolint:contextcheck // Run gets ctx, and ends what New has begun
 	if err != nil {
 		return errors.Join(err, podResources.Close())
@@ -110,7 +111,9 @@ func (a *app) serve(ctx context.Context) error {
 	observed.ObserveSockets(m.PluginSockets)
 	server := &api.Server{
 		Manager: m, ParsePod: pod.Parse, Log: a.Log, Metrics: observed.Text,
-		NodeStatus: func() api.NodeStatus { return api.NodeStatus(nodestatus.Compute(machine, reserved, m.Counts())) },
+		NodeStatus: func() api.NodeStatus {
+			return api.NodeStatus(nodestatus.Compute(machine, reserved, maxPods, m.Counts()))
+		},
 	}
 	a.Log.Info("device plugins can register in "+options.Dir, "api", a.APISocket)
 	actors, ctx := errgroup.WithContext(ctx)

@@ -40,11 +40,13 @@ func (o Option) Usage() string { return o.key.Usage }
 // Values returns the accepted values of the option or, for a list, of its items; nil accepts any.
 func (o Option) Values() []string { return o.values }
 
-// Type returns "string", "bool" or "duration".
+// Type returns "string", "bool", "int" or "duration".
 func (o Option) Type() string {
 	switch o.value.Kind() {
 	case reflect.Bool:
 		return "bool"
+	case reflect.Int:
+		return "int"
 	case reflect.Int64:
 		return "duration"
 	default:
@@ -74,6 +76,12 @@ func (o Option) Set(text string) error {
 			return fmt.Errorf("want true or false, got %q", text)
 		}
 		o.value.SetBool(b)
+	case reflect.Int:
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return fmt.Errorf("want a whole number, got %q", text)
+		}
+		o.value.SetInt(n)
 	case reflect.Int64:
 		return o.value.Addr().Interface().(*Duration).Set(text)
 	case reflect.Slice:

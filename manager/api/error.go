@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"strings"
 
 	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager"
@@ -36,7 +37,8 @@ type Error struct {
 
 // Error returns the text. If a pod was rejected, the reason comes first.
 func (e *Error) Error() string {
-	if e.Reason == manager.ReasonUnexpected || e.Reason == manager.ReasonTopology {
+	if e.Reason == manager.ReasonUnexpected || e.Reason == manager.ReasonTopology ||
+		strings.HasPrefix(e.Reason, manager.ReasonOutOf) {
 		return e.Reason + ": " + e.Text
 	}
 	return e.Text
@@ -84,6 +86,9 @@ func errorOf(err error) *Error {
 	case errors.Is(err, manager.ErrBadResponse): // a v1.Status has the reason InternalError for this too
 		answer.Code = http.StatusBadGateway
 		answer.Hint = "fix the plugin, release the pod, and admit it again"
+	case isRejected && rejected.Reason == manager.ReasonOutOfPods:
+		answer.Code = http.StatusUnprocessableEntity
+		answer.Hint = "GET /v1/pods lists the pods; release those that have ended"
 	case isRejected:
 		answer.Code = http.StatusUnprocessableEntity
 		answer.Hint = "GET /v1/devices lists the devices, their health and the pods that hold them"

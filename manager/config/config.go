@@ -5,6 +5,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 	"strconv"
 
@@ -58,6 +59,9 @@ type Serve struct {
 	SystemReserved []string `yaml:"system-reserved" json:"system-reserved"`
 	KubeReserved   []string `yaml:"kube-reserved" json:"kube-reserved"`
 	EvictionHard   []string `yaml:"eviction-hard" json:"eviction-hard"`
+	// MaxPods is the number of pods that can be placed. If PodsPerCore is not 0, it limits that number too.
+	MaxPods     int `yaml:"max-pods" json:"max-pods"`
+	PodsPerCore int `yaml:"pods-per-core" json:"pods-per-core"`
 }
 
 // Default returns the default configuration.
@@ -80,6 +84,7 @@ func Default() Config {
 			SystemReserved:     []string{},
 			KubeReserved:       []string{},
 			EvictionHard:       []string{"memory.available<100Mi", "nodefs.available<10%"},
+			MaxPods:            110,
 		},
 	}
 }
@@ -112,6 +117,8 @@ var Keys = &configfile.Keys{
 		{"kube-reserved", "`list` of more resources that pods cannot have (default: none)"},
 		{"eviction-hard", "`list` of thresholds that pods cannot have, such as " +
 			"memory.available<100Mi,nodefs.available<10%"},
+		{"max-pods", "`number` of pods that can be placed at a time"},
+		{"pods-per-core", "`number` of pods for each CPU, at most max-pods in all; 0 for max-pods alone"},
 	},
 	Values: map[string][]string{
 		"log-level":       {"debug", "info", "warn", "error"},
@@ -153,7 +160,19 @@ func (c *Config) Validate() error {
 		checkValue("topology-policy", c.TopologyPolicy),
 		checkValue("topology-scope", c.TopologyScope),
 		checkSeed(c.Seed),
+		checkNumber("max-pods", c.MaxPods, 1),
+		checkNumber("pods-per-core", c.PodsPerCore, 0),
 	)
+}
+
+// maxNumber is the largest number in the kubelet's configuration.
+const maxNumber = math.MaxInt32
+
+func checkNumber(key string, n, minimum int) error {
+	if n < minimum || n > maxNumber {
+		return fmt.Errorf("%s %d: want %d to %d", key, n, minimum, maxNumber)
+	}
+	return nil
 }
 
 func checkValue(key, value string) error { return configfile.OneOf(key, value, Keys.Values[key]) }

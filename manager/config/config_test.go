@@ -14,7 +14,14 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-var schema = &configschema.Generator{Title: "Configuration of device-manager", Keys: Keys}
+var schema = &configschema.Generator{
+	Title: "Configuration of device-manager", Keys: Keys, Bounds: func(path string) (minimum, maximum int) {
+		if path == "max-pods" {
+			return 1, maxNumber
+		}
+		return 0, maxNumber
+	},
+}
 
 // full has a value for every key.
 const full = `
@@ -35,6 +42,8 @@ seed: "7"
 system-reserved: [cpu=500m, memory=1Gi]
 kube-reserved: [cpu=100m]
 eviction-hard: [memory.available<5%]
+max-pods: 250
+pods-per-core: 10
 `
 
 func fullConfig() Config {
@@ -48,6 +57,7 @@ func fullConfig() Config {
 			PodResourcesSocket: "/manager/pod-resources.sock", APIGroup: "devices", TopologyPolicy: "restricted",
 			TopologyScope: "pod", Seed: "7", SystemReserved: []string{"cpu=500m", "memory=1Gi"},
 			KubeReserved: []string{"cpu=100m"}, EvictionHard: []string{"memory.available<5%"},
+			MaxPods: 250, PodsPerCore: 10,
 		},
 	}
 }
@@ -81,7 +91,7 @@ func TestTheDefaultIsValidAndItsDocumentIsTheDefault(t *testing.T) {
 }
 
 func TestValidateReportsAllProblems(t *testing.T) {
-	c := Config{Serve: Serve{SocketDir: "sockets", PodResourcesSocket: "sockets/pods.sock", Seed: "-1"}}
+	c := Config{Serve: Serve{SocketDir: "sockets", PodResourcesSocket: "sockets/pods.sock", Seed: "-1", PodsPerCore: -1}}
 	want := []string{
 		"root is empty",
 		"cdi-dir is empty",
@@ -95,6 +105,8 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		`topology-policy: unknown value ""; known are none, best-effort, restricted, single-numa-node`,
 		`topology-scope: unknown value ""; known are container, pod`,
 		`seed "-1": want a whole number`,
+		"max-pods 0: want 1 to 2147483647",
+		"pods-per-core -1: want 0 to 2147483647",
 	}
 	err := c.Validate()
 	if err == nil {
@@ -153,6 +165,10 @@ func TestTheSchemaAndTheProgramAgree(t *testing.T) {
 		"an unknown policy":       {"topology-policy: some", false},
 		"a text for a list":       {"system-reserved: cpu=1", true},
 		"a number for a path":     {"state-dir: [a]", false},
+		"a number of pods":        {"max-pods: 2147483647", true},
+		"no pod":                  {"max-pods: 0", false},
+		"too many pods":           {"pods-per-core: 2147483648", false},
+		"half a pod":              {"pods-per-core: 0.5", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := Default()

@@ -69,6 +69,12 @@ func (p Placement) Held() []Allocation {
 	})
 }
 
+// Runs reports whether a container of the pod may still run. An imported pod has no containers, and may run.
+func (p Placement) Runs() bool {
+	all := p.Pod.AllContainers()
+	return len(all) == 0 || slices.ContainsFunc(all, func(c Container) bool { return !slices.Contains(p.Ended, c.Name) })
+}
+
 // Allocation has a container's devices of one resource.
 type Allocation struct {
 	Container string `json:"container"`

@@ -1,5 +1,5 @@
 // Package nodestatus computes a node's capacity and allocatable resources as the kubelet reports them in the status of
-// a Node: cpu, memory, huge pages, ephemeral storage and the resources of device plugins. Everything except
+// a Node: cpu, memory, huge pages, ephemeral storage, pods and the resources of device plugins. Everything except
 // ReadMachine is pure.
 package nodestatus
 
@@ -18,16 +18,26 @@ const (
 	cpu              = "cpu"
 	memory           = "memory"
 	ephemeralStorage = "ephemeral-storage"
+	pods             = "pods"
 )
 
-// Compute returns the status of a node from its machine, the reservations, and the devices of plugins by resource. A
-// resource whose plugin is gone for good stays, with 0 devices: if it were missing, the scheduler would not limit it.
-// There is no entry for pods, since nothing here limits their number.
-func Compute(m Machine, r Reserved, devices map[string]manager.Count) Status {
+// Pods returns how many pods a machine can have. If podsPerCore is not 0, it limits the number too.
+func Pods(m Machine, maxPods, podsPerCore int) int {
+	if podsPerCore > 0 {
+		return min(maxPods, podsPerCore*m.CPUs)
+	}
+	return maxPods
+}
+
+// Compute returns the status of a node from its machine, the reservations, the number of pods that it can have, and the
+// devices of plugins by resource. A resource whose plugin is gone for good stays, with 0 devices: if it were missing,
+// the scheduler would not limit it.
+func Compute(m Machine, r Reserved, maxPods int, devices map[string]manager.Count) Status {
 	capacity := map[string]quantity.Quantity{
 		cpu:              quantity.New(int64(m.CPUs), quantity.Decimal),
 		memory:           quantity.New(m.Memory, quantity.Binary),
 		ephemeralStorage: quantity.New(m.EphemeralStorage, quantity.Binary),
+		pods:             quantity.New(int64(maxPods), quantity.Decimal),
 	}
 	inHugePages := quantity.Quantity{}
 	for size, n := range m.HugePages {

@@ -39,7 +39,7 @@ func TestMachines(t *testing.T) {
 			testenv.Must(t, err)
 			m.EphemeralStorage = 1_967_317_618_688
 			got, err := json.MarshalIndent(
-				map[string]any{"machine": m, "status": Compute(m, reserved, devices)},
+				map[string]any{"machine": m, "status": Compute(m, reserved, 110, devices)},
 				"",
 				"  ",
 			)
@@ -67,47 +67,47 @@ func TestCompute(t *testing.T) {
 		"nothing reserved": {
 			Machine{CPUs: 4, Memory: 7910 << 20, EphemeralStorage: 20 * gi},
 			nil, nil, nil,
-			map[string]string{"cpu": "4", "memory": "7910Mi", "ephemeral-storage": "20Gi"},
-			map[string]string{"cpu": "4", "memory": "7910Mi", "ephemeral-storage": "20Gi"},
+			map[string]string{"cpu": "4", "memory": "7910Mi", "pods": "110", "ephemeral-storage": "20Gi"},
+			map[string]string{"cpu": "4", "memory": "7910Mi", "pods": "110", "ephemeral-storage": "20Gi"},
 		},
 		"sums": {
 			Machine{CPUs: 4, Memory: 8 * gi, EphemeralStorage: 20 * gi},
 			[]string{"cpu=0.5", "memory=1Gi"},
 			[]string{"cpu=250m", "memory=1G", "ephemeral-storage=2Gi"},
 			[]string{"memory.available<1024", "nodefs.available<1Ki"},
-			map[string]string{"cpu": "4", "memory": "8Gi", "ephemeral-storage": "20Gi"},
-			map[string]string{"cpu": "3250m", "memory": "6516191744", "ephemeral-storage": "18874367Ki"},
+			map[string]string{"cpu": "4", "memory": "8Gi", "pods": "110", "ephemeral-storage": "20Gi"},
+			map[string]string{"cpu": "3250m", "memory": "6516191744", "pods": "110", "ephemeral-storage": "18874367Ki"},
 		},
 		"percentages, rounded down": {
 			Machine{CPUs: 1, Memory: 1001, EphemeralStorage: 3333},
 			nil, nil,
 			[]string{"memory.available<1.5%", "nodefs.available<10%"},
-			map[string]string{"cpu": "1", "memory": "1001", "ephemeral-storage": "3333"},
-			map[string]string{"cpu": "1", "memory": "986", "ephemeral-storage": "3000"},
+			map[string]string{"cpu": "1", "memory": "1001", "pods": "110", "ephemeral-storage": "3333"},
+			map[string]string{"cpu": "1", "memory": "986", "pods": "110", "ephemeral-storage": "3000"},
 		},
 		"0% and 100% are ignored": {
 			Machine{CPUs: 1, Memory: gi, EphemeralStorage: gi},
 			nil, nil,
 			[]string{"memory.available<100%", "nodefs.available<0%"},
-			map[string]string{"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi"},
-			map[string]string{"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi"},
+			map[string]string{"cpu": "1", "memory": "1Gi", "pods": "110", "ephemeral-storage": "1Gi"},
+			map[string]string{"cpu": "1", "memory": "1Gi", "pods": "110", "ephemeral-storage": "1Gi"},
 		},
 		"more than there is": {
 			Machine{CPUs: 1, Memory: gi, EphemeralStorage: gi},
 			[]string{"cpu=2", "memory=2Gi"},
 			nil, nil,
-			map[string]string{"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi"},
-			map[string]string{"cpu": "0", "memory": "0", "ephemeral-storage": "1Gi"},
+			map[string]string{"cpu": "1", "memory": "1Gi", "pods": "110", "ephemeral-storage": "1Gi"},
+			map[string]string{"cpu": "0", "memory": "0", "pods": "110", "ephemeral-storage": "1Gi"},
 		},
 		"huge pages are no memory for pods": {
 			Machine{CPUs: 1, Memory: 4 * gi, HugePages: map[int64]int64{2 << 20: 512, gi: 1, 64 << 10: 0}},
 			nil, nil, nil,
 			map[string]string{
-				"cpu": "1", "memory": "4Gi", "ephemeral-storage": "0",
+				"cpu": "1", "memory": "4Gi", "pods": "110", "ephemeral-storage": "0",
 				"hugepages-2Mi": "1Gi", "hugepages-1Gi": "1Gi", "hugepages-64Ki": "0",
 			},
 			map[string]string{
-				"cpu": "1", "memory": "2Gi", "ephemeral-storage": "0",
+				"cpu": "1", "memory": "2Gi", "pods": "110", "ephemeral-storage": "0",
 				"hugepages-2Mi": "1Gi", "hugepages-1Gi": "1Gi", "hugepages-64Ki": "0",
 			},
 		},
@@ -116,7 +116,7 @@ func TestCompute(t *testing.T) {
 			r, err := ParseReserved(c.system, c.kube, c.eviction)
 			testenv.Must(t, err)
 			want := Status{Capacity: c.capacity, Allocatable: c.allocatable}
-			if diff := cmp.Diff(want, Compute(c.machine, r, nil)); diff != "" {
+			if diff := cmp.Diff(want, Compute(c.machine, r, 110, nil)); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
@@ -184,7 +184,8 @@ func FuzzParseReserved(f *testing.F) {
 			}
 			return
 		}
-		for name, q := range Compute(Machine{CPUs: 1, Memory: 1 << 30, EphemeralStorage: 1 << 40}, r, nil).Allocatable {
+		machine := Machine{CPUs: 1, Memory: 1 << 30, EphemeralStorage: 1 << 40}
+		for name, q := range Compute(machine, r, 110, nil).Allocatable {
 			if strings.HasPrefix(q, "-") {
 				t.Errorf("%s: %s", name, q)
 			}

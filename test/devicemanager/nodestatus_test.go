@@ -75,6 +75,9 @@ func TestNodeStatusIsTheKubelets(t *testing.T) {
 			[]string{"memory.available<9Ti"},
 		},
 	}
+	limits := map[string]struct{ maxPods, perCore int }{
+		"the default": {110, 0}, "few per core": {250, 3}, "many per core": {110, 1000},
+	}
 	devices := map[string]manager.Count{
 		"nvidia.com/gpu": {
 			Capacity:    8,
@@ -83,14 +86,17 @@ func TestNodeStatusIsTheKubelets(t *testing.T) {
 	}
 	for machineName, m := range machines {
 		for reservedName, r := range reservations {
-			t.Run(machineName+", "+reservedName, func(t *testing.T) {
-				reserved, err := nodestatus.ParseReserved(r.system, r.kube, r.eviction)
-				testenv.Must(t, err)
-				want := kubeletStatus(t, m, r.system, r.kube, r.eviction, devices)
-				if diff := cmp.Diff(want, nodestatus.Compute(m, reserved, devices)); diff != "" {
-					t.Errorf("-kubelet +ours:\n%s", diff)
-				}
-			})
+			for limitName, l := range limits {
+				t.Run(machineName+", "+reservedName+", "+limitName, func(t *testing.T) {
+					reserved, err := nodestatus.ParseReserved(r.system, r.kube, r.eviction)
+					testenv.Must(t, err)
+					want := kubeletStatus(t, m, l.maxPods, l.perCore, r.system, r.kube, r.eviction, devices)
+					pods := nodestatus.Pods(m, l.maxPods, l.perCore)
+					if diff := cmp.Diff(want, nodestatus.Compute(m, reserved, pods, devices)); diff != "" {
+						t.Errorf("-kubelet +ours:\n%s", diff)
+					}
+				})
+			}
 		}
 	}
 }
@@ -98,7 +104,8 @@ func TestNodeStatusIsTheKubelets(t *testing.T) {
 // kubeletStatus is the status by the kubelet's own functions, but the sum of the reservations: that is a method of its
 // container manager, which needs a machine with control groups.
 func kubeletStatus(
-	t *testing.T, m nodestatus.Machine, system, kube, hard []string, devices map[string]manager.Count,
+	t *testing.T, m nodestatus.Machine, maxPods, podsPerCore int, system, kube, hard []string,
+	devices map[string]manager.Count,
 ) nodestatus.Status {
 	t.Helper()
 	info := &cadvisor.MachineInfo{NumCores: m.CPUs, MemoryCapacity: uint64(m.Memory)}
@@ -139,7 +146,7 @@ func kubeletStatus(
 		}
 		return all, healthy, removed
 	}
-	set := kubeletstatus.MachineInfo("node", 110, 0,
+	set := kubeletstatus.MachineInfo("node", maxPods, podsPerCore,
 		func() (*cadvisor.MachineInfo, error) { return info, nil },
 		func(klog.Logger, bool) v1.ResourceList { return capacity }, counts, reservation,
 		func(string, string, string) {}, func() *bool { return nil }, true)
@@ -148,13 +155,11 @@ func kubeletStatus(
 	return nodestatus.Status{Capacity: texts(node.Status.Capacity), Allocatable: texts(node.Status.Allocatable)}
 }
 
-// texts are quantities as the API has them, without the number of pods.
+// texts are quantities as the API has them.
 func texts(list v1.ResourceList) map[string]string {
 	all := map[string]string{}
 	for name, q := range list {
-		if name != v1.ResourcePods {
-			all[string(name)] = q.String()
-		}
+		all[string(name)] = q.String()
 	}
 	return all
 }
