@@ -254,7 +254,12 @@ func newResets(o *Options) *prepare.DriverReset {
 				return prepare.Program{}, false
 			}
 			root := o.Host.DriverRoot()
-			return prepare.Program{Path: filepath.Join("/", strings.TrimPrefix(file.HostPath, root)), Root: root}, true
+			if root == "/" {
+				return prepare.Program{Path: file.HostPath}, true
+			}
+			return prepare.Program{
+				Path: filepath.Join("/", strings.TrimPrefix(file.HostPath, root)), Root: root, Library: o.Driver.Library(),
+			}, true
 		},
 	}
 }

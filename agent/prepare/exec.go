@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -31,6 +33,10 @@ type Program struct {
 	Env []string
 	// Root is the program's root directory; empty means that of this process.
 	Root string
+	// Library is the path on the host of a library of the driver. If Root does not have the program's dynamic loader,
+	// as where only the driver is installed, the program runs in the root of this process, and that one's loader
+	// searches the library's directory. Empty means that it does not run then.
+	Library string
 	// Timeout is how long the program may run, within the caller's deadline; 0 means 10 s.
 	Timeout time.Duration
 
@@ -111,6 +117,9 @@ func (p *Program) run(ctx context.Context, check func(string) error) (output str
 		cmd.Stdout, cmd.Stderr = file, file
 	}
 	err = cmd.Run()
+	if p.Library != "" && errors.Is(err, fs.ErrNotExist) { // the program exists, so its loader does not
+		return p.runOutside(ctx, check)
+	}
 	if file, ok := cmd.Stdout.(*os.File); ok {
 		_, _ = io.Copy(&buffer, io.NewSectionReader(file, 0, maxOutput))
 	}
@@ -122,6 +131,17 @@ func (p *Program) run(ctx context.Context, check func(string) error) (output str
 		return string(buffer.text), exit.ExitCode(), nil
 	}
 	return string(buffer.text), 0, err
+}
+
+// runOutside runs the program in the root of this process.
+func (p *Program) runOutside(ctx context.Context, check func(string) error) (output string, status int, err error) {
+	if err := check(p.Library); err != nil { // its directory too, from which the loader takes other libraries
+		return "", 0, err
+	}
+	outside := *p
+	outside.Path, outside.Root, outside.Library = filepath.Join(p.Root, p.Path), "", ""
+	outside.Env = append(slices.Clip(p.Env), "LD_LIBRARY_PATH="+filepath.Dir(p.Library))
+	return outside.run(ctx, check)
 }
 
 // boundedBuffer keeps the first maxOutput bytes and drops the rest. Its only method that takes bytes is Write: io.Copy

@@ -22,6 +22,7 @@ import (
 	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/proc"
+	testimage "gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -399,6 +400,45 @@ func smiReset(t testing.TB, script string) *DriverReset {
 	return &DriverReset{
 		Host: realHost(t), Check: accept,
 		Find: func() (Program, bool) { return Program{Path: path}, true },
+	}
+}
+
+// A root may have only the driver: a simulated node, or the directory of an installer for container hosts. A program that
+// needs a dynamic loader cannot run in it.
+func TestAProgramWhoseRootHasNoLoader(t *testing.T) {
+	testenv.Root(t)
+	root := t.TempDir()
+	testenv.Must(t, os.MkdirAll(filepath.Join(root, "usr/bin"), 0o755))
+	testimage.CopyFile(t, testenv.Command(t, "env"), filepath.Join(root, "usr/bin/env"))
+	library := filepath.Join(root, "usr/lib/libnvidia-ml.so.1")
+	var checked []string
+	check := func(path string) error { checked = append(checked, path); return nil }
+	p := Program{Path: "/usr/bin/env", Root: root, Env: []string{"A=b"}, Library: library}
+	output, status, err := p.run(t.Context(), check)
+	testenv.Must(t, err)
+	lines := strings.Split(output, "\n")
+	for _, want := range []string{"LD_LIBRARY_PATH=" + filepath.Dir(library), "A=b"} {
+		if !slices.Contains(lines, want) || status != 0 {
+			t.Errorf("status %d, environment %q, want %s", status, lines, want)
+		}
+	}
+	program := filepath.Join(root, "usr/bin/env")
+	if diff := cmp.Diff([]string{program, library, program}, checked); diff != "" {
+		t.Errorf("checked (-want +got):\n%s", diff)
+	}
+	p.Library = ""
+	if _, _, err := p.run(t.Context(), check); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without a library: %v", err)
+	}
+	p.Library = library
+	refuse := func(path string) error {
+		if path == library {
+			return errors.New("others can change it")
+		}
+		return nil
+	}
+	if output, _, err := p.run(t.Context(), refuse); err == nil || output != "" {
+		t.Errorf("with a library that others can change: %q, %v", output, err)
 	}
 }
 
