@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -256,20 +257,44 @@ func TestRunRefuses(t *testing.T) {
 	}
 }
 
-// A daemon that outlived its process would keep the GPU from the next one.
+// A daemon that outlived its process would keep the GPU from the next one. The daemon has none of the files that its
+// process inherited from whoever started it.
 func TestADaemonEndsWithItsProcess(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	h.share(&half)
+	held, err := os.Create(filepath.Join(t.TempDir(), "held"))
+	testenv.Must(t, err)
+	defer held.Close()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
 	cmd.Env = append(os.Environ(), helperVariable+"="+strings.Join([]string{
 		h.opts.Dir, h.opts.Descriptors, h.uuid, h.node.MPSControl(), h.node.Root(), h.node.Library(),
 	}, ":"))
+	cmd.ExtraFiles = []*os.File{held}
 	testenv.Must(t, cmd.Start())
 	pid := h.awaitReady(half)
+	if files := openFiles(t, cmd.Process.Pid); !slices.Contains(files, held.Name()) {
+		t.Errorf("the process inherited %q", files)
+	}
+	if files := openFiles(t, pid); slices.Contains(files, held.Name()) {
+		t.Errorf("the daemon inherited %q", files)
+	}
 	testenv.Must(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	eventually(t, "the end of the daemon", func() bool { return hasEnded(pid) })
+}
+
+// openFiles returns what the descriptors of a process are.
+func openFiles(t *testing.T, pid int) (files []string) {
+	t.Helper()
+	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	testenv.Must(t, err)
+	for _, link := range links {
+		if file, err := os.Readlink(link); err == nil {
+			files = append(files, file)
+		}
+	}
+	return files
 }
 
 // helperVariable makes the test binary run a daemon.

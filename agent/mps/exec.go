@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/proc"
 )
 
 // Only this file of the package runs programs: the driver's nvidia-cuda-mps-control, as the daemon of a GPU and as the
@@ -34,6 +36,9 @@ type process struct {
 // startDaemon starts the daemon. The kernel ends the daemon when the calling thread ends, so the caller must be locked
 // to its thread. When ctx ends, the daemon goes on.
 func (c *control) startDaemon(ctx context.Context, output io.Writer) (*process, error) {
+	if err := proc.CloseOnExec(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", c.path, err)
+	}
 	ctx, kill := context.WithCancel(context.WithoutCancel(ctx))
 	cmd := exec.CommandContext(ctx, c.path, "-f")
 	cmd.Env = c.env

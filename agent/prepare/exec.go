@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/proc"
 	"gpu-cdi-plugin/internal/trust"
 )
 
@@ -115,6 +116,9 @@ func (p *Program) run(ctx context.Context, check func(string) error) (output str
 		file := os.NewFile(uintptr(fd), p.Path)
 		defer file.Close()
 		cmd.Stdout, cmd.Stderr = file, file
+	}
+	if err := proc.CloseOnExec(); err != nil {
+		return "", 0, err
 	}
 	err = cmd.Run()
 	if p.Library != "" && errors.Is(err, fs.ErrNotExist) { // the program exists, so its loader does not

@@ -403,6 +403,19 @@ func smiReset(t testing.TB, script string) *DriverReset {
 	}
 }
 
+// What started serve may have left files open for it.
+func TestProgramsInheritNoFiles(t *testing.T) {
+	fd, err := unix.Open("/dev/full", unix.O_RDONLY, 0) // in a way in which programs inherit it
+	testenv.Must(t, err)
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	p := Program{Path: writeScript(t, "readlink /proc/self/fd/*")}
+	output, _, err := p.run(t.Context(), accept)
+	testenv.Must(t, err)
+	if !strings.Contains(output, "/dev/null") || strings.Contains(output, "/dev/full") {
+		t.Errorf("the program has open %q", output)
+	}
+}
+
 // A root may have only the driver: a simulated node, or the directory of an installer for container hosts. A program that
 // needs a dynamic loader cannot run in it.
 func TestAProgramWhoseRootHasNoLoader(t *testing.T) {

@@ -1,0 +1,35 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// CloseOnExec keeps the programs that this process starts from inheriting descriptors which it has inherited itself:
+// those of a lock, or of a terminal's or supervisor's pipe, whose end others wait for. Go opens all files in this way.
+func CloseOnExec() error {
+	const first = 3 // after the standard ones
+	err := unix.CloseRange(first, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+	if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EINVAL) { // before Linux 5.11
+		return os.NewSyscallError("close_range", err)
+	}
+	return closeEachOnExec(first)
+}
+
+func closeEachOnExec(first int) error {
+	names, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return fmt.Errorf("find the inherited descriptors: %w", err)
+	}
+	for _, name := range names {
+		if fd, err := strconv.Atoi(name.Name()); err == nil && fd >= first {
+			unix.CloseOnExec(fd)
+		}
+	}
+	return nil
+}
