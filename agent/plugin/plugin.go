@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
@@ -24,7 +25,7 @@ import (
 )
 
 var (
-	// ErrNoKubelet means that the directory for the sockets does not exist or is not a directory: no kubelet uses it.
+	// ErrNoKubelet means that the path of the directory for the sockets leads to something else: no kubelet uses it.
 	ErrNoKubelet = errors.New("the kubelet cannot be reached")
 	// ErrLongPath means that the paths of sockets in the directory could be longer than the kernel allows.
 	ErrLongPath = errors.New("the path of the directory of sockets is too long")
@@ -152,9 +153,13 @@ func (p *Plugin) update(r resource.Resource, gpus *allocator.GPUs) error {
 	return nil
 }
 
-// Check returns ErrNoKubelet if the directory for the sockets does not exist or is not a directory.
+// Check returns ErrNoKubelet if the path of the directory for the sockets leads to something else. A directory that
+// does not exist is not an error: Run waits for it.
 func (p *Plugin) Check() error {
 	info, err := os.Stat(p.opts.dir())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNoKubelet, err)
 	}
@@ -165,10 +170,11 @@ func (p *Plugin) Check() error {
 }
 
 // Run serves until ctx ends. Then it waits for running calls, and removes its sockets and locks. If no kubelet runs,
-// it waits for one. It returns earlier only if waiting would not help: with fileio.ErrHeld if another instance serves
-// a resource, and at the start with ErrNoKubelet, or with the error of a socket that cannot be made.
+// it waits for one, also for the kubelet's directory. It returns earlier only if waiting would not help: with
+// fileio.ErrHeld if another instance serves a resource, and at the start with ErrNoKubelet, or with the error of a
+// socket that cannot be made.
 func (p *Plugin) Run(ctx context.Context) error {
-	if err := p.Check(); err != nil {
+	if exists, err := p.awaitDir(ctx); !exists || err != nil {
 		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)
@@ -176,6 +182,31 @@ func (p *Plugin) Run(ctx context.Context) error {
 	p.watchDir(ctx)
 	p.setStart(nil)
 	return g.Wait()
+}
+
+// awaitDir waits until the directory for the sockets exists, or ctx ends. The directories above it may not exist
+// either, so nothing reports a change.
+func (p *Plugin) awaitDir(ctx context.Context) (exists bool, err error) {
+	for {
+		if _, err := os.Stat(p.opts.dir()); !errors.Is(err, fs.ErrNotExist) {
+			return true, p.Check()
+		}
+		p.setReasons(noKubelet("directory", p.opts.dir()))
+		select {
+		case <-ctx.Done():
+			return false, nil
+		case <-time.After(pollMissing):
+		}
+	}
+}
+
+// setReasons records why no resource is registered.
+func (p *Plugin) setReasons(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.endpoints {
+		e.setReason(err)
+	}
 }
 
 // setStart sets the function that runs an endpoint, and runs the existing endpoints. With nil, new endpoints are not

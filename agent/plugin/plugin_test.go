@@ -488,9 +488,6 @@ func TestRunFailsWhereSocketsCannotBe(t *testing.T) {
 		want    error // or nil for any
 		text    string
 	}{
-		"no directory": {
-			func(t *testing.T, o *Options) { o.Dir = filepath.Join(o.Dir, "none") }, ErrNoKubelet, "no such file",
-		},
 		"a directory that is a file": {func(t *testing.T, o *Options) {
 			o.Dir = filepath.Join(o.Dir, "file")
 			testenv.Must(t, os.WriteFile(o.Dir, nil, 0o600))
@@ -520,6 +517,30 @@ func TestRunFailsWhereSocketsCannotBe(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A plugin may start before a kubelet that has never run on this host: it waits, as it does for the kubelet's socket.
+func TestRunWaitsForTheDirectory(t *testing.T) {
+	leaves(t)
+	k := kubelettest.New(t)
+	dir := k.Dir + ".later"
+	testenv.Must(t, os.Rename(k.Dir, dir))
+	p := start(t, optionsFor(k), gpusOf(1))
+	p.awaitProblem("there is no directory " + k.Dir + "; is the kubelet running, and is this its directory?")
+	testenv.Must(t, os.Rename(dir, k.Dir))
+	k.Start()
+	k.WaitRegistered(gpus)
+	testenv.Must(t, p.stop())
+}
+
+func TestRunEndsWhileItWaitsForTheDirectory(t *testing.T) {
+	leaves(t)
+	k := kubelettest.New(t)
+	o := optionsFor(k)
+	o.Dir = filepath.Join(k.Dir, "none")
+	p := start(t, o, gpusOf(1))
+	p.awaitProblem("there is no directory " + o.Dir)
+	testenv.Must(t, p.stop())
 }
 
 // After the lock's file was removed another instance may lock it. Two would take the kubelet's connection from each

@@ -58,7 +58,11 @@ func (e *endpoint) awaitKubelet(ctx context.Context, socket string) (unixsocket.
 		if missing == nil {
 			return kubelet, nil
 		}
-		e.setReason(noKubelet(socket, missing))
+		if errors.Is(missing, fs.ErrNotExist) {
+			e.setReason(noKubelet("socket", socket))
+		} else {
+			e.setReason(fmt.Errorf("find the kubelet: %w", missing))
+		}
 		changed := func() bool {
 			_, err := unixsocket.Identify(socket)
 			return err == nil || err.Error() != missing.Error()
@@ -120,12 +124,9 @@ func (e *endpoint) stayRegisteredWith(
 	}
 }
 
-// noKubelet returns the reason of an endpoint that does not find the kubelet's socket.
-func noKubelet(socket string, err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("there is no socket %s; is the kubelet running?", socket)
-	}
-	return fmt.Errorf("find the kubelet: %w", err)
+// noKubelet returns the reason of an endpoint that does not find the kubelet's directory, or its socket there.
+func noKubelet(what, path string) error {
+	return fmt.Errorf("there is no %s %s; is the kubelet running, and is this its directory?", what, path)
 }
 
 // watch records that the kubelet watches the devices, until `over` returns true.

@@ -24,7 +24,7 @@ import (
 func TestAPluginThatStopsBeforeItIsWatchedSaysThatItStopped(t *testing.T) {
 	k := kubelettest.New(t)
 	p := start(t, optionsFor(k), gpusOf(1))
-	p.awaitProblem("is the kubelet running?")
+	p.awaitProblem("is the kubelet running, ")
 	testenv.Must(t, p.stop())
 	p.awaitProblem("the plugin stopped")
 }
@@ -36,7 +36,7 @@ func TestAnAcceptedRegistrationIsReported(t *testing.T) {
 	o := optionsFor(k)
 	o.streamGrace, o.Log = time.Minute, slog.New(slog.NewTextHandler(log, nil))
 	p := start(t, o, gpusOf(1))
-	p.awaitProblem("is the kubelet running?")
+	p.awaitProblem("is the kubelet running, ")
 	k.Start()
 	p.awaitProblem("registered, but the kubelet has not called ListAndWatch yet")
 	if want := `level=INFO msg="` + gpus + ` is registered with the kubelet"`; !strings.Contains(log.String(), want) {

@@ -14,6 +14,7 @@ import (
 const (
 	pollWatched   = 10 * time.Second       // in case a report was lost
 	pollUnwatched = 250 * time.Millisecond // if the kernel cannot report changes
+	pollMissing   = time.Second            // for the directory itself
 )
 
 // watchDir wakes all endpoints after every change in the directory of the sockets, until ctx ends. All endpoints share

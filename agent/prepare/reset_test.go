@@ -416,8 +416,8 @@ func TestProgramsInheritNoFiles(t *testing.T) {
 	}
 }
 
-// A root may have only the driver: a simulated node, or the directory of an installer for container hosts. A program that
-// needs a dynamic loader cannot run in it.
+// A root may have only the driver: a simulated node, or the directory of an installer for container hosts. A program
+// that needs a dynamic loader cannot run in it.
 func TestAProgramWhoseRootHasNoLoader(t *testing.T) {
 	testenv.Root(t)
 	root := t.TempDir()

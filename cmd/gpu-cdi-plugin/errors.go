@@ -128,8 +128,7 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(control.ErrNoServer, cli.Unreachable,
 		"start gpu-cdi-plugin serve, or name the directory that it was given with --runtime-dir"),
 	cli.Sentinel(plugin.ErrNoKubelet, cli.Unreachable,
-		"start the kubelet, which makes the directory, or name its own with --device-plugin-dir or "+
-			"--plugins-registry-dir"),
+		"name the kubelet's directory with --device-plugin-dir or --plugins-registry-dir"),
 }
 
 // hintConflict returns a hint about another spec file that defines a device name of ours.

@@ -16,10 +16,10 @@ func (a *app) serveCommand() *cobra.Command {
 		Long: `Runs the device plugin: it advertises the GPUs to the kubelet and allocates them to containers. It writes
 their CDI spec to --cdi-dir and keeps it up to date; devices are in the spec before they are advertised.
 
-It runs until SIGTERM or SIGINT, then ends open calls and removes its sockets; the spec stays. It registers again when
-the kubelet restarts, and restarts itself when the driver was replaced. SIGHUP reads the configuration again; an
-invalid one is logged, and the old one stays in use. Under systemd it reports readiness and status, and notifies the
-watchdog (Type=notify).
+It runs until SIGTERM or SIGINT, then ends open calls and removes its sockets; the spec stays. It waits for the kubelet
+and its directory, registers again when the kubelet restarts, and restarts itself when the driver was replaced. SIGHUP
+reads the configuration again; an invalid one is logged, and the old one stays in use. Under systemd it reports
+readiness and status, and notifies the watchdog (Type=notify).
 
 A container finds a description of each of its devices in ` + node.DescriptorsPath + `: UUID.json with index, model,
 PCI address, NUMA node, memory and how the device is shared.
