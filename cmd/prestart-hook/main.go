@@ -174,7 +174,7 @@ func runHook(in inject.Injector, args []string, stdin *os.File, stdout, stderr i
 	case isLive(args):
 		err = createRuntime(in, stdin, problems)
 	default:
-		err = precreate(in, stdin, stdout)
+		err = precreate(in, stdin, stdout, problems)
 	}
 	if err != nil {
 		problems.report(inject.Error, err)
@@ -217,7 +217,7 @@ const maxConfig = 64 << 20
 
 // precreate copies a config.json, and adds the devices that the annotations in it name. After an error it has written
 // nothing.
-func precreate(in inject.Injector, stdin io.Reader, stdout io.Writer) error {
+func precreate(in inject.Injector, stdin io.Reader, stdout io.Writer, problems *problems) error {
 	end := time.After(deadline)
 	config, err := within(end, "read it", func() ([]byte, error) {
 		data, err := io.ReadAll(io.LimitReader(stdin, maxConfig+1))
@@ -234,6 +234,7 @@ func precreate(in inject.Injector, stdin io.Reader, stdout io.Writer) error {
 	}
 	changed, err := within(end, "put devices into it", func() ([]byte, error) { return in.Config(config) })
 	if err != nil {
+		problems.container = inject.PodmanID(config)
 		return fmt.Errorf("config.json on standard input: %w", oneLine(err))
 	}
 	if changed != nil {

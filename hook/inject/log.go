@@ -1,9 +1,12 @@
 package inject
 
 import (
+	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -47,6 +50,27 @@ func (i Injector) Log(level Level, position, container string, problem error) er
 		return fmt.Errorf("write to the log %s: %w", p.Log, err)
 	}
 	return nil
+}
+
+// PodmanID returns the ID of podman's container for log lines, or "" if config.json is not podman's. A precreate hook
+// gets only config.json, which has no ID of its own; podman mounts a file from its directory of the container.
+func PodmanID(config []byte) string {
+	var c struct {
+		Mounts []struct {
+			Source string `json:"source"`
+		} `json:"mounts"`
+	}
+	if json.Unmarshal(config, &c) != nil {
+		return ""
+	}
+	for _, m := range c.Mounts {
+		dir, ok := strings.CutSuffix(m.Source, "/userdata/.containerenv")
+		id := filepath.Base(dir)
+		if data, err := hex.DecodeString(id); ok && err == nil && len(data) == 32 {
+			return id
+		}
+	}
+	return ""
 }
 
 func toFile(path, line string) error {

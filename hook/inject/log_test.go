@@ -36,6 +36,28 @@ func TestLogToAFile(t *testing.T) {
 	}
 }
 
+func TestPodmanID(t *testing.T) {
+	const id = "ec631565eaaa6f61957a387449f5a6a3e450ae9df952c3ec9ff3534183aab0db"
+	mount := func(source string) string {
+		return `{"mounts": [{"source": "proc"}, {"source": "` + source + `"}], "process": {}}`
+	}
+	for name, c := range map[string]struct{ config, want string }{
+		"podman's":         {mount("/run/containers/storage/overlay-containers/" + id + "/userdata/.containerenv"), id},
+		"a user's":         {mount("/run/user/1000/containers/vfs-containers/" + id + "/userdata/.containerenv"), id},
+		"another mount":    {mount("/run/containers/storage/overlay-containers/" + id + "/userdata/hosts"), ""},
+		"not an ID":        {mount("/run/containers/storage/overlay-containers/web/userdata/.containerenv"), ""},
+		"a shorter ID":     {mount("/run/" + id[:12] + "/userdata/.containerenv"), ""},
+		"no mounts":        {`{}`, ""},
+		"not a config":     {`[]`, ""},
+		"not JSON":         {`{"mounts": [`, ""},
+		"of another shape": {`{"mounts": [7]}`, ""},
+	} {
+		if got := PodmanID([]byte(c.config)); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
 // A log that others could have made is not written to.
 func TestLogToAHostileFile(t *testing.T) {
 	for name, tc := range map[string]struct {
