@@ -68,6 +68,13 @@ var differences = []difference{
 		"NVIDIA's other programs find libcuda by it. Our hook has the path in its arguments.",
 	},
 	{
+		theirs, "file", "/dev/null as /var/run/nvidia-container-devices/void",
+		"the mount `/var/run/nvidia-container-devices/void`",
+		"It keeps NVIDIA's runtime from adding GPUs that the container's other mounts in that directory name. " +
+			"NVIDIA's device plugin makes such mounts with the strategy volume-mounts, which ours does not have.",
+	},
+	{theirs, "mount options", "bind,nodev,nosuid,ro", "its mount options", "See that mount."},
+	{
 		theirs, "hook", "nvidia-cdi-hook .*",
 		"one hook each for links, CUDA compatibility, the loader cache, parameters and EGL",
 		"One hook does all of this in one process.",
