@@ -13,6 +13,8 @@ func procFiles(m *Machine, driver, arch string) plan {
 	p.file("proc/driver/nvidia/registry", "Binary: \"\"\n")
 	p.file("proc/driver/nvidia-caps/mig-minors", migMinors())
 	p.file("proc/devices", procDevices(m))
+	p.file("proc/stat", procStat(m))
+	p.file("proc/meminfo", fmt.Sprintf("MemTotal:       %d kB\n", memoryKiB))
 	p.capability("mig/config", capConfig, 0o400)
 	p.capability("mig/monitor", capMonitor, 0o444)
 	for i := range m.GPUs {
@@ -26,6 +28,20 @@ func procFiles(m *Machine, driver, arch string) plan {
 	p.file("sys/module/nvidia/initstate", "live\n")
 	p.file("sys/module/firmware_class/parameters/path", "\n")
 	return p
+}
+
+// memoryKiB is the memory of each machine in KiB: 2 TiB without what the kernel takes for itself.
+const memoryKiB = 2113416000
+
+// procStat has a line for each CPU of the machine.
+func procStat(m *Machine) string {
+	const times = " 0 0 0 0 0 0 0 0 0 0\n"
+	var b strings.Builder
+	b.WriteString("cpu " + times)
+	for _, cpu := range cpusOf(m) {
+		fmt.Fprintf(&b, "cpu%d%s", cpu, times)
+	}
+	return b.String()
 }
 
 // addKernelVersion plans the files with the version of the loaded kernel module.

@@ -3,7 +3,10 @@ package sim
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"path"
+	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -35,11 +38,42 @@ func sysFiles(m *Machine) plan {
 	return p
 }
 
+// cpusWithoutNUMA are the CPUs of a machine that has no NUMA nodes.
+const cpusWithoutNUMA = "0-31"
+
+// maxCPU is the largest number of a CPU in Linux.
+const maxCPU = 8191
+
+// cpusOf returns the numbers of the machine's CPUs, ascending. Parts of a list that are no numbers are left out.
+func cpusOf(m *Machine) []int {
+	lists := slices.Collect(maps.Values(m.CPUs))
+	if len(lists) == 0 {
+		lists = []string{cpusWithoutNUMA}
+	}
+	var all []int
+	for part := range strings.SplitSeq(strings.Join(lists, ","), ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		if !isRange {
+			last = first
+		}
+		from, fromErr := strconv.Atoi(first)
+		to, toErr := strconv.Atoi(last)
+		if fromErr != nil || toErr != nil {
+			continue
+		}
+		for cpu := from; cpu <= min(to, maxCPU); cpu++ {
+			all = append(all, cpu)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
 // addGPU plans a GPU and the bridges above it.
 func (p plan) addGPU(m *Machine, g *GPU, i int) {
 	cpus, ok := m.CPUs[g.NUMANode]
 	if !ok {
-		cpus = "0-31"
+		cpus = cpusWithoutNUMA
 	}
 	dir := "sys/devices/" + g.Upstream[0]
 	for _, bridge := range g.Upstream[1:] {

@@ -42,8 +42,7 @@ state-dir: %[1]s/manager
 `, m.dir, m.node.Root(), m.cdi)
 	testenv.Must(t, os.WriteFile(filepath.Join(m.dir, "config.yaml"), []byte(config), 0o644))
 	testenv.Must(t, os.Mkdir(m.cdi, 0o755))
-	// What simulated nodes have besides devices is not simulated.
-	m.start("device-manager", m.args("serve", "--root", "/")[1:]...)
+	m.start("device-manager", m.args("serve")[1:]...)
 	testenv.Eventually(m, "the manager", func() bool { return m.run("node").Code == 0 })
 	m.start("gpu-cdi-plugin", append([]string{
 		"serve", "--root", m.node.Root(), "--cdi-dir", m.cdi,
