@@ -30,7 +30,8 @@ func DefaultPrograms() []string {
 
 // known reports whether the process is one of the programs, by the name of its executable, and the name can be
 // trusted. A container can run a program of any name as root, so a known process must also be one of these:
-//   - a process of the host: in no container's cgroup, and in the PID and user namespaces of the host;
+//   - a process of the host: in no container's cgroup, and in the PID and user namespaces of the host. A container in
+//     these namespaces that can write to the host's cgroups can leave its own, and then passes for the host;
 //   - root with CAP_SYS_ADMIN in the host's user namespace, like a monitoring agent in a container. Such a
 //     container has full control of the node already, so trusting the name grants it nothing.
 func known(p *proc.Process, programs []string) bool {

@@ -166,8 +166,8 @@ func (c *container) give(ctx context.Context) (warnings []error, err error) {
 	return warnings, err
 }
 
-// allow adds the device rules. First it opens the cgroups, then it checks that the process still runs: so they are the
-// container's.
+// allow adds the device rules. First it opens the cgroups, then it checks that the process still runs: so they were
+// that process's, and not those of a later process with its ID.
 func (c *container) allow(ctx context.Context) error {
 	if len(c.plan.rules) == 0 {
 		return nil
