@@ -3,6 +3,9 @@
 GO      ?= go
 BIN     := bin
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# Packages need a number: that of the last tag, and how many commits came since.
+RELEASE ?= $(shell (git describe --tags --match 'v[0-9]*' 2>/dev/null || echo "v0.0.0-$$(git describe --always)") | \
+	sed 's/^v//; s/-/+/; s/-/./')
 
 # The generated C code of go-nvml calls deprecated functions on purpose.
 export CGO_CFLAGS  := $(CGO_CFLAGS) -Wno-deprecated-declarations
@@ -66,10 +69,15 @@ lint: ## golangci-lint, formatting, the import arrows, shell scripts
 	@for f in scripts/*; do sh -n "$$f" || exit 1; done; bash -n .ci/run
 	$(LINT) run ./...
 	cd test/allocation/peer && $(LINT) run ./...
+	linter=$$($(LINT_PATH)) && cd tools/dist && $$linter run ./...
 	linter=$$($(LINT_PATH)) && cd test/devicemanager && CGO_ENABLED=0 GOFLAGS='$(GOFLAGS) -trimpath' \
 		$$linter run --timeout 20m ./...
 	linter=$$($(LINT_PATH)) && cd test/engines && CGO_ENABLED=0 GOFLAGS='$(GOFLAGS) -trimpath' \
 		$$linter run --timeout 20m ./...
+
+.PHONY: dist
+dist: ## dist/: what a release is: tar, deb and rpm for amd64 and arm64, the image, the list of modules, checksums
+	scripts/dist '$(RELEASE)' dist
 
 .PHONY: bench
 bench: setup build ## benchmarks; those of whole programs beside a floor and a peer in the same run

@@ -1,0 +1,275 @@
+package dist
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"debug/elf"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/suite"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// number is the version of the release in the tests.
+const number = "1.2.3"
+
+// makeRelease makes a release for architectures, and returns its directory.
+func makeRelease(dir string, env []string, architectures ...string) (string, error) {
+	root, err := suite.Root()
+	if err != nil {
+		return "", err
+	}
+	// A make that runs the tests would pass its own options on to this one.
+	own := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MAKE") })
+	r, err := proc.Run(context.Background(), proc.Cmd{
+		Args: append([]string{"scripts/dist", number, dir}, architectures...), Dir: root, Env: append(own, env...),
+	})
+	if err == nil && r.Code != 0 {
+		err = errors.New(r.String())
+	}
+	return dir, err
+}
+
+// first is a release for both architectures. All tests share it.
+var first = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp(tempDir, "release-")
+	if err != nil {
+		return "", err
+	}
+	return makeRelease(dir, nil, "amd64", "arm64")
+})
+
+func releaseDir(t *testing.T) string {
+	t.Helper()
+	dir, err := first()
+	if err != nil {
+		t.Fatalf("make a release: %v", err)
+	}
+	return dir
+}
+
+// untar returns the regular files of a tar archive with their content, by name.
+func untar(t *testing.T, r io.Reader) map[string][]byte {
+	t.Helper()
+	files := map[string][]byte{}
+	for archive := tar.NewReader(r); ; {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return files
+		}
+		testenv.Must(t, err)
+		if header.Uid != 0 || header.Gid != 0 {
+			t.Errorf("%s belongs to %d:%d", header.Name, header.Uid, header.Gid)
+		}
+		if header.Typeflag == tar.TypeReg {
+			files[header.Name], err = io.ReadAll(archive)
+			testenv.Must(t, err)
+		}
+	}
+}
+
+func gunzip(t *testing.T, data []byte) io.Reader {
+	t.Helper()
+	r, err := gzip.NewReader(bytes.NewReader(data))
+	testenv.Must(t, err)
+	return r
+}
+
+func readFile(t *testing.T, elem ...string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(elem...))
+	testenv.Must(t, err)
+	return data
+}
+
+func TestSlowARelease(t *testing.T) {
+	dir := releaseDir(t)
+	var names []string
+	entries, err := os.ReadDir(dir)
+	testenv.Must(t, err)
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	want := []string{"SHA256SUMS", "gpu-cdi-plugin_1.2.3_image.tar", "gpu-cdi-plugin_1.2.3_sbom.json"}
+	for _, arch := range []struct{ deb, rpm string }{{"amd64", "x86_64"}, {"arm64", "aarch64"}} {
+		want = append(want, "gpu-cdi-plugin_1.2.3_linux_"+arch.deb+".tar.gz")
+		for _, name := range []string{"gpu-cdi-plugin", "device-manager"} {
+			want = append(want, name+"_1.2.3_"+arch.deb+".deb", name+"-1.2.3-1."+arch.rpm+".rpm")
+		}
+	}
+	slices.Sort(want)
+	if slices.Sort(names); !slices.Equal(names, want) {
+		t.Errorf("the release has %q, want %q", names, want)
+	}
+	for line := range strings.Lines(string(readFile(t, dir, "SHA256SUMS"))) {
+		sum, name, _ := strings.Cut(strings.TrimSpace(line), "  ")
+		if got := fmt.Sprintf("%x", sha256.Sum256(readFile(t, dir, name))); got != sum {
+			t.Errorf("%s has the checksum %s, and SHA256SUMS has %s", name, got, sum)
+		}
+	}
+}
+
+// TestSlowProgramsRunOnOldHosts reads from the programs which C library they need: one from 2012 for amd64, and for
+// arm64 the first one.
+func TestSlowProgramsRunOnOldHosts(t *testing.T) {
+	for arch, machine := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
+		top := "gpu-cdi-plugin_1.2.3_linux_" + arch
+		files := untar(t, gunzip(t, readFile(t, releaseDir(t), top+".tar.gz")))
+		for _, name := range []string{"gpu-cdi-plugin", "device-manager", "prestart-hook"} {
+			f, err := elf.NewFile(bytes.NewReader(files[path.Join(top, name)]))
+			testenv.Must(t, err)
+			libraries, err := f.ImportedLibraries()
+			testenv.Must(t, err)
+			dynamic := name == "gpu-cdi-plugin"
+			if f.Machine != machine || f.Section(".symtab") != nil || (len(libraries) > 0) != dynamic {
+				t.Errorf("%s for %s: %v, needs %q, symbols: %t", name, arch, f.Machine, libraries, f.Section(".symtab") != nil)
+			}
+			symbols, err := f.ImportedSymbols()
+			if dynamic {
+				testenv.Must(t, err)
+			}
+			for _, s := range symbols {
+				if minor := glibcMinor(s.Version); minor > 17 {
+					t.Errorf("%s for %s needs %s of %s", name, arch, s.Name, s.Version)
+				}
+			}
+		}
+	}
+}
+
+// glibcMinor returns the second number of a version of the C library, such as 17 for GLIBC_2.17, or 0.
+func glibcMinor(version string) int {
+	_, numbers, _ := strings.Cut(version, "GLIBC_2.")
+	minor, _, _ := strings.Cut(numbers, ".")
+	n, _ := strconv.Atoi(minor)
+	return n
+}
+
+// TestSlowAReleaseNamesItsModules compares the list of modules and the licences with what the programs say.
+func TestSlowAReleaseNamesItsModules(t *testing.T) {
+	dir := releaseDir(t)
+	var bom struct {
+		Components []struct{ Name, Version string }
+	}
+	testenv.Must(t, json.Unmarshal(readFile(t, dir, "gpu-cdi-plugin_1.2.3_sbom.json"), &bom))
+	listed := map[string]string{}
+	for _, c := range bom.Components {
+		listed[c.Name] = c.Version
+	}
+	top := "gpu-cdi-plugin_1.2.3_linux_amd64"
+	licences := string(untar(t, gunzip(t, readFile(t, dir, top+".tar.gz")))[top+"/LICENCES"])
+	for _, name := range []string{"gpu-cdi-plugin", "device-manager", "prestart-hook", "launcher"} {
+		out, err := proc.Output(t.Context(), "go", "version", "-m", shared.Program(t, name))
+		testenv.Must(t, err)
+		for line := range strings.Lines(out) {
+			fields := strings.Fields(line)
+			if len(fields) < 3 || fields[0] != "dep" {
+				continue
+			}
+			if listed[fields[1]] != fields[2] || !strings.Contains(licences, fields[1]+" "+fields[2]+": ") {
+				t.Errorf("%s %s of %s is not listed, or its licence is missing", fields[1], fields[2], name)
+			}
+		}
+	}
+	if listed["stdlib"] == "" || listed["google.golang.org/grpc"] == "" {
+		t.Errorf("the list has %v", listed)
+	}
+}
+
+// manifest is what the tests read of an OCI index or manifest.
+type manifest struct {
+	Manifests []struct {
+		Digest   string
+		Platform struct{ Architecture string }
+	}
+	Config struct{ Digest string }
+	Layers []struct {
+		Digest string
+		Size   int64
+	}
+}
+
+// mostLayer is the maximum size of an image, compressed, in bytes.
+const mostLayer = 11 << 20
+
+func TestSlowTheImageHasOurProgramsAndNothingElse(t *testing.T) {
+	files := untar(t, bytes.NewReader(readFile(t, releaseDir(t), "gpu-cdi-plugin_1.2.3_image.tar")))
+	read := func(name string) (m manifest) {
+		t.Helper()
+		if digest, ok := strings.CutPrefix(name, "sha256:"); ok {
+			name = "blobs/sha256/" + digest
+		}
+		testenv.Must(t, json.Unmarshal(files[name], &m))
+		return m
+	}
+	outer := read("index.json")
+	if len(outer.Manifests) != 1 {
+		t.Fatalf("index.json has %d entries, and engines take one", len(outer.Manifests))
+	}
+	var architectures []string
+	for _, one := range read(outer.Manifests[0].Digest).Manifests {
+		architectures = append(architectures, one.Platform.Architecture)
+		image := read(one.Digest)
+		if len(image.Layers) != 1 || image.Layers[0].Size > mostLayer {
+			t.Fatalf("the layers for %s are %v", one.Platform.Architecture, image.Layers)
+		}
+		t.Logf("%s: %.1f MB compressed", one.Platform.Architecture, float64(image.Layers[0].Size)/1e6)
+		layer := untar(t, gunzip(t, files["blobs/sha256/"+strings.TrimPrefix(image.Layers[0].Digest, "sha256:")]))
+		want := []string{"LICENCES", "LICENSE", "gpu-cdi-plugin", "launcher", "prestart-hook"}
+		if got := slices.Sorted(maps.Keys(layer)); !slices.Equal(got, want) {
+			t.Errorf("the image for %s has %q", one.Platform.Architecture, got)
+		}
+	}
+	if slices.Sort(architectures); !slices.Equal(architectures, []string{"amd64", "arm64"}) {
+		t.Errorf("the image has the architectures %q", architectures)
+	}
+}
+
+// TestSlowPodmanRunsTheImage loads the image into podman, and has it read a simulated host.
+func TestSlowPodmanRunsTheImage(t *testing.T) {
+	podman := testenv.Command(t, "podman")
+	h := newHost(t)
+	storage := []string{podman, "--root", t.TempDir(), "--runroot", t.TempDir(), "--storage-driver", "vfs"}
+	run := func(args ...string) proc.Result {
+		t.Helper()
+		return proc.Must(t, 0, proc.Cmd{Args: append(slices.Clone(storage), args...)})
+	}
+	loaded := run("load", "-i", filepath.Join(releaseDir(t), "gpu-cdi-plugin_1.2.3_image.tar"))
+	_, name, _ := strings.Cut(strings.TrimSpace(loaded.Stdout), "Loaded image: ")
+	r := run("run", "--rm", "--network", "none", "--cgroups", "disabled", "--privileged", "-v", h.root+":/host:rslave",
+		name, "run", "devices", "-o", "name")
+	if !strings.HasPrefix(r.Stdout, "nvidia.com/gpu=GPU-") {
+		t.Errorf("the devices are %v", r)
+	}
+}
+
+// TestSlowEqualCommitsGiveEqualReleases compiles everything a second time.
+func TestSlowEqualCommitsGiveEqualReleases(t *testing.T) {
+	before := releaseDir(t)
+	after, err := makeRelease(t.TempDir(), []string{"GOCACHE=" + t.TempDir()}, "amd64")
+	testenv.Must(t, err)
+	for _, name := range []string{
+		"gpu-cdi-plugin_1.2.3_linux_amd64.tar.gz", "gpu-cdi-plugin_1.2.3_amd64.deb", "gpu-cdi-plugin-1.2.3-1.x86_64.rpm",
+		"device-manager_1.2.3_amd64.deb", "device-manager-1.2.3-1.x86_64.rpm", "gpu-cdi-plugin_1.2.3_sbom.json",
+	} {
+		if !bytes.Equal(readFile(t, before, name), readFile(t, after, name)) {
+			t.Errorf("%s differs", name)
+		}
+	}
+}
