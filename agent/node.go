@@ -31,7 +31,7 @@ func newNode(
 	c := &o.Config
 	return node.New(node.Options{
 		Host: o.Host, Source: o.Driver, Dirs: o.SpecDirs, Path: f.spec, DescriptorDir: f.descriptors,
-		Spec:        cdi.Options{Kind: c.CDIKind, HookPath: o.HookPath},
+		Spec:        cdi.Options{Kind: c.CDIKind, HookPath: o.HookPath, WithoutHooks: c.NoHook},
 		WithoutCDI:  slices.Contains(c.Strategy, resource.DeviceSpecs),
 		ByIndex:     c.DeviceIDStrategy == config.ByIndex,
 		Extras:      Extras(c),

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"maps"
+	"path"
 	"reflect"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/hookargs"
+	"gpu-cdi-plugin/internal/host"
 )
 
 // Difference is one difference between a written spec and the expected one.
@@ -67,14 +69,34 @@ func withVersion(spec *specs.Spec, before, after string) *specs.Spec {
 }
 
 // WrittenHere reports whether this program wrote a spec. A spec of GPUs is ours if it has our hook, whose file may
-// have any name (--hook-path). The spec of an extra is ours if GenerateExtra makes one like it.
+// have any name (--hook-path), or if it has none and its libraries are mounted like those of Options.WithoutHooks. The
+// spec of an extra is ours if GenerateExtra makes one like it.
 func WrittenHere(spec *specs.Spec) bool {
 	for _, h := range spec.ContainerEdits.Hooks {
 		if parseHook(h.Args) != nil && h.Args[0] == hookProgram {
 			return true
 		}
 	}
-	return slices.ContainsFunc(driver.Extras(), func(e driver.Extra) bool { return WroteExtra(e, spec) })
+	return isWithoutHooks(spec) ||
+		slices.ContainsFunc(driver.Extras(), func(e driver.Extra) bool { return WroteExtra(e, spec) })
+}
+
+// isWithoutHooks reports whether a spec was made with Options.WithoutHooks: a library is mounted under its SONAME in
+// each directory that dynamic loaders search, and containers get the variable that our specs have.
+func isWithoutHooks(spec *specs.Spec) bool {
+	common := &spec.ContainerEdits
+	if len(common.Hooks) > 0 || !slices.Contains(common.Env, noInjection) {
+		return false
+	}
+	files := map[string]string{} // on the host, by path in the container
+	for _, m := range common.Mounts {
+		files[m.ContainerPath] = m.HostPath
+	}
+	return slices.ContainsFunc(common.Mounts, func(m *specs.Mount) bool {
+		name := path.Base(m.ContainerPath)
+		isElsewhere := func(dir string) bool { return files[path.Join(dir, name)] != m.HostPath }
+		return !slices.ContainsFunc(host.LoaderDirs(), isElsewhere)
+	})
 }
 
 // driverVersion returns the driver version that a spec was made for, or empty.

@@ -155,6 +155,38 @@ func TestGenerateWithoutHooks(t *testing.T) {
 	}
 }
 
+func TestSpecsWithoutHooksAreOurs(t *testing.T) {
+	generate := func() *specs.Spec {
+		spec, _, err := Generate(twoGPUs(0), testDriver(), Options{WithoutHooks: true})
+		testenv.Must(t, err)
+		return spec
+	}
+	for name, c := range map[string]struct {
+		change func(*specs.Spec)
+		ours   bool
+	}{
+		"as it was made": {func(*specs.Spec) {}, true},
+		"with a hook of another program": {func(s *specs.Spec) {
+			s.ContainerEdits.Hooks = []*specs.Hook{{Path: "/usr/bin/nvidia-cdi-hook", Args: []string{"nvidia-cdi-hook"}}}
+		}, false},
+		"without our variable": {func(s *specs.Spec) { s.ContainerEdits.Env = nil }, false},
+		"with each library in one place": {func(s *specs.Spec) {
+			s.ContainerEdits.Mounts = slices.DeleteFunc(s.ContainerEdits.Mounts, func(m *specs.Mount) bool {
+				return strings.HasPrefix(m.ContainerPath, "/usr/lib/")
+			})
+		}, false},
+		"without mounts": {func(s *specs.Spec) { s.ContainerEdits.Mounts = nil }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := generate()
+			c.change(spec)
+			if got := WrittenHere(spec); got != c.ours {
+				t.Errorf("ours: %t", got)
+			}
+		})
+	}
+}
+
 // If two libraries have a SONAME, the first one has the name, as in the loader's cache that the hook makes.
 func TestTheFirstOfEqualSONAMEsIsMounted(t *testing.T) {
 	d := testDriver()

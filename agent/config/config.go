@@ -36,6 +36,8 @@ type Common struct {
 	CDIKind string `yaml:"cdi-kind" json:"cdi-kind"`
 	// HookPath is the path of prestart-hook on the host. If it is empty, the hook is beside this program.
 	HookPath string `yaml:"hook-path" json:"hook-path"`
+	// NoHook makes specs without the hook, for containers in which no hook may run.
+	NoHook bool `yaml:"no-hook" json:"no-hook"`
 	// InsecurePaths allows programs, libraries and directories that users other than root can change.
 	InsecurePaths bool `yaml:"insecure-paths" json:"insecure-paths"`
 	// LogLevel is the minimum level to log, and LogFormat the format.

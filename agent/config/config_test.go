@@ -133,8 +133,9 @@ func fullConfig() Config {
 		Common: Common{
 			Root: "/host", DriverRoot: "/run/nvidia/driver", DevRoot: "/host", NVMLLibrary: "/host/libnvidia-ml.so.1",
 			DriverDirs: []string{"/opt/nvidia"},
-			CDIDir:     "/etc/cdi", CDIKind: "example.com/gpu", HookPath: "/opt/prestart-hook", InsecurePaths: true,
-			LogLevel: "debug", LogFormat: "json",
+			CDIDir:     "/etc/cdi", CDIKind: "example.com/gpu", HookPath: "/opt/prestart-hook", NoHook: true,
+			InsecurePaths: true,
+			LogLevel:      "debug", LogFormat: "json",
 		},
 		Plugin: Plugin{
 			DevicePluginDir: "/kubelet/device-plugins", PluginsRegistryDir: "/kubelet/plugins_registry",

@@ -24,6 +24,8 @@ var keys = [][2]string{
 	{"cdi-dir", "`directory` that specs are written to"},
 	{"cdi-kind", "`vendor/class` of the devices in specs"},
 	{"hook-path", "host `path` of prestart-hook, written into specs (default: beside this program)"},
+	{"no-hook", "make specs that need no hook, for Apptainer and engines without hooks; see docs/podman.md for what " +
+		"containers lack then"},
 	{"insecure-paths", "allow programs, libraries and directories that other users can change, with a warning; for " +
 		"development"},
 	{"log-level", "minimum log `level`: debug, info, warn, error"},

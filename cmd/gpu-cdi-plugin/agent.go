@@ -57,7 +57,7 @@ func (a *app) runService(cmd *cobra.Command, run func(context.Context, *agent.Op
 
 // serviceOptions returns the options of package agent.
 func (a *app) serviceOptions(h host.Host) (*agent.Options, error) {
-	hook, err := a.hook()
+	hook, err := a.specHook()
 	if err != nil {
 		return nil, err
 	}
@@ -87,8 +87,13 @@ func (a *app) reread() (*agent.Options, error) {
 	return &agent.Options{Config: *fresh.config, Trust: fresh}, nil
 }
 
-// CheckHook implements agent.Trust.
-func (a *app) CheckHook() error { return a.checkHook() }
+// CheckHook implements agent.Trust. Specs without the hook need none.
+func (a *app) CheckHook() error {
+	if a.NoHook {
+		return nil
+	}
+	return a.checkHook()
+}
 
 // CheckProgram implements agent.Trust.
 func (a *app) CheckProgram(path string) error { return a.CheckPath(trust.RootFile, path) }

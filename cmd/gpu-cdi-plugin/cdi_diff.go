@@ -31,8 +31,8 @@ func (a *app) diffCommand() *cobra.Command {
 		Long: `Compares a spec file with the spec that this host should have now, and lists the differences: an
 upgraded driver, a GPU that is gone or new, changed MIG devices, moved files, a hook that users other than root can
 change. Without FILE it compares the specs that generate --write has written, including those of configured extras. Use
-the --capabilities, --cdi-kind and --hook-path with which the spec was written. A spec that another program wrote is
-not compared.`,
+the --capabilities, --cdi-kind, --hook-path and --no-hook with which the spec was written. A spec that another program
+wrote is not compared.`,
 		Example: `  gpu-cdi-plugin cdi diff || gpu-cdi-plugin cdi generate --write
   gpu-cdi-plugin cdi diff /etc/cdi/nvidia.yaml -o json`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial, cli.Differs, cli.NoDriver,

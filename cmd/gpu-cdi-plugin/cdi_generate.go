@@ -100,7 +100,7 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 		return err
 	}
 	if path != "" {
-		if err := a.checkHook(); err != nil {
+		if err := a.CheckHook(); err != nil {
 			return err
 		}
 		if err := a.checkDriverRoot(h); err != nil {

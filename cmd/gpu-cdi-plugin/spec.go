@@ -34,7 +34,7 @@ func (a *app) ownSpec() string { return filepath.Join(a.CDIDir, cdi.FileName(a.C
 // renewHint returns a hint with the command that writes a new spec to path. If the hook cannot be used, so that this
 // command would fail, the hint is about the hook.
 func (a *app) renewHint(path string) string {
-	if err := a.checkHook(); errors.Is(err, trust.ErrUnsafe) {
+	if err := a.CheckHook(); errors.Is(err, trust.ErrUnsafe) {
 		return cli.HintOf(err)
 	}
 	if _, err := cdi.FormatOf(path); path == a.ownSpec() || err != nil { // no spec can be written to such a path
@@ -67,7 +67,7 @@ func (g *generated) files(path, kind string) []specFile {
 // generate generates the spec that this host should have. With an error it returns the findings that explain it, if
 // there are any, or nil.
 func (a *app) generate(ctx context.Context, h host.Host, c driver.Capabilities) (*generated, error) {
-	hook, err := a.hook()
+	hook, err := a.specHook()
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +83,9 @@ func (a *app) generate(ctx context.Context, h host.Host, c driver.Capabilities) 
 	if err := d.Check(c); err != nil {
 		return &generated{findings: d.Explain(c)}, err
 	}
-	spec, findings, err := cdi.Generate(s, d, cdi.Options{Kind: a.CDIKind, HookPath: hook, Capabilities: c})
+	spec, findings, err := cdi.Generate(s, d, cdi.Options{
+		Kind: a.CDIKind, HookPath: hook, WithoutHooks: a.NoHook, Capabilities: c,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -137,6 +139,14 @@ func (a *app) warnMissing(findings []driver.Finding) {
 			a.Log.Warn(text + "; " + advice)
 		}
 	}
+}
+
+// specHook returns the path of the hook for specs. With --no-hook it is empty.
+func (a *app) specHook() (string, error) {
+	if a.NoHook {
+		return "", nil
+	}
+	return a.hook()
 }
 
 // hook returns the path of the hook, on the host, that is written into specs. If it is set by --hook-path, the file

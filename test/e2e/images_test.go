@@ -35,6 +35,31 @@ func TestImages(t *testing.T) {
 	}
 }
 
+// TestImagesWithoutTheHook gives a GPU to containers by a spec that has no hook. Their loaders find the driver in the
+// directories that they search without a cache, also where the image has links in the libraries' place.
+func TestImagesWithoutTheHook(t *testing.T) {
+	t.Parallel()
+	for layout, c := range map[string]struct {
+		libraries string
+		image     image.Kind
+	}{
+		"Debian":      {"usr/lib/x86_64-linux-gnu", image.Glibc},
+		"Fedora":      {"usr/lib64", image.NoCache},
+		"no standard": {"usr/local/nvidia/lib64", image.Many},
+	} {
+		n := shared.Node(t, "pcie-quad", simtest.LibDir(c.libraries))
+		n.Plugin(t, 0, "--no-hook", "cdi", "generate", "--file", n.Spec())
+		want := requests(t, n)["a UUID"]
+		for _, e := range shared.Engines() {
+			t.Run(fmt.Sprintf("the driver's directories of %s/%s/%s", layout, c.image, e), func(t *testing.T) {
+				t.Parallel()
+				container := engine.Container{Image: c.image, Args: smi()}
+				checkList(t, run(t, e, n, container, want.names...), want.want)
+			})
+		}
+	}
+}
+
 // TestImagesNeedTheHook checks that in the tests above the hook matters: without it the loader does not find the
 // driver.
 func TestImagesNeedTheHook(t *testing.T) {
