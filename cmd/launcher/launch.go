@@ -140,3 +140,28 @@ func (l *launcher) remove() error {
 	}
 	return nil
 }
+
+// mountTmpfs mounts a tmpfs at a directory, unless that is a mount point already.
+func mountTmpfs(dir, options string) error {
+	if err := fileio.MakeDirs(dir); err != nil {
+		return fmt.Errorf("mount a tmpfs: %w", err)
+	}
+	if mounted, err := isMountPoint(dir); err != nil || mounted {
+		return err
+	}
+	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	if err := unix.Mount(pluginName, dir, "tmpfs", flags, options); err != nil {
+		return fmt.Errorf("mount a tmpfs at %s with the options %s: %w", dir, options, err)
+	}
+	return nil
+}
+
+func isMountPoint(dir string) (bool, error) {
+	var here, above unix.Statx_t
+	for path, st := range map[string]*unix.Statx_t{dir: &here, filepath.Dir(dir): &above} {
+		if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_MNT_ID, st); err != nil {
+			return false, &os.PathError{Op: "stat", Path: path, Err: err}
+		}
+	}
+	return here.Mnt_id != above.Mnt_id, nil
+}

@@ -16,6 +16,7 @@ import (
 
 const usage = `Usage: launcher [FLAG]... run ARG...
        launcher [FLAG]... remove
+       launcher tmpfs DIR OPTIONS
        launcher wait
 
 The entry point of the container image of gpu-cdi-plugin, as root in a container that has the host's root directory.
@@ -25,6 +26,7 @@ run     puts gpu-cdi-plugin and prestart-hook into --dir of the host, and become
         meanwhile.
 remove  removes the two programs from the host, and /var/lib/gpu-cdi-plugin and /run/gpu-cdi-plugin. The CDI specs stay:
         "launcher run cdi remove" removes them before. What is not there is no error.
+tmpfs   mounts a tmpfs with these options at a directory of the container, unless something is mounted there.
 wait    waits until it gets SIGTERM.
 
 Flags:
@@ -77,7 +79,7 @@ func run(args []string, stdout io.Writer) error {
 		fmt.Fprintln(stdout, "launcher", version)
 		return nil
 	case flags.NArg() == 0:
-		return fmt.Errorf("%w: want run, remove or wait", errUsage)
+		return fmt.Errorf("%w: want run, remove, tmpfs or wait", errUsage)
 	}
 	verb, rest := flags.Arg(0), flags.Args()[1:]
 	switch {
@@ -85,6 +87,8 @@ func run(args []string, stdout io.Writer) error {
 		return l.run(rest)
 	case verb == "remove" && len(rest) == 0:
 		return l.remove()
+	case verb == "tmpfs" && len(rest) == 2:
+		return mountTmpfs(rest[0], rest[1])
 	case verb == "wait" && len(rest) == 0:
 		stop := make(chan os.Signal, 1)
 		signal.Notify(stop, unix.SIGTERM, unix.SIGINT)

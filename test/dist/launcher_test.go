@@ -189,6 +189,26 @@ func TestTheLauncherRemovesWhatIsOnTheHost(t *testing.T) {
 	}
 }
 
+func TestTheLauncherMountsATmpfsOnce(t *testing.T) {
+	testenv.Root(t)
+	testenv.MountNamespace(t)
+	dir := filepath.Join(t.TempDir(), "mps", "shm")
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	for range 2 {
+		proc.Must(t, 0, proc.Cmd{Args: []string{shared.Program(t, "launcher"), "tmpfs", dir, "size=1m,mode=1777"}})
+	}
+	mounts, err := os.ReadFile("/proc/thread-self/mounts")
+	testenv.Must(t, err)
+	want := "gpu-cdi-plugin " + dir + " tmpfs rw,nosuid,nodev,noexec,"
+	if strings.Count(string(mounts), want) != 1 || !strings.Contains(string(mounts), "size=1024k") {
+		t.Errorf("want one mount like %q, got\n%s", want, mounts)
+	}
+	r := proc.Must(t, 1, proc.Cmd{Args: []string{shared.Program(t, "launcher"), "tmpfs", dir + "/other", "size=x"}})
+	if !strings.Contains(r.Stderr, "size=x") {
+		t.Errorf("the error is %v", r)
+	}
+}
+
 func TestTheLauncherExplainsWrongArguments(t *testing.T) {
 	launcher := shared.Program(t, "launcher")
 	for _, args := range [][]string{{}, {"run"}, {"wait", "x"}, {"install"}, {"--nothing", "run"}} {
