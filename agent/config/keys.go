@@ -183,8 +183,8 @@ var gone = map[string]string{
 	"api-group":  ofManager("api-group"),
 	"dialect": "this key was removed: the device manager does not imitate the kubelet's faults; test a plugin " +
 		"against a kubelet to see them",
-	"sharing.mps.shared-memory-mib": "this key was removed: set the size of the tmpfs in gpu-cdi-mps@.service or in " +
-		"mps-daemonset.yaml",
+	"sharing.mps.shared-memory-mib": "this key was removed: set the size of the tmpfs in gpu-cdi-mps@.service, or " +
+		"mps.sharedMemory of the chart",
 	"prestart.kill-orphans": "this key was removed: use prestart.exec with a program that ends such processes, and " +
 		"policy none, since the other policies refuse a device in use before the program runs",
 	"topology-policy": ofManager("topology-policy"),

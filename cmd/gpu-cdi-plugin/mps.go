@@ -26,8 +26,8 @@ client has ended. It does not open the NVIDIA driver.
 It needs the same --runtime-dir, --state-dir and --driver-root as serve, the PID namespace of the host, and a /dev/shm
 that the containers of the GPU get too. deploy/gpu-cdi-mps@.service runs it on a host, and confines it.
 
-With --all it runs the daemons of all GPUs that are shared, and restarts those that have ended: for the pod of
-deploy/mps-daemonset.yaml.
+With --all it runs the daemons of all GPUs that are shared, and restarts those that have ended: for the pods of the
+chart's MPS DaemonSet.
 
 The control program, its server and their libraries must belong to root, with all directories above them. Otherwise they
 are not run, unless --insecure-paths allows it.`,

@@ -28,10 +28,11 @@ func helm(t *testing.T, code int, args ...string) proc.Result {
 // template renders the chart.
 func template(t *testing.T, code int, args ...string) proc.Result {
 	t.Helper()
-	return helm(t, code, append([]string{"template", "gpu-cdi-plugin", chartDir, "--namespace", "kube-system"}, args...)...)
+	all := append([]string{"template", "gpu-cdi-plugin", chartDir, "--namespace", "kube-system"}, args...)
+	return helm(t, code, all...)
 }
 
-const manifestHeader = "# The chart in deploy/chart with its default values, for kubectl apply. make generate writes it.\n"
+const manifestHeader = "# The chart in deploy/chart with its default values, for kubectl apply. Written by make generate.\n"
 
 // TestSlowChart renders the chart with values of several kinds of clusters.
 func TestSlowChart(t *testing.T) {
@@ -85,7 +86,8 @@ func TestSlowChartRefuses(t *testing.T) {
 }
 
 func TestSlowChartIsLinted(t *testing.T) {
-	if r := helm(t, 0, "lint", "--strict", chartDir, "--namespace", "kube-system"); strings.Contains(r.Stdout, "[WARNING]") {
+	r := helm(t, 0, "lint", "--strict", chartDir, "--namespace", "kube-system")
+	if strings.Contains(r.Stdout, "[WARNING]") {
 		t.Errorf("helm lint: %v", r)
 	}
 }

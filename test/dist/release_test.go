@@ -106,7 +106,10 @@ func TestSlowARelease(t *testing.T) {
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	want := []string{"SHA256SUMS", "gpu-cdi-plugin_1.2.3_image.tar", "gpu-cdi-plugin_1.2.3_sbom.json"}
+	want := []string{
+		"SHA256SUMS", "gpu-cdi-plugin_1.2.3_image.tar", "gpu-cdi-plugin_1.2.3_sbom.json",
+		"gpu-cdi-plugin-1.2.3.tgz", "gpu-cdi-plugin_1.2.3.yaml",
+	}
 	for _, arch := range []struct{ deb, rpm string }{{"amd64", "x86_64"}, {"arm64", "aarch64"}} {
 		want = append(want, "gpu-cdi-plugin_1.2.3_linux_"+arch.deb+".tar.gz")
 		for _, name := range []string{"gpu-cdi-plugin", "device-manager"} {
@@ -267,6 +270,7 @@ func TestSlowEqualCommitsGiveEqualReleases(t *testing.T) {
 	for _, name := range []string{
 		"gpu-cdi-plugin_1.2.3_linux_amd64.tar.gz", "gpu-cdi-plugin_1.2.3_amd64.deb", "gpu-cdi-plugin-1.2.3-1.x86_64.rpm",
 		"device-manager_1.2.3_amd64.deb", "device-manager-1.2.3-1.x86_64.rpm", "gpu-cdi-plugin_1.2.3_sbom.json",
+		"gpu-cdi-plugin-1.2.3.tgz",
 	} {
 		if !bytes.Equal(readFile(t, before, name), readFile(t, after, name)) {
 			t.Errorf("%s differs", name)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -18,14 +17,15 @@ import (
 	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/image"
+	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// pluginImage has the programs, and what deploy/daemonset.yaml runs besides them.
+// pluginImage has the programs of the release's image, and busybox for the test.
 const pluginImage = "localhost/gpu-cdi-plugin:test"
 
-// TestTheDaemonSetServesTheNode runs the pod of deploy/daemonset.yaml as a static pod. Only the image is another, and
-// the driver's root: the machine's GPUs are simulated.
+// TestTheDaemonSetServesTheNode runs the pod of the chart as a static pod. Only the driver's root is another: the
+// machine's GPUs are simulated.
 func TestTheDaemonSetServesTheNode(t *testing.T) {
 	gpus := simtest.Node(t, "pcie-quad")
 	if node == nil {
@@ -71,7 +71,8 @@ func TestTheDaemonSetServesTheNode(t *testing.T) {
 	}
 	f.checkHostPID(t, s)
 	// It reads the credentials through the node's root.
-	if got := f.inPod(t, s, "sh", "-c", `chroot /host cat "$GPU_CDI_SERVICE_ACCOUNT_DIR/token"`); got != "gpu-cdi-plugin" {
+	const token = `cat "/host/var/lib/kubelet/pods/$POD_UID/volumes/kubernetes.io~downward-api/api-access/token"`
+	if got := f.inPod(t, s, "sh", "-c", token); got != "gpu-cdi-plugin" {
 		t.Errorf("the token is %q", got)
 	}
 	dirty := f.freeGPUs(t)[0]
@@ -87,7 +88,7 @@ func (f *fixture) checkHostPID(t *testing.T, s PodStatus) {
 	t.Helper()
 	want, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", f.ns.first.Pid()))
 	testenv.Must(t, err)
-	got := strings.TrimSpace(f.inPod(t, s, "chroot", "/host", "readlink", "/proc/self/ns/pid"))
+	got := strings.TrimSpace(f.inPod(t, s, "busybox", "readlink", "/proc/self/ns/pid"))
 	if got != want {
 		t.Errorf("the plugin's PID namespace is %s, and the kubelet's is %s", got, want)
 	}
@@ -111,79 +112,50 @@ func (f *fixture) freeGPUs(t *testing.T) []string {
 // loadPluginImage loads pluginImage into the node.
 func (f *fixture) loadPluginImage(t *testing.T) {
 	t.Helper()
-	root := shared.Images.Copy(t, image.Glibc)
-	for _, name := range []string{"gpu-cdi-plugin", "prestart-hook"} {
-		testenv.Must(t, image.AddProgram(root, shared.Program(t, name), "/usr/local/bin/"+name))
+	root := shared.Images.Copy(t, image.Static)
+	for _, name := range []string{"gpu-cdi-plugin", "prestart-hook", "launcher"} {
+		testenv.Must(t, image.AddProgram(root, shared.Program(t, name), "/"+name))
 	}
-	for _, name := range []string{"sh", "mkdir", "cp", "chmod", "mv", "chroot"} {
-		file, err := filepath.EvalSymlinks(testenv.Command(t, name))
-		testenv.Must(t, err)
-		_ = os.Remove(filepath.Join(root, "usr/bin", name))
-		testenv.Must(t, image.AddProgram(root, file, "/usr/bin/"+name))
-	}
-	testenv.Must(t, f.load(t.Context(), Image{pluginImage, root, []string{"true"}}))
+	testenv.Must(t, f.load(t.Context(), Image{pluginImage, root, []string{"/launcher"}}))
 }
 
-// daemonSetPod returns the pod of the DaemonSet as JSON, with pluginImage and with variables for its containers.
+// daemonSetPod returns the pod of the chart's DaemonSet as JSON, with pluginImage and with variables for its container.
+// The kubelet has no API server, and so no labels of the node, no service account and no projected volume: instead of
+// the token there is a downwardAPI volume with a label of the pod.
 func (f *fixture) daemonSetPod(t *testing.T, variables map[string]string) []byte {
 	t.Helper()
-	data, err := os.ReadFile("../../deploy/daemonset.yaml")
-	testenv.Must(t, err)
+	repository, tag, _ := strings.Cut(pluginImage, ":")
+	r := proc.Must(t, 0, proc.Cmd{Args: []string{
+		shared.NodePeer(t, "helm"), "template", "gpu-cdi-plugin", "../../deploy/chart", "--namespace", "kube-system",
+		"--set", "image.repository=" + repository + ",image.tag=" + tag + ",image.pullPolicy=Never",
+		"--set", "reportHealth={events,node-condition}", "--show-only", "templates/daemonset.yaml",
+	}})
 	var set struct {
 		Spec struct{ Template map[string]any }
 	}
-	testenv.Must(t, yaml.Unmarshal(data, &set))
-	var env []any
-	for name, value := range variables {
-		env = append(env, map[string]any{"name": name, "value": value})
-	}
+	text := strings.ReplaceAll(r.Stdout, "kubernetes.io~projected", "kubernetes.io~downward-api")
+	testenv.Must(t, yaml.Unmarshal([]byte(text), &set))
 	pod := set.Spec.Template
 	spec := pod["spec"].(map[string]any)
-	delete(spec, "nodeSelector") // the kubelet has no API server, and so no label
-	patched := f.reportHealth(t, spec)
-	for _, list := range []string{"initContainers", "containers"} {
-		for _, c := range spec[list].([]any) {
-			container := c.(map[string]any)
-			container["image"], container["imagePullPolicy"], container["env"] = pluginImage, "Never", env
-			if container["name"] == "serve" {
-				container["env"] = slices.Concat(env, patched)
-			}
+	delete(spec, "affinity")
+	delete(spec, "serviceAccountName")
+	for _, v := range spec["volumes"].([]any) {
+		if volume := v.(map[string]any); volume["name"] == "api-access" {
+			delete(volume, "projected")
+			label := map[string]any{"fieldPath": "metadata.labels['app.kubernetes.io/name']"}
+			volume["downwardAPI"] = map[string]any{"items": []any{map[string]any{"path": "token", "fieldRef": label}}}
 		}
+	}
+	serve := spec["containers"].([]any)[0].(map[string]any)
+	serve["command"] = []any{"/launcher"} // the entry point of the release's image
+	for name, value := range variables {
+		serve["env"] = append(serve["env"].([]any), map[string]any{"name": name, "value": value})
 	}
 	pod["apiVersion"], pod["kind"] = "v1", "Pod"
 	meta := pod["metadata"].(map[string]any)
 	meta["name"], meta["namespace"] = "gpu-cdi-plugin", "kube-system"
 	meta["annotations"] = map[string]any{"gpu-test/number": fmt.Sprint(numbers.Add(1))}
-	data, err = json.Marshal(pod)
+	data, err := json.Marshal(pod)
 	testenv.Must(t, err)
 	return data
-}
-
-// reportHealth applies deploy/report-health-patch.yaml to a pod without its variables, which it returns. The kubelet
-// has no API server, and so no projected volume: it is a downwardAPI volume with a label of the pod as the token.
-func (f *fixture) reportHealth(t *testing.T, pod map[string]any) []any {
-	t.Helper()
-	data, err := os.ReadFile("../../deploy/report-health-patch.yaml")
-	testenv.Must(t, err)
-	type spec struct {
-		Containers []struct {
-			Env          []any
-			VolumeMounts []any `yaml:"volumeMounts"`
-		}
-		Volumes []struct{ Name string }
-	}
-	var patch struct {
-		Spec struct{ Template struct{ Spec spec } }
-	}
-	text := strings.ReplaceAll(string(data), "kubernetes.io~projected", "kubernetes.io~downward-api")
-	testenv.Must(t, yaml.Unmarshal([]byte(text), &patch))
-	from := patch.Spec.Template.Spec
-	label := map[string]any{"fieldPath": "metadata.labels['app.kubernetes.io/name']"}
-	pod["volumes"] = append(pod["volumes"].([]any), map[string]any{
-		"name":        from.Volumes[0].Name,
-		"downwardAPI": map[string]any{"items": []any{map[string]any{"path": "token", "fieldRef": label}}},
-	})
-	serve := pod["containers"].([]any)[0].(map[string]any)
-	serve["volumeMounts"] = append(serve["volumeMounts"].([]any), from.Containers[0].VolumeMounts...)
-	return from.Containers[0].Env
 }

@@ -120,7 +120,7 @@ func TestGPUsSharedByMPS(t *testing.T) {
 	}
 }
 
-// runMPS runs the daemons like the pod of deploy/mps-daemonset.yaml: with a tmpfs of the node as /dev/shm.
+// runMPS runs the daemons like the pod of the chart: with a tmpfs of the node as /dev/shm.
 func (f *fixture) runMPS(t *testing.T) *Daemon {
 	t.Helper()
 	script := fmt.Sprintf(`set -e

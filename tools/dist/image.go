@@ -57,10 +57,11 @@ func writeImage(path, version string, dirs []string) error {
 			Add: image, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}},
 		})
 	}
+	tag := strings.ReplaceAll(version, "+", "-") // a tag has no plus sign
 	outer := mutate.AppendManifests(mutate.IndexMediaType(empty.Index, types.OCIImageIndex), mutate.IndexAddendum{
 		Add: images, Descriptor: v1.Descriptor{Annotations: map[string]string{
-			"org.opencontainers.image.ref.name": version,
-			"io.containerd.image.name":          "localhost/" + name + ":" + version,
+			"org.opencontainers.image.ref.name": tag,
+			"io.containerd.image.name":          "localhost/" + name + ":" + tag,
 		}},
 	})
 	dir, err := os.MkdirTemp("", "image-")

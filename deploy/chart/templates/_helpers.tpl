@@ -17,7 +17,7 @@
 {{- end -}}
 
 {{- define "gpu-cdi-plugin.image" -}}
-{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- printf "%s:%s" .Values.image.repository (default (.Chart.AppVersion | replace "+" "-") .Values.image.tag) -}}
 {{- end -}}
 
 {{- define "gpu-cdi-plugin.selectorLabels" -}}
@@ -31,7 +31,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "gpu-cdi-plugin.labels" -}}
 {{ include "gpu-cdi-plugin.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "-" | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
 {{- end -}}
@@ -42,8 +42,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{- $choice := list -}}
 {{- if .config -}}
 {{- $choice = list (dict "key" "nvidia.com/device-plugin.config" "operator" "In" "values" (list .config)) -}}
-{{- else if $root.Values.config.map -}}
-{{- $choice = list (dict "key" "nvidia.com/device-plugin.config" "operator" "NotIn" "values" (without (keys $root.Values.config.map | sortAlpha) "")) -}}
+{{- else -}}
+{{- with without (keys $root.Values.config.map | sortAlpha) $root.Values.config.default -}}
+{{- $choice = list (dict "key" "nvidia.com/device-plugin.config" "operator" "NotIn" "values" .) -}}
+{{- end -}}
 {{- end -}}
 {{- $affinity := deepCopy (default dict $root.Values.affinity) -}}
 {{- if $choice -}}
