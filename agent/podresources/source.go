@@ -93,23 +93,27 @@ func (s *Source) traceOfKubelet() (string, error) {
 // maxCheckpoint bounds a checkpoint, in bytes. A pod's entry has a few kilobytes.
 const maxCheckpoint = 64 << 20
 
-// rootDir returns the --root-dir of a running kubelet, or "". Only a process of root counts, in the mount namespace of
-// the host's first process or of this process: any user, and any container, can have a process of this name.
-func rootDir(h host.Host) string {
+// rootDir returns the --root-dir of a running kubelet, or "".
+func rootDir(h host.Host) string { return Option(RunningKubelet(h), "root-dir") }
+
+// RunningKubelet returns the command line of a running kubelet, or nil. Only a process of root counts, in the mount
+// namespace of the host's first process or of this process: any user, and any container, can have a process of this
+// name. If this process does not see the host's processes, the result is nil.
+func RunningKubelet(h host.Host) []string {
 	if proc.SeesAll(h.Proc()) != nil {
-		return ""
+		return nil
 	}
 	trusted := append(mountsOf(proc.Open(h.Proc(), 1)), mountsOf(proc.Self(h.Proc()))...)
 	pids, err := proc.PIDs(h.Proc())
 	if err != nil {
-		return ""
+		return nil
 	}
 	for _, pid := range pids {
-		if dir := rootDirOf(h, pid, trusted); dir != "" {
-			return dir
+		if args := commandLine(h, pid, trusted); args != nil {
+			return args
 		}
 	}
-	return ""
+	return nil
 }
 
 // mountsOf returns the name of a process's mount namespace, or nothing if it cannot be read.
@@ -125,31 +129,31 @@ func mountsOf(p *proc.Process, err error) []string {
 	return []string{name}
 }
 
-// rootDirOf returns the root directory of a process that is a kubelet in one of the mount namespaces, or "".
-func rootDirOf(h host.Host, pid int, trusted []string) string {
+// commandLine returns the command line of a process that is a kubelet in one of the mount namespaces, or nil.
+func commandLine(h host.Host, pid int, trusted []string) []string {
 	p, err := proc.Open(h.Proc(), pid)
 	if err != nil {
-		return ""
+		return nil
 	}
 	defer p.Close()
 	if p.Command() != "kubelet" {
-		return ""
+		return nil
 	}
 	if own, err := p.Namespace("mnt"); err != nil || !slices.Contains(trusted, own) {
-		return ""
+		return nil
 	}
 	if s, err := p.Status(); err != nil || s.UIDs[0] != "0" {
-		return ""
+		return nil
 	}
 	args, err := p.Arguments()
 	if err != nil {
-		return ""
+		return nil
 	}
-	return argument(args, "root-dir")
+	return args
 }
 
-// argument returns the value of an option in a command line, or "".
-func argument(args []string, name string) string {
+// Option returns the value of an option in a command line, or "".
+func Option(args []string, name string) string {
 	for i, arg := range args {
 		option, isOption := strings.CutPrefix(arg, "--")
 		if !isOption {

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -94,7 +95,9 @@ const runtimeKey = "runtimes." + runtimeName
 type daemonSettings struct {
 	Features map[string]bool
 	Runtimes map[string]daemonRuntime
-	Default  string `json:"default-runtime"`
+	Default  string   `json:"default-runtime"`
+	SpecDirs []string `json:"cdi-spec-dirs"`
+	SELinux  *bool    `json:"selinux-enabled"`
 }
 
 // daemonRuntime is a program with arguments, or a shim of containerd with options.
@@ -133,6 +136,8 @@ type option struct{ value, file string }
 type dockerFlags struct {
 	config, defaultRuntime option
 	runtimes               map[string]string // by --add-runtime
+	cdi                    option            // "true" or "false" by --feature cdi
+	specDirs               []option
 }
 
 // The files with dockerd's command line. A unit or drop-in in an earlier directory replaces one of the same name in a
@@ -209,6 +214,12 @@ func parseFlags(words []option) dockerFlags {
 			if name, path, ok := strings.Cut(value, "="); ok {
 				flags.runtimes[name] = path
 			}
+		case "feature":
+			if feature, on, explicit := strings.Cut(value, "="); feature == "cdi" {
+				flags.cdi = option{strconv.FormatBool(!explicit || on == "true"), word.file}
+			}
+		case "cdi-spec-dir":
+			flags.specDirs = append(flags.specDirs, option{value, word.file})
 		}
 	}
 	return flags
