@@ -1,6 +1,7 @@
 // Command prestart-hook is an OCI hook that prepares a container's root for the GPUs that the container gets. For
 // runtimes without CDI it also gives containers the devices that their annotations name: as a precreate hook, as a
 // createRuntime hook, or under the name gpu-cdi-runtime, as a program that adds the devices and then runs the runtime.
+// In a container it can check what the container was given.
 package main
 
 import (
@@ -24,9 +25,10 @@ import (
 const usage = `Usage: prestart-hook create-container [FLAG]...
        prestart-hook precreate
        prestart-hook create-runtime
+       prestart-hook check [-o table|json]
        gpu-cdi-runtime [RUNTIME OPTION]... VERB [OPTION]...
 
-An OCI hook. Runtimes and engines run it, in one of four positions. It is not meant to be run by hand.
+An OCI hook. Runtimes and engines run it, in one of four positions. Only check is meant to be run by hand.
 
 create-container, a hook of the createContainer stage with the OCI state on standard input. "gpu-cdi-plugin cdi
 generate" writes it, with its flags, into CDI specs. It makes the links and the loader cache by which programs in the
@@ -51,6 +53,10 @@ cannot be given then, so use one of the other two positions where you can. It ne
 gpu-cdi-runtime, this program under that name or gpu-cdi-runtime-ENGINE, in front of runc or crun: for "create" and
 "run" it puts the devices that the annotations name into the bundle's config.json. Then, and for every other verb at
 once, it becomes the runtime, with the same arguments, environment and files.
+
+check, in a container, says why a GPU is not there: it opens NVIDIA's device nodes and searches for the driver's
+libraries like the loader, and compares that with what the container was given. It needs nothing of the image:
+  podman run --device nvidia.com/gpu=all -v /usr/libexec/prestart-hook:/hook:ro IMAGE /hook check
 
 An annotation whose key begins with cdi.k8s.io/ has qualified names of CDI devices, separated by commas:
   cdi.k8s.io/gpu: nvidia.com/gpu=0,nvidia.com/gpu=1
@@ -79,6 +85,7 @@ EXIT STATUS
      changed, or the changes were reverted
      every position: it took longer than 10 seconds
   2  wrong arguments
+  4  check: the container cannot use what it was given, or was given no GPU
   gpu-cdi-runtime otherwise has the exit status of the runtime
 `
 
@@ -146,6 +153,9 @@ func runHook(in inject.Injector, args []string, stdin *os.File, stdout, stderr i
 	if len(args) == 1 && args[0] == "--version" {
 		fmt.Fprintln(stdout, hookName, version)
 		return statusOK
+	}
+	if isCheck(args) {
+		return runCheck(args, "/", stdout, stderr)
 	}
 	verb := ""
 	if len(args) > 0 && (args[0] == "precreate" || isLive(args)) {
