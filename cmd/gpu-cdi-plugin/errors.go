@@ -9,6 +9,7 @@ import (
 	"gpu-cdi-plugin/agent/mps"
 	"gpu-cdi-plugin/agent/plugin"
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/cmd/gpu-cdi-plugin/doctor"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/hook/install"
@@ -77,6 +78,7 @@ var errorTable = []cli.ErrorRow{
 			"again; for gpu-cdi-runtime, install prestart-hook in a directory that can be written to, and name it with " +
 			"--hook-path"
 	}),
+	cli.Sentinel(doctor.ErrNoEngine, cli.Failure, "install it, or name another engine with --try"),
 	cli.Sentinel(node.ErrUnknownDevice, cli.Failure, "gpu-cdi-plugin devices lists the devices of this host"),
 
 	// Status 2: a usage error

@@ -59,6 +59,7 @@ Options come from flags, then from the environment (--cdi-dir is GPU_CDI_CDI_DIR
 		a.hookCommand(),
 		a.serveCommand(),
 		a.mpsCommand(),
+		a.doctorCommand(),
 		// Verbs of earlier versions.
 		cli.Moved("manager", "device-manager serve", cli.Moved("checkpoint", "device-manager checkpoint")),
 		cli.Moved("admit", "device-manager admit"),

@@ -12,13 +12,16 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// PodResources is the kubelet's PodResources service. It implements List only.
+// PodResources is the kubelet's PodResources service. It implements List and, if there are Allocatable devices,
+// GetAllocatableResources.
 type PodResources struct {
 	podresources.UnimplementedPodResourcesListerServer
 
 	Pods []*podresources.PodResources // while it serves, use Set
-	Err  error
-	Busy int // how many calls of List to reject first, like the kubelet's rate limit
+	// Allocatable are IDs of devices by resource; nil means that the call is not implemented.
+	Allocatable map[string][]string
+	Err         error
+	Busy        int // how many calls of List to reject first, like the kubelet's rate limit
 
 	mu    sync.Mutex
 	lists int
@@ -50,6 +53,20 @@ func (p *PodResources) List(
 		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
 	}
 	return &podresources.ListPodResourcesResponse{PodResources: p.Pods}, p.Err
+}
+
+// GetAllocatableResources returns the allocatable devices.
+func (p *PodResources) GetAllocatableResources(
+	ctx context.Context, r *podresources.AllocatableResourcesRequest,
+) (*podresources.AllocatableResourcesResponse, error) {
+	if p.Allocatable == nil {
+		return p.UnimplementedPodResourcesListerServer.GetAllocatableResources(ctx, r)
+	}
+	resp := &podresources.AllocatableResourcesResponse{}
+	for resource, ids := range p.Allocatable {
+		resp.Devices = append(resp.Devices, &podresources.ContainerDevices{ResourceName: resource, DeviceIds: ids})
+	}
+	return resp, nil
 }
 
 // Serve serves on a socket until stop is called.

@@ -1,0 +1,636 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/driver"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// ids returns a line for each finding.
+func ids(list []Finding) []string {
+	lines := []string{}
+	for _, f := range list {
+		lines = append(lines, string(f.Severity)+" "+f.ID)
+	}
+	return lines
+}
+
+func TestNothingIsWrongOnAGoodHost(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		host func(*testing.T) *testHost
+		more func(*testHost)
+	}{
+		"a workstation with podman":                        {workstation, nil},
+		"a node with containerd 2 and a kubelet that runs": {kubeNode, nil},
+		"a node whose plugin runs": {kubeNode, func(h *testHost) {
+			h.listen(h.options.PluginDir + "/gpu-cdi-nvidia-com-gpu.sock")
+			h.kubelet.Pods.Allocatable = map[string][]string{"nvidia.com/gpu": {"GPU-a"}}
+		}},
+		"a machine with MIG devices": {func(t *testing.T) *testHost { t.Helper(); return newHost(t, "mig-h100") }, nil},
+		"docker 28.2, which has CDI on, and a hook by which --gpus works": {workstation, func(h *testHost) {
+			h.program("usr/bin/dockerd")
+			h.program("usr/bin/nvidia-cdi-hook")
+			h.packages("docker-ce", "5:28.2.2-1~debian.12~bookworm")
+		}},
+		"docker 27 with CDI turned on": {workstation, func(h *testHost) {
+			h.program("usr/bin/dockerd")
+			h.program("usr/bin/nvidia-cdi-hook")
+			h.packages("docker-ce", "5:27.0.0-1")
+			h.write("etc/docker/daemon.json", `{"features": {"cdi": true}, "default-runtime": "runc"}`)
+		}},
+		"containerd 1.7 with CDI turned on": {kubeNode, func(h *testHost) {
+			h.packages("containerd.io", "1.7.27-1", "kubelet", "1.31.0-1.1")
+			h.write("etc/containerd/config.toml", "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n")
+		}},
+		"containerd 1.7 for docker, without CRI": {workstation, func(h *testHost) {
+			h.program("usr/bin/containerd")
+			h.program("usr/bin/crictl")
+			h.packages("containerd.io", "1.7.27-1", "podman", "4.3.1")
+			h.write("etc/containerd/config.toml", "disabled_plugins = [\"cri\"]\n")
+		}},
+		"CRI-O with its usual files": {workstation, func(h *testHost) {
+			h.program("usr/bin/crio")
+			h.write("etc/crio/crio.conf.d/10-crio.conf", "[crio.runtime]\ndefault_runtime = \"crun\"\n"+
+				"[crio.runtime.runtimes.crun]\nruntime_path = \"/usr/bin/crun\"\n")
+		}},
+		"SELinux that lets containers use devices": {workstation, func(h *testHost) {
+			h.write("sys/fs/selinux/enforce", "1")
+			h.write("sys/fs/selinux/booleans/container_use_devices", "1 1")
+		}},
+		"SELinux that enforces, with engines that set no labels": {kubeNode, func(h *testHost) {
+			h.write("sys/fs/selinux/enforce", "1")
+			h.write("sys/fs/selinux/booleans/container_use_devices", "0 0")
+		}},
+		"NVIDIA's runtime as the default one, which ignores images": {workstation, func(h *testHost) {
+			h.program("usr/bin/dockerd")
+			h.program("usr/bin/nvidia-container-runtime")
+			h.program("usr/bin/nvidia-container-runtime-hook")
+			h.packages("docker-ce", "5:28.2.2-1")
+			h.write("etc/docker/daemon.json", `{"default-runtime": "nvidia",
+				"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}`)
+			h.write("etc/nvidia-container-runtime/config.toml",
+				"accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
+		}},
+		"a hook whose program exists": {workstation, func(h *testHost) {
+			h.program("usr/libexec/other-hook")
+			h.write("usr/share/containers/oci/hooks.d/10-other.json", hookDocumentOf("/usr/libexec/other-hook"))
+		}},
+		"a hook document of the old version": {workstation, func(h *testHost) {
+			h.program("usr/libexec/other-hook")
+			h.write("usr/share/containers/oci/hooks.d/10-other.json",
+				`{"hook": "/usr/libexec/other-hook", "stages": ["prestart"], "cmds": [".*"]}`)
+		}},
+		"a fabric manager without a socket": {dgxNode, func(h *testHost) {
+			h.remove("run/nvidia-fabricmanager")
+			h.writeSpec()
+			h.write("proc/55/comm", "nv-fabricmanage\n")
+		}},
+		"an older package beside a program that was built here": {kubeNode, func(h *testHost) {
+			h.program("usr/local/bin/containerd")
+			h.packages("containerd", "1.6.20", "kubelet", "1.36.3")
+		}},
+		"a spec on a tmpfs that a service makes again": {workstation, func(h *testHost) {
+			h.mount("run/cdi", 0)
+			h.writeSpec()
+			h.write("run/systemd/system/x", "")
+			h.link("etc/systemd/system/multi-user.target.wants/gpu-cdi-watch.service", "../gpu-cdi-watch.service")
+		}},
+		"a spec that needs no hook, without the hook": {workstation, func(h *testHost) {
+			h.options.Hook = ""
+			h.writeSpec()
+			h.remove("usr/libexec/prestart-hook")
+		}},
+		"a spec for nvidia-smi only": {workstation, func(h *testHost) {
+			h.options.Capabilities = driver.Utility
+			h.writeSpec()
+		}},
+		"a spec of another vendor whose files are gone": {workstation, func(h *testHost) {
+			h.write("etc/cdi/intel.json", `{"cdiVersion": "0.5.0", "kind": "intel.com/gpu", "devices": [
+				{"name": "x", "containerEdits": {"deviceNodes": [{"path": "/dev/dri/card9"}]}}]}`)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := c.host(t)
+			if c.more != nil {
+				c.more(h)
+			}
+			if list := h.examine(); len(list) > 0 {
+				t.Errorf("got %+v", list)
+			}
+		})
+	}
+}
+
+func hookDocumentOf(program string) string {
+	return fmt.Sprintf(`{"version": "1.0.0", "hook": {"path": %q}, "when": {"always": true}, "stages": ["prestart"]}`,
+		program)
+}
+
+// fault is one fault on a good host, and the findings about it.
+type fault struct {
+	host func(*testing.T) *testHost
+	make func(*testHost)
+	want string // IDs with their severities
+	// says is a part of the problem or of the fix of the first finding.
+	says string
+}
+
+func TestEachFaultIsFound(t *testing.T) {
+	t.Parallel()
+	for name, c := range faults {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := c.host(t)
+			c.make(h)
+			list := h.examine()
+			if diff := cmp.Diff(strings.Split(c.want, ", "), ids(list)); diff != "" {
+				t.Fatalf("(-want +got):\n%s\n%+v", diff, list)
+			}
+			if text := list[0].Problem + "\n" + list[0].Fix; !strings.Contains(text, c.says) {
+				t.Errorf("want %q in:\n%s", c.says, text)
+			}
+			for _, f := range list {
+				if f.Subject == "" || f.Problem == "" || f.Why == "" || f.Fix == "" {
+					t.Errorf("a part is empty: %+v", f)
+				}
+			}
+		})
+	}
+}
+
+func major(h *testHost, name string, number uint32) {
+	h.remove(name)
+	testenv.Must(h.t, unix.Mknod(h.at(name), unix.S_IFCHR|0o666, int(unix.Mkdev(number, 0))))
+}
+
+var faults = map[string]fault{
+	"no driver": {workstation, func(h *testHost) {
+		h.remove(h.node.LibDir(), "sys/module/nvidia", "proc/driver", "run/cdi/nvidia.com-gpu.json")
+	}, "error driver-missing", "no libcuda or libnvidia-ml"},
+	"no GPU on the bus either": {workstation, func(h *testHost) {
+		h.remove(h.node.LibDir(), "sys/module/nvidia", "proc/driver", "sys/bus", "run/cdi/nvidia.com-gpu.json")
+	}, "error driver-missing", "no NVIDIA GPU is on the PCI bus"},
+	"a loaded module without libraries": {workstation, func(h *testHost) {
+		h.remove(h.node.LibDir(), "run/cdi/nvidia.com-gpu.json")
+	}, "error driver-missing", "580.126.09 is loaded"},
+	"a driver that is not loaded": {workstation, func(h *testHost) {
+		h.remove("sys/module/nvidia", "proc/driver")
+	}, "error driver-not-loaded", "modprobe nvidia"},
+	"nouveau in place of the driver": {workstation, func(h *testHost) {
+		h.remove("sys/module/nvidia", "proc/driver")
+		h.write("sys/module/nouveau/initstate", "live\n")
+	}, "error driver-not-loaded", "nouveau is, which takes the GPUs"},
+	"libraries of another version than the module": {workstation, func(h *testHost) {
+		testenv.Must(h.t, h.node.SetKernelVersion("590.44.01"))
+	}, "error driver-version", "the driver has version 590.44.01"},
+	"an empty libcuda": {workstation, func(h *testHost) {
+		h.write(h.node.LibDir()+"/libcuda.so.580.126.09", "")
+		h.remove("run/cdi/nvidia.com-gpu.json")
+	}, "error driver-damaged, error spec-missing", "libcuda.so.580.126.09"},
+	"no nvidia-smi beside libnvidia-ml": {workstation, func(h *testHost) {
+		h.remove("usr/bin/nvidia-smi")
+		h.writeSpec()
+	}, "warning driver-files", "nvidia-smi"},
+	"a driver that does not answer": {workstation, func(h *testHost) {
+		h.options.Devices = func(context.Context) (*gpu.Snapshot, error) {
+			return nil, fmt.Errorf("start: %w", gpu.ErrNotAnswering)
+		}
+		h.options.Advice = func(error) string { return "see dmesg" }
+	}, "error driver-fails", "see dmesg"},
+	"a driver without GPUs": {workstation, func(h *testHost) {
+		h.options.Devices = func(context.Context) (*gpu.Snapshot, error) { return &gpu.Snapshot{}, nil }
+		h.remove("run/cdi/nvidia.com-gpu.json", "proc/driver/nvidia/gpus")
+	}, "error gpu-none", "has no GPU"},
+	"a lost GPU": {dgxNode, func(h *testHost) {
+		h.options.Devices = func(context.Context) (*gpu.Snapshot, error) {
+			s, err := h.node.Snapshot()
+			s.Devices[3].Error = "GPU is lost"
+			return s, err
+		}
+	}, "error gpu-unreadable, error spec-stale", "nvidia-smi --gpu-reset"},
+	"NVSwitches without a fabric manager": {dgxNode, func(h *testHost) {
+		h.remove("run/nvidia-fabricmanager")
+		h.writeSpec()
+	}, "error fabricmanager-missing", "systemctl enable --now nvidia-fabricmanager"},
+	"NVSwitches without a persistence daemon": {dgxNode, func(h *testHost) {
+		h.remove("run/nvidia-persistenced")
+		h.writeSpec()
+	}, "note persistenced-missing", "nvidia-persistenced"},
+
+	"nvidia_uvm is not loaded, as after a boot": {workstation, func(h *testHost) {
+		h.remove("sys/module/nvidia_uvm", "dev/nvidia-uvm", "dev/nvidia-uvm-tools")
+		h.writeSpec()
+	}, "error module-uvm", "nvidia-modprobe -u -c 0"},
+	"no device node for unified memory": {workstation, func(h *testHost) {
+		h.remove("dev/nvidia-uvm")
+		h.writeSpec()
+	}, "error node-missing", "nvidia-modprobe -u -c 0"},
+	"no /dev/nvidiactl": {workstation, func(h *testHost) {
+		h.remove("dev/nvidiactl")
+		h.options.Devices = func(context.Context) (*gpu.Snapshot, error) { return nil, gpu.ErrNoDriver }
+	}, "error node-missing, error spec-stale", "does not exist"},
+	"no device node of a GPU": {dgxNode, func(h *testHost) {
+		h.remove("dev/nvidia3")
+		h.writeSpec()
+	}, "error node-missing", "/dev/nvidia3"},
+	"no device node of a MIG device": {
+		func(t *testing.T) *testHost { t.Helper(); return newHost(t, "mig-h100") },
+		func(h *testHost) {
+			s, err := h.node.Snapshot()
+			testenv.Must(h.t, err)
+			i := 0
+			for len(s.Devices[i].MIG) == 0 {
+				i++
+			}
+			h.remove(fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", s.Devices[i].MIG[0].ComputeInstanceCap))
+			h.writeSpec()
+		}, "error node-missing", "nvidia-caps/nvidia-cap",
+	},
+	"a regular file in place of a device node": {workstation, func(h *testHost) {
+		h.remove("dev/nvidia0")
+		h.write("dev/nvidia0", "")
+		h.remove("run/cdi/nvidia.com-gpu.json")
+	}, "error node-type, error spec-missing", "regular file"},
+	"a device node from before the reboot": {workstation, func(h *testHost) {
+		major(h, "dev/nvidia-uvm", 250)
+	}, "error node-number", "major number 250"},
+
+	"containerd 1.7, where CDI is off": {kubeNode, func(h *testHost) {
+		h.packages("containerd.io", "1.7.27-1", "kubelet", "1.36.3-1.1")
+		h.write("etc/containerd/config.toml", "version = 2\n")
+	}, "error cdi-off", "enable_cdi = true"},
+	"containerd 1.6, which has no CDI": {kubeNode, func(h *testHost) {
+		h.packages("containerd", "1.6.20~ds1-1", "kubelet", "1.36.3-1.1")
+		h.remove("etc/containerd/config.toml")
+	}, "error cdi-off", "version 1.6.20 of containerd does not know CDI"},
+	"containerd 2 with CDI turned off in a drop-in": {kubeNode, func(h *testHost) {
+		h.write("etc/containerd/config.toml", "version = 3\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n")
+		h.write("etc/containerd/conf.d/10-cdi.toml", "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\"]\n"+
+			"enable_cdi = false\n")
+	}, "error cdi-off", "/etc/containerd/conf.d/10-cdi.toml turns CDI off"},
+	"containerd of unknown version": {kubeNode, func(h *testHost) {
+		h.packages("kubelet", "1.36.3-1.1")
+		h.write("etc/containerd/config.toml", "version = 2\n")
+	}, "note cdi-unknown", "the version of containerd is unknown"},
+	"docker 27, where CDI is off": {workstation, func(h *testHost) {
+		h.program("usr/bin/dockerd")
+		h.program("usr/bin/nvidia-cdi-hook")
+		h.packages("docker-ce", "5:27.0.0-1")
+	}, "error cdi-off", `"features": {"cdi": true}`},
+	"docker 28.2 with CDI turned off": {workstation, func(h *testHost) {
+		h.program("usr/bin/dockerd")
+		h.program("usr/bin/nvidia-cdi-hook")
+		h.packages("docker-ce", "5:28.2.2-1")
+		h.write("etc/docker/daemon.json", `{"features": {"cdi": false}}`)
+	}, "error cdi-off", "daemon.json turns CDI off"},
+	"docker 20, which has no CDI": {workstation, func(h *testHost) {
+		h.program("usr/sbin/dockerd")
+		h.program("usr/bin/nvidia-cdi-hook")
+		h.packages("docker.io", "20.10.24+dfsg1-1")
+	}, "error cdi-off", "install a newer version of docker"},
+	"podman 3.4, which has no CDI": {workstation, func(h *testHost) {
+		h.packages("podman", "3.4.4+ds1-1ubuntu1")
+	}, "error cdi-off", "version 3.4.4 of podman does not know CDI"},
+	"CRI-O without CDI directories": {workstation, func(h *testHost) {
+		h.program("usr/bin/crio")
+		h.write("etc/crio/crio.conf", "[crio.runtime]\ncdi_spec_dirs = []\n")
+	}, "error cdi-off", "/etc/crio/crio.conf has an empty list"},
+	"podman that reads specs elsewhere": {workstation, func(h *testHost) {
+		h.write("etc/containers/containers.conf.d/cdi.conf", "[engine]\ncdi_spec_dirs = [\"/etc/cdi\"]\n")
+	}, "error spec-dir", "/etc/containers/containers.conf.d/cdi.conf"},
+	"a spec where no engine reads": {workstation, func(h *testHost) {
+		h.options.CDIDir = h.at("opt/cdi")
+		h.writeSpec()
+	}, "error spec-dir", "podman reads CDI specs in /etc/cdi, /var/run/cdi"},
+	"a configuration of podman that is no TOML": {workstation, func(h *testHost) {
+		h.write("etc/containers/containers.conf", "[engine\n")
+	}, "error engine-config", "/etc/containers/containers.conf: line 1"},
+	"a configuration of docker that is no JSON": {workstation, func(h *testHost) {
+		h.program("usr/bin/dockerd")
+		h.write("etc/docker/daemon.json", `{"features"`)
+	}, "error engine-config", "/etc/docker/daemon.json"},
+	"a FIFO in place of a configuration": {workstation, func(h *testHost) {
+		testenv.Must(h.t, unix.Mkfifo(h.at("etc/containers/containers.conf"), 0o644))
+	}, "error engine-config", "/etc/containers/containers.conf"},
+	"docker that reads another file": {workstation, func(h *testHost) {
+		h.program("usr/bin/dockerd")
+		h.write("etc/systemd/system/docker.service.d/a.conf", "[Service]\nExecStart=\n"+
+			"ExecStart=/usr/bin/dockerd --config-file /srv/daemon.json\n")
+	}, "note unchecked", "docker reads this file"},
+	"a containerd of k3s": {kubeNode, func(h *testHost) {
+		h.write("var/lib/rancher/k3s/agent/etc/containerd/config.toml", "version = 3\n")
+	}, "note unchecked", "was not examined"},
+	"a default runtime by its name, which is gone": {workstation, func(h *testHost) {
+		h.program("usr/bin/dockerd")
+		h.program("usr/bin/nvidia-cdi-hook")
+		h.packages("docker-ce", "5:28.2.2-1")
+		h.write("etc/docker/daemon.json", `{"default-runtime": "youki", "runtimes": {"youki": {"path": "youki"}}}`)
+	}, "error runtime-missing", "the runtime youki of docker is youki"},
+	"NVIDIA's runtime as docker's default": {workstation, func(h *testHost) {
+		h.program("usr/bin/dockerd")
+		h.program("usr/bin/nvidia-container-runtime")
+		h.program("usr/bin/nvidia-container-runtime-hook")
+		h.packages("docker-ce", "5:28.2.2-1")
+		h.write("etc/docker/daemon.json", `{"default-runtime": "nvidia",
+			"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}`)
+	}, "warning runtime-nvidia", "accept-nvidia-visible-devices-envvar-when-unprivileged"},
+	"NVIDIA's runtime as containerd's default, from a drop-in": {kubeNode, func(h *testHost) {
+		h.program("usr/bin/nvidia-container-runtime")
+		h.write("etc/containerd/config.toml", "version = 3\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n")
+		h.write("etc/containerd/conf.d/99-nvidia.toml", "version = 3\n"+
+			"[plugins.\"io.containerd.cri.v1.runtime\".containerd]\ndefault_runtime_name = \"nvidia\"\n"+
+			"[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.nvidia]\nruntime_type = \"io.containerd.runc.v2\"\n"+
+			"[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.nvidia.options]\n"+
+			"BinaryName = \"/usr/bin/nvidia-container-runtime\"\n")
+	}, "warning runtime-nvidia", "/etc/containerd/conf.d/99-nvidia.toml"},
+	"NVIDIA's runtime as CRI-O's default": {workstation, func(h *testHost) {
+		h.program("usr/bin/crio")
+		h.program("usr/bin/nvidia-container-runtime")
+		h.write("etc/crio/crio.conf.d/99-nvidia.conf", "[crio.runtime]\ndefault_runtime = \"nvidia\"\n"+
+			"[crio.runtime.runtimes.nvidia]\nruntime_path = \"/usr/bin/nvidia-container-runtime\"\n")
+	}, "warning runtime-nvidia", "/etc/crio/crio.conf.d/99-nvidia.conf"},
+	"a default runtime that is gone": {workstation, func(h *testHost) {
+		h.program("usr/bin/dockerd")
+		h.program("usr/bin/nvidia-cdi-hook")
+		h.packages("docker-ce", "5:28.2.2-1")
+		h.write("etc/docker/daemon.json", `{"default-runtime": "mine", "runtimes": {"mine": {"path": "/opt/mine"}}}`)
+	}, "error runtime-missing", "/opt/mine, which does not exist"},
+	"a runtime that is gone": {workstation, func(h *testHost) {
+		h.program("usr/bin/dockerd")
+		h.program("usr/bin/nvidia-cdi-hook")
+		h.packages("docker-ce", "5:28.2.2-1")
+		h.write("etc/docker/daemon.json", `{"runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}}`)
+	}, "warning runtime-missing", "remove the runtime"},
+	"docker --gpus without a program": {workstation, func(h *testHost) {
+		h.program("usr/bin/dockerd")
+		h.packages("docker-ce", "5:28.2.2-1")
+	}, "note docker-gpus", "docker run --device nvidia.com/gpu=all"},
+	"podman allows too few processes": {workstation, func(h *testHost) {
+		h.write("etc/containers/containers.conf", "[containers]\npids_limit = 5\n")
+	}, "error pids-limit", "set pids_limit in /etc/containers/containers.conf to 11"},
+	"the kubelet allows too few processes": {kubeNode, func(h *testHost) {
+		h.write("var/lib/kubelet/config.yaml", "podPidsLimit: 10\n")
+	}, "error pids-limit", "set podPidsLimit in /var/lib/kubelet/config.yaml to 11"},
+
+	"no spec": {workstation, func(h *testHost) {
+		h.remove("run/cdi/nvidia.com-gpu.json")
+	}, "error spec-missing", "gpu-cdi-plugin cdi generate --write"},
+	"a device in two files": {workstation, func(h *testHost) {
+		text, err := os.ReadFile(h.at("run/cdi/nvidia.com-gpu.json"))
+		testenv.Must(h.t, err)
+		h.write("run/cdi/nvidia.json", string(text))
+	}, "error spec-conflict", "nvidia.json define nvidia.com/gpu=0"},
+	"a spec with an unknown key": {workstation, func(h *testHost) {
+		h.write("etc/cdi/broken.json", `{"cdiVersion": "0.5.0", "kind": "a.com/b", "what": 1}`)
+	}, "error spec-unreadable", "what"},
+	"a file in place of /etc/cdi": {workstation, func(h *testHost) {
+		h.write("etc/cdi", "")
+	}, "error spec-unreadable, error spec-missing", "not a directory"},
+	"a spec that only root can read": {workstation, func(h *testHost) {
+		testenv.Must(h.t, os.Chmod(h.at("run/cdi/nvidia.com-gpu.json"), 0o600))
+	}, "warning spec-private", "chmod a+rX"},
+	"a directory of specs that only root can read": {workstation, func(h *testHost) {
+		testenv.Must(h.t, os.Chmod(h.at("run/cdi"), 0o700))
+	}, "warning spec-private", "chmod a+rX"},
+	"a spec from before MIG was turned on": {dgxNode, func(h *testHost) {
+		testenv.Must(h.t, h.node.SetMIG(0, []string{"1g.10gb"}))
+		h.linkNodes()
+	}, "error spec-stale", "device 0"},
+	"a spec without a hook, from before MIG was turned on": {dgxNode, func(h *testHost) {
+		h.options.Hook = ""
+		h.writeSpec()
+		testenv.Must(h.t, h.node.SetMIG(0, []string{"1g.10gb"}))
+		h.linkNodes()
+	}, "error spec-stale", "device 0"},
+	"a spec of another program, of a GPU that is gone": {workstation, func(h *testHost) {
+		h.remove("run/cdi/nvidia.com-gpu.json")
+		h.write("run/cdi/nvidia.yaml", `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [
+			{"name": "GPU-00000000-0000-0000-0000-000000000000", "containerEdits": {"env": ["A=B"]}}]}`)
+	}, "error spec-stale", "nvidia-ctk cdi generate"},
+	"a spec that others can change": {workstation, func(h *testHost) {
+		h.options.TrustedFile = func(path string) error { return fmt.Errorf("%s: %w", path, trust.ErrUnsafe) }
+	}, "error spec-unsafe", "its hooks run as root"},
+	"a state directory on a tmpfs": {workstation, func(h *testHost) {
+		h.mount("var/lib/gpu-cdi-plugin", 0)
+	}, "warning state-tmpfs", "--state-dir"},
+	"a spec that a reboot removes": {workstation, func(h *testHost) {
+		h.mount("run/cdi", 0)
+		h.writeSpec()
+		h.write("run/systemd/system/x", "")
+	}, "note spec-volatile", "gpu-cdi-plugin cdi watch"},
+	"a read-only state directory": {workstation, func(h *testHost) {
+		h.mount("var/lib/gpu-cdi-plugin", unix.MS_RDONLY)
+	}, "error dir-read-only", "--state-dir"},
+
+	"a kubelet whose socket does not answer": {kubeNode, func(h *testHost) {
+		h.kubelet.Stop()
+	}, "error kubelet-socket", "--device-plugin-dir"},
+	"a kubelet that does not run": {kubeNode, func(h *testHost) {
+		h.kubelet.Stop()
+		h.remove("proc/4711")
+	}, "warning kubelet-stopped", "systemctl start kubelet"},
+	"a kubelet with another root directory": {kubeNode, func(h *testHost) {
+		h.runKubelet("/usr/bin/kubelet", "--root-dir", "/data/kubelet")
+		h.options.Watcher = true
+	}, "error kubelet-root-dir", "--plugins-registry-dir /data/kubelet/plugins_registry"},
+	"no socket with the devices of pods": {kubeNode, func(h *testHost) {
+		h.kubelet.StopPods()
+	}, "warning kubelet-pods", "--pod-resources-socket"},
+	"a kubelet that passes no CDI devices on": {kubeNode, func(h *testHost) {
+		h.write("var/lib/kubelet/config.yaml", "featureGates:\n  DevicePluginCDIDevices: false\n")
+	}, "warning kubelet-cdi", "turns the feature DevicePluginCDIDevices off"},
+	"a kubelet before 1.29": {kubeNode, func(h *testHost) {
+		h.packages("kubelet", "1.27.4-00", "containerd.io", "2.1.4-1")
+	}, "warning kubelet-cdi", "version 1.27.4"},
+	"a kubelet's configuration that is no YAML": {kubeNode, func(h *testHost) {
+		h.write("var/lib/kubelet/config.yaml", "a: [\n")
+	}, "note unchecked", "it cannot be read"},
+	"NVIDIA's plugin beside ours": {kubeNode, func(h *testHost) {
+		h.listen(h.options.PluginDir + "/nvidia-gpu.sock")
+		h.listen(h.options.PluginDir + "/gpu-cdi-nvidia-com-gpu.sock")
+	}, "error plugin-other", "another device plugin"},
+	"NVIDIA's plugin alone": {kubeNode, func(h *testHost) {
+		h.listen(h.options.PluginDir + "/nvidia-gpu.sock")
+	}, "note plugin-other", "gpu-cdi-plugin serve does not run"},
+	"a process that is NVIDIA's plugin": {kubeNode, func(h *testHost) {
+		h.listen(h.options.PluginDir + "/gpu-cdi-nvidia-com-gpu.sock")
+		h.write("proc/99/comm", "nvidia-device-p\n")
+	}, "error plugin-other", "another device plugin"},
+	"a resource that outlived its plugin": {kubeNode, func(h *testHost) {
+		h.kubelet.Pods.Allocatable = map[string][]string{"nvidia.com/gpu": {"GPU-a", "GPU-b"}, "a.com/b": {"x"}}
+	}, "error plugin-gone", "the kubelet has 2 of it"},
+
+	"a hook whose program is gone": {workstation, func(h *testHost) {
+		h.write("usr/share/containers/oci/hooks.d/10-gone.json", hookDocumentOf("/usr/libexec/gone"))
+	}, "error hook-program", "rm /usr/share/containers/oci/hooks.d/10-gone.json"},
+	"our own hook document whose program is gone": {workstation, func(h *testHost) {
+		h.write("etc/containers/oci/hooks.d/50-gpu-cdi-plugin.json", hookDocumentOf("/opt/prestart-hook"))
+	}, "error hook-program", "gpu-cdi-plugin hook uninstall"},
+	"a hook that is not executable": {workstation, func(h *testHost) {
+		h.write("usr/libexec/flat", "")
+		h.write("etc/containers/oci/hooks.d/10-flat.json", hookDocumentOf("/usr/libexec/flat"))
+	}, "error hook-program", "chmod 755 /usr/libexec/flat"},
+	"a hook in the directory that podman is configured with": {workstation, func(h *testHost) {
+		h.write("etc/containers/containers.conf", "[engine]\nhooks_dir = [\"/srv/hooks\"]\n")
+		h.write("srv/hooks/a.json", hookDocumentOf("/usr/libexec/gone"))
+		h.write("usr/share/containers/oci/hooks.d/10-unread.json", hookDocumentOf("/usr/libexec/gone"))
+	}, "error hook-program", "/srv/hooks/a.json"},
+	"a hook document that is no JSON": {workstation, func(h *testHost) {
+		h.write("usr/share/containers/oci/hooks.d/10-bad.json", "{")
+	}, "error hook-file", "it cannot be used"},
+	"NVIDIA's older hook": {workstation, func(h *testHost) {
+		h.program("usr/bin/nvidia-container-toolkit")
+		h.write("usr/share/containers/oci/hooks.d/oci-nvidia-hook.json", hookDocumentOf("/usr/bin/nvidia-container-toolkit"))
+	}, "warning hook-nvidia", "rm /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json"},
+	"a hook that others can change": {workstation, func(h *testHost) {
+		h.program("usr/libexec/other")
+		h.write("usr/share/containers/oci/hooks.d/10-other.json", hookDocumentOf("/usr/libexec/other"))
+		h.options.TrustedHook = func(path string) error {
+			if filepath.Base(path) == "other" {
+				return fmt.Errorf("%s: %w", path, trust.ErrUnsafe)
+			}
+			return nil
+		}
+	}, "error hook-unsafe", "others can change it"},
+	"no prestart-hook": {workstation, func(h *testHost) {
+		h.options.Hook = h.at("usr/libexec/elsewhere")
+	}, "error hook-missing", "--hook-path"},
+	"a prestart-hook that is not executable": {workstation, func(h *testHost) {
+		h.write("opt/prestart-hook", "")
+		h.options.Hook = h.at("opt/prestart-hook")
+	}, "error hook-missing", "chmod 755"},
+	"a prestart-hook that was not found": {workstation, func(h *testHost) {
+		h.options.Hook, h.options.NoHook = "", errors.New("no such file")
+	}, "note unchecked", "no such file"},
+	"SELinux forbids devices": {workstation, func(h *testHost) {
+		h.write("sys/fs/selinux/enforce", "1")
+		h.write("sys/fs/selinux/booleans/container_use_devices", "0 0")
+	}, "warning selinux", "setsebool -P container_use_devices on"},
+	"a low limit of inotify instances": {workstation, func(h *testHost) {
+		h.write("proc/sys/fs/inotify/max_user_instances", "64\n")
+	}, "warning inotify", "sysctl -w fs.inotify.max_user_instances"},
+	"no inotify instances left": {workstation, func(h *testHost) {
+		h.write("proc/77/status", "Name:\tx\nUid:\t0\t0\t0\t0\n")
+		for fd := range 120 {
+			h.link(fmt.Sprintf("proc/77/fd/%d", fd), "anon_inode:inotify")
+		}
+	}, "warning inotify", "root has 120"},
+	"control groups of both versions": {workstation, func(h *testHost) {
+		h.remove("sys/fs/cgroup")
+		h.write("sys/fs/cgroup/devices/tasks", "")
+		h.write("sys/fs/cgroup/unified/cgroup.controllers", "")
+	}, "warning cgroup-hybrid", "systemd.unified_cgroup_hierarchy=1"},
+	"control groups that the kubelet refuses": {kubeNode, func(h *testHost) {
+		h.remove("sys/fs/cgroup")
+		h.write("sys/fs/cgroup/devices/tasks", "")
+	}, "error cgroup-v1", "failCgroupV1"},
+	"no links for systemd": {kubeNode, func(h *testHost) {
+		h.remove("dev/char")
+	}, "warning dev-char", "L+ /dev/char/195:0 - - - - ../nvidia0"},
+	"a file that this process may not read": {workstation, func(h *testHost) {
+		h.remove("proc/thread-self")
+	}, "note unchecked", "the use of inotify"},
+}
+
+func TestGoVersion(t *testing.T) {
+	for module, c := range map[string]struct {
+		version string
+		want    []int
+	}{
+		"github.com/moby/moby/v2":             {"v2.0.0-beta.24", []int{29}},
+		"github.com/containerd/containerd/v2": {"(devel)", []int{2}},
+		"github.com/containerd/containerd":    {"(devel)", []int{1}},
+		"github.com/docker/docker":            {"v28.0.1+incompatible", []int{28, 0, 1}},
+		"github.com/containers/podman/v5":     {"", []int{5}},
+		"k8s.io/kubernetes":                   {"v0.0.0-20260101000000-abc", nil},
+		"github.com/cri-o/cri-o":              {"v1.36.3", []int{1, 36, 3}},
+	} {
+		if diff := cmp.Diff(c.want, goVersion(module, c.version)); diff != "" {
+			t.Errorf("%s %s: %s", module, c.version, diff)
+		}
+	}
+}
+
+func TestComparisonWithAMajorVersion(t *testing.T) {
+	for _, c := range []struct {
+		version, other  []int
+		before, isSince bool
+	}{
+		{[]int{2}, []int{2, 0}, false, true},
+		{[]int{1}, []int{2, 0}, true, false},
+		{[]int{1}, []int{1, 7}, false, false}, // unknown
+		{[]int{29}, []int{28, 2}, false, true},
+		{nil, []int{2, 0}, false, false},
+		{[]int{28, 1, 9}, []int{28, 2}, true, false},
+		{[]int{28, 2}, []int{28, 2}, false, true},
+	} {
+		if before(c.version, c.other...) != c.before || isSince(c.version, c.other...) != c.isSince {
+			t.Errorf("%v and %v", c.version, c.other)
+		}
+	}
+}
+
+// The documentation has a row for each kind of finding, and each kind has a test that makes the fault.
+func TestEveryKindOfFindingHasATest(t *testing.T) {
+	tested := map[string]bool{
+		"hook-noexec": true, "try-failed": true, "try-differs": true, // they have tests of their own
+	}
+	for _, c := range faults {
+		for line := range strings.SplitSeq(c.want, ", ") {
+			_, id, _ := strings.Cut(line, " ")
+			tested[id] = true
+		}
+	}
+	for _, k := range catalogue {
+		if !tested[k.id] {
+			t.Errorf("no test makes the fault of %s", k.id)
+		}
+	}
+}
+
+func TestAHookOnANoexecMount(t *testing.T) {
+	h := workstation(t)
+	h.mount("opt", unix.MS_NOEXEC)
+	h.program("opt/prestart-hook")
+	h.options.Hook = h.at("opt/prestart-hook")
+	if diff := cmp.Diff([]string{"error hook-noexec"}, ids(h.examine())); diff != "" {
+		t.Error(diff)
+	}
+}
+
+var update = flag.Bool("update", false, "write the table in the documentation")
+
+func TestTheDocumentationHasAllFindings(t *testing.T) {
+	var table strings.Builder
+	table.WriteString("| finding | what is wrong | why it matters | what mends it |\n|---|---|---|---|\n")
+	for _, k := range catalogue {
+		fix := strings.NewReplacer("{subject}", "FILE", "|", `\|`).Replace(k.fix)
+		fmt.Fprintf(&table, "| `%s` (%s) | %s | %s | %s |\n", k.id, k.severity, k.wrong, k.why, fix)
+	}
+	const file, mark = "../../../docs/doctor.md", "<!-- findings -->\n"
+	data, err := os.ReadFile(file)
+	testenv.Must(t, err)
+	head, got, _ := strings.Cut(string(data), mark)
+	if *update {
+		got = table.String()
+		testenv.Must(t, os.WriteFile(file, []byte(head+mark+got), 0o644))
+	}
+	if diff := cmp.Diff(table.String(), got); diff != "" {
+		t.Errorf("%s (-want +got; -update writes it):\n%s", file, diff)
+	}
+}
