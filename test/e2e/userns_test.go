@@ -61,7 +61,7 @@ func TestRootlessPodman(t *testing.T) {
 		t.Run(runtime, func(t *testing.T) {
 			t.Parallel()
 			path := testenv.Command(t, runtime)
-			res := proc.Must(t, 0, proc.Cmd{Args: engine.Namespace(t, userAccount(t, path), engine.V1,
+			res := proc.Must(t, 0, proc.Cmd{Args: engine.Namespace(t, t.TempDir(), userAccount(t, path), engine.V1,
 				"bash", "-c", rootless, "rootless", bin, archive, path)})
 			for container := range strings.SplitSeq(res.Stdout, "== ") {
 				position, out, _ := strings.Cut(container, "\n")

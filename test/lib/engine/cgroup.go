@@ -73,10 +73,27 @@ func inNamespace(t testing.TB, cdi, etc string, c Cgroup, args ...string) []stri
 	}, args...)
 }
 
-// Namespace returns the command that runs args like inNamespace, with an empty directory of CDI specs.
-func Namespace(t testing.TB, etc string, c Cgroup, args ...string) []string {
+// Namespace returns the command that runs args like inNamespace, with the directory of CDI specs `cdi`.
+func Namespace(t testing.TB, cdi, etc string, c Cgroup, args ...string) []string {
 	t.Helper()
-	return inNamespace(t, t.TempDir(), etc, c, args...)
+	return inNamespace(t, cdi, etc, c, args...)
+}
+
+// PodmanFor makes a directory with a program podman for others to run: with a store below that directory, and with a
+// runtime. It returns the environment for them.
+func PodmanFor(t testing.TB, runtime string) (env []string) {
+	t.Helper()
+	dir := t.TempDir()
+	config := filepath.Join(dir, "containers.conf")
+	var line strings.Builder
+	for _, arg := range append(podman(t, dir), "--runtime", testenv.Command(t, runtime)) {
+		line.WriteString("'" + arg + "' ")
+	}
+	testenv.WriteProgram(t, filepath.Join(dir, "podman"), []byte("#!/bin/sh\nexec "+line.String()+"\"$@\"\n"))
+	// A machine without CAP_SYS_RESOURCE cannot raise limits; podman's own defaults would.
+	testenv.Must(t, os.WriteFile(config, []byte("[containers]\n"+
+		"default_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\npids_limit = 0\n"), 0o644))
+	return append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "CONTAINERS_CONF="+config)
 }
 
 // arrangement returns the change of this machine's control groups that gives version c, or "".

@@ -1,0 +1,141 @@
+package e2e
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/test/lib/engine"
+	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/suite"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// TestDoctorTriesPodman has the doctor start a container with podman. The device nodes of a simulated node have no
+// driver, so each try says so, unless they are made like /dev/null.
+func TestDoctorTriesPodman(t *testing.T) {
+	t.Parallel()
+	testenv.Command(t, "podman")
+	for name, c := range map[string]struct {
+		change func(*testing.T, *suite.Node)
+		device string
+		// want are the IDs and parts of the problems of the findings about the try.
+		want [][2]string
+	}{
+		"a container that can use its GPU": {makeOpenable, "nvidia.com/gpu=all", nil},
+		"a spec that needs no hook": {
+			func(t *testing.T, n *suite.Node) {
+				t.Helper()
+				makeOpenable(t, n)
+				n.Plugin(t, 0, "--no-hook", "cdi", "generate", "--file", n.Spec())
+			},
+			"all", nil,
+		},
+		"a device that no spec has": {
+			makeOpenable, "7", [][2]string{{"try-failed", "unresolvable CDI devices nvidia.com/gpu=7"}},
+		},
+		"a device node that the device cgroup denies": {
+			func(t *testing.T, n *suite.Node) {
+				t.Helper()
+				makeOpenable(t, n)
+				testenv.Must(t, os.Remove(filepath.Join(n.Root(), "dev/nvidia0")),
+					unix.Mknod(filepath.Join(n.Root(), "dev/nvidia0"), unix.S_IFCHR|0o666, int(unix.Mkdev(195, 0))))
+				editSpec(t, n, func(e *specs.ContainerEdits) {
+					for _, node := range e.DeviceNodes {
+						node.Permissions = "m"
+					}
+				})
+			},
+			"nvidia.com/gpu=0",
+			[][2]string{{"try-differs", "/dev/nvidia0 in the container: the device cgroup of the container does not allow it"}},
+		},
+		"a GPU that no driver serves": {
+			func(t *testing.T, n *suite.Node) {
+				t.Helper()
+				makeOpenable(t, n)
+				testenv.Must(t, os.Remove(filepath.Join(n.Root(), "dev/nvidia0")),
+					unix.Mknod(filepath.Join(n.Root(), "dev/nvidia0"), unix.S_IFCHR|0o666, int(unix.Mkdev(195, 0))))
+			},
+			"nvidia.com/gpu=0",
+			[][2]string{{"try-differs", "/dev/nvidia0 in the container: no driver serves it"}},
+		},
+		"a spec without its hook": {
+			func(t *testing.T, n *suite.Node) {
+				t.Helper()
+				makeOpenable(t, n)
+				editSpec(t, n, func(e *specs.ContainerEdits) { e.Hooks = nil })
+			},
+			"nvidia.com/gpu=0",
+			[][2]string{{"try-differs", "/etc/ld.so.cache in the container: the loader does not find"}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := shared.Node(t, "workstation")
+			c.change(t, n)
+			env := engine.PodmanFor(t, "runc")
+			res, err := proc.Run(t.Context(), proc.Cmd{
+				Env: env,
+				Args: engine.Namespace(t, n.CDIDir, "", engine.V1,
+					"sh", "-c", `"$@"; podman images --quiet; podman ps --all --quiet`, "sh",
+					shared.Program(t, "gpu-cdi-plugin"), "--root", n.Root(), "--cdi-dir", n.CDIDir,
+					"doctor", "--try", "podman", "--device", c.device, "-o", "json"),
+			})
+			testenv.Must(t, err)
+			var result struct {
+				Findings []struct{ ID, Subject, Problem, Fix string }
+			}
+			d := json.NewDecoder(strings.NewReader(res.Stdout))
+			testenv.Must(t, d.Decode(&result))
+			if left := strings.TrimSpace(res.Stdout[d.InputOffset():]); left != "" {
+				t.Errorf("an image or a container is left: %s", left)
+			}
+			var got [][2]string
+			for _, f := range result.Findings {
+				if strings.HasPrefix(f.ID, "try-") {
+					got = append(got, [2]string{f.ID, f.Problem})
+				}
+			}
+			if len(got) != len(c.want) {
+				t.Fatalf("want %q, got %q\n%v", c.want, got, res)
+			}
+			for i := range got {
+				if got[i][0] != c.want[i][0] || !strings.Contains(got[i][1], c.want[i][1]) {
+					t.Errorf("want %q, got %q", c.want[i], got[i])
+				}
+			}
+		})
+	}
+}
+
+// makeOpenable gives the driver's device nodes the numbers of /dev/null.
+func makeOpenable(t *testing.T, n *suite.Node) {
+	t.Helper()
+	for _, pattern := range []string{"dev/nvidia[0-9]", "dev/nvidiactl", "dev/nvidia-[um]*", "dev/nvidia-caps/*"} {
+		names, err := filepath.Glob(filepath.Join(n.Root(), pattern))
+		testenv.Must(t, err)
+		for _, name := range names {
+			testenv.Must(t, os.Remove(name), unix.Mknod(name, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
+		}
+	}
+}
+
+// editSpec changes all edits of the node's spec.
+func editSpec(t *testing.T, n *suite.Node, edit func(*specs.ContainerEdits)) {
+	t.Helper()
+	data, err := os.ReadFile(n.Spec())
+	testenv.Must(t, err)
+	var spec specs.Spec
+	testenv.Must(t, json.Unmarshal(data, &spec))
+	edit(&spec.ContainerEdits)
+	for i := range spec.Devices {
+		edit(&spec.Devices[i].ContainerEdits)
+	}
+	data, err = json.Marshal(spec)
+	testenv.Must(t, err, os.WriteFile(n.Spec(), data, 0o644))
+}
