@@ -188,14 +188,12 @@ func imports(file string, config map[string]any) []string {
 	return patterns
 }
 
-// containerdImports returns the patterns of the files that the files of containerd import. It ignores files that
-// cannot be parsed, which addContainerd reports.
+// containerdImports returns the patterns of the files that the files of containerd import, whatever their names end
+// in. It ignores files that cannot be parsed, which addContainerd reports, and those of other engines, which have no
+// imports.
 func containerdImports(files map[string]*File) []string {
 	var patterns []string
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if path.Ext(name) != ".toml" {
-			continue
-		}
 		if config, err := parseTOML(name, files[name].Data); err == nil {
 			patterns = append(patterns, imports(name, config)...)
 		}

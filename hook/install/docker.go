@@ -246,7 +246,7 @@ func removeDocker(e *edit) error {
 	original, err := e.shared(daemonFile)
 	keys := e.record.Daemon
 	e.record.Daemon = nil
-	if err != nil || original == nil {
+	if err != nil {
 		return err
 	}
 	settings, err := readDaemon(original)
@@ -256,11 +256,11 @@ func removeDocker(e *edit) error {
 	runtime, exists := settings.Runtimes[runtimeName]
 	byFlag := e.dockerFlags().defaultRuntime
 	switch isOurs := isWrapper(runtime.Path); {
-	case exists && isOurs && settings.Default == runtimeName:
+	case isOurs && settings.Default == runtimeName:
 		return &SettingError{daemonFile, isDefault("default-runtime")}
-	case exists && isOurs && byFlag.value == runtimeName:
+	case isOurs && byFlag.value == runtimeName:
 		return &SettingError{byFlag.file, isDefault("--default-runtime")}
-	case exists && isOurs && !slices.Contains(keys, runtimeKey):
+	case isOurs && !slices.Contains(keys, runtimeKey):
 		keys = append(slices.Clip(keys), runtimeKey)
 	case exists && !isOurs && slices.Contains(keys, runtimeKey):
 		e.kept = append(e.kept, daemonFile)

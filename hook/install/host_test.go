@@ -149,15 +149,21 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// containerd 1 replaces the settings of CRI by those of an imported file, so our part belongs there.
+// containerd 1 replaces the settings of CRI by those of an imported file, so our part belongs there. An imported file
+// can be a link: only a file that is changed must not be one.
 func TestImportsOfContainerd(t *testing.T) {
 	r := newRoot(t)
-	r.write("etc/containerd/config.toml", "version = 2\nimports = ['site/*.toml']\n", 0o644)
-	r.write("etc/containerd/site/a.toml", "version = 2\nimports = ['/srv/last.toml', '/srv/none.toml']\n", 0o644)
-	r.write("srv/last.toml", "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd]\n", 0o644)
+	r.write("etc/containerd/config.toml", "version = 2\nimports = ['site/*']\n", 0o644)
+	r.write("etc/containerd/site/a.conf", "version = 2\nimports = ['/srv/cri.toml', '/srv/last.toml', '/srv/none.toml']\n",
+		0o644)
+	r.must(os.Symlink("../config.toml", filepath.Join(r.dir, "etc/containerd/site/b.toml")))
+	r.write("srv/cri.toml", "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd]\n", 0o644)
+	r.write("srv/last.toml", "version = 2\n", 0o644)
 	before := r.snapshot()
 	r.must(r.install())
-	for name, want := range map[string]bool{"etc/containerd/config.toml": false, "srv/last.toml": true} {
+	for name, want := range map[string]bool{
+		"etc/containerd/config.toml": false, "srv/cri.toml": true, "srv/last.toml": false,
+	} {
 		data, err := os.ReadFile(filepath.Join(r.dir, name))
 		if err != nil || strings.Contains(string(data), "runtimes.gpu-cdi") != want {
 			t.Errorf("%s, %v:\n%s", name, err, data)
@@ -196,11 +202,12 @@ func TestAnEmptyDaemonFile(t *testing.T) {
 	}
 }
 
-// systemd takes a unit that is a link to /dev/null as an empty one.
+// systemd takes a unit that is a link to /dev/null as an empty one, in place of the unit of a later directory.
 func TestAMaskedUnit(t *testing.T) {
 	r := newRoot(t)
 	r.must(os.MkdirAll(filepath.Join(r.dir, "etc/systemd/system"), 0o755))
 	r.must(os.Symlink("/dev/null", filepath.Join(r.dir, "etc/systemd/system/docker.service")))
+	r.write("usr/lib/systemd/system/docker.service", "[Service]\nExecStart=dockerd --config-file=/x.json\n", 0o644)
 	r.must(r.install("docker"))
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -172,12 +173,26 @@ func TestLinksStayUntilTheirEnginesAreUninstalled(t *testing.T) {
 	if installed, err := h.Installed(); err != nil || !slices.Equal(installed, []string{"live"}) {
 		t.Errorf("installed: %v, %v", installed, err)
 	}
+	if text := texts(h)[recordFile]; strings.Contains(text, crioDropIn) || strings.Contains(text, podmanDropIn) {
+		t.Errorf("the record has files that are gone:\n%s", text)
+	}
 }
 
-// A link that was there before Install stays.
-func TestAWrapperThatWasThere(t *testing.T) {
+// A link or file that was there before Install stays, even if it is the same as ours.
+func TestFilesThatWereThere(t *testing.T) {
 	h := newHost(map[string]*File{"/usr/local/sbin/gpu-cdi-runtime": {Link: "prestart-hook"}})
 	checkRemoved(t, h, []string{"wrapper"})
+
+	const file = commonHooks + "/" + liveHook
+	h = newHost(map[string]*File{})
+	p, err := h.Install([]string{"live"}, testHook)
+	h = newHost(map[string]*File{file: after(h, mustPlan(t, p, err)).files[file]})
+	p, err = h.Install([]string{"live"}, testHook)
+	installed := after(h, mustPlan(t, p, err))
+	p, err = installed.Uninstall([]string{"live"})
+	if diff := cmp.Diff(texts(h), texts(after(installed, mustPlan(t, p, err)))); diff != "" {
+		t.Errorf("Uninstall (-before +after):\n%s", diff)
+	}
 }
 
 // A file of ours that an administrator has changed stays as it is, and the plan says so. It is written again once it
@@ -309,13 +324,32 @@ func TestRewrittenFiles(t *testing.T) {
 	}
 }
 
-// docker takes its runtimes when it is reloaded, but not features.cdi, which version 0.1.0 set.
+// docker takes its runtimes when it is reloaded, but not features.cdi, which version 0.1.0 set. No service reads the
+// files of gpu-cdi-runtime.
 func TestWhichServicesReadTheFiles(t *testing.T) {
+	engines := []string{"docker", "containerd", "podman", "crio"}
 	h := newHost(map[string]*File{})
-	p, err := h.Install([]string{"docker", "containerd", "podman", "crio"}, testHook)
+	p, err := h.Install(engines, testHook)
 	mustPlan(t, p, err)
 	if !slices.Equal(p.Restart, []string{"containerd", "crio"}) || !slices.Equal(p.Reload, []string{"docker"}) {
 		t.Errorf("restart %q, reload %q", p.Restart, p.Reload)
+	}
+	h = after(h, p)
+	for _, engine := range engines {
+		delete(h.files, runtimeFile(engine))
+	}
+	p, err = h.Install(engines, testHook)
+	h = after(h, mustPlan(t, p, err))
+	if len(p.Changes) == 0 || len(p.Restart) > 0 || len(p.Reload) > 0 {
+		t.Errorf("gpu-cdi-runtime's files are made: restart %q, reload %q", p.Restart, p.Reload)
+	}
+	for _, file := range []string{daemonFile, containerdFile, crioDropIn} {
+		delete(h.files, file)
+	}
+	p, err = h.Uninstall(engines)
+	mustPlan(t, p, err)
+	if len(p.Changes) == 0 || len(p.Restart) > 0 || len(p.Reload) > 0 {
+		t.Errorf("gpu-cdi-runtime's files are removed: restart %q, reload %q", p.Restart, p.Reload)
 	}
 	h = newHost(map[string]*File{
 		recordFile: {Data: []byte(`{"installed": ["docker"], "daemonJSON": ["features", "features.cdi"]}`)},
@@ -342,6 +376,11 @@ func TestUninstallWithoutTheRecord(t *testing.T) {
 		if text := texts(after(h, mustPlan(t, p, err)))[file]; strings.Contains(text, "gpu-cdi") {
 			t.Errorf("Uninstall leaves\n%s", text)
 		}
+	}
+	h := newHost(map[string]*File{daemonFile: {Data: []byte(`{"runtimes": {"gpu-cdi": {"path": "/x"}}}`)}})
+	p, err := h.Uninstall([]string{"docker"})
+	if mustPlan(t, p, err); len(p.Changes) > 0 {
+		t.Errorf("another program's runtime gpu-cdi: Uninstall changes %v", p.Changes)
 	}
 }
 
@@ -412,6 +451,10 @@ func TestTheDefaultRuntimeOfAnEngine(t *testing.T) {
 		unit    = "/usr/lib/systemd/system/docker.service"
 		podman  = "/etc/containers/containers.conf"
 		version = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd"
+
+		version2 = "version = 2\n"
+		cri2     = "[plugins.'io.containerd.grpc.v1.cri'.containerd]\ndefault_runtime_name = 'x'\n" +
+			"[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.x.options]\nBinaryName = '/opt/x'\n"
 	)
 	for name, c := range map[string]struct {
 		files map[string]string
@@ -439,6 +482,14 @@ func TestTheDefaultRuntimeOfAnEngine(t *testing.T) {
 			containerdFile: version + "]\ndefault_runtime_name = 'x'\n" +
 				"[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.x.options]\nBinaryName = '/opt/x'\n",
 			"/opt/x": "",
+		}, map[string]string{"containerd": "/opt/x"}},
+		"containerd 1, its table is replaced": {map[string]string{
+			containerdFile:           version2 + "imports = ['a.toml', 'b.toml']\n" + cri2,
+			"/etc/containerd/a.toml": version2 + "[plugins.'io.containerd.grpc.v1.cri']\n",
+			"/etc/containerd/b.toml": version2, "/opt/x": "",
+		}, map[string]string{"containerd": "runc"}},
+		"containerd 1, its table stays": {map[string]string{
+			containerdFile: version2 + "imports = ['a.toml']\n" + cri2, "/etc/containerd/a.toml": version2, "/opt/x": "",
 		}, map[string]string{"containerd": "/opt/x"}},
 		"docker, by daemon.json": {map[string]string{
 			daemonFile: `{"default-runtime": "x", "runtimes": {"x": {"path": "/opt/x"}}}`, "/opt/x": "",
@@ -549,36 +600,41 @@ func TestUninstallAfterChangesOfOthers(t *testing.T) {
 		engine, file, before string
 		change               func(installed string) string
 		want                 string // empty: no file
+		isKept               bool
 	}{
 		"a key in a daemon.json that Install made": {
 			"docker", daemonFile, "",
 			func(s string) string { return strings.Replace(s, "{", `{"debug": true,`, 1) },
-			"{\"debug\": true\n}\n",
+			"{\"debug\": true\n}\n", false,
 		},
 		"another program replaced daemon.json": {
 			"docker", daemonFile, `{"debug": false}`,
 			func(string) string {
 				return `{"runtimes":{"gpu-cdi":{"path":"/usr/local/sbin/gpu-cdi-runtime"},"x":{"path":"/x"}},"debug":true}`
 			},
-			`{"runtimes":{"x":{"path":"/x"}},"debug":true}`,
+			`{"runtimes":{"x":{"path":"/x"}},"debug":true}`, false,
 		},
-		"daemon.json is empty": {"docker", daemonFile, `{"a":1}`, func(string) string { return " \n" }, " \n"},
+		"daemon.json is empty": {"docker", daemonFile, `{"a":1}`, func(string) string { return " \n" }, " \n", false},
 		"another runtime has our name": {
 			"docker", daemonFile, `{"a":1}`, func(s string) string { return strings.Replace(s, "gpu-cdi-runtime-", "", 1) },
-			`{"runtimes": {"gpu-cdi": {"path": "/usr/local/sbin/docker"}},"a":1}`,
+			`{"runtimes": {"gpu-cdi": {"path": "/usr/local/sbin/docker"}},"a":1}`, true,
 		},
 		"our keys are gone": {
-			"docker", daemonFile, "", func(string) string { return `{"debug": true}` }, `{"debug": true}`,
+			"docker", daemonFile, "", func(string) string { return `{"debug": true}` }, `{"debug": true}`, false,
 		},
 		"lines behind our part of config.toml": {
 			"containerd", containerdFile, "version = 3",
 			func(s string) string { return s + "[debug]\nlevel = 'info'\n" },
-			"version = 3\n[debug]\nlevel = 'info'\n",
+			"version = 3\n[debug]\nlevel = 'info'\n", false,
+		},
+		"a comment behind our part of config.toml": {
+			"containerd", containerdFile, "version = 3", func(s string) string { return s + "# Others'.\n" },
+			"version = 3\n# Others'.\n", false,
 		},
 		"a file of another program in place of ours": {
-			"crio", crioDropIn, "", func(string) string { return "[crio]\n" }, "[crio]\n",
+			"crio", crioDropIn, "", func(string) string { return "[crio]\n" }, "[crio]\n", true,
 		},
-		"our file is gone": {"crio", crioDropIn, "", func(string) string { return "" }, ""},
+		"our file is gone": {"crio", crioDropIn, "", func(string) string { return "" }, "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(map[string]*File{})
@@ -601,7 +657,26 @@ func TestUninstallAfterChangesOfOthers(t *testing.T) {
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", c.file, diff)
 			}
+			if slices.Contains(p.Kept, c.file) != c.isKept {
+				t.Errorf("kept %q", p.Kept)
+			}
 		})
+	}
+}
+
+// The keys of an earlier installation are forgotten: an administrator may have set the same ones since.
+func TestUninstallForgetsTheKeysOfDaemonJSON(t *testing.T) {
+	h := newHost(map[string]*File{daemonFile: {Data: []byte(`{"a": 1}`)}})
+	p, err := h.Install([]string{"docker", "wrapper"}, testHook)
+	h = after(h, mustPlan(t, p, err))
+	p, err = h.Uninstall([]string{"docker"})
+	h = after(h, mustPlan(t, p, err))
+	h.files[daemonFile] = &File{Data: []byte(`{"runtimes": {}}`)}
+	p, err = h.Install([]string{"docker"}, testHook)
+	h = after(h, mustPlan(t, p, err))
+	p, err = h.Uninstall([]string{"docker"})
+	if got := texts(after(h, mustPlan(t, p, err)))[daemonFile]; got != `{"runtimes": {}}` {
+		t.Errorf("Uninstall leaves %q", got)
 	}
 }
 
@@ -653,6 +728,10 @@ func TestRefused(t *testing.T) {
 		"a runtime that is gone": {
 			"docker", daemonFile, `{"default-runtime": "x", "runtimes": {"x": {"path": "/opt/x"}}}`,
 			"/etc/docker/daemon.json names the runtime /opt/x, which does not exist",
+		},
+		"a handler's program that is gone": {
+			"crio", "/etc/crio/crio.conf.d/99", "[crio.runtime.runtimes.crun]\nruntime_path = '/opt/x'\n",
+			"/etc/crio/crio.conf.d/99 names the runtime /opt/x, which does not exist",
 		},
 		"another daemon.json": {
 			"docker", "/etc/systemd/system/docker.service.d/x.conf", "[Service]\nExecStart=dockerd --config-file /x.json\n",
@@ -764,7 +843,8 @@ func FuzzDaemonJSON(f *testing.F) {
 
 func FuzzContainerdConfig(f *testing.F) {
 	for _, text := range []string{
-		"version = 2", "version = 3\n", "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = false\n",
+		"version = 2", "version = 2\n", "version = 3\n",
+		"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = false\n",
 		"version = 2\n[plugins.'io.containerd.grpc.v1.cri']",
 		"version = 2\na = '''\n[plugins.'io.containerd.grpc.v1.cri']\n'''\n",
 	} {
@@ -799,5 +879,33 @@ func TestASecondInstallLeavesLinesOfOthers(t *testing.T) {
 	p, err = h.Install([]string{"containerd"}, testHook)
 	if mustPlan(t, p, err); len(p.Changes) > 0 {
 		t.Errorf("it changes %v", p.Changes)
+	}
+}
+
+// In containerd 2 our part belongs in the drop-in as soon as config.toml imports that, and else in config.toml.
+func TestOurPartFollowsTheImports(t *testing.T) {
+	h := newHost(map[string]*File{})
+	for _, step := range []struct {
+		imports  string
+		isDropIn bool
+	}{{"site.d/*.toml", false}, {"conf.d/*.toml", true}, {"site.d/*.toml", false}} {
+		config := []byte("version = 3\nimports = ['site.d/*.toml']\n")
+		if f := h.files[containerdFile]; f != nil {
+			config = f.Data
+		}
+		config = regexp.MustCompile(`imports = .*`).ReplaceAll(config, []byte("imports = ['"+step.imports+"']"))
+		h.files[containerdFile] = &File{Data: config}
+		p, err := h.Install([]string{"containerd"}, testHook)
+		h = after(h, mustPlan(t, p, err))
+		for file, want := range map[string]bool{containerdFile: !step.isDropIn, containerdDropIn: step.isDropIn} {
+			if text := texts(h)[file]; strings.Contains(text, "runtimes.gpu-cdi") != want {
+				t.Errorf("imports of %s: %s is\n%s", step.imports, file, text)
+			}
+		}
+	}
+	h.files[containerdDropIn] = &File{Data: []byte("version = 3\n")}
+	h.files[containerdFile].Data = []byte("version = 3\nimports = ['conf.d/*.toml']\n")
+	if p, err := h.Install([]string{"containerd"}, testHook); p != nil || !errors.As(err, new(*ForeignError)) {
+		t.Errorf("with another program's drop-in: %v", err)
 	}
 }
