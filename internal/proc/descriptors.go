@@ -1,7 +1,6 @@
 package proc
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -14,11 +13,10 @@ import (
 // those of a lock, or of a terminal's or supervisor's pipe, whose end others wait for. Go opens all files in this way.
 func CloseOnExec() error {
 	const first = 3 // after the standard ones
-	err := unix.CloseRange(first, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
-	if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EINVAL) { // before Linux 5.11
-		return os.NewSyscallError("close_range", err)
+	if unix.CloseRange(first, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
+		return nil
 	}
-	return closeEachOnExec(first)
+	return closeEachOnExec(first) // before Linux 5.11
 }
 
 func closeEachOnExec(first int) error {

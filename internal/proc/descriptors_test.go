@@ -9,15 +9,15 @@ import (
 )
 
 func TestCloseOnExec(t *testing.T) {
-	for name, closeOnExec := range map[string]func() error{
-		"by one call":        CloseOnExec,
-		"on an older kernel": func() error { return closeEachOnExec(3) },
+	for name, closeOnExec := range map[string]func(fd int) error{
+		"by one call":        func(int) error { return CloseOnExec() },
+		"on an older kernel": closeEachOnExec,
 	} {
 		t.Run(name, func(t *testing.T) {
 			fd, err := unix.Open("/dev/null", unix.O_RDONLY, 0)
 			testenv.Must(t, err)
 			t.Cleanup(func() { _ = unix.Close(fd) })
-			testenv.Must(t, closeOnExec())
+			testenv.Must(t, closeOnExec(fd))
 			for _, c := range []struct{ fd, want int }{{fd, unix.FD_CLOEXEC}, {0, 0}} {
 				if flags, err := unix.FcntlInt(uintptr(c.fd), unix.F_GETFD, 0); flags != c.want || err != nil {
 					t.Errorf("descriptor %d has the flags %d, %v, want %d", c.fd, flags, err, c.want)
