@@ -2,6 +2,7 @@ package driver
 
 import (
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -60,6 +61,39 @@ func TestDiscoverInDirectoriesOfContainerHosts(t *testing.T) {
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("files (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// The directories beside the library that NVML was found in have the driver's files only if they can be an installation
+// of its own, below the driver's root.
+func TestDirectoriesBesideTheLibrary(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		library string // beside or below the directory `root`
+		want    bool
+	}{
+		"lib":                {"root/opt/x/lib", true},
+		"lib64":              {"root/opt/x/lib64", true},
+		"another name":       {"root/opt/x/libraries", false},
+		"not below the root": {"elsewhere/lib64", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newTree(t)
+			base := r.dir
+			r.dir = filepath.Join(base, "root")
+			r.core("/usr/lib64", testVersion)
+			library := filepath.Join(base, c.library)
+			for _, dir := range []string{"/opt/x", filepath.Join(base, "elsewhere")} { // both are below the root
+				r.file(dir+"/share/OpenCL/vendors/nvidia.icd", "", 0o644)
+			}
+			d, err := Discover(r.host().WithLibraries(library), testVersion)
+			testenv.Must(t, err)
+			found := slices.ContainsFunc(d.Files, func(f File) bool { return f.Path == "/etc/OpenCL/vendors/nvidia.icd" })
+			if found != c.want {
+				t.Errorf("files %v", d.Files)
 			}
 		})
 	}

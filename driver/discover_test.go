@@ -253,6 +253,19 @@ func TestASearchReturnsTheVersionThatTheDriverReports(t *testing.T) {
 	}
 }
 
+// Driver does not repeat a discovery that found the version.
+func TestASearchRunsInTheBackground(t *testing.T) {
+	t.Parallel()
+	r := newTree(t)
+	r.core("/usr/lib64", testVersion)
+	s := Begin(r.host())
+	<-s.done
+	testenv.Must(t, os.RemoveAll(filepath.Join(r.dir, "usr")))
+	if d, err := s.Driver(testVersion); err != nil || d.Version != testVersion {
+		t.Errorf("driver %v, error %v", d, err)
+	}
+}
+
 func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 	t.Parallel()
 	cuda := "/usr/lib64/libcuda.so." + testVersion
