@@ -219,6 +219,30 @@ func stat(t testing.TB, path string) os.FileInfo {
 	return info
 }
 
+// A config.json that has a mount twice gets the other mounts of the spec too. Two device nodes of one device need one
+// rule.
+func TestInjectWhatIsThereTwice(t *testing.T) {
+	const mount = `{"destination": "/lib/lib.so", "source": "/driver/lib.so",
+		"options": ["ro", "nosuid", "nodev", "rbind", "rprivate"]}`
+	r := bundle(t, `{"ociVersion": "1.0.2", "process": {"cwd": "/"}, "mounts": [`+mount+`,`+mount+`], "linux": {}}`)
+	spec := gpuSpec(testHook)
+	spec.ContainerEdits.Mounts = append(spec.ContainerEdits.Mounts,
+		&specs.Mount{HostPath: "/driver/new.so", ContainerPath: "/lib/new.so", Options: fileOptions()})
+	spec.Devices[1].ContainerEdits.DeviceNodes[0].HostPath = "/dev/null"
+	writeSpec(t, r.dir+"/cdi/gpu.json", spec)
+	if _, err := r.inject("0", "1"); err != nil {
+		t.Fatal(err)
+	}
+	var config oci.Spec
+	testenv.Must(t, json.Unmarshal([]byte(r.config()), &config))
+	if !slices.ContainsFunc(config.Mounts, func(m oci.Mount) bool { return m.Destination == "/lib/new.so" }) {
+		t.Errorf("mounts %+v", config.Mounts)
+	}
+	if rules := config.Linux.Resources.Devices; len(config.Linux.Devices) != 2 || len(rules) != 1 {
+		t.Errorf("devices %+v, rules %+v", config.Linux.Devices, rules)
+	}
+}
+
 // The last rule that matches counts, so an allowance must follow a denial that was added later.
 func TestInjectAllowsAgainAfterADenial(t *testing.T) {
 	r := bundle(t, `{"ociVersion": "1.0.2", "process": {"cwd": "/"}, "linux": {"resources": {"devices": [
