@@ -364,8 +364,8 @@ func TestStateOfADevice(t *testing.T) {
 		},
 		"what comes up again after a reset is no relapse": {
 			do: func(_ *testing.T, n *node) *node {
-				for range 9 {
-					n.WasReset(n.now, gpuB)
+				n.WasReset(n.now, gpuB)
+				for range 5 {
 					n.found(gpuB, fabricStarting).after(3 * time.Second)
 					n.clean(gpuB, 0).after(5*time.Second).clean(gpuB, 0)
 				}
