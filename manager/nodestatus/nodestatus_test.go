@@ -57,6 +57,20 @@ func TestMachines(t *testing.T) {
 	}
 }
 
+func TestPods(t *testing.T) {
+	for name, c := range map[string]struct{ maxPods, podsPerCore, want int }{
+		"no limit for each CPU":              {110, 0, 110},
+		"the limit for each CPU is lower":    {110, 10, 40},
+		"the limit for all of them is lower": {110, 100, 110},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := Pods(Machine{CPUs: 4}, c.maxPods, c.podsPerCore); got != c.want {
+				t.Errorf("%d pods, want %d", got, c.want)
+			}
+		})
+	}
+}
+
 func TestCompute(t *testing.T) {
 	const gi = 1 << 30
 	for name, c := range map[string]struct {
