@@ -73,6 +73,25 @@ func holder(pod, container, resource string, ids ...string) podresources.Holder 
 	}
 }
 
+// The kubelet lists the devices of a resource in several entries.
+func TestAllocatable(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "a.sock")
+	serve(t, &kubelettest.PodResources{Allocatable: map[string][]string{
+		"nvidia.com/gpu": {"GPU-1", "GPU-2", "GPU-3"}, "example.com/nic": {"eth1"},
+	}}, socket)
+	got, err := podresources.Allocatable(t.Context(), socket)
+	testenv.Must(t, err)
+	want := map[string]map[string]bool{
+		"nvidia.com/gpu": {"GPU-1": true, "GPU-2": true, "GPU-3": true}, "example.com/nic": {"eth1": true},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+	if got, err := podresources.Allocatable(t.Context(), socket+"x"); got != nil || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without the socket: %v, error %v", got, err)
+	}
+}
+
 func TestListErrors(t *testing.T) {
 	dir := t.TempDir()
 	file, refusing := filepath.Join(dir, "file"), filepath.Join(dir, "refusing.sock")

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"gpu-cdi-plugin/agent/podresources"
@@ -85,10 +86,28 @@ func TestPath(t *testing.T) {
 		testenv.Skip(t, "a running kubelet is found only in the host's PID namespace: "+err.Error())
 	}
 
-	// A kubelet of the host has its socket below its own root directory.
+	// A kubelet of the host has its socket below its own root directory. Programs that only have its name do not count.
 	root := t.TempDir()
 	socket := filepath.Join(root, "pod-resources/kubelet.sock")
-	startKubelet(t, "--v=2", "--root-dir", root)
+	for name, c := range map[string]struct {
+		attr *syscall.SysProcAttr
+		args []string
+	}{
+		"in a container": {&syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}, []string{"--root-dir=" + root}},
+		"of another user": {
+			&syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534}}, []string{"--root-dir=" + root},
+		},
+		"without the option": {nil, []string{"-v=2", "root-dir=" + root}},
+		"without a value":    {nil, []string{"--root-dir"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			startKubelet(t, c.attr, c.args...)
+			if got := s.Path(); got != beside {
+				t.Errorf("the path is %s, want %s", got, beside)
+			}
+		})
+	}
+	startKubelet(t, nil, "--v=2", "--root-dir", root)
 	if got := s.Path(); got != socket {
 		t.Errorf("with a running kubelet the path is %s, want %s", got, socket)
 	}
@@ -104,14 +123,17 @@ func TestPath(t *testing.T) {
 }
 
 // startKubelet starts a program with the name and the arguments of a kubelet.
-func startKubelet(t *testing.T, args ...string) {
+func startKubelet(t *testing.T, attr *syscall.SysProcAttr, args ...string) {
 	t.Helper()
 	testenv.Root(t)
-	program := filepath.Join(t.TempDir(), "kubelet")
+	dir := t.TempDir()
+	testenv.Must(t, os.Chmod(filepath.Dir(dir), 0o755)) // any user can run the program
+	program := filepath.Join(dir, "kubelet")
 	data, err := os.ReadFile("/proc/self/exe")
 	testenv.Must(t, err)
 	testenv.WriteProgram(t, program, data)
 	cmd := exec.Command(program, args...)
+	cmd.SysProcAttr = attr
 	cmd.Env = append(os.Environ(), "WAIT_FOR_STDIN=1")
 	stdin, err := cmd.StdinPipe()
 	testenv.Must(t, err)

@@ -64,7 +64,10 @@ func (p *PodResources) GetAllocatableResources(
 	}
 	resp := &podresources.AllocatableResourcesResponse{}
 	for resource, ids := range p.Allocatable {
-		resp.Devices = append(resp.Devices, &podresources.ContainerDevices{ResourceName: resource, DeviceIds: ids})
+		for _, id := range ids { // as if each device were on another NUMA node
+			device := &podresources.ContainerDevices{ResourceName: resource, DeviceIds: []string{id}}
+			resp.Devices = append(resp.Devices, device)
+		}
 	}
 	return resp, nil
 }
