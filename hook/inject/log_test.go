@@ -42,15 +42,17 @@ func TestPodmanID(t *testing.T) {
 		return `{"mounts": [{"source": "proc"}, {"source": "` + source + `"}], "process": {}}`
 	}
 	for name, c := range map[string]struct{ config, want string }{
-		"podman's":         {mount("/run/containers/storage/overlay-containers/" + id + "/userdata/.containerenv"), id},
-		"a user's":         {mount("/run/user/1000/containers/vfs-containers/" + id + "/userdata/.containerenv"), id},
-		"another mount":    {mount("/run/containers/storage/overlay-containers/" + id + "/userdata/hosts"), ""},
-		"not an ID":        {mount("/run/containers/storage/overlay-containers/web/userdata/.containerenv"), ""},
-		"a shorter ID":     {mount("/run/" + id[:12] + "/userdata/.containerenv"), ""},
-		"no mounts":        {`{}`, ""},
-		"not a config":     {`[]`, ""},
-		"not JSON":         {`{"mounts": [`, ""},
-		"of another shape": {`{"mounts": [7]}`, ""},
+		"podman's":          {mount("/run/containers/storage/overlay-containers/" + id + "/userdata/.containerenv"), id},
+		"a user's":          {mount("/run/user/1000/containers/vfs-containers/" + id + "/userdata/.containerenv"), id},
+		"another mount":     {mount("/run/containers/storage/overlay-containers/" + id + "/userdata/hosts"), ""},
+		"not an ID":         {mount("/run/containers/storage/overlay-containers/web/userdata/.containerenv"), ""},
+		"a volume named so": {mount("/var/volumes/" + id), ""},
+		"more than an ID":   {mount("/run/" + id + "-1/userdata/.containerenv"), ""},
+		"a shorter ID":      {mount("/run/" + id[:12] + "/userdata/.containerenv"), ""},
+		"no mounts":         {`{}`, ""},
+		"not a config":      {`[]`, ""},
+		"not JSON":          {`{"mounts": [`, ""},
+		"of another shape":  {`{"mounts": [7]}`, ""},
 	} {
 		if got := PodmanID([]byte(c.config)); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
