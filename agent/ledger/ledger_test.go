@@ -225,6 +225,17 @@ func TestAKubeletThatDoesNotAnswer(t *testing.T) {
 		time.Sleep(2 * interval)
 		synctest.Wait()
 		expect(t, l, replica, "pod default/x")
+		again := offer(whole, "GPU-a")
+		l.Offer([]resource.Resource{again})
+		expect(t, l, &again.Devices[0], "")
+
+		// A call of Allocate can be for a name that is not advertised any more.
+		if err := l.Take(ctx, shared, []*resource.Device{replica}); err != nil {
+			t.Error(err)
+		}
+		expect(t, l, &again.Devices[0], "a container that is starting holds it as GPU-a::0 of nvidia.com/gpu.shared")
+		l.Offer([]resource.Resource{offered})
+		expect(t, l, replica, "pod default/x")
 		answer(nil, nil)
 		time.Sleep(retryInterval)
 		synctest.Wait()
