@@ -903,6 +903,14 @@ func TestOurPartFollowsTheImports(t *testing.T) {
 			}
 		}
 	}
+	// containerd 1, which also reads version 2, would take all settings of CRI from the drop-in.
+	h.files[containerdFile] = &File{Data: []byte("version = 2\nimports = ['conf.d/*.toml']\n")}
+	p, err := h.Install([]string{"containerd"}, testHook)
+	h = after(h, mustPlan(t, p, err))
+	if !strings.Contains(texts(h)[containerdFile], "runtimes.gpu-cdi") || h.files[containerdDropIn] != nil {
+		t.Errorf("with version 2: %v", texts(h))
+	}
+
 	h.files[containerdDropIn] = &File{Data: []byte("version = 3\n")}
 	h.files[containerdFile].Data = []byte("version = 3\nimports = ['conf.d/*.toml']\n")
 	if p, err := h.Install([]string{"containerd"}, testHook); p != nil || !errors.As(err, new(*ForeignError)) {
