@@ -255,7 +255,9 @@ func TestSlowPodmanRunsTheImage(t *testing.T) {
 	}
 	loaded := run("load", "-i", filepath.Join(releaseDir(t), "gpu-cdi-plugin_1.2.3_image.tar"))
 	_, name, _ := strings.Cut(strings.TrimSpace(loaded.Stdout), "Loaded image: ")
-	r := run("run", "--rm", "--network", "none", "--cgroups", "disabled", "--privileged", "-v", h.root+":/host:rslave",
+	// Without CAP_SYS_RESOURCE podman's default limits cannot be set.
+	r := run("run", "--rm", "--network", "none", "--cgroups", "disabled", "--privileged",
+		"--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "-v", h.root+":/host:rslave",
 		name, "run", "devices", "-o", "name")
 	if !strings.HasPrefix(r.Stdout, "nvidia.com/gpu=GPU-") {
 		t.Errorf("the devices are %v", r)
