@@ -23,7 +23,8 @@ var keys = [][2]string{
 	{"nvml-library", "`path` of libnvidia-ml.so.1 (default: detected)"},
 	{"cdi-dir", "`directory` that specs are written to"},
 	{"cdi-kind", "`vendor/class` of the devices in specs"},
-	{"hook-path", "host `path` of prestart-hook, written into specs (default: beside this program)"},
+	{"hook-path", "host `path` of prestart-hook, written into specs (default: beside this program, or in " +
+		"../libexec/gpu-cdi-plugin)"},
 	{"no-hook", "make specs that need no hook, for Apptainer and engines without hooks; see docs/podman.md for what " +
 		"containers lack then"},
 	{"insecure-paths", "allow programs, libraries and directories that other users can change, with a warning; for " +

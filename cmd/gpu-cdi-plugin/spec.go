@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -163,8 +164,21 @@ func (a *app) hook() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("find %s: %w", hookName, err)
 	}
-	path := filepath.Join(filepath.Dir(self), hookName)
-	if _, err := os.Stat(path); err != nil {
+	return findHook(filepath.Dir(self))
+}
+
+// findHook returns the path of the hook that belongs to the program in dir: beside it or, as packages install it, in
+// ../libexec/gpu-cdi-plugin.
+func findHook(dir string) (string, error) {
+	path := filepath.Join(dir, hookName)
+	_, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		packaged := filepath.Join(filepath.Dir(dir), "libexec", "gpu-cdi-plugin", hookName)
+		if _, err := os.Stat(packaged); err == nil {
+			return packaged, nil
+		}
+	}
+	if err != nil {
 		return "", noHook(err)
 	}
 	return path, nil
