@@ -58,6 +58,18 @@ func IsRoot(dir string) bool {
 	})
 }
 
+// FindProgram returns the path on the host of a program that belongs to the driver, or "" if it has none of that name.
+// Unlike Discover, it needs no libraries.
+func FindProgram(h host.Host, name string) string {
+	r := newRoot(h.DriverRoot())
+	for _, dir := range programDirs {
+		if real, info, err := r.stat(under(dir, name)); err == nil && info.Mode().IsRegular() {
+			return real
+		}
+	}
+	return ""
+}
+
 // driverDirs returns the directories that may have all files of the driver: the named ones, and the one that has the
 // directory of the driver's library.
 func driverDirs(h host.Host, r root) []string {

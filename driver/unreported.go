@@ -71,6 +71,27 @@ func capMinor(dir string) int {
 	return gpu.NoMinor
 }
 
+// MIGCapability is a file of the kernel module that describes a device node of a MIG instance.
+type MIGCapability struct {
+	File string // below the directory that has proc, such as proc/driver/nvidia/capabilities/gpu0/mig/gi1/access
+	Node string // below the directory dev, such as nvidia-caps/nvidia-cap12
+}
+
+// MIGCapabilities returns the capabilities of all MIG instances.
+func MIGCapabilities(h host.Host) []MIGCapability {
+	var list []MIGCapability
+	for _, pattern := range []string{"gi*", "gi*/ci*"} {
+		dirs, _ := filepath.Glob(h.Proc("driver", "nvidia", "capabilities", "gpu*", "mig", pattern))
+		for _, dir := range dirs {
+			if minor := capMinor(dir); minor >= 0 {
+				file := strings.TrimPrefix(filepath.Join(dir, "access"), strings.TrimSuffix(h.Root(), "/")+"/")
+				list = append(list, MIGCapability{File: file, Node: strings.TrimPrefix(capNode(minor), "/dev/")})
+			}
+		}
+	}
+	return list
+}
+
 func capNode(minor int) string { return "/dev/nvidia-caps/nvidia-cap" + strconv.Itoa(minor) }
 
 // Unreported returns findings about the GPUs and MIG devices of the kernel module that a snapshot lacks since a device

@@ -22,8 +22,8 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// Only this file of the package runs programs: the driver's nvidia-smi, and the program that an administrator has
-// configured. It checks that only root can change them, and gives each its own environment.
+// Only this file of the package runs programs: the driver's nvidia-smi and nvidia-modprobe, and the program that an
+// administrator has configured. It checks that only root can change them, and gives each its own environment.
 
 // Program is a program that runs as root.
 type Program struct {
@@ -61,7 +61,7 @@ func (x *target) exec(ctx context.Context) (string, error) {
 		"GPU_POLICY=" + string(x.task.rules.Policy),
 		"GPU_SHARED=" + x.shared,
 	}, p.Env...)
-	output, status, err := p.run(ctx, x.runner.opts.Check)
+	output, status, err := p.Run(ctx, x.runner.opts.Check)
 	if err == nil && status != 0 {
 		err = fmt.Errorf("exit status %d", status)
 	}
@@ -81,10 +81,10 @@ func quoted(output string) string {
 	return ": " + text
 }
 
-// run runs the program. It returns the output, also with an error, and the exit status, which is -1 after a signal.
-// When ctx ends or the program's time is over, run kills the program's process group. It returns once the program has
+// Run runs the program. It returns the output, also with an error, and the exit status, which is -1 after a signal.
+// When ctx ends or the program's time is over, Run kills the program's process group. It returns once the program has
 // ended, which a hanging driver can prevent.
-func (p *Program) run(ctx context.Context, check func(string) error) (output string, status int, err error) {
+func (p *Program) Run(ctx context.Context, check func(string) error) (output string, status int, err error) {
 	if check == nil {
 		check = trust.RootFile
 	}
@@ -145,7 +145,7 @@ func (p *Program) runOutside(ctx context.Context, check func(string) error) (out
 	outside := *p
 	outside.Path, outside.Root, outside.Library = filepath.Join(p.Root, p.Path), "", ""
 	outside.Env = append(slices.Clip(p.Env), "LD_LIBRARY_PATH="+filepath.Dir(p.Library))
-	return outside.run(ctx, check)
+	return outside.Run(ctx, check)
 }
 
 // boundedBuffer keeps the first maxOutput bytes and drops the rest. Its only method that takes bytes is Write: io.Copy

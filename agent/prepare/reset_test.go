@@ -409,7 +409,7 @@ func TestProgramsInheritNoFiles(t *testing.T) {
 	testenv.Must(t, err)
 	t.Cleanup(func() { _ = unix.Close(fd) })
 	p := Program{Path: writeScript(t, "readlink /proc/self/fd/*")}
-	output, _, err := p.run(t.Context(), accept)
+	output, _, err := p.Run(t.Context(), accept)
 	testenv.Must(t, err)
 	if !strings.Contains(output, "/dev/null") || strings.Contains(output, "/dev/full") {
 		t.Errorf("the program has open %q", output)
@@ -427,7 +427,7 @@ func TestAProgramWhoseRootHasNoLoader(t *testing.T) {
 	var checked []string
 	check := func(path string) error { checked = append(checked, path); return nil }
 	p := Program{Path: "/usr/bin/env", Root: root, Env: []string{"A=b"}, Library: library}
-	output, status, err := p.run(t.Context(), check)
+	output, status, err := p.Run(t.Context(), check)
 	testenv.Must(t, err)
 	lines := strings.Split(output, "\n")
 	for _, want := range []string{"LD_LIBRARY_PATH=" + filepath.Dir(library), "A=b"} {
@@ -440,7 +440,7 @@ func TestAProgramWhoseRootHasNoLoader(t *testing.T) {
 		t.Errorf("checked (-want +got):\n%s", diff)
 	}
 	p.Library = ""
-	if _, _, err := p.run(t.Context(), check); !errors.Is(err, os.ErrNotExist) {
+	if _, _, err := p.Run(t.Context(), check); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without a library: %v", err)
 	}
 	p.Library = library
@@ -450,7 +450,7 @@ func TestAProgramWhoseRootHasNoLoader(t *testing.T) {
 		}
 		return nil
 	}
-	if output, _, err := p.run(t.Context(), refuse); err == nil || output != "" {
+	if output, _, err := p.Run(t.Context(), refuse); err == nil || output != "" {
 		t.Errorf("with a library that others can change: %q, %v", output, err)
 	}
 }
@@ -960,7 +960,7 @@ func exists(path string) bool {
 
 func TestOutputIsBounded(t *testing.T) {
 	p := Program{Path: writeScript(t, "yes | head -c 10000000; exit 3")}
-	output, status, err := p.run(t.Context(), accept)
+	output, status, err := p.Run(t.Context(), accept)
 	if len(output) != maxOutput || status != 3 || err != nil {
 		t.Errorf("%d bytes, status %d, error %v", len(output), status, err)
 	}

@@ -175,5 +175,5 @@ func (r *DriverReset) runSMI(gpus []Device, smi Program) (output string, status 
 	smi.Timeout = cmp.Or(smi.Timeout, longestReset)
 	smi.Args = append([]string{"--gpu-reset", "-i", addresses(gpus)}, smi.Args...)
 	smi.inherits = locks
-	return smi.run(context.Background(), r.Check)
+	return smi.Run(context.Background(), r.Check)
 }

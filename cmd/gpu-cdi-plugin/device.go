@@ -13,6 +13,8 @@ import (
 
 	"gpu-cdi-plugin/agent"
 	"gpu-cdi-plugin/agent/control"
+	"gpu-cdi-plugin/agent/prepare"
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/fileio"
@@ -22,8 +24,8 @@ import (
 func (a *app) deviceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "device",
-		Short: "Take devices out of service, reset them, release the driver",
-		Long: `The verbs of an administrator. They send requests to the serve of this host, through the socket
+		Short: "Take devices out of service, reset them, release the driver, make device nodes",
+		Long: `The verbs of an administrator. All but make-nodes send requests to the serve of this host, through the socket
 control.sock in its --runtime-dir, which only root and the user of serve may use. DEVICE is a UUID, the index of a GPU
 (3) or that of a MIG device (3:0), as gpu-cdi-plugin devices lists them.`,
 		Annotations: cli.Statuses(cli.OK, cli.Usage),
@@ -34,7 +36,7 @@ control.sock in its --runtime-dir, which only root and the user of serve may use
 		cmd.PersistentFlags().AddFlag(a.ServiceFlags.Lookup(option))
 	}
 	cmd.AddCommand(a.cordonCommand(), a.uncordonCommand(), a.resetCommand(),
-		a.releaseCommand(), a.reopenCommand())
+		a.releaseCommand(), a.reopenCommand(), a.makeNodesCommand())
 	return cmd
 }
 
@@ -142,6 +144,39 @@ func (a *app) reopenCommand() *cobra.Command {
 			return a.ask(cmd.Context(), control.Request{Act: control.Reopen})
 		},
 	}
+}
+
+func (a *app) makeNodesCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "make-nodes",
+		Short: "Make the device nodes that this host lacks",
+		Long: `Runs the driver's nvidia-modprobe where device nodes are missing, which also loads the kernel modules: those
+of GPUs, of nvidia-uvm and nvidia-modeset, and of MIG devices. It prints the nodes that were made, and runs nothing if
+none is missing. After a boot without a display server nothing else makes them. Only root may be able to change
+nvidia-modprobe.
+
+The units of gpu-cdi-plugin run this before they start.`,
+		Example:     `  gpu-cdi-plugin device make-nodes`,
+		Annotations: deviceStatuses(cli.NoDriver),
+		RunE:        func(cmd *cobra.Command, _ []string) error { return a.makeNodes(cmd.Context()) },
+	}
+}
+
+func (a *app) makeNodes(ctx context.Context) error {
+	h, err := a.host()
+	if err != nil {
+		return err
+	}
+	path := driver.FindProgram(h, "nvidia-modprobe")
+	if path == "" {
+		return cli.With(cli.NoDriver, "install the NVIDIA driver, or name its root with --driver-root",
+			fmt.Errorf("the driver in %s has no nvidia-modprobe", h.DriverRoot()))
+	}
+	made, err := agent.MakeNodes(ctx, h, prepare.Program{Path: path}, a.CheckProgram)
+	for _, node := range made {
+		fmt.Fprintln(a.Stdout, node)
+	}
+	return err
 }
 
 // deviceStatuses returns the exit statuses of the verbs that send requests to the running `serve`.

@@ -30,8 +30,9 @@ func newApp() *app {
 		Program: cli.New(cli.Options{
 			Name: "gpu-cdi-plugin", EnvPrefix: "GPU_CDI_", Errors: errorTable, Statuses: statuses,
 			Config: &c, Default: &defaults, Keys: config.Keys, Common: &c.Common, Service: &c.Plugin,
-			Schema:    "specs/config.schema.json",
-			HintFlags: map[string][]string{"cdi generate ": {"capabilities", "extras"}},
+			Schema:     "specs/config.schema.json",
+			ConfigFile: "/etc/gpu-cdi-plugin/config.yaml",
+			HintFlags:  map[string][]string{"cdi generate ": {"capabilities", "extras"}},
 		}),
 		Common: &c.Common, plugin: &c.Plugin, config: &c, timeout: nvml.DefaultTimeout,
 	}
