@@ -66,7 +66,7 @@ lint: GOFLAGS := $(filter-out -trimpath,$(GOFLAGS))
 lint: ## golangci-lint, formatting, the import arrows, shell scripts
 	@files=$$(git ls-files '*.go' | grep -v /testdata/ | xargs gofmt -l); \
 		test -z "$$files" || { echo "not gofmt-clean: $$files"; exit 1; }
-	@for f in scripts/*; do sh -n "$$f" || exit 1; done; bash -n .ci/run
+	@for f in scripts/* deploy/packages/*.sh test/dist/testdata/*.sh; do sh -n "$$f" || exit 1; done; bash -n .ci/run
 	$(LINT) run ./...
 	cd test/allocation/peer && $(LINT) run ./...
 	linter=$$($(LINT_PATH)) && cd tools/dist && $$linter run ./...
@@ -74,6 +74,12 @@ lint: ## golangci-lint, formatting, the import arrows, shell scripts
 		$$linter run --timeout 20m ./...
 	linter=$$($(LINT_PATH)) && cd test/engines && CGO_ENABLED=0 GOFLAGS='$(GOFLAGS) -trimpath' \
 		$$linter run --timeout 20m ./...
+
+# Manual pages and completions of both programs, in REFERENCE; for scripts/dist.
+.PHONY: reference
+reference:
+	$(GO) run -tags '$(TAGS),reference' $(HARDEN) ./cmd/gpu-cdi-plugin '$(REFERENCE)'
+	CGO_ENABLED=0 $(GO) run -tags '$(TAGS),reference' ./cmd/device-manager '$(REFERENCE)'
 
 .PHONY: dist
 dist: ## dist/: what a release is: tar, deb and rpm for amd64 and arm64, the image, the list of modules, checksums

@@ -1,3 +1,5 @@
+//go:build !reference
+
 // Command device-manager is the kubelet's side of the device plugin API, for hosts without a kubelet and for authors of
 // plugins. It knows nothing about GPUs.
 //

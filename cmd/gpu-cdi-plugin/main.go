@@ -1,3 +1,5 @@
+//go:build !reference
+
 // Command gpu-cdi-plugin gives containers the GPUs of a host through CDI.
 //
 // Each verb has a file: it reads its options, calls the libraries and prints the result. main only calls run and ends
