@@ -14,8 +14,8 @@
 // The service asks this process for the limits that the daemon actually has, over a socket in the GPU's directory that
 // only root can use (status.go).
 //
-// The unit or pod in which a daemon runs confines it: see deploy/gpu-cdi-mps@.service and the chart in deploy/chart.
-// The package does not trust files in the GPU's /dev/shm, to which containers can write.
+// The unit or pod in which a daemon runs confines it: see deploy/units/gpu-cdi-mps@.service and the chart in
+// deploy/chart. The package does not trust files in the GPU's /dev/shm, to which containers can write.
 //
 // The package does not depend on the driver's library or gRPC, and does not search for the driver's files.
 package mps

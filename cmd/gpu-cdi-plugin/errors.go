@@ -65,7 +65,7 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(metrics.ErrListen, cli.Failure,
 		"give an address of this host and a port that is free with --listen, such as 127.0.0.1:9400"),
 	cli.Sentinel(mps.ErrShm, cli.Failure,
-		"run this by deploy/gpu-cdi-mps@.service or by the chart with mps.enabled, which mount the GPU's shared memory"),
+		"run this by gpu-cdi-mps@.service or by the chart with mps.enabled, which mount the GPU's shared memory"),
 	cli.Sentinel(control.ErrNotAllowed, cli.Failure, "run as root, or as the user that serve runs as"),
 	cli.Typed(func(*install.ForeignError) (cli.Code, string) {
 		return cli.Failure, "move it away if it is not needed; gpu-cdi-plugin hook print shows what would be in its place"

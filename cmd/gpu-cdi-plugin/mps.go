@@ -24,7 +24,7 @@ ends with the daemon, and the daemon ends with it. When the GPU is no longer sha
 client has ended. It does not open the NVIDIA driver.
 
 It needs the same --runtime-dir, --state-dir and --driver-root as serve, the PID namespace of the host, and a /dev/shm
-that the containers of the GPU get too. deploy/gpu-cdi-mps@.service runs it on a host, and confines it.
+that the containers of the GPU get too. deploy/units/gpu-cdi-mps@.service runs it on a host, and confines it.
 
 With --all it runs the daemons of all GPUs that are shared, and restarts those that have ended: for the pods of the
 chart's MPS DaemonSet.

@@ -13,12 +13,12 @@ func TestTheHookBelongsToTheProgram(t *testing.T) {
 		hooks []string
 		want  string
 	}{
-		"beside the program":     {[]string{"bin/prestart-hook"}, "bin/prestart-hook"},
-		"of a package":           {[]string{"libexec/gpu-cdi-plugin/prestart-hook"}, "libexec/gpu-cdi-plugin/prestart-hook"},
+		"beside the program": {[]string{"bin/prestart-hook"}, "bin/prestart-hook"},
+		"of a package":       {[]string{"libexec/gpu-cdi-plugin/prestart-hook"}, "libexec/gpu-cdi-plugin/prestart-hook"},
 		"the one beside is used": {
 			[]string{"bin/prestart-hook", "libexec/gpu-cdi-plugin/prestart-hook"}, "bin/prestart-hook",
 		},
-		"none":                   {nil, ""},
+		"none": {nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			top := t.TempDir()

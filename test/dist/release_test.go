@@ -195,6 +195,34 @@ func TestSlowAReleaseNamesItsModules(t *testing.T) {
 	}
 }
 
+// TestSlowAReleaseDocumentsEachVerb compares the manual pages with the golden help texts.
+func TestSlowAReleaseDocumentsEachVerb(t *testing.T) {
+	top := "gpu-cdi-plugin_1.2.3_linux_amd64"
+	files := untar(t, gunzip(t, readFile(t, releaseDir(t), top+".tar.gz")))
+	for _, program := range []string{"gpu-cdi-plugin", "device-manager"} {
+		helps, err := filepath.Glob("../../cmd/" + program + "/testdata/help/*.txt")
+		testenv.Must(t, err)
+		if len(helps) < 10 {
+			t.Errorf("%s has the help texts %q", program, helps)
+		}
+		for _, help := range helps {
+			verb := strings.TrimSuffix(strings.TrimSuffix(filepath.Base(help), "help.txt"), "-")
+			name := strings.TrimSuffix(program+"-"+verb, "-")
+			page := string(files[path.Join(top, "reference/man1", name+".1")])
+			first, _, _ := strings.Cut(string(readFile(t, help)), "\n")
+			plain := strings.NewReplacer(`\-`, "-", `\fB`, "", `\fP`, "").Replace(page)
+			if !strings.Contains(plain, strings.TrimSuffix(first, ".")) || !strings.Contains(plain, "EXIT STATUS") {
+				t.Errorf("the manual page of %s lacks %q, or its exit statuses:\n%.600s", name, first, plain)
+			}
+		}
+		for _, name := range []string{"bash/" + program, "zsh/_" + program, "fish/" + program + ".fish"} {
+			if !bytes.Contains(files[path.Join(top, "reference", name)], []byte(program)) {
+				t.Errorf("the completion %s is missing", name)
+			}
+		}
+	}
+}
+
 // manifest is what the tests read of an OCI index or manifest.
 type manifest struct {
 	Manifests []struct {

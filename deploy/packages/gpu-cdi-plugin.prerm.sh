@@ -1,0 +1,21 @@
+#!/bin/sh
+# Before gpu-cdi-plugin is removed, by dpkg ("remove") or rpm (0). An upgrade does nothing here.
+set -e
+case "$1" in
+remove | 0) ;;
+*) exit 0 ;;
+esac
+# In another root, where an image is made, no engine runs and no service.
+[ -z "${DPKG_ROOT:-}" ] || exit 0
+
+# podman starts no container with a hook that does not exist.
+record=/var/lib/gpu-cdi-plugin/hook-install.json
+if [ -e $record ] && ! /usr/bin/gpu-cdi-plugin hook uninstall >/dev/null; then
+	echo "gpu-cdi-plugin stays installed: engines are configured to run its hook, as $record has it" >&2
+	exit 1
+fi
+if [ -d /run/systemd/system ]; then
+	systemctl stop gpu-cdi-watch.service gpu-cdi-plugin.service 'gpu-cdi-mps@*.service' || :
+fi
+# The specs name the hook too.
+/usr/bin/gpu-cdi-plugin --log-level error cdi remove >/dev/null || :

@@ -1,0 +1,122 @@
+package dist
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/image"
+	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// modprobe makes the node of unified memory on the simulated host, as the driver's nvidia-modprobe does.
+const modprobe = `#!/bin/sh
+echo "$*" >>/sim/modprobe.log
+mknod /sim/dev/nvidia-uvm c 511 0
+`
+
+// newRoot makes a directory for testdata/boot.sh, with the packages, a simulated driver and a container's root.
+func newRoot(t *testing.T) string {
+	t.Helper()
+	testenv.Root(t)
+	release, dir := releaseDir(t), t.TempDir()
+	files := filepath.Join(dir, "files")
+	for _, name := range []string{"root", "scratch", "out", "files/srv/image"} {
+		testenv.Must(t, os.MkdirAll(filepath.Join(dir, name), 0o755))
+	}
+	testenv.Must(t, os.Chmod(dir, 0o755))
+	deb := filepath.Join(release, "gpu-cdi-plugin_1.2.3_amd64.deb")
+	image.CopyFile(t, deb, filepath.Join(files, "srv/new.deb"))
+	image.CopyFile(t, filepath.Join(release, "device-manager_1.2.3_amd64.deb"), filepath.Join(files, "srv/manager.deb"))
+	image.CopyFile(t, filepath.Join(release, "gpu-cdi-plugin-1.2.3-1.x86_64.rpm"), filepath.Join(files, "srv/new.rpm"))
+	older(t, deb, filepath.Join(files, "srv/old.deb"))
+	testenv.Must(t, image.Build(t.Context(), image.Static, filepath.Join(files, "srv/image")))
+
+	node := simtest.Node(t, "workstation").Root()
+	proc.Must(t, 0, proc.Cmd{Args: []string{"cp", "-a", node, filepath.Join(files, "sim")}}) // with its device nodes
+	testenv.Must(t, os.Remove(filepath.Join(files, "sim/dev/nvidia-uvm")),
+		os.WriteFile(filepath.Join(files, "sim/usr/bin/nvidia-modprobe"), []byte(modprobe), 0o755))
+	for _, unit := range []string{"gpu-cdi-watch", "gpu-cdi-plugin"} {
+		dropIn := filepath.Join(files, "etc/systemd/system", unit+".service.d")
+		testenv.Must(t, os.MkdirAll(dropIn, 0o755),
+			os.WriteFile(filepath.Join(dropIn, "sim.conf"), []byte("[Service]\nEnvironment=GPU_CDI_ROOT=/sim\n"), 0o644))
+	}
+	return dir
+}
+
+// older makes a package of an earlier version out of another one.
+func older(t *testing.T, from, to string) {
+	t.Helper()
+	tree := t.TempDir()
+	proc.Must(t, 0, proc.Cmd{Args: []string{"dpkg-deb", "--raw-extract", from, tree}})
+	control := filepath.Join(tree, "DEBIAN/control")
+	text := strings.Replace(string(readFile(t, control)), "Version: 1.2.3", "Version: 1.2.2", 1)
+	testenv.Must(t, os.WriteFile(control, []byte(text), 0o644))
+	proc.Must(t, 0, proc.Cmd{Args: []string{"dpkg-deb", "--build", "-Zgzip", "-z1", "--root-owner-group", tree, to}})
+}
+
+// boot runs a script of testdata in a throw-away root, and returns the files that are left.
+func boot(t *testing.T, script string, mode ...string) []string {
+	t.Helper()
+	dir := newRoot(t)
+	testenv.MountNamespace(t)
+	t.Cleanup(func() {
+		_ = unix.Unmount(filepath.Join(dir, "root"), unix.MNT_DETACH)
+		_ = unix.Unmount(filepath.Join(dir, "scratch"), unix.MNT_DETACH)
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	r, err := proc.Run(ctx, proc.Cmd{
+		Args: append([]string{"/bin/sh", "testdata/boot.sh", dir, "testdata/" + script}, mode...),
+	})
+	testenv.Must(t, err)
+	log, _ := os.ReadFile(filepath.Join(dir, "out/log"))
+	if !strings.HasSuffix(string(log), "PASS\n") {
+		t.Fatalf("%s:\n%s\n%s", script, r, log)
+	}
+	var left []string
+	upper := filepath.Join(dir, "scratch/upper")
+	testenv.Must(t, filepath.WalkDir(upper, func(path string, e fs.DirEntry, err error) error {
+		name := strings.TrimPrefix(path, upper+"/")
+		_, given := os.Lstat(filepath.Join(dir, "files", name))
+		if err == nil && given != nil && (!e.IsDir() || strings.Contains(name, "gpu-cdi")) {
+			left = append(left, name)
+		}
+		return err
+	}))
+	return left
+}
+
+// TestSlowThePackageWithoutSystemd compares the root file by file: only dpkg's own records may differ in the end.
+func TestSlowThePackageWithoutSystemd(t *testing.T) {
+	for _, name := range boot(t, "chroot.sh") {
+		// The last two are the simulated host, and what boot.sh removes.
+		if !isLog(name) && !strings.HasPrefix(name, "sim/") && name != "var/lib/kubelet" {
+			t.Errorf("%s is left, or was changed", name)
+		}
+	}
+}
+
+// isLog reports whether a file is one of dpkg or of the system's log.
+func isLog(name string) bool {
+	return strings.HasPrefix(name, "var/lib/dpkg/") || strings.HasPrefix(name, "var/log/")
+}
+
+// TestSlowThePackageUnderSystemd has a real systemd as process 1. It writes files of its own.
+func TestSlowThePackageUnderSystemd(t *testing.T) {
+	testenv.Command(t, "/lib/systemd/systemd")
+	testenv.Command(t, "podman")
+	for _, name := range boot(t, "systemd.sh", "systemd") {
+		if strings.Contains(name, "gpu-cdi") && !isLog(name) {
+			t.Errorf("%s is left", name)
+		}
+	}
+}

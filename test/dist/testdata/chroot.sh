@@ -1,0 +1,84 @@
+# The package on a host where systemd does not run: an image, or a container.
+fail() {
+	echo "FAIL: $*"
+	exit 1
+}
+check() { "$@" || fail "$*"; }
+refuse() { ! "$@" || fail "$* succeeds"; }
+link=/etc/systemd/system/multi-user.target.wants/gpu-cdi-watch.service
+set -x
+
+# NVIDIA's refresh is there: the package says so.
+mkdir -p /etc/cdi && touch /etc/cdi/nvidia.yaml /etc/systemd/system/nvidia-cdi-refresh.path
+check dpkg -i /srv/old.deb 2>/tmp/message
+check grep -q 'systemctl disable --now nvidia-cdi-refresh.path; rm -f /etc/cdi/nvidia.yaml' /tmp/message
+rm -r /etc/cdi /etc/systemd/system/nvidia-cdi-refresh.path
+check test -L $link
+check gpu-cdi-plugin --root /sim device make-nodes
+check gpu-cdi-plugin --root /sim cdi generate --write
+check gpu-cdi-plugin hook install podman >/dev/null
+
+# The path of the hook stays, and what it is configured for.
+for deb in new old new; do
+	check dpkg -i /srv/$deb.deb 2>/tmp/message
+	refuse grep NVIDIA /tmp/message
+	check test -x /usr/libexec/gpu-cdi-plugin/prestart-hook
+	check test -e /etc/containers/oci/gpu-cdi-plugin.d/precreate.json
+	check test -e /run/cdi/nvidia.com-gpu.json
+done
+check test -e /usr/share/man/man1/gpu-cdi-plugin-cdi-watch.1.gz
+
+# It stays where engines still need the hook.
+record=/var/lib/gpu-cdi-plugin/hook-install.json
+cp $record /tmp/record
+echo '{' >$record
+refuse dpkg --remove gpu-cdi-plugin
+check test -x /usr/libexec/gpu-cdi-plugin/prestart-hook
+check gpu-cdi-plugin --version
+cp /tmp/record $record
+
+# An administrator's choice survives a removal, and not a purge.
+rm $link
+check dpkg --remove gpu-cdi-plugin
+refuse test -e /etc/containers/oci/gpu-cdi-plugin.d
+refuse test -e /run/cdi/nvidia.com-gpu.json
+refuse test -e /usr/libexec/gpu-cdi-plugin
+check dpkg -i /srv/new.deb
+refuse test -L $link
+mkdir -p /etc/gpu-cdi-plugin /var/lib/gpu-cdi-plugin/devices /run/gpu-cdi-plugin
+touch /etc/gpu-cdi-plugin/config.yaml
+check dpkg --purge gpu-cdi-plugin
+refuse test -e /run/gpu-cdi-plugin
+check dpkg -i /srv/new.deb
+check test -L $link
+check dpkg --purge gpu-cdi-plugin
+check dpkg -i /srv/manager.deb
+check device-manager --version
+check dpkg --purge device-manager
+
+# The rpm does the same. Its presets enable, and nothing starts.
+if command -v rpm >/dev/null; then
+	rpm="rpm --dbpath /srv/rpm"
+	check $rpm --nodeps -i /srv/new.rpm
+	check test -L $link
+	check gpu-cdi-plugin --root /sim cdi generate --write
+	check gpu-cdi-plugin hook install podman >/dev/null
+	check $rpm --nodeps -U --replacepkgs /srv/new.rpm
+	check test -e /etc/containers/oci/gpu-cdi-plugin.d/precreate.json
+	check $rpm -V --nodeps gpu-cdi-plugin
+	check $rpm -e gpu-cdi-plugin
+	refuse test -e /etc/containers/oci/gpu-cdi-plugin.d
+	refuse test -e /run/cdi/nvidia.com-gpu.json
+	refuse test -L $link
+	rm -r /srv/rpm /var/lib/gpu-cdi-plugin
+fi
+
+# The scripts leave this root alone when they are for another one.
+mkdir -p /tmp/other/var/lib/dpkg/info /tmp/other/var/lib/dpkg/updates && touch /tmp/other/var/lib/dpkg/status
+other="dpkg --root=/tmp/other --force-script-chrootless --force-depends"
+check $other -i /srv/new.deb
+check test -L /tmp/other$link
+refuse test -L $link
+check $other --purge gpu-cdi-plugin
+refuse test -L /tmp/other$link
+echo PASS >/media/log
