@@ -32,7 +32,7 @@ func template(t *testing.T, code int, args ...string) proc.Result {
 	return helm(t, code, all...)
 }
 
-const manifestHeader = "# The chart in deploy/chart with its default values, for kubectl apply. Written by make generate.\n"
+const manifestHeader = "# The chart in deploy/chart with its default values, for kubectl apply; see make generate.\n"
 
 // TestSlowChart renders the chart with values of several kinds of clusters.
 func TestSlowChart(t *testing.T) {
