@@ -1,7 +1,7 @@
 // Package yamlfile decodes YAML files strictly and returns all problems at once, each with its line.
 //
-// Unknown keys and values of the wrong type are problems. Equal keys are refused before anything else: the decoder
-// compares each key with all others, which takes long if there are many. A list of strings or numbers can also be
+// Unknown keys and values of the wrong type are problems. Equal keys, too many keys and too many values are refused
+// before the decoder would spend time and memory on them. A list of strings or numbers can also be
 // written as "a,b". A key without a value (null) counts as absent. Merge keys (<<) are not supported. A field of type
 // any accepts any value.
 package yamlfile
@@ -24,14 +24,18 @@ import (
 	"gpu-cdi-plugin/internal/wording"
 )
 
+// The limits of a document. Aliases are expanded: the decoder decodes a value again for each alias of it. A text counts
+// once for each 64 bytes that it begins.
 const (
-	maxValues = 1_000_000 // of a document, with aliases expanded
+	maxValues = 300_000
 	maxDepth  = 100
-	maxKeys   = 10_000 // of one mapping, since the decoder compares each key with all others
+	// maxComparisons limits the sum, over all mappings, of the square of the number of keys, since the decoder compares
+	// each key of a mapping with all others. It allows one mapping of 3,000 keys.
+	maxComparisons = 9_000_000
 )
 
-// Parse parses one YAML document, whose Kind is 0 if the data is empty. Its time and memory are in proportion to the
-// size of the data. The error names equal keys, or says that the document has too many values or levels.
+// Parse parses one YAML document, whose Kind is 0 if the data is empty. What it accepts can be decoded within a second
+// or so. The error names equal keys, or says that the document has too many keys, values or levels.
 func Parse(data []byte) (*yaml.Node, error) {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	document := &yaml.Node{}
@@ -43,7 +47,7 @@ func Parse(data []byte) (*yaml.Node, error) {
 	if err := d.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
 		return nil, errors.New("more than one YAML document")
 	}
-	s := structure{left: maxValues}
+	s := structure{values: maxValues, comparisons: maxComparisons}
 	if err := s.check(document, 0); err != nil {
 		return nil, err
 	}
@@ -52,23 +56,26 @@ func Parse(data []byte) (*yaml.Node, error) {
 
 // structure checks a document before it is decoded.
 type structure struct {
-	left       int // how many more values the document may have
-	duplicates []error
+	values, comparisons int // how many more the document may have
+	duplicates          []error
 }
+
+// size returns what a value counts for, without the values in it.
+func size(n *yaml.Node) int { return 1 + len(n.Value)/64 }
 
 func (s *structure) check(n *yaml.Node, depth int) error {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
-	if s.left--; s.left < 0 {
-		return fmt.Errorf("it has more than %d values", maxValues)
+	if s.values -= size(n); s.values < 0 {
+		return fmt.Errorf("it has more than %d values, with aliases expanded and long texts counted as several", maxValues)
 	}
 	if depth > maxDepth {
 		return fmt.Errorf("line %d: it is nested more than %d levels deep", n.Line, maxDepth)
 	}
 	if n.Kind == yaml.MappingNode {
-		if len(n.Content)/2 > maxKeys {
-			return fmt.Errorf("line %d: more than %d keys", n.Line, maxKeys)
+		if err := s.countComparisons(n); err != nil {
+			return err
 		}
 		s.checkKeys(n)
 	}
@@ -76,6 +83,17 @@ func (s *structure) check(n *yaml.Node, depth int) error {
 		if err := s.check(child, depth+1); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+func (s *structure) countComparisons(n *yaml.Node) error {
+	keys := 0
+	for i := 0; i < len(n.Content); i += 2 {
+		keys += size(n.Content[i])
+	}
+	if s.comparisons -= len(n.Content) / 2 * keys; s.comparisons < 0 {
+		return fmt.Errorf("line %d: too many keys in one mapping, or too many aliases of a mapping with many keys", n.Line)
 	}
 	return nil
 }

@@ -187,23 +187,45 @@ func TestLimits(t *testing.T) {
 		}
 		return b.String()
 	}
-	// A list of 1,000 values that a second list has 997 times, beside other values. The document, the mapping, its keys
+	// A list of 1,000 values that a second list has 297 times, beside other values. The document, the mapping, its keys
 	// and the lists count too.
 	values := func(others int) string {
-		return "a: &a [" + strings.Repeat("x,", 1_000) + "]\nb: [" + strings.Repeat("*a,", 997) +
+		return "a: &a [" + strings.Repeat("x,", 1_000) + "]\nb: [" + strings.Repeat("*a,", 297) +
 			strings.Repeat("x,", others) + "]\n"
 	}
+	// A text of 640 bytes counts for 11 values.
+	texts := func(n int) string {
+		return "a: &a " + strings.Repeat("x", 640) + "\nb: [" + strings.Repeat("*a,", n) + "]\n"
+	}
+	// A mapping of 100 keys that a list has some times.
+	mappings := func(key string, n int) string {
+		var b strings.Builder
+		for i := range 100 {
+			fmt.Fprintf(&b, "%s%d: x, ", key, i)
+		}
+		return "a: &a {" + b.String() + "}\nb: [" + strings.Repeat("*a,", n) + "]\n"
+	}
+	const (
+		manyValues = "it has more than 300000 values, with aliases expanded and long texts counted as several"
+		manyKeys   = "line 1: too many keys in one mapping, or too many aliases of a mapping with many keys"
+	)
 	for name, c := range map[string]struct {
 		text, want string
 	}{
-		"100 levels":        {lists(100), ""},
-		"101 levels":        {lists(101), "line 1: it is nested more than 100 levels deep"},
-		"10,000 keys":       {keys(10_000), ""},
-		"10,001 keys":       {keys(10_001), "line 1: more than 10000 keys"},
-		"1,000,000 values":  {values(997), ""},
-		"1,000,001 values":  {values(998), "it has more than 1000000 values"},
-		"two documents":     {"a: 1\n---\nb: 1\n", "more than one YAML document"},
-		"a broken document": {"a: 1\n---\n[\n", "more than one YAML document"},
+		"100 levels":               {lists(100), ""},
+		"101 levels":               {lists(101), "line 1: it is nested more than 100 levels deep"},
+		"3,000 keys":               {keys(3_000), ""},
+		"3,001 keys":               {keys(3_001), manyKeys},
+		"100 keys 899 times":       {mappings("k", 898), ""},
+		"100 keys 900 times":       {mappings("k", 899), manyKeys},
+		"100 long keys 449 times":  {mappings(strings.Repeat("k", 64), 448), ""},
+		"100 long keys 450 times":  {mappings(strings.Repeat("k", 64), 449), manyKeys},
+		"300,000 values":           {values(1_697), ""},
+		"300,001 values":           {values(1_698), manyValues},
+		"a long text 27,272 times": {texts(27_271), ""},
+		"a long text 27,273 times": {texts(27_272), manyValues},
+		"two documents":            {"a: 1\n---\nb: 1\n", "more than one YAML document"},
+		"a broken document":        {"a: 1\n---\n[\n", "more than one YAML document"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Parse([]byte(c.text))

@@ -6,11 +6,18 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 const (
 	// mostMemory, in bytes, is what parsing may allocate. The largest document has 1 MB.
 	mostMemory = 300 << 20
+	// mostTime is the processor time that parsing may take.
+	mostTime = 2 * time.Second
 	// mostText, in bytes, is how long an error may be.
 	mostText = 32 << 10
 )
@@ -22,7 +29,18 @@ func documents(key, listKey string) map[string]string {
 	for i := range 9 {
 		fmt.Fprintf(&aliases, "a%d: &a%d [%s]\n", i+1, i+1, strings.Repeat(fmt.Sprintf("*a%d, ", i), 10))
 	}
+	repeat := func(value, alias string, n int) string {
+		return key + ": &m " + value + "\n" + listKey + ": [" + strings.Repeat(alias+", ", n) + "]\n"
+	}
+	long := strings.Repeat("k", 100_000)
 	return map[string]string{
+		// The decoder compares each key of a mapping with all others, for each alias.
+		"aliases of many keys":  repeat(flowMapping(9_990), "*m", 45),
+		"aliases of some keys":  repeat(flowMapping(90), "*m", 1_100),
+		"aliases of a few keys": repeat(flowMapping(9), "*m", 15_000),
+		"aliases of long keys":  repeat("{"+long+"a: 1, "+long+"b: 1}", "*m", 90_000),
+		"aliases of a text":     repeat(long, "{*m : *m}", 30_000),
+
 		"equal keys":          strings.Repeat(key+": x\n", 9_000),
 		"equal unknown keys":  strings.Repeat("x: y\n", 9_000),
 		"equal nested keys":   key + ":\n" + strings.Repeat("  x: y\n", 9_000),
@@ -44,6 +62,15 @@ func documents(key, listKey string) map[string]string {
 	}
 }
 
+// flowMapping returns a mapping with keys of equal length, so that comparing them takes longest.
+func flowMapping(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "%s%05d: x, ", strings.Repeat("k", 40), i)
+	}
+	return "{" + b.String() + "}"
+}
+
 func manyKeys(n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -60,7 +87,13 @@ func Check(t *testing.T, key, listKey string, parse func(data []byte) error) {
 		t.Run(name, func(t *testing.T) {
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			start := processorTime(t)
 			err := parse([]byte(text))
+			if used := processorTime(t) - start; used > mostTime {
+				t.Errorf("%s of processor time were used for %d KB", used, len(text)>>10)
+			}
 			runtime.ReadMemStats(&after)
 			if used := after.TotalAlloc - before.TotalAlloc; used > mostMemory {
 				t.Errorf("%d MB of memory were allocated for %d KB", used>>20, len(text)>>10)
@@ -73,4 +106,12 @@ func Check(t *testing.T, key, listKey string, parse func(data []byte) error) {
 			}
 		})
 	}
+}
+
+// processorTime is the time for which the thread has run. Other than the clock, it stands still while others run.
+func processorTime(t *testing.T) time.Duration {
+	t.Helper()
+	var ts unix.Timespec
+	testenv.Must(t, unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts))
+	return time.Duration(ts.Nano())
 }
