@@ -18,11 +18,12 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// What an attack may cost the manager, besides time.
+// What attacks may cost the manager.
 const (
-	mostAnswer = 64 << 10  // bytes of an answer
-	mostLine   = 32 << 10  // bytes of a line in the log
-	mostMemory = 200 << 20 // bytes that the manager's peak may grow by, in all attacks together
+	mostTime   = 5 * time.Second // of a processor, in all attacks together
+	mostAnswer = 64 << 10        // bytes of an answer
+	mostLine   = 32 << 10        // bytes of a line in the log
+	mostMemory = 200 << 20       // bytes that the manager's peak may grow by, in all attacks together
 )
 
 // attacker is a member of the API's group. It can send any bytes to the socket.
@@ -131,10 +132,20 @@ func attacksByManifest() map[string][]string {
 	}
 	long, nines := strings.Repeat("x", 200_000), strings.Repeat("9", 200_000)
 	container := `{"name": "c", "resources": {"limits": {"` + gpu + `": 1}}}`
-	aliases := func(name string) string { return "[" + strings.Repeat("*"+name+",", 900) + "]\n" }
+	aliases := func(name string, n int) string { return "[" + strings.Repeat("*"+name+",", n) + "]\n" }
+	annotations := func(keys, n int) []string {
+		var b strings.Builder
+		for i := range keys {
+			fmt.Fprintf(&b, "key%05d: x, ", i)
+		}
+		return manifest("metadata:\n  labels: &a {" + b.String() + "}\n  annotations: " + aliases("a", n) + "kind: Pod\n")
+	}
 	return map[string][]string{
 		"equal keys":                   manifest(strings.Repeat("kind: Pod\n", 25_000)),
-		"aliases of aliases":           manifest("a: &a [x]\nb: &b " + aliases("a") + "c: &c " + aliases("b") + "kind: *c\n"),
+		"aliases of aliases":           manifest("a: &a [x]\nb: &b " + aliases("a", 900) + "c: &c " + aliases("b", 900) + "kind: *c\n"),
+		"aliases of many keys":         annotations(9_990, 45),
+		"aliases of some keys":         annotations(90, 1_100),
+		"aliases of few keys":          annotations(9, 15_000),
 		"a deep manifest":              manifest(strings.Repeat("{a: ", 60_000)),
 		"a pod of the host's path":     pod("../../etc/x", "main", "1"),
 		"a pod with a line break":      pod(`a\nb`, "main", "1"),
@@ -183,12 +194,15 @@ func TestAttacksOnTheAPI(t *testing.T) {
 	if _, err := p.admit(t.Context(), "first", gpu, 1); err != nil {
 		t.Fatal(err)
 	}
-	host, memory := p.hostState(), p.peakMemory()
+	host, memory, used := p.hostState(), p.peakMemory(), p.processorTime()
 	(&attacker{p, filepath.Join(p.dir, "api", "manager.sock")}).attack(attacks())
 	host.Check(t)
 	p.checkLog()
 	if grown := p.peakMemory() - memory; grown > mostMemory {
 		t.Errorf("the manager's memory grew by %d MB", grown>>20)
+	}
+	if used = p.processorTime() - used; used > mostTime {
+		t.Errorf("the manager has used %s of processor time", used)
 	}
 	list, err := p.api.Pods(t.Context())
 	if err != nil || len(list) != 1 || list[0].Metadata.UID != "first" || p.allocatable(gpu) != 2 {
@@ -289,4 +303,19 @@ func (p *program) peakMemory() int64 {
 	kib, err := strconv.ParseInt(strings.Fields(peak)[0], 10, 64)
 	testenv.Must(p, err)
 	return kib << 10
+}
+
+// processorTime is for how long the manager has run on processors. Other than the clock, it stands still while other
+// programs run.
+func (p *program) processorTime() time.Duration {
+	p.Helper()
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(p.process.Pid()), "stat"))
+	testenv.Must(p, err)
+	_, after, _ := strings.Cut(string(text), ") ") // the third field follows the program's name
+	fields := strings.Fields(after)
+	user, err := strconv.Atoi(fields[14-3])
+	testenv.Must(p, err)
+	system, err := strconv.Atoi(fields[15-3])
+	testenv.Must(p, err)
+	return time.Duration(user+system) * 10 * time.Millisecond // USER_HZ is 100
 }
