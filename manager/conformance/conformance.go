@@ -18,6 +18,8 @@ import (
 	"strings"
 	"time"
 	"unicode"
+
+	"gpu-cdi-plugin/internal/wording"
 )
 
 var (
@@ -192,7 +194,7 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	}
 	for _, p := range s.plugins {
 		if p.resource != "" {
-			report.Resources = append(report.Resources, p.resource)
+			report.Resources = append(report.Resources, wording.Shorten(p.resource, maxQuoted))
 		}
 	}
 	return report, nil

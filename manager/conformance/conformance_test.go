@@ -10,12 +10,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 	"unicode"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -112,6 +114,54 @@ func TestEachRuleIsBrokenByItsBreach(t *testing.T) {
 		if !broken[r.ID] {
 			t.Errorf("no plugin breaks %s", r.ID)
 		}
+	}
+}
+
+// What a plugin sends is quoted, but not at any length.
+func TestLongTextsOfAPluginAreShortened(t *testing.T) {
+	long := strings.Repeat("x", 100_000)
+	broken := errors.New(long)
+	for name, change := range map[string]func(*fake){
+		"errors of the plugin": func(f *fake) {
+			f.does.GetOptions = func(context.Context) error { return broken }
+			f.does.Allocate = func(context.Context, []string) (*allocated, error) { return nil, broken }
+			f.does.Preferred = func(context.Context, *wanted) ([]string, error) { return nil, broken }
+			f.does.PreStart = func(context.Context, []string) error { return broken }
+		},
+		"answers": func(f *fake) {
+			edits(f, func(r *allocated) {
+				r.Envs[long+"="] = long
+				r.Mounts[0].HostPath = long
+				r.Devices = append(r.Devices,
+					&v1beta1.DeviceSpec{HostPath: long, ContainerPath: long, Permissions: long},
+					&v1beta1.DeviceSpec{HostPath: "/" + long, ContainerPath: "/" + long, Permissions: long})
+				r.CdiDevices = append(r.CdiDevices, &v1beta1.CDIDevice{Name: long})
+			})
+		},
+		"devices": func(f *fake) {
+			for i := range f.devices {
+				device(f, i, func(d *v1beta1.Device) { d.ID, d.Health = long+strconv.Itoa(i), long })
+			}
+		},
+		"an endpoint, a resource and a version": func(f *fake) {
+			f.request.Endpoint, f.request.ResourceName, f.request.Version = "./"+long+"/fake.sock", long, long
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			report := runFake(t, change, Options{})
+			if report.Failed == 0 {
+				t.Error("nothing is reported")
+			}
+			for _, r := range report.Results {
+				if len(r.Seen) > 1000 {
+					t.Errorf("%s: %s in %d bytes: %.100s...", r.ID, r.Outcome, len(r.Seen), r.Seen)
+				}
+			}
+			if names := fmt.Sprint(report.Resources); len(names) > 1000 {
+				t.Errorf("the names of resources have %d bytes", len(names))
+			}
+		})
 	}
 }
 

@@ -46,7 +46,16 @@ func passedUnless(broken []string, format string, args ...any) verdict {
 	if len(broken) == 0 {
 		return passed(format, args...)
 	}
-	return failed("%s", wording.ShortenList(broken, 3, ", "))
+	return failed("%s", firstOf(broken))
+}
+
+// firstOf joins the first three texts of a list, shortens each, and says how many more there are.
+func firstOf(list []string) string {
+	var short []string
+	for _, text := range list {
+		short = append(short, wording.Shorten(text, maxQuoted))
+	}
+	return wording.ShortenList(short, 3, ", ")
 }
 
 func listSize(_ context.Context, _ *session, p *plugin) verdict {
@@ -218,7 +227,7 @@ func difference(before, after []*v1beta1.Device) string {
 			parts = append(parts, fmt.Sprintf("%q was new", id))
 		}
 	}
-	return wording.ShortenList(parts, 3, ", ")
+	return firstOf(parts)
 }
 
 // healthFlips makes a device change its health and waits for the list that shows the change.

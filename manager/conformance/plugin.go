@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/internal/wording"
 )
 
 const (
@@ -92,12 +94,12 @@ func (p *plugin) answering(ctx context.Context) error {
 	return nil
 }
 
-// reason returns the text of an RPC's error.
+// reason returns the text of an RPC's error, which is not longer than a few hundred bytes.
 func reason(err error, limit time.Duration) string {
 	if hung(err) {
 		return fmt.Sprintf("no answer within %s", limit)
 	}
-	return fmt.Sprintf("error %s %q", status.Code(err), status.Convert(err).Message())
+	return fmt.Sprintf("error %s %q", status.Code(err), wording.Shorten(status.Convert(err).Message(), maxQuoted))
 }
 
 // hung reports whether a call ended at its deadline, and crashed whether it lost its connection. Neither counts as a

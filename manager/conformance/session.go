@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // session is one run of the checks, on a plugin with one or several resources. It has the kubelet's side.
@@ -34,12 +36,18 @@ type verdict struct {
 	seen    string
 }
 
-func passed(format string, args ...any) verdict { return verdict{Pass, fmt.Sprintf(format, args...)} }
+func passed(format string, args ...any) verdict  { return saw(Pass, format, args...) }
+func failed(format string, args ...any) verdict  { return saw(Fail, format, args...) }
+func skipped(format string, args ...any) verdict { return saw(Skipped, format, args...) }
 
-func failed(format string, args ...any) verdict { return verdict{Fail, fmt.Sprintf(format, args...)} }
+// Texts have parts that come from the plugin, which may have any length.
+const (
+	maxSeen   = 1000 // bytes of the text of a verdict
+	maxQuoted = 250  // bytes of an error or a name in it
+)
 
-func skipped(format string, args ...any) verdict {
-	return verdict{Skipped, fmt.Sprintf(format, args...)}
+func saw(outcome Outcome, format string, args ...any) verdict {
+	return verdict{outcome, wording.Shorten(fmt.Sprintf(format, args...), maxSeen)}
 }
 
 // check checks one rule.
@@ -150,7 +158,7 @@ func each(f func(context.Context, *session, *plugin) verdict) check {
 		for _, p := range s.plugins {
 			v := f(ctx, s, p)
 			if len(s.plugins) > 1 {
-				v.seen = p.resource + ": " + v.seen
+				v.seen = wording.Shorten(p.resource, maxQuoted) + ": " + v.seen
 			}
 			verdicts = append(verdicts, v)
 		}
