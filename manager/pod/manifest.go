@@ -36,13 +36,15 @@ type spec struct {
 	Resources      resources   `yaml:"resources"`
 	ResourceClaims []any       `yaml:"resourceClaims"`
 
+	EphemeralContainers []ephemeralContainer `yaml:"ephemeralContainers"`
+	Overhead            map[string]string    `yaml:"overhead"`
+
 	ActiveDeadlineSeconds         any `yaml:"activeDeadlineSeconds"`
 	Affinity                      any `yaml:"affinity"`
 	AutomountServiceAccountToken  any `yaml:"automountServiceAccountToken"`
 	DNSConfig                     any `yaml:"dnsConfig"`
 	DNSPolicy                     any `yaml:"dnsPolicy"`
 	EnableServiceLinks            any `yaml:"enableServiceLinks"`
-	EphemeralContainers           any `yaml:"ephemeralContainers"`
 	EvictionResponders            any `yaml:"evictionResponders"`
 	HostAliases                   any `yaml:"hostAliases"`
 	HostIPC                       any `yaml:"hostIPC"`
@@ -55,7 +57,6 @@ type spec struct {
 	NodeName                      any `yaml:"nodeName"`
 	NodeSelector                  any `yaml:"nodeSelector"`
 	OS                            any `yaml:"os"`
-	Overhead                      any `yaml:"overhead"`
 	PreemptionPolicy              any `yaml:"preemptionPolicy"`
 	Priority                      any `yaml:"priority"`
 	PriorityClassName             any `yaml:"priorityClassName"`
@@ -105,10 +106,16 @@ type container struct {
 	WorkingDir               any `yaml:"workingDir"`
 }
 
+type ephemeralContainer struct {
+	container `yaml:",inline"`
+
+	TargetContainerName any `yaml:"targetContainerName"`
+}
+
 // resources has quantities by resource.
 type resources struct {
 	Limits   map[string]string `yaml:"limits"`
 	Requests map[string]string `yaml:"requests"`
 
-	Claims any `yaml:"claims"`
+	Claims []any `yaml:"claims"`
 }

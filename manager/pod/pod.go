@@ -125,9 +125,7 @@ func (c *converter) problem(path, format string, args ...any) {
 }
 
 func (c *converter) pod(m manifest) model.Pod {
-	if len(m.Spec.ResourceClaims) > 0 {
-		c.problem("spec.resourceClaims", "the device manager has no dynamic resource allocation: request devices as limits")
-	}
+	c.claims("spec.resourceClaims", m.Spec.ResourceClaims)
 	if m.Metadata.GenerateName != "" && m.Metadata.Name == "" {
 		c.problem("metadata.generateName", "only an API server makes a name of it: write metadata.name")
 	}
@@ -144,8 +142,11 @@ func (c *converter) pod(m manifest) model.Pod {
 	c.name("metadata.name", p.Name, subdomain, 253)
 	c.name("metadata.namespace", p.Namespace, label, 63)
 	c.name("metadata.uid", p.UID, identifier, model.MaxUID)
-	for name := range c.devices("spec.resources", m.Spec.Resources) {
-		c.problem("spec.resources", "only containers can have devices, but the pod requests %s", name)
+	c.noDevices("spec.resources", "the pod", c.devices("spec.resources", m.Spec.Resources))
+	c.noDevices("spec.overhead", "the overhead", c.quantities("spec.overhead", m.Spec.Overhead))
+	for i, each := range m.Spec.EphemeralContainers {
+		at := fmt.Sprintf("spec.ephemeralContainers[%d].resources", i)
+		c.noDevices(at, "an ephemeral container", c.devices(at, each.Resources))
 	}
 	names := map[string]bool{}
 	p.InitContainers = c.containers("spec.initContainers", m.Spec.InitContainers, names)
@@ -176,8 +177,23 @@ func (c *converter) containers(path string, list []container, used map[string]bo
 	return converted
 }
 
+// claims refuses claims, with which devices are requested of the scheduler instead of the kubelet's device manager.
+func (c *converter) claims(path string, list []any) {
+	if len(list) > 0 {
+		c.problem(path, "the device manager has no dynamic resource allocation: request devices as limits")
+	}
+}
+
+// noDevices refuses requests for devices that no container would get.
+func (c *converter) noDevices(path, what string, devices map[string]int) {
+	for _, name := range slices.Sorted(maps.Keys(devices)) {
+		c.problem(path, "only containers and init containers can have devices, but %s requests %s", what, name)
+	}
+}
+
 // devices returns the limits of extended resources.
 func (c *converter) devices(path string, r resources) map[string]int {
+	c.claims(path+".claims", r.Claims)
 	limits, requests := c.quantities(path+".limits", r.Limits), c.quantities(path+".requests", r.Requests)
 	for _, name := range slices.Sorted(maps.Keys(requests)) {
 		if n, ok := limits[name]; !ok {
