@@ -33,6 +33,9 @@ func newApp() *app {
 			Schema:     "specs/config.schema.json",
 			ConfigFile: "/etc/gpu-cdi-plugin/config.yaml",
 			HintFlags:  map[string][]string{"cdi generate ": {"capabilities", "extras"}},
+			GoneFlags: map[string]string{
+				"runners-up": "this flag was removed: topology explain shows the chosen GPUs and why, and no others",
+			},
 		}),
 		Common: &c.Common, plugin: &c.Plugin, config: &c, timeout: nvml.DefaultTimeout,
 	}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -171,10 +172,10 @@ func (p *Program) warnUnknownEnv() {
 	}
 }
 
-// flagError does what FlagError does, and also knows the removed options.
+// flagError does what FlagError does, and also knows the removed options and flags.
 func (p *Program) flagError(cmd *cobra.Command, err error) error {
 	if e, ok := errors.AsType[*pflag.NotExistError](err); ok {
-		if text := p.Keys.Gone[e.GetSpecifiedName()]; text != "" {
+		if text := cmp.Or(p.Keys.Gone[e.GetSpecifiedName()], p.GoneFlags[e.GetSpecifiedName()]); text != "" {
 			return fmt.Errorf("--%s: %s", e.GetSpecifiedName(), text)
 		}
 	}

@@ -31,6 +31,9 @@ type Options struct {
 	// the keys of both.
 	Config, Default configfile.Validator
 	Keys            *configfile.Keys
+	// GoneFlags are removed flags that were no keys. If one is given, the error is this text, which names the
+	// replacement. Keys.Gone has the keys.
+	GoneFlags map[string]string
 	// Common points to the part of Config with the options of all verbs, Service to the part with the options of the
 	// service. The common options include insecure-paths, log-level and log-format.
 	Common, Service any
@@ -117,7 +120,7 @@ func Moved(name, replacement string, verbs ...*cobra.Command) *cobra.Command {
 		DisableFlagParsing: true,
 		Long:               "This verb is now: " + replacement,
 		Args: func(cmd *cobra.Command, _ []string) error {
-			return With(Usage, "use "+replacement, fmt.Errorf("%s is now: %s", cmd.CommandPath(), replacement))
+			return With(Usage, "", fmt.Errorf("%s is now: %s", cmd.CommandPath(), replacement))
 		},
 		RunE: ShowHelp,
 	}
