@@ -2,13 +2,21 @@
 package engines
 
 import (
+	"errors"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	containerd1 "github.com/containerd/containerd/services/server/config"
 	containerd2 "github.com/containerd/containerd/v2/cmd/containerd/server/config"
 	"github.com/cri-o/cri-o/pkg/config"
+	docker "github.com/docker/docker/daemon/config"
+	"github.com/docker/docker/opts"
+	"github.com/spf13/pflag"
 	podman "go.podman.io/common/pkg/config"
 	"go.podman.io/common/pkg/hooks"
 
@@ -69,17 +77,77 @@ func TestCRIO(t *testing.T) {
 			"runtime_root = '/run/site'\nmonitor_path = '" + h.conmon + "'\nmonitor_env = ['A=b']\n" +
 			"default_annotations = {'run.oci.systemd.subgroup' = ''}\n",
 	})
-	c, err := config.DefaultConfig()
-	testenv.Must(t, err)
-	testenv.Must(t, c.UpdateFromPath(t.Context(), filepath.Join(h.root, "etc/crio/crio.conf.d")))
-	testenv.Must(t, c.ValidateDefaultRuntime())
-	testenv.Must(t, c.ValidateRuntimes())
+	c := h.loadCRIO()
 	testenv.Must(t, c.TranslateMonitorFields(true))
 	got := c.Runtimes["gpu-cdi"]
 	if got == nil || got.RuntimePath != h.wrapper("crio") || got.MonitorPath != h.conmon ||
 		got.RuntimeRoot != "/run/site" || len(got.MonitorEnv) != 1 || len(got.DefaultAnnotations) != 1 {
 		t.Errorf("the handler is %+v", got)
 	}
+}
+
+// If no file has CRI-O's default handler, ours must start where CRI-O's own starts: without a monitor_path both need
+// conmon in PATH.
+func TestCRIOWithoutDefault(t *testing.T) {
+	for name, c := range map[string]struct {
+		file     string
+		standsIn string // the handler that ours copies
+	}{
+		"no file":              {"", "crun"},
+		"no handler in a file": {"[crio.runtime]\nlog_level = 'info'\n", "crun"},
+		// It is the default of CRI-O before 1.31.
+		"a runc handler, and no default": {
+			"[crio.runtime.runtimes.runc]\nmonitor_path = 'CONMON'\nmonitor_env = ['A=b']\n", "runc",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			files := map[string]string{}
+			if c.file != "" {
+				files["etc/crio/crio.conf"] = strings.ReplaceAll(c.file, "CONMON", h.conmon)
+			}
+			h.install("crio", files)
+			config := h.loadCRIO()
+			ours, theirs := config.Runtimes["gpu-cdi"], config.Runtimes[c.standsIn]
+			if ours == nil || theirs == nil || ours.RuntimePath != h.wrapper("crio") {
+				t.Fatalf("our handler is %+v, and %s %+v", ours, c.standsIn, theirs)
+			}
+			h.checkMonitors(config, ours, theirs)
+			t.Setenv("PATH", filepath.Dir(h.conmon)+":"+os.Getenv("PATH"))
+			h.checkMonitors(config, ours, theirs)
+			if err := config.TranslateMonitorFieldsForHandler(ours, true); err != nil {
+				t.Errorf("our handler does not start: %v", err)
+			}
+		})
+	}
+}
+
+// checkMonitors checks that CRI-O finds the same monitor for our handler as for the other, or none for both.
+func (h *host) checkMonitors(c *config.Config, ours, theirs *config.RuntimeHandler) {
+	h.t.Helper()
+	wanted := c.TranslateMonitorFieldsForHandler(theirs, true)
+	if err := c.TranslateMonitorFieldsForHandler(ours, true); (err == nil) != (wanted == nil) {
+		h.t.Errorf("our handler: %v; the other: %v", err, wanted)
+	}
+	got, want := []string{ours.MonitorPath, ours.MonitorCgroup}, []string{theirs.MonitorPath, theirs.MonitorCgroup}
+	if got, want = append(got, ours.MonitorEnv...), append(want, theirs.MonitorEnv...); !slices.Equal(got, want) {
+		h.t.Errorf("our monitor is %q, and the other %q", got, want)
+	}
+}
+
+// loadCRIO loads the host's files like CRI-O, and checks what CRI-O checks before it searches for monitors.
+func (h *host) loadCRIO() *config.Config {
+	h.t.Helper()
+	c, err := config.DefaultConfig()
+	testenv.Must(h.t, err)
+	file := filepath.Join(h.root, "etc/crio/crio.conf")
+	if err := c.UpdateFromFile(h.t.Context(), file); !errors.Is(err, fs.ErrNotExist) {
+		testenv.Must(h.t, err)
+	}
+	testenv.Must(h.t, c.UpdateFromPath(h.t.Context(), filepath.Join(h.root, "etc/crio/crio.conf.d")))
+	testenv.Must(h.t, c.ValidateDefaultRuntime())
+	testenv.Must(h.t, c.ValidateRuntimes())
+	return c
 }
 
 // containerd 1 replaces the CRI plugin's table by that of a later file.
@@ -145,6 +213,62 @@ func TestContainerd2(t *testing.T) {
 			}
 		})
 	}
+}
+
+// dockerd does not start if its command line and daemon.json set the same option, and takes no unknown one.
+func TestDocker(t *testing.T) {
+	for name, c := range map[string]struct {
+		file  string
+		flags []string
+		want  []string // the names of the runtimes
+	}{
+		"no file":           {"", nil, []string{"gpu-cdi"}},
+		"an empty file":     {"\xef\xbb\xbf\n", nil, []string{"gpu-cdi"}},
+		"a byte order mark": {"\xef\xbb\xbf{\"debug\": true}\n", nil, []string{"gpu-cdi"}},
+		"features in the command line": {
+			`{"default-runtime": "crun", "runtimes": {"crun": {"path": "/usr/bin/crun", "runtimeArgs": ["--debug"]}}}`,
+			[]string{"--feature=cdi=true"}, []string{"crun", "gpu-cdi"},
+		},
+		"runtimes in the command line": {
+			"{}", []string{"--add-runtime=crun=/usr/bin/crun", "--default-runtime=crun"}, []string{"crun", "gpu-cdi"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			files := map[string]string{
+				"etc/systemd/system/docker.service": "[Service]\nExecStart=/usr/bin/dockerd " + strings.Join(c.flags, " ") + "\n",
+				"usr/bin/crun":                      "#!/bin/sh\n",
+			}
+			if c.file != "" {
+				files["etc/docker/daemon.json"] = c.file
+			}
+			h.install("docker", files)
+			config := loadDocker(t, filepath.Join(h.root, "etc/docker/daemon.json"), c.flags)
+			if got := config.Runtimes["gpu-cdi"]; got.Path != h.wrapper("docker") {
+				t.Errorf("the runtime is %+v", got)
+			}
+			if names := slices.Sorted(maps.Keys(config.Runtimes)); !slices.Equal(names, c.want) {
+				t.Errorf("the runtimes are %v", names)
+			}
+		})
+	}
+}
+
+// loadDocker does what dockerd --validate does, with those flags of dockerd that hook install reads. The module has no
+// function that makes them.
+func loadDocker(t *testing.T, path string, args []string) *docker.Config {
+	t.Helper()
+	defaults, err := docker.New()
+	testenv.Must(t, err)
+	flags := pflag.NewFlagSet("dockerd", pflag.ContinueOnError)
+	flags.BoolVar(&defaults.Debug, "debug", false, "")
+	flags.StringVar(&defaults.DefaultRuntime, "default-runtime", defaults.DefaultRuntime, "")
+	flags.Var(opts.NewNamedRuntimeOpt("runtimes", &defaults.Runtimes, docker.StockRuntimeName), "add-runtime", "")
+	flags.Var(opts.NewNamedMapOpts("features", map[string]string{}, nil), "feature", "")
+	testenv.Must(t, flags.Parse(args))
+	config, err := docker.MergeDaemonConfigurations(defaults, flags, path)
+	testenv.Must(t, err)
+	return config
 }
 
 func TestPodman(t *testing.T) {
