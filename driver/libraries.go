@@ -136,7 +136,7 @@ func (s *libraryScan) readCache(file string) ([]string, error) {
 	return dirs, nil
 }
 
-// addDir adds a directory to the search, once, and the directories to which links in it point.
+// addDir adds a directory to the search unless it is there already, and the directories to which its links point.
 func (s *libraryScan) addDir(dir string) {
 	real, err := s.root.resolveDir(dir)
 	if err != nil || s.seen[real] {

@@ -172,8 +172,8 @@ var dirSubdirs = map[Kind][]string{
 	KindFirmware: {"lib/firmware", "firmware"},
 }
 
-// siblings names, for files that an installation has if it has another one, that one. Other files are in packages of
-// their own, or belong to other GPUs.
+// siblings maps a file to another one of the same package: an installation that has the second has the first too. Files
+// that are not here have packages of their own, or belong to other GPUs.
 var siblings = map[string]string{
 	"libnvidia-ptxjitcompiler":          "libcuda",
 	"nvidia-smi":                        "libnvidia-ml",

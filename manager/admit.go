@@ -52,8 +52,8 @@ func (m *Manager) place(ctx context.Context, p model.Pod, by model.Caller) (mode
 	return placement, nil
 }
 
-// countPod counts a pod as being placed. If there are as many pods as there may be, it returns a *RejectedError. The
-// kubelet finds that out after it has allocated the pod's devices.
+// countPod counts a pod as being placed. If the maximum is reached, it returns a *RejectedError. A kubelet checks the
+// number only after it has allocated the pod's devices.
 func (m *Manager) countPod() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

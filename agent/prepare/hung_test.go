@@ -121,7 +121,7 @@ func TestWhoWaitsForTheDriverIsToldWhy(t *testing.T) {
 	})
 }
 
-// An administrator waits longer than a container, while the driver is open.
+// device reset waits for a hung reset for longer than a container does. The driver is open meanwhile.
 func TestAnAdministratorWaitsForAHungReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeNode{persistent: true}

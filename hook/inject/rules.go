@@ -26,8 +26,8 @@ type rule struct {
 type container struct {
 	annotations map[string]string
 	cgroup      string
-	// userNamespace means that the container has a user namespace. hostRoot means that the host's root may be a user
-	// or a group in it.
+	// userNamespace means that the container has a user namespace. hostRoot means that this namespace may map a user
+	// or a group to the host's root.
 	userNamespace, hostRoot bool
 	// owner is the user who owns the bundle, or nil if there is no bundle.
 	owner *uint32

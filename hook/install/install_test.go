@@ -735,7 +735,7 @@ func TestRefused(t *testing.T) {
 		},
 		"another daemon.json": {
 			"docker", "/etc/systemd/system/docker.service.d/x.conf", "[Service]\nExecStart=dockerd --config-file /x.json\n",
-			"/etc/systemd/system/docker.service.d/x.conf has dockerd read /x.json (--config-file)",
+			"/etc/systemd/system/docker.service.d/x.conf sets --config-file to /x.json",
 		},
 		"no TOML":       {"containerd", containerdFile, "version = 2\n[a", "config.toml: line 2, column "},
 		"version 1":     {"containerd", containerdFile, `oom_score = 0`, "has a version before 2"},

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CloseOnExec keeps the programs that this process starts from inheriting descriptors which it has inherited itself:
-// those of a lock, or of a terminal's or supervisor's pipe, whose end others wait for. Go opens all files in this way.
+// CloseOnExec marks the descriptors that this process has inherited, so that the programs which it starts do not inherit
+// them. One may be a lock, or a pipe whose reader waits until all copies are closed. Go marks what it opens itself.
 func CloseOnExec() error {
 	const first = 3 // after the standard ones
 	if unix.CloseRange(first, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {

@@ -118,7 +118,7 @@ var Keys = &configfile.Keys{
 		{"eviction-hard", "`list` of thresholds that pods cannot have, such as " +
 			"memory.available<100Mi,nodefs.available<10%"},
 		{"max-pods", "`number` of pods that can be placed at a time"},
-		{"pods-per-core", "`number` of pods for each CPU, at most max-pods in all; 0 for max-pods alone"},
+		{"pods-per-core", "`number` of pods for each CPU, at most max-pods in all (0: max-pods is the only limit)"},
 	},
 	Values: map[string][]string{
 		"log-level":       {"debug", "info", "warn", "error"},
