@@ -38,7 +38,7 @@ func addDocker(e *edit) error {
 	}
 	flags := e.dockerFlags()
 	if config := flags.config; config.value != "" && config.value != daemonFile {
-		return &SettingError{config.file, "sets --config-file to " + config.value + ", so that dockerd does not read " + daemonFile}
+		return &SettingError{config.file, "sets --config-file to " + config.value + ": dockerd does not read " + daemonFile}
 	}
 	args, err := e.addDockerRuntime(settings, flags)
 	if err != nil {

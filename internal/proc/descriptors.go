@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CloseOnExec marks the descriptors that this process has inherited, so that the programs which it starts do not inherit
+// CloseOnExec marks the descriptors that this process has inherited, so that programs which it starts do not inherit
 // them. One may be a lock, or a pipe whose reader waits until all copies are closed. Go marks what it opens itself.
 func CloseOnExec() error {
 	const first = 3 // after the standard ones

@@ -141,8 +141,9 @@ func attacksByManifest() map[string][]string {
 		return manifest("metadata:\n  labels: &a {" + b.String() + "}\n  annotations: " + aliases("a", n) + "kind: Pod\n")
 	}
 	return map[string][]string{
-		"equal keys":                   manifest(strings.Repeat("kind: Pod\n", 25_000)),
-		"aliases of aliases":           manifest("a: &a [x]\nb: &b " + aliases("a", 900) + "c: &c " + aliases("b", 900) + "kind: *c\n"),
+		"equal keys": manifest(strings.Repeat("kind: Pod\n", 25_000)),
+		"aliases of aliases": manifest(
+			"a: &a [x]\nb: &b " + aliases("a", 900) + "c: &c " + aliases("b", 900) + "kind: *c\n"),
 		"aliases of many keys":         annotations(9_990, 45),
 		"aliases of some keys":         annotations(90, 1_100),
 		"aliases of few keys":          annotations(9, 15_000),
