@@ -78,19 +78,15 @@ func parseV2(data []byte) (*Checkpoint, error) {
 	return &f.Data, nil
 }
 
-// DeviceIDs returns the IDs of the devices that pods have, from the checkpoint of a kubelet since 1.20. It ignores the
-// checksum, since later kubelets may compute it in another way.
+// DeviceIDs returns the IDs of the devices that pods have, from the checkpoint of any kubelet. It ignores the checksum,
+// since later kubelets may compute it in another way.
 func DeviceIDs(data []byte) (map[string]bool, error) {
-	var keys map[string]json.RawMessage
-	var f file
-	if err := errors.Join(json.Unmarshal(data, &keys), json.Unmarshal(data, &f)); err != nil {
+	c, err := parseUnverified(data)
+	if err != nil {
 		return nil, fmt.Errorf("parse the kubelet's checkpoint: %w", err)
 	}
-	if _, ok := keys["Data"]; !ok {
-		return nil, errors.New("parse the kubelet's checkpoint: it has no Data; kubelets since 1.20 are supported")
-	}
 	allocated := map[string]bool{}
-	for _, e := range f.Data.PodDeviceEntries {
+	for _, e := range c.PodDeviceEntries {
 		for _, ids := range e.DeviceIDs {
 			for _, id := range ids {
 				allocated[id] = true
@@ -98,6 +94,31 @@ func DeviceIDs(data []byte) (map[string]bool, error) {
 		}
 	}
 	return allocated, nil
+}
+
+// parseUnverified parses the formats of ParseCheckpoint without comparing the checksum.
+func parseUnverified(data []byte) (*Checkpoint, error) {
+	if bare, ok, err := parseBare(data); ok {
+		return bare, err
+	}
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(data, &keys); err != nil {
+		return nil, err
+	}
+	content, ok := keys["Data"]
+	if !ok {
+		return nil, errors.New("it has no Data")
+	}
+	var current Checkpoint
+	err := json.Unmarshal(content, &current)
+	if err == nil {
+		return &current, nil
+	}
+	var old checkpointV1
+	if json.Unmarshal(content, &old) == nil {
+		return old.checkpoint(), nil
+	}
+	return nil, err
 }
 
 func verify(want uint64, dump []byte) error {

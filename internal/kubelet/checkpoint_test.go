@@ -120,7 +120,15 @@ func TestDeviceIDsAreThoseOfAllPods(t *testing.T) {
 		},
 		"of a node without pods": {`{"Data":null}`, map[string]bool{}},
 		"of a damaged file":      {`{`, nil},
-		"of a kubelet 1.10":      {`{"PodDeviceEntries":[{"DeviceIDs":["a"]}],"RegisteredDevices":{}}`, nil},
+		"of a kubelet 1.10": {
+			`{"PodDeviceEntries":[{"DeviceIDs":["a"]}],"RegisteredDevices":{}}`, map[string]bool{"a": true},
+		},
+		"of a kubelet 1.19, with a wrong checksum": {
+			`{"Data":{"PodDeviceEntries":[{"DeviceIDs":["a","b"]}]},"Checksum":1}`, map[string]bool{"a": true, "b": true},
+		},
+		"of a kubelet 1.19 without pods": {
+			`{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}`, map[string]bool{},
+		},
 		"without content":        {`{}`, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
