@@ -20,7 +20,7 @@ type Checks struct {
 	Healthy func() error
 	// Ready returns an error if the program cannot do its work at present.
 	Ready func() error
-	// Remarks returns lines for people that /readyz adds when the program is ready, and /metrics counts; nil adds none.
+	// Remarks returns lines for people that /readyz adds and /metrics counts; nil adds none.
 	Remarks func() []string
 }
 
@@ -123,7 +123,7 @@ func (m *Metrics) scrapes(remarks func() []string) http.Handler {
 	})
 }
 
-// report responds with 200, "ok" and the remarks, or with 503 and the error.
+// report responds with 200 and "ok", or with 503 and the error. The remarks follow in both cases.
 func report(check func() error, remarks func() []string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -131,9 +131,9 @@ func report(check func() error, remarks func() []string) http.Handler {
 		if err := check(); err != nil {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			_, _ = fmt.Fprintln(w, err)
-			return
+		} else {
+			_, _ = fmt.Fprintln(w, "ok")
 		}
-		_, _ = fmt.Fprintln(w, "ok")
 		if remarks != nil {
 			for _, line := range remarks() {
 				_, _ = fmt.Fprintln(w, line)
