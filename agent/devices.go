@@ -30,17 +30,17 @@ type devices struct {
 var _ prepare.State = (*devices)(nil)
 
 // preStart returns the rules for the preparation of devices.
-func (p *devices) preStart() *config.PreStart { return &p.config.Load().PreStart }
+func (ds *devices) preStart() *config.PreStart { return &ds.config.Load().PreStart }
 
 // whyBlind says why processes on devices cannot be seen, if the policy of one of the resources has them checked, and is
 // empty otherwise.
-func (p *devices) whyBlind(resources []resource.Resource) string {
-	rules := p.preStart()
+func (ds *devices) whyBlind(resources []resource.Resource) string {
+	rules := ds.preStart()
 	checks := func(r resource.Resource) bool { return rules.RulesOf(r.Name).Policy.Includes(prepare.Check) }
 	if !slices.ContainsFunc(resources, checks) {
 		return ""
 	}
-	if err := proc.SeesAll(p.host.Proc()); err != nil {
+	if err := proc.SeesAll(ds.host.Proc()); err != nil {
 		return "processes on a GPU are not checked before a container gets it, since this program cannot see them " +
 			"(docs/health.md, hostPID): " + wording.OneLine(err)
 	}
@@ -48,8 +48,8 @@ func (p *devices) whyBlind(resources []resource.Resource) string {
 }
 
 // find returns a device of the published state, or nil.
-func (p *devices) find(uuid string) *resource.Device {
-	for _, r := range p.node.State().Resources {
+func (ds *devices) find(uuid string) *resource.Device {
+	for _, r := range ds.node.State().Resources {
 		for i := range r.Devices {
 			if r.Devices[i].UUID == uuid {
 				return &r.Devices[i]
@@ -60,31 +60,31 @@ func (p *devices) find(uuid string) *resource.Device {
 }
 
 // offered reports whether a device is offered.
-func (p *devices) offered(uuid string) bool { return p.find(uuid) != nil }
+func (ds *devices) offered(uuid string) bool { return ds.find(uuid) != nil }
 
 // toCheck returns the offered devices by UUID, each with the rules of its resource.
-func (p *devices) toCheck() map[string]prepare.FreedDevice {
+func (ds *devices) toCheck() map[string]prepare.FreedDevice {
 	list := map[string]prepare.FreedDevice{}
-	for _, r := range p.node.State().Resources {
-		rules := p.preStart().RulesOf(r.Name)
+	for _, r := range ds.node.State().Resources {
+		rules := ds.preStart().RulesOf(r.Name)
 		for i := range r.Devices {
 			d := &r.Devices[i]
-			list[d.UUID] = prepare.FreedDevice{Device: p.toPrepare(d), Rules: rules} // one of the replicas of a device
+			list[d.UUID] = prepare.FreedDevice{Device: ds.toPrepare(d), Rules: rules} // one of the replicas of a device
 		}
 	}
 	return list
 }
 
 // toPrepare converts a device to the type of package prepare.
-func (p *devices) toPrepare(d *resource.Device) prepare.Device {
+func (ds *devices) toPrepare(d *resource.Device) prepare.Device {
 	device := prepare.Device{
 		UUID: d.UUID, GPU: d.Parent, PCIBusID: d.PCIBusID, Exclusive: d.MPS != nil,
 	}
-	one := p.node.State().Snapshot.Find(d.Parent)
+	one := ds.node.State().Snapshot.Find(d.Parent)
 	if one == nil {
 		return device
 	}
-	device.Nodes = p.nodesOf(one)
+	device.Nodes = ds.nodesOf(one)
 	instances := map[int]int{} // how many MIG devices each GPU instance has
 	for _, m := range one.MIG {
 		instances[m.GPUInstance]++
@@ -96,30 +96,30 @@ func (p *devices) toPrepare(d *resource.Device) prepare.Device {
 }
 
 // nodesOf returns the paths of the device nodes of a GPU, or none if they are unknown.
-func (p *devices) nodesOf(d *gpu.Device) []string {
+func (ds *devices) nodesOf(d *gpu.Device) []string {
 	if d.Minor == gpu.NoMinor {
 		return nil
 	}
-	return []string{p.host.Dev("nvidia" + strconv.Itoa(d.Minor))}
+	return []string{ds.host.Dev("nvidia" + strconv.Itoa(d.Minor))}
 }
 
 // Healthy implements prepare.State.
-func (p *devices) Healthy(ctx context.Context, uuid string) error {
-	d := p.find(uuid)
+func (ds *devices) Healthy(ctx context.Context, uuid string) error {
+	d := ds.find(uuid)
 	if d == nil {
 		return errors.New("it is no longer offered")
 	}
-	err := p.monitor.Check(ctx, d.Parent, uuid)
-	if h := p.node.State().Health[uuid]; err != nil && h.State == health.Unhealthy && h.Remedy == health.Reset {
+	err := ds.monitor.Check(ctx, d.Parent, uuid)
+	if h := ds.node.State().Health[uuid]; err != nil && h.State == health.Unhealthy && h.Remedy == health.Reset {
 		return &prepare.NeedsResetError{Err: err}
 	}
 	return err
 }
 
 // Shared implements prepare.State.
-func (p *devices) Shared(uuid string) string {
+func (ds *devices) Shared(uuid string) string {
 	replicas := 0
-	for _, r := range p.node.State().Resources {
+	for _, r := range ds.node.State().Resources {
 		for i := range r.Devices {
 			if r.Devices[i].UUID == uuid && r.Devices[i].Shared() {
 				replicas++
@@ -133,20 +133,20 @@ func (p *devices) Shared(uuid string) string {
 }
 
 // WasReset implements prepare.State.
-func (p *devices) WasReset(uuid string) { p.monitor.WasReset(uuid) }
+func (ds *devices) WasReset(uuid string) { ds.monitor.WasReset(uuid) }
 
 // HoldForReset implements prepare.State.
-func (p *devices) HoldForReset(uuid, reason string) {
-	if err := p.monitor.HoldForReset(uuid, reason); err != nil {
-		p.log.Warn(err.Error())
+func (ds *devices) HoldForReset(uuid, reason string) {
+	if err := ds.monitor.HoldForReset(uuid, reason); err != nil {
+		ds.log.Warn(err.Error())
 	}
 }
 
 // EndHold implements prepare.State.
-func (p *devices) EndHold(uuid string) { p.monitor.EndHold(uuid) }
+func (ds *devices) EndHold(uuid string) { ds.monitor.EndHold(uuid) }
 
 // CannotReset implements prepare.State.
-func (p *devices) CannotReset(uuid string) string { return p.monitor.CannotReset(uuid) }
+func (ds *devices) CannotReset(uuid string) string { return ds.monitor.CannotReset(uuid) }
 
 // SetCannotReset implements prepare.State.
-func (p *devices) SetCannotReset(uuid, reason string) { p.monitor.SetCannotReset(uuid, reason) }
+func (ds *devices) SetCannotReset(uuid, reason string) { ds.monitor.SetCannotReset(uuid, reason) }
