@@ -165,8 +165,9 @@ func (a *administrator) awaitFree(
 	}
 }
 
-// usersOf lists what uses a GPU or one of its MIG devices: containers as the kubelet reports them, and processes as
-// the driver does. With force, processes outside containers are left out.
+// usersOf lists what uses a GPU or one of its MIG devices: containers as the kubelet reports them, processes as the
+// driver does, and processes that have the device node open. With force, processes outside containers are left out,
+// unless they have the device node open: the driver does not reset the GPU then.
 func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, usersLimit) // the driver may hang, or be released
 	defer cancel()
@@ -195,6 +196,8 @@ func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) 
 			users = append(users, others...)
 		}
 	}
+	open, _ := a.runner.Openers(ctx, a.devices.nodesOf(d)) // if unknown, the reset fails because of them
+	users = append(users, open...)
 	slices.Sort(users)
 	return slices.Compact(users), nil
 }

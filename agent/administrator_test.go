@@ -1,16 +1,26 @@
 package agent
 
 import (
+	"context"
 	"fmt"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/agent/control"
+	"gpu-cdi-plugin/agent/ledger"
+	"gpu-cdi-plugin/agent/podresources"
+	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/proc"
+	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -121,6 +131,50 @@ func TestAllocation(t *testing.T) {
 	}
 	f.kubelet.StopPods()
 	f.refuses("does not exist although", allocationOf("team-a/job/main"))
+}
+
+// A reset waits for processes that only have the device node open, which --force does not excuse.
+func TestAProcessWithTheNodeOpenUsesTheGPU(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	if err := proc.SeesAll("/proc"); err != nil {
+		testenv.Skip(t, "other processes are seen only in the host's PID namespace: "+err.Error())
+	}
+	dev := t.TempDir()
+	h, err := host.New("/", "", dev)
+	testenv.Must(t, err)
+	testenv.Must(t, os.MkdirAll(h.Dev(), 0o755))
+	testenv.Must(t, unix.Mknod(h.Dev("nvidia1"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 7)))) // /dev/full
+	node, err := os.Open(h.Dev("nvidia1"))
+	if err != nil {
+		testenv.Skip(t, "needs to open device nodes: "+err.Error())
+	}
+	defer node.Close()
+	cmd := exec.Command("sleep", "1000")
+	cmd.ExtraFiles = []*os.File{node}
+	testenv.Must(t, cmd.Start())
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+
+	f := newFixture(t, "pcie-quad")
+	devs := &devices{host: h, config: &current{}}
+	devs.config.Store(&f.opts.Config)
+	a := &administrator{
+		devices: devs, runner: prepare.New(prepare.Options{Host: h, Driver: f.driver, State: devs, Log: f.opts.Log}),
+		ledger: ledger.New(ledger.Options{
+			List:    func(context.Context) ([]podresources.Holder, error) { return nil, nil },
+			Changed: wake.New(), Log: f.opts.Log,
+		}),
+	}
+	for _, force := range []bool{false, true} {
+		users, err := a.usersOf(t.Context(), &gpu.Device{UUID: f.uuid(1), Minor: 1}, force)
+		if want := fmt.Sprintf("process %d (sleep", cmd.Process.Pid); err != nil || len(users) != 1 ||
+			!strings.HasPrefix(users[0], want) {
+			t.Errorf("force %t: the users are %q, error %v; want %q", force, users, err, want)
+		}
+	}
+	if users, err := a.usersOf(t.Context(), &gpu.Device{UUID: f.uuid(2), Minor: gpu.NoMinor}, false); len(users) > 0 {
+		t.Errorf("a GPU without nodes is used by %q, error %v", users, err)
+	}
 }
 
 // A GPU that is in use is not reset, and is back in service when the reset has been refused.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -14,10 +13,10 @@ import (
 	"gpu-cdi-plugin/internal/proc"
 )
 
-// openers lists the processes that have one of the device nodes open, sorted by PID, without the PIDs in `except`. An
+// openers lists the processes that have one of the device nodes open, sorted by PID, except those that `skip` reports. An
 // entry is a text such as "process 4711 (nv-hostengine, cgroup /system.slice/nvidia-dcgm.service)". It returns an
 // error if a path is not a device node, if processes could not be inspected, or if ctx has ended.
-func openers(ctx context.Context, h host.Host, nodes []string, except ...int) ([]string, error) {
+func openers(ctx context.Context, h host.Host, nodes []string, skip func(*proc.Process) bool) ([]string, error) {
 	if err := proc.SeesAll(h.Proc()); err != nil {
 		return nil, err
 	}
@@ -38,10 +37,7 @@ func openers(ctx context.Context, h host.Host, nodes []string, except ...int) ([
 	}
 	var list []string
 	for _, pid := range pids {
-		if slices.Contains(except, pid) {
-			continue
-		}
-		name, err := opener(h, pid, numbers, names)
+		name, err := opener(h, pid, numbers, names, skip)
 		if err != nil && !errors.Is(err, proc.ErrEnded) {
 			return nil, err
 		}
@@ -55,8 +51,16 @@ func openers(ctx context.Context, h host.Host, nodes []string, except ...int) ([
 	return list, nil
 }
 
+// thisProgram reports whether a process is this one.
+func thisProgram(p *proc.Process) bool { return p.PID == os.Getpid() }
+
+// nobody skips no process.
+func nobody(*proc.Process) bool { return false }
+
 // opener describes a process if it has one of the devices open. Otherwise it returns "".
-func opener(h host.Host, pid int, numbers map[uint64]bool, names []string) (string, error) {
+func opener(
+	h host.Host, pid int, numbers map[uint64]bool, names []string, skip func(*proc.Process) bool,
+) (string, error) {
 	p, err := proc.Open(h.Proc(), pid)
 	if err != nil {
 		return "", err
@@ -64,7 +68,7 @@ func opener(h host.Host, pid int, numbers map[uint64]bool, names []string) (stri
 	defer p.Close()
 	open, err := p.HasOpen(numbers, names)
 	switch {
-	case err != nil || !open:
+	case err != nil || !open || skip(p):
 		return "", err
 	case pid == os.Getpid():
 		return fmt.Sprintf("process %d (this program)", pid), nil

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 )
 
@@ -144,7 +143,7 @@ func (x *target) checkBeforeReset(ctx context.Context) (string, error) {
 
 // checkNotOpen returns an error if a process other than this one has the GPU open.
 func (x *target) checkNotOpen(ctx context.Context) error {
-	users, _ := openers(ctx, x.runner.opts.Host, x.d.Nodes, os.Getpid()) // if unknown, the reset fails because of them
+	users, _ := openers(ctx, x.runner.opts.Host, x.d.Nodes, thisProgram) // if unknown, the reset fails because of them
 	if len(users) == 0 {
 		return nil
 	}
@@ -278,7 +277,7 @@ func (x *target) wasTried(ctx context.Context, r ResetResult, reopen error) {
 		x.runner.opts.State.SetCannotReset(x.d.GPU, plain(r.Err.Error()))
 		x.result = x.record.add("", x.withoutReset(r.Err.Error()))
 	case ResetBusy:
-		users, unknown := openers(ctx, x.runner.opts.Host, x.d.Nodes)
+		users, unknown := openers(ctx, x.runner.opts.Host, x.d.Nodes, nobody)
 		switch {
 		case unknown != nil:
 			x.result = fmt.Errorf("%w; the processes that have it open are unknown: %w", r.Err, unknown)

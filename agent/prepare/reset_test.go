@@ -240,7 +240,7 @@ func TestBusyGPUNamesWhoHasItOpen(t *testing.T) {
 	d := device
 	d.Nodes = []string{node}
 	other := fmt.Sprintf("process %d (sleep, ", cmd.Process.Pid)
-	if users, err := openers(t.Context(), h, d.Nodes, os.Getpid()); err != nil || len(users) != 1 ||
+	if users, err := openers(t.Context(), h, d.Nodes, thisProgram); err != nil || len(users) != 1 ||
 		!strings.HasPrefix(users[0], other) {
 		t.Errorf("open in %v, error %v", users, err)
 	}
@@ -267,7 +267,7 @@ func TestOnlyAnOpenDeviceHoldsTheGPU(t *testing.T) {
 	node := filepath.Join(dir, "nvidia0")
 	_ = makeNode(t, node).Close()
 	held := func() []string {
-		users, err := openers(t.Context(), h, []string{node}, os.Getpid())
+		users, err := openers(t.Context(), h, []string{node}, thisProgram)
 		testenv.Must(t, err)
 		return users
 	}
@@ -292,7 +292,7 @@ func TestOnlyAnOpenDeviceHoldsTheGPU(t *testing.T) {
 	if users := held(); len(users) != 1 {
 		t.Errorf("an open node: the GPU is held by %v", users)
 	}
-	if _, err := openers(within(t, 0), h, []string{node}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := openers(within(t, 0), h, []string{node}, nobody); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("after the deadline: %v", err)
 	}
 }

@@ -28,21 +28,43 @@ func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found stri
 // Users describes the processes on a device: those that belong or may belong to containers, and those of the host.
 // Programs that may use the device are left out.
 func (r *Runner) Users(ctx context.Context, uuid string, programs []string) (containers, others []string, err error) {
+	containers, others, err = r.users(ctx, uuid, programs)
+	_, unknown := errors.AsType[skippedError](err)
+	if unknown || errors.Is(err, gpu.ErrResetRequired) { // if a process has the GPU open, the reset will fail
+		err = nil
+	}
+	return containers, others, err
+}
+
+// UsedByContainers reports whether processes on a device belong or may belong to containers. An error means that this
+// is unknown.
+func (r *Runner) UsedByContainers(ctx context.Context, uuid string, programs []string) (bool, error) {
+	if err := proc.SeesAll(r.opts.Host.Proc()); err != nil { // then the driver shows no other processes
+		return false, err
+	}
+	containers, _, err := r.users(ctx, uuid, programs)
+	return len(containers) > 0, err
+}
+
+// Openers describes the processes that have one of the device nodes open and prevent a reset. Those that Reset itself
+// makes leave the GPU are left out. An error means that they are unknown.
+func (r *Runner) Openers(ctx context.Context, nodes []string) ([]string, error) {
+	leave := []string{"nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"}
+	return openers(ctx, r.opts.Host, nodes, func(p *proc.Process) bool { return thisProgram(p) || known(p, leave) })
+}
+
+func (r *Runner) users(ctx context.Context, uuid string, programs []string) (containers, others []string, err error) {
 	p := r.newPreparation(ctx, []Device{{UUID: uuid}}, task{rules: Rules{Programs: programs}})
 	x := p.targets[0]
 	var left []*proc.Process
 	err = r.withDriver(ctx, func() error {
 		left, containers, err = x.leftovers(ctx)
-		_, unknown := errors.AsType[skippedError](err)
-		if unknown || errors.Is(err, gpu.ErrResetRequired) { // if a process has the GPU open, the reset will fail
-			err = nil
-		}
 		return err
 	})
 	blind := proc.SeesAll(r.opts.Host.Proc()) != nil // then the driver's PIDs are those of another namespace
 	for _, p := range left {
-		groups, err := p.Cgroups()
-		if blind || err != nil || len(groups) == 0 || groups.InContainer() {
+		groups, unknown := p.Cgroups()
+		if blind || unknown != nil || len(groups) == 0 || groups.InContainer() {
 			containers = append(containers, describe(p))
 		} else {
 			others = append(others, describe(p))
