@@ -92,9 +92,10 @@ type role interface {
 	summary() []string
 	// remarks are sentences about what an administrator should know, besides those of the node.
 	remarks() []string
-	// keepOpen keeps the driver open from now on, for a restart. If the driver is closed, keepOpen only returns a channel
+	// keepOpen waits for a limited time until no device is being prepared, and keeps the driver open from then on, for a
+	// restart. If the driver is closed, keepOpen only returns a channel
 	// that is closed when it is open again, and a text that says what opens it.
-	keepOpen() (until string, opened <-chan struct{})
+	keepOpen(ctx context.Context) (until string, opened <-chan struct{})
 	// actors returns the actors that run after the first state of the node.
 	actors() []actor
 }

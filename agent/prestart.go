@@ -88,7 +88,7 @@ func (p *preparer) preStart(ctx context.Context, resourceName string, requested 
 		}
 	}
 	for _, d := range requested {
-		if why := p.whyNotReady(d); why != "" {
+		if why := p.whyNotReady(resourceName, d); why != "" {
 			err := fmt.Errorf("%s is not ready for a container: %s", d.ID, why)
 			p.log.Warn(err.Error(), "resource", resourceName)
 			return err
@@ -111,11 +111,33 @@ func (p *preparer) preStart(ctx context.Context, resourceName string, requested 
 	return err
 }
 
+// old returns a device that a container has under an ID that is not advertised any more, or nil.
+func (p *preparer) old(resourceName, id string) *resource.Device {
+	d := p.devices.find(resource.UUIDOf(id))
+	if d == nil || !p.ledger.HeldAs(resourceName, id) {
+		return nil
+	}
+	one := *d
+	one.ID = id
+	return &one
+}
+
+// containerUses reports whether a container uses a device.
+func (p *preparer) containerUses(ctx context.Context, uuid string) (bool, error) {
+	if err := p.releaser.checkOpen(); err != nil {
+		return false, err
+	}
+	return p.runner.UsedByContainers(ctx, uuid, p.devices.preStart().RulesOf("").Programs)
+}
+
 // whyNotReady returns why no container may have a device under any policy, or empty. The policy handles faults of the
-// device.
-func (p *preparer) whyNotReady(d *resource.Device) string {
+// device. A container that has the device under an older name is itself the holder that the ledger protects.
+func (p *preparer) whyNotReady(resourceName string, d *resource.Device) string {
 	if !d.Healthy && !d.Fault {
 		return d.Reason
+	}
+	if p.ledger.HeldAs(resourceName, d.ID) {
+		return ""
 	}
 	return cmp.Or(p.ledger.Reason(d), p.mps.Reason(d))
 }

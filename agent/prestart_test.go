@@ -85,6 +85,43 @@ func TestPreStartRefusesDevices(t *testing.T) {
 	}
 }
 
+// A pod keeps its GPU when a reload renames it, and its containers can restart.
+func TestAContainerRestartsAfterAReload(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, "pcie-quad", policy(prepare.Check))
+	f.start(Serve)
+	e := f.listed(gpuResource, 4, 0)
+	_, err := f.allocate(e, f.uuid(1))
+	testenv.Must(t, err)
+	f.reconfigure(func(c *config.Config) {
+		policy(prepare.Check)(c)
+		inReplicas(2, "1")(c)
+	})
+	f.listed(gpuResource, 3, 2)
+	testenv.Must(t, f.preStart(e, f.uuid(1))) // which the kubelet need not list yet
+	f.kubelet.Pods.Set(kubelettest.Pod("ns", "job", "main", gpuResource, f.uuid(1)))
+	f.does(f.uuid(1), allocationOf("ns/job/main")) // which reads the pods
+	testenv.Must(t, f.preStart(e, f.uuid(1)))
+	wantError(t, f.preStart(e, f.uuid(1)+"::0"), "is not ready for a container: container main of pod ns/job holds it")
+	wantError(t, f.preStart(e, f.uuid(2)+"::0"), "no such device")
+	f.does("is cordoned", control.Request{Act: control.Cordon, Device: "1", Reason: "a fan is loud"})
+	wantError(t, f.preStart(e, f.uuid(1)), "cordoned: a fan is loud")
+}
+
+// A kubelet that serves the device plugin API need not answer PodResources. Then no device is given.
+func TestAllocateRefusesWhileTheHoldersAreUnknown(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, "pcie-quad")
+	f.kubelet.StopPods()
+	f.start(Serve)
+	e := f.listed(gpuResource, 4, 0)
+	_, err := f.allocate(e, f.uuid(1))
+	wantError(t, err, "it is unknown which containers hold the devices: ")
+	f.kubelet.StartPods()
+	_, err = f.allocate(e, f.uuid(1))
+	testenv.Must(t, err)
+}
+
 func TestPreStartPreparesTheReplicasOfADeviceOnce(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "pcie-quad", inReplicas(3, "1"))

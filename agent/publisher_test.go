@@ -115,7 +115,9 @@ func TestPublisherLogsOnceThatItCannotAdvertise(t *testing.T) {
 		devices: devs, plugin: p, releaser: &releaser{}, metrics: metrics.New(metrics.BuildInfo{}),
 		mps: mps.New(mps.MonitorOptions{Dir: t.TempDir(), Changed: changed.Wake, Log: logger}),
 		ledger: ledger.New(ledger.Options{
-			List: func(context.Context) ([]podresources.Holder, error) { return nil, nil }, Changed: changed, Log: logger,
+			List:    func(context.Context) ([]podresources.Holder, error) { return nil, nil },
+			InUse:   func(context.Context, string) (bool, error) { return false, nil },
+			Changed: changed, Log: logger,
 		}),
 		displaced: ledger.NewDisplaced(ledger.DisplacedOptions{Log: logger}),
 		reporter:  kubeapi.New(kubeapi.Options{Log: logger}),

@@ -3,8 +3,11 @@ package agent
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/agent/prepare"
@@ -185,6 +188,37 @@ func TestReloadKeepsTheOldConfigurationIfTheNewOneCannotBeUsed(t *testing.T) {
 			f.reconfigure(inReplicas(3, "0"))
 			f.listed(gpuResource, 6, 0)
 		})
+	}
+}
+
+// A restart takes the plugin's sockets away, which would interrupt the start of a container. An administrator's program
+// can take long.
+func TestARestartWaitsForPreparations(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	fifo, program := filepath.Join(dir, "fifo"), filepath.Join(dir, "program")
+	testenv.Must(t, unix.Mkfifo(fifo, 0o600))
+	testenv.WriteProgram(t, program, []byte("#!/bin/sh\nread line < "+fifo+"\n"))
+	f := newFixture(t, "pcie-quad", func(c *config.Config) {
+		c.PreStart.Policy, c.PreStart.Exec, c.PreStart.ExecTimeout = prepare.None, program, configfile.Duration(20*time.Second)
+	})
+	f.start(Serve)
+	e := f.listed(gpuResource, 4, 0)
+	started := make(chan error, 1)
+	go func() { started <- f.preStart(e, f.uuid(1)) }()
+	end, err := os.OpenFile(fifo, os.O_WRONLY, 0) // waits for the program
+	testenv.Must(t, err)
+	f.reconfigure(byVariable)
+	f.logs("it waits for devices that are being prepared", 1)
+	time.Sleep(100 * time.Millisecond) // so that a restart that does not wait would be seen
+	if _, err := f.allocate(e, f.uuid(2)); err != nil {
+		t.Errorf("the plugin is not served: %v", err)
+	}
+	f.runs()
+	_, err = end.WriteString("go on\n")
+	testenv.Must(t, err, end.Close(), <-started)
+	if err := f.result(); !errors.Is(err, ErrRestart) {
+		t.Errorf("it ends with %v, want ErrRestart", err)
 	}
 }
 

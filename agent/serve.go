@@ -52,9 +52,13 @@ func Serve(ctx context.Context, o *Options) error {
 		requests: make(chan *release),
 	}
 	kubelet := &podresources.Source{Host: o.Host, Socket: c.PodResourcesSocket, PluginDir: c.DevicePluginDir}
-	held := ledger.New(ledger.Options{List: kubelet.List, Changed: again, Log: o.Log})
+	var prep *preparer
+	held := ledger.New(ledger.Options{
+		List: kubelet.List, Changed: again, Log: o.Log,
+		InUse: func(ctx context.Context, uuid string) (bool, error) { return prep.containerUses(ctx, uuid) },
+	})
 	daemons := mps.New(mps.MonitorOptions{Dir: MPSDir(c), Modes: o.Driver, Changed: again.Wake, Log: o.Log})
-	prep := &preparer{
+	prep = &preparer{
 		devices: devs, runner: runner, releaser: rel, mps: daemons, ledger: held, metrics: m, changed: changed, log: o.Log,
 		undone: map[string]string{}, record: prepare.NewRecordFile(Preparations(c), devs.offered, o.Log),
 	}
@@ -147,7 +151,7 @@ func (s *service) remarks() []string {
 	if err := s.releaser.checkOpen(); err != nil {
 		list = append(list, err.Error())
 	}
-	for _, text := range []string{s.ledger.Unknown(), s.displaced.Text()} {
+	for _, text := range []string{s.ledger.Unknown(), s.ledger.Unrecognised(), s.displaced.Text()} {
 		if text != "" {
 			list = append(list, text)
 		}
@@ -155,10 +159,16 @@ func (s *service) remarks() []string {
 	return append(list, s.preparer.remarks()...)
 }
 
-func (s *service) keepOpen() (until string, opened <-chan struct{}) {
+// preparationLimit is how long a restart waits for preparations while the plugin is served. Each has 25 s.
+const preparationLimit = 30 * time.Second
+
+func (s *service) keepOpen(ctx context.Context) (until string, opened <-chan struct{}) {
 	if released := s.releaser.released(); released != nil {
 		return "the driver is no longer released (run: gpu-cdi-plugin device reopen)", released
 	}
+	waiting, cancel := context.WithTimeout(ctx, preparationLimit)
+	defer cancel()
+	s.preparer.runner.Wait(waiting)
 	return "the reset of a GPU has ended or counts as hung", s.preparer.runner.KeepOpen()
 }
 
@@ -180,7 +190,7 @@ func (s *service) runPlugin(ctx context.Context) error {
 	err := s.plugin.Run(ctx)
 	waiting, cancel := context.WithTimeout(afterEnd, waitPreparations)
 	defer cancel()
-	s.preparer.runner.Wait(waiting)
+	_ = waiting
 	endRecording()
 	return errors.Join(err, records.Wait())
 }
@@ -198,6 +208,7 @@ func pluginOptions(
 				Policy: c.Allocation.Policy, SharedPolicy: c.Allocation.SharedPolicy, Held: held.IDs,
 			},
 			Take:     held.Take,
+			Old:      prep.old,
 			PreStart: prep.preStart,
 		},
 		Log:      o.Log,

@@ -87,6 +87,6 @@ func (w *watcher) summary() []string {
 
 func (w *watcher) remarks() []string { return nil }
 
-func (w *watcher) keepOpen() (until string, opened <-chan struct{}) { return "", nil }
+func (w *watcher) keepOpen(context.Context) (until string, opened <-chan struct{}) { return "", nil }
 
 func (w *watcher) actors() []actor { return nil }

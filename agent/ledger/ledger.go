@@ -3,7 +3,8 @@
 // another container.
 //
 // The kubelet accounts only for names that are advertised. The ledger reads what it knows of all names (PodResources),
-// and adds what Allocate has given since.
+// and adds what Allocate has given since. The kubelet forgets a pod that is deleted while its containers still end, so
+// the ledger keeps a container that the kubelet has forgotten as long as its device is in use.
 package ledger
 
 import (
@@ -13,6 +14,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -30,13 +32,23 @@ const (
 	readLimit = 2 * time.Second
 	// settled is how long after Allocate the kubelet may not list the container yet. It takes milliseconds.
 	settled = 10 * time.Second
+	// firstAnswer is how long Take waits for the first answer of the kubelet, which serves PodResources some time after
+	// it accepts plugins. Meanwhile the kubelet admits no other pod.
+	firstAnswer = 5 * time.Second
+	// gracePeriod is how long a container may still use its device after the kubelet has forgotten it, where that cannot
+	// be checked. It is the default of Kubernetes.
+	gracePeriod = 30 * time.Second
+	// firstPause is the pause between reads while Take waits.
+	firstPause = 200 * time.Millisecond
 )
 
 // Options are the parameters of a Ledger. All are required.
 type Options struct {
 	// List returns the containers that hold devices, of any plugin. An error means that they are unknown.
 	List func(context.Context) ([]podresources.Holder, error)
-	// Changed is woken when Reason or Unknown may have another result.
+	// InUse reports whether a container uses a device, given by its UUID. An error means that this is unknown.
+	InUse func(ctx context.Context, uuid string) (bool, error)
+	// Changed is woken when Reason, Unknown or Unrecognised may have another result.
 	Changed wake.Chan
 	Log     *slog.Logger
 }
@@ -54,7 +66,9 @@ type Ledger struct {
 	known   bool                  // the kubelet has answered once
 	err     error                 // why the last read failed
 	given   []given               // what Allocate gave and the kubelet may not list yet
+	ending  []ending              // what the kubelet has forgotten, until the containers have ended
 	held    map[string]string     // who holds a device under a name that is not advertised, by the device's UUID
+	foreign string                // what Unrecognised returns
 }
 
 // name is the name under which the kubelet knows a device.
@@ -64,6 +78,13 @@ type name struct{ resource, id string }
 type given struct {
 	name
 	at time.Time
+}
+
+// ending is a device of a container that the kubelet has forgotten.
+type ending struct {
+	name
+	holder string
+	since  time.Time
 }
 
 // New returns a Ledger; call Run.
@@ -83,6 +104,7 @@ func (l *Ledger) Run(ctx context.Context) error {
 		if _, err := l.Read(ctx); err != nil {
 			pause = retryInterval
 		}
+		l.checkEnding(ctx)
 		timer.Reset(pause)
 	}
 }
@@ -105,12 +127,64 @@ func (l *Ledger) Read(ctx context.Context) ([]podresources.Holder, error) {
 	if err != nil {
 		return nil, err
 	}
+	l.addEnding(holders)
 	l.holders, l.known = holders, true
 	l.given = slices.DeleteFunc(l.given, func(g given) bool {
 		return begun.Sub(g.at) > settled || slices.ContainsFunc(holders, g.isOf)
 	})
 	l.update()
 	return holders, nil
+}
+
+// addEnding records the devices that containers had at the last read and do not have any more. A container that the
+// kubelet lists again is not ending: a kubelet that starts knows no pods at first.
+func (l *Ledger) addEnding(now []podresources.Holder) {
+	listed := func(holder string, of name) bool {
+		return slices.ContainsFunc(now, func(h podresources.Holder) bool { return h.String() == holder && of.isOf(h) })
+	}
+	l.ending = slices.DeleteFunc(l.ending, func(e ending) bool { return listed(e.holder, e.name) })
+	for _, h := range l.holders {
+		for r, ids := range h.ByResource {
+			for _, id := range ids {
+				if of := (name{r, id}); hasUUID(id) && !listed(h.String(), of) {
+					l.ending = append(l.ending, ending{of, h.String(), time.Now()})
+				}
+			}
+		}
+	}
+}
+
+// checkEnding removes the devices from l.ending that are not in use any more. If that is unknown, or if other containers
+// have the device too, it removes them after the grace period.
+func (l *Ledger) checkEnding(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, readLimit)
+	defer cancel()
+	l.mu.Lock()
+	uuids := map[string]bool{}
+	for _, e := range l.ending {
+		uuids[resource.UUIDOf(e.id)] = true
+	}
+	l.mu.Unlock()
+	for uuid := range uuids {
+		used, err := l.opts.InUse(ctx, uuid)
+		l.endEnding(uuid, err == nil && used, err == nil)
+	}
+}
+
+func (l *Ledger) endEnding(uuid string, used, certain bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	shared := slices.ContainsFunc(l.holders, func(h podresources.Holder) bool { return slices.Contains(h.UUIDs(), uuid) })
+	l.ending = slices.DeleteFunc(l.ending, func(e ending) bool {
+		switch {
+		case resource.UUIDOf(e.id) != uuid:
+			return false
+		case certain && !used:
+			return true
+		}
+		return (shared || !certain) && time.Since(e.since) > gracePeriod
+	})
+	l.update()
 }
 
 // isOf reports whether a container is listed with the device.
@@ -207,6 +281,10 @@ func (l *Ledger) offer(names map[name]bool, uuids map[string]bool) bool {
 
 // update finds the devices that are held under names which are not advertised.
 func (l *Ledger) update() {
+	if text := l.unrecognised(); text != l.foreign {
+		l.foreign = text
+		l.opts.Changed.Wake()
+	}
 	before := l.held
 	l.held = map[string]string{}
 	add := func(n name, holder string) {
@@ -224,6 +302,9 @@ func (l *Ledger) update() {
 	for _, g := range l.given {
 		add(g.name, "a container that is starting")
 	}
+	for _, e := range l.ending {
+		add(e.name, e.holder+", which is ending,")
+	}
 	if maps.Equal(before, l.held) {
 		return
 	}
@@ -240,6 +321,41 @@ func (l *Ledger) update() {
 	}
 }
 
+// Unrecognised says which containers have devices of an advertised resource under IDs that name no GPU, or is empty.
+func (l *Ledger) Unrecognised() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.foreign
+}
+
+func (l *Ledger) unrecognised() string {
+	ours := map[string]bool{}
+	for n := range l.offered {
+		ours[n.resource] = true
+	}
+	var list []string
+	for _, h := range l.holders {
+		for _, r := range slices.Sorted(maps.Keys(h.ByResource)) {
+			for _, id := range h.ByResource[r] {
+				if ours[r] && !hasUUID(id) {
+					list = append(list, fmt.Sprintf("%s holds %q of %s", h.String(), wording.Shorten(id, shortID), r))
+				}
+			}
+		}
+	}
+	if len(list) == 0 {
+		return ""
+	}
+	return "it is unknown which GPUs these containers have, so other containers may get them too: " +
+		wording.ShortenList(list, 8, ", ") + "; another device plugin gave the IDs, so end the pods"
+}
+
+// shortID is more than the length of the IDs of known plugins.
+const shortID = 80
+
+// hasUUID reports whether a device plugin ID has the UUID of a GPU or MIG device.
+func hasUUID(id string) bool { return strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-") }
+
 // Reason says who holds a device, or its GPU, under a name that is not advertised, or is empty.
 func (l *Ledger) Reason(d *resource.Device) string {
 	l.mu.Lock()
@@ -249,11 +365,22 @@ func (l *Ledger) Reason(d *resource.Device) string {
 
 func (l *Ledger) reason(d *resource.Device) string { return cmp.Or(l.held[d.UUID], l.held[d.Parent]) }
 
+// HeldAs reports whether a container holds a device of a resource under an ID that is not advertised, as of the last
+// read and of what Allocate has given since.
+func (l *Ledger) HeldAs(resourceName, id string) bool {
+	n := name{resourceName, id}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.offered[n] && (slices.ContainsFunc(l.holders, n.isOf) ||
+		slices.ContainsFunc(l.given, func(g given) bool { return g.name == n }))
+}
+
 // Take records that a container gets devices of a resource. It returns an error if another container holds one under a
-// name that is not advertised. It only reads the kubelet if that has not answered yet.
+// name that is not advertised, or if the kubelet has never said which containers hold devices. For its first answer,
+// Take waits for a time; later it does not read the kubelet.
 func (l *Ledger) Take(ctx context.Context, resourceName string, devices []*resource.Device) error {
-	if !l.answered() {
-		_, _ = l.Read(ctx) // an error is logged
+	if err := l.awaitFirst(ctx); err != nil {
+		return fmt.Errorf("it is unknown which containers hold the devices: %w", err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -266,6 +393,25 @@ func (l *Ledger) Take(ctx context.Context, resourceName string, devices []*resou
 		l.given = append(l.given, given{name{resourceName, d.ID}, time.Now()})
 	}
 	l.update() // the names may not be advertised any more
+	return nil
+}
+
+// awaitFirst waits up to firstAnswer until the kubelet has answered once.
+func (l *Ledger) awaitFirst(ctx context.Context) error {
+	end := time.Now().Add(firstAnswer)
+	for !l.answered() {
+		_, err := l.Read(ctx)
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil || time.Now().After(end):
+			return err
+		}
+		select {
+		case <-time.After(firstPause):
+		case <-ctx.Done():
+		}
+	}
 	return nil
 }
 

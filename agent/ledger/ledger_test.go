@@ -51,6 +51,7 @@ func offer(resourceName string, ids ...string) resource.Resource {
 func newLedger(answer func() ([]podresources.Holder, error)) *Ledger {
 	return New(Options{
 		List:    func(context.Context) ([]podresources.Holder, error) { return answer() },
+		InUse:   func(context.Context, string) (bool, error) { return false, nil },
 		Changed: wake.New(), Log: slog.New(slog.DiscardHandler),
 	})
 }
@@ -174,6 +175,7 @@ func read(t *testing.T, l *Ledger) {
 	if _, err := l.Read(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	l.checkEnding(t.Context())
 }
 
 // A kubelet that does not answer is no kubelet without containers.
@@ -208,10 +210,22 @@ func TestAKubeletThatDoesNotAnswer(t *testing.T) {
 			t.Errorf("this is logged %d times:\n%s", n, log.String())
 		}
 
-		// Allocate reads the kubelet, if that has never answered.
-		answer([]podresources.Holder{holder("x", whole, "GPU-a")}, nil)
-		if err := l.Take(ctx, shared, []*resource.Device{replica}); err == nil {
-			t.Error("another container gets the GPU")
+		// As long as the kubelet has never answered, Allocate waits for a time, and gives no device.
+		begun := time.Now()
+		if err := l.Take(ctx, shared, []*resource.Device{replica}); err == nil ||
+			!strings.Contains(err.Error(), "it is unknown which containers hold the devices: no answer") {
+			t.Errorf("while the containers are unknown, Take returns %v", err)
+		}
+		if waited := time.Since(begun); waited < firstAnswer || waited > firstAnswer+time.Second {
+			t.Errorf("Take has waited for %s", waited)
+		}
+		go func() {
+			time.Sleep(time.Second)
+			answer([]podresources.Holder{holder("x", whole, "GPU-a")}, nil)
+		}()
+		if err := l.Take(ctx, shared, []*resource.Device{replica}); err == nil ||
+			!strings.Contains(err.Error(), "pod default/x") {
+			t.Errorf("another container gets the GPU: %v", err)
 		}
 		if l.Unknown() != "" || !strings.Contains(log.String(), "says again") {
 			t.Errorf("still unknown: %q, log:\n%s", l.Unknown(), log.String())
@@ -283,6 +297,7 @@ func TestChangesAreLoggedAndWakeThePublisher(t *testing.T) {
 			holders, failure = step.holders, step.err
 			log.Reset()
 			_, _ = l.Read(t.Context())
+			l.checkEnding(t.Context())
 			woken := len(l.opts.Changed) > 0
 			if woken {
 				<-l.opts.Changed

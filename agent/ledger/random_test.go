@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -21,6 +22,7 @@ type world struct {
 	rand    *rand.Rand
 	pods    []podresources.Holder // in the order of admission
 	started int                   // the pods that the kubelet lists
+	ending  []podresources.Holder // the pods that the kubelet has forgotten, and whose containers still run
 	next    int
 	ledger  *Ledger // nil while another plugin runs
 	offered []resource.Resource
@@ -42,12 +44,20 @@ func (w *world) log(format string, args ...any) {
 // restart ends the plugin. The next plugin is ours or another one, whose allocations only the kubelet knows.
 func (w *world) restart() {
 	w.started = len(w.pods)
-	w.ledger = nil
+	w.ledger, w.ending = nil, nil // the ledger of a new process does not know what the kubelet has forgotten
 	if w.rand.IntN(3) > 0 {
 		w.ledger = newLedger(func() ([]podresources.Holder, error) { return slices.Clone(w.pods[:w.started]), nil })
+		w.ledger.opts.InUse = func(_ context.Context, uuid string) (bool, error) { return w.uses(uuid), nil }
 	}
 	w.log("restart, ours: %t", w.ledger != nil)
 	w.reload()
+}
+
+// uses reports whether a container runs with a device.
+func (w *world) uses(uuid string) bool {
+	return slices.ContainsFunc(slices.Concat(w.pods, w.ending), func(h podresources.Holder) bool {
+		return slices.Contains(h.UUIDs(), uuid)
+	})
 }
 
 // reload advertises each GPU in a random form.
@@ -97,7 +107,7 @@ func (w *world) admit() {
 
 // expectOneHolder checks that whoever holds a device holds it under a name that is advertised.
 func (w *world) expectOneHolder(d *resource.Device) {
-	for _, p := range w.pods {
+	for _, p := range slices.Concat(w.pods, w.ending) {
 		for r, ids := range p.ByResource {
 			for _, id := range ids {
 				if resource.UUIDOf(id) == d.UUID && !w.advertised(name{r, id}) {
@@ -116,13 +126,17 @@ func (w *world) advertised(n name) bool {
 	})
 }
 
-// end ends a random pod.
+// end ends a random pod. The kubelet forgets it, and its containers may run for a while.
 func (w *world) end() {
 	if len(w.pods) == 0 {
 		return
 	}
 	i := w.rand.IntN(len(w.pods))
-	w.log("%s ends", w.pods[i].Pod)
+	stays := w.rand.IntN(2) == 0
+	if stays {
+		w.ending = append(w.ending, w.pods[i])
+	}
+	w.log("%s ends, its containers still run: %t", w.pods[i].Pod, stays)
 	w.pods = slices.Delete(w.pods, i, i+1)
 	if i < w.started {
 		w.started--
@@ -131,7 +145,8 @@ func (w *world) end() {
 
 // expectIdleGPUsAreFree checks that no device is withheld that no pod holds.
 func (w *world) expectIdleGPUsAreFree() {
-	time.Sleep(2 * settled)
+	w.ending = nil
+	time.Sleep(2 * gracePeriod)
 	w.started = len(w.pods)
 	if w.ledger == nil {
 		return
@@ -160,8 +175,10 @@ func TestADeviceHasOneHolderInRandomHistories(t *testing.T) {
 					w.restart()
 				case 1, 2:
 					w.reload()
-				case 3, 4, 5:
+				case 3, 4:
 					w.end()
+				case 5:
+					w.ending = nil
 				case 6:
 					if w.ledger != nil {
 						read(t, w.ledger)

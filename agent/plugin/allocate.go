@@ -30,6 +30,9 @@ type AllocateOptions struct {
 	// Take, if it is set, is called for the devices of a container before Allocate returns them. If it returns an
 	// error, the container does not get them.
 	Take func(ctx context.Context, resourceName string, devices []*resource.Device) error
+	// Old, if it is set, returns a device that a container of a resource has under an ID that is not advertised any
+	// more, or nil.
+	Old func(resourceName, id string) *resource.Device
 	// PreStart prepares a container's devices of a resource, each time before the container starts. If it returns an
 	// error, the container does not start; it must return an error if devices stay unhealthy. If PreStart is nil, the
 	// kubelet does not call PreStartContainer.
@@ -96,9 +99,14 @@ func (o *AllocateOptions) take(ctx context.Context, l *list, ids []string) ([]*d
 	return devices, nil
 }
 
-// take returns the devices with these IDs. If some are not healthy, it returns an error that names them. Other errors
-// are those of find.
+// take returns the devices with these IDs. If they are too many, or some are not healthy, it returns an error that names
+// them. Other errors are those of find.
 func (l *list) take(ids []string) ([]*device, error) {
+	if limit := l.resource.Limit; limit > 0 && len(ids) > limit {
+		return nil, status.Errorf(codes.InvalidArgument,
+			"allocate %s: a container requests %d devices, but may have %d; %s",
+			l.resource.Name, len(ids), limit, l.resource.LimitReason)
+	}
 	devices, err := l.find(ids)
 	if err != nil {
 		return nil, err
@@ -118,14 +126,9 @@ func (l *list) take(ids []string) ([]*device, error) {
 // find returns the devices with these IDs, in the order of the list. If some IDs are not advertised or given twice, it
 // returns an error that names them.
 func (l *list) find(ids []string) ([]*device, error) {
-	name, limit := l.resource.Name, l.resource.Limit
+	name := l.resource.Name
 	if len(ids) == 0 {
 		return nil, status.Errorf(codes.InvalidArgument, "allocate %s: a container requests no device", name)
-	}
-	if limit > 0 && len(ids) > limit {
-		return nil, status.Errorf(codes.InvalidArgument,
-			"allocate %s: a container requests %d devices, but may have %d; %s",
-			name, len(ids), limit, l.resource.LimitReason)
 	}
 	devices := make([]*device, 0, len(ids))
 	var unknown someOf

@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -136,13 +137,13 @@ func (o *AllocateOptions) calls() *v1beta1.DevicePluginOptions {
 // preStartTimeout is how long it may take to prepare a container's devices. The kubelet waits 30 seconds.
 const preStartTimeout = 25 * time.Second
 
-// PreStartContainer prepares the devices of a container, also those that became unhealthy after Allocate. The codes of
-// its errors are those of Allocate, with FailedPrecondition if a container must not get the devices as they are.
+// PreStartContainer prepares the devices of a container, also those that became unhealthy after Allocate, or whose IDs
+// or number are not allowed any more since a reload. The codes of its errors are those of Allocate, with FailedPrecondition if a container must not get the devices as they are.
 func (s *server) PreStartContainer(
 	ctx context.Context, req *v1beta1.PreStartContainerRequest,
 ) (*v1beta1.PreStartContainerResponse, error) {
 	l := s.list.Load()
-	found, err := l.find(req.GetDevicesIds())
+	devices, err := s.ofContainer(l, req.GetDevicesIds())
 	if err != nil {
 		s.log.Warn("a container was not started: " + status.Convert(err).Message())
 		return nil, err
@@ -150,16 +151,40 @@ func (s *server) PreStartContainer(
 	if s.options.PreStart == nil {
 		return &v1beta1.PreStartContainerResponse{}, nil
 	}
-	devices := make([]*resource.Device, len(found))
-	for i, d := range found {
-		devices[i] = d.Device
-	}
 	ctx, cancel := context.WithTimeout(ctx, preStartTimeout)
 	defer cancel()
 	if err := s.options.PreStart(ctx, l.resource.Name, devices); err != nil { // PreStart has logged it
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
 	return &v1beta1.PreStartContainerResponse{}, nil
+}
+
+// ofContainer returns the devices that a container has under IDs, some of which may not be advertised any more.
+func (s *server) ofContainer(l *list, ids []string) ([]*resource.Device, error) {
+	var devices []*resource.Device
+	if s.options.Old != nil {
+		ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
+			if l.devices[id] != nil {
+				return false
+			}
+			d := s.options.Old(l.resource.Name, id)
+			if d != nil {
+				devices = append(devices, d)
+			}
+			return d != nil
+		})
+	}
+	if len(ids) == 0 && len(devices) > 0 {
+		return devices, nil
+	}
+	found, err := l.find(ids)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range found {
+		devices = append(devices, d.Device)
+	}
+	return devices, nil
 }
 
 // ListAndWatch sends the list, and each later list. If lists change faster than they can be sent, only the newest is

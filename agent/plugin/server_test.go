@@ -376,6 +376,51 @@ func TestPreStartOfAnUnhealthyDevice(t *testing.T) {
 	}
 }
 
+// A reload changes the IDs of devices, and how many a container may have, while containers have them.
+func TestPreStartOfDevicesFromBeforeAReload(t *testing.T) {
+	r := gpusOf(2)
+	r.Limit, r.LimitReason = 1, "sharing does not isolate"
+	o := by(resource.CDICRI)
+	o.Old = func(resourceName, id string) *resource.Device {
+		if resourceName != r.Name || id != uuid(0)+"::1" {
+			return nil
+		}
+		d := gpuAt(0)
+		d.ID = id
+		return &d
+	}
+	var prepared []string
+	o.PreStart = func(_ context.Context, _ string, devices []*resource.Device) error {
+		for _, d := range devices {
+			prepared = append(prepared, d.ID)
+		}
+		return nil
+	}
+	for name, c := range map[string]struct {
+		ids  []string
+		want codes.Code
+	}{
+		"an ID that a container has":             {[]string{uuid(0) + "::1"}, codes.OK},
+		"with an ID that is advertised":          {[]string{uuid(0) + "::1", uuid(1)}, codes.OK},
+		"more devices than a container may have": {[]string{uuid(0), uuid(1)}, codes.OK},
+		"an ID that no container has":            {[]string{uuid(0) + "::2"}, codes.NotFound},
+		"both":                                   {[]string{uuid(0) + "::1", uuid(0) + "::2"}, codes.NotFound},
+		"no ID":                                  {nil, codes.InvalidArgument},
+	} {
+		t.Run(name, func(t *testing.T) {
+			prepared = nil
+			s := serverOf(t, r, o)
+			_, err := s.PreStartContainer(t.Context(), &v1beta1.PreStartContainerRequest{DevicesIds: c.ids})
+			if status.Code(err) != c.want || err == nil && !slices.Equal(prepared, c.ids) || err != nil && prepared != nil {
+				t.Errorf("error %v, prepared %q", err, prepared)
+			}
+		})
+	}
+	if _, err := allocated(serverOf(t, r, o), allocate(uuid(0)+"::1")); status.Code(err) != codes.NotFound {
+		t.Errorf("Allocate of an ID from before the reload: %v", err)
+	}
+}
+
 func TestOneCallForSeveralContainers(t *testing.T) {
 	s := serverOf(t, withExtras(gpusOf(3)), by(resource.CDICRI))
 	want := &v1beta1.AllocateResponse{}

@@ -11,6 +11,9 @@ import (
 
 func (x *target) checkSharing(context.Context) (string, error) {
 	x.shared = x.runner.opts.State.Shared(x.d.UUID)
+	if x.shared == "" && x.d.Replica {
+		x.shared = "the container has a replica from before a reload"
+	}
 	return x.shared, nil
 }
 

@@ -66,6 +66,8 @@ type Device struct {
 	// Nodes are the paths of the GPU's device nodes on the host, or none if they are unknown. A GPU is not reset while
 	// a process has one of them open.
 	Nodes []string
+	// Replica says that other containers may have the device too, although State.Shared may not say so any more.
+	Replica bool
 	// SharesMemory says that a MIG device shares its memory with others, which have the same GPU instance.
 	SharesMemory bool
 	// Exclusive says that the GPU's compute mode must be EXCLUSIVE_PROCESS, as MPS needs.
