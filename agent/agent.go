@@ -90,8 +90,8 @@ type role interface {
 	ready() error
 	// summary describes the role's state in a few words.
 	summary() []string
-	// remarks are sentences about what an administrator should know, besides those of the node.
-	remarks() []string
+	// remarks are what an administrator should know, besides the remarks of the node.
+	remarks() []node.Remark
 	// keepOpen waits for a limited time until no device is being prepared, and keeps the driver open from then on, for a
 	// restart. If the driver is closed, keepOpen only returns a channel
 	// that is closed when it is open again, and a text that says what opens it.

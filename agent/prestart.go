@@ -18,6 +18,7 @@ import (
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/wake"
+	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -37,23 +38,23 @@ type preparer struct {
 	undone map[string]string // what could not be done in the last preparation of a device, by UUID
 }
 
-// remarks are sentences about the steps of preparations that cannot be done.
-func (p *preparer) remarks() []string {
-	var list []string
+// remarks are about the steps of preparations that cannot be done.
+func (p *preparer) remarks() []node.Remark {
+	var list []node.Remark
 	if why := p.devices.whyBlind(p.devices.node.State().Resources); why != "" {
-		list = append(list, why)
+		list = append(list, node.Remark{Key: "blind", Level: slog.LevelWarn, Text: why})
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, uuid := range slices.Sorted(maps.Keys(p.undone)) {
 		if p.devices.offered(uuid) {
-			list = append(list, uuid+p.undone[uuid])
+			list = append(list, node.Remark{Key: "undone " + uuid, Level: slog.LevelWarn, Text: uuid + p.undone[uuid]})
 		}
 	}
 	return list
 }
 
-// setUndone records what could not be done for a device that a container got, and logs it if it is new.
+// setUndone records what could not be done for a device that a container got.
 func (p *preparer) setUndone(r *prepare.Record) {
 	if r.Error != "" {
 		return
@@ -71,7 +72,6 @@ func (p *preparer) setUndone(r *prepare.Record) {
 		delete(p.undone, r.UUID)
 	} else {
 		p.undone[r.UUID] = text
-		p.log.Warn(r.UUID + text)
 	}
 	p.changed.Wake()
 }

@@ -34,13 +34,12 @@ type publisher struct {
 	weights   allocator.Weights
 	again     wake.Chan // an MPS daemon, the release of the driver, the ledger or the configuration has changed
 	changed   wake.Chan // a state was passed on
-	log       *slog.Logger
 
 	mu      sync.Mutex
 	state   node.State      // the last state of the node
 	gpus    *allocator.GPUs // how the GPUs of its snapshot are connected, or nil if it is unknown
+	unknown string          // why that is unknown, or empty
 	refused string          // why the kubelet still has older devices of some resources, or empty
-	warned  map[string]bool // warnings of the method warn
 }
 
 // publish passes on a state of the node. When it returns, no device that left the state can be allocated.
@@ -51,7 +50,6 @@ func (p *publisher) publish(state node.State) {
 		p.connect(state.Snapshot)
 	}
 	p.state = state
-	p.warn()
 	p.mps.Set(state.Resources)
 	p.ledger.Offer(state.Resources)
 	p.advertise()
@@ -66,7 +64,6 @@ func (p *publisher) run(ctx context.Context) error {
 		case <-p.again:
 		}
 		p.mu.Lock()
-		p.warn()
 		p.advertise()
 		p.mu.Unlock()
 	}
@@ -79,17 +76,10 @@ func (p *publisher) advertise() {
 	state.Resources = resource.MarkUnhealthy(state.Resources, func(d *resource.Device) string {
 		return cmp.Or(p.ledger.Reason(d), p.mps.Reason(d))
 	})
-	refused := ""
+	p.refused = ""
 	if err := p.plugin.Update(state.Resources, p.gpus); err != nil {
-		refused = wording.OneLine(err)
+		p.refused = wording.OneLine(err)
 	}
-	switch {
-	case refused != "" && refused != p.refused:
-		p.log.Error("some resources keep their old devices, since the new ones cannot be advertised: " + refused)
-	case refused == "" && p.refused != "":
-		p.log.Info("the devices of all resources are advertised again")
-	}
-	p.refused = refused
 	p.displaced.Advertised(state.Resources)
 	p.metrics.Advertised(state)
 	if err := p.releaser.checkOpen(); err != nil { // faults are not noticed while the driver is released
@@ -102,27 +92,36 @@ func (p *publisher) advertise() {
 // connect precomputes which GPUs are best connected.
 func (p *publisher) connect(snapshot *gpu.Snapshot) {
 	var err error
+	p.unknown = ""
 	if p.gpus, err = allocator.NewGPUs(snapshot, p.weights); err != nil {
-		p.log.Error("containers get arbitrary GPUs instead of the best connected ones: " + wording.OneLine(err))
+		p.unknown = wording.OneLine(err)
 	}
 }
 
-// warn warns once if processes on devices cannot be seen, and of each resource whose MIG devices no container could
-// ever get. For replicas the latter is an error of the configuration, but only the driver knows whether there are MIG
-// devices.
-func (p *publisher) warn() {
-	warnings := []string{p.devices.whyBlind(p.state.Resources)}
+// remarks are about devices that the kubelet does not get as they are configured, and about resources whose MIG devices
+// no container could ever get. For replicas the latter is an error of the configuration, but only the driver knows
+// whether there are MIG devices.
+func (p *publisher) remarks() []node.Remark {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var list []node.Remark
+	add := func(level slog.Level, key, text string) {
+		list = append(list, node.Remark{Key: key, Level: level, Text: text})
+	}
+	if p.refused != "" {
+		add(slog.LevelError, "refused",
+			"some resources keep their old devices, since the new ones cannot be advertised: "+p.refused)
+	}
+	if p.unknown != "" {
+		add(slog.LevelError, "connections",
+			"containers get arbitrary GPUs instead of the best connected ones: "+p.unknown)
+	}
 	for _, r := range p.state.Resources {
 		part := func(d resource.Device) bool { return d.UUID != d.Parent }
 		if p.devices.preStart().RefusesParts(r.Name) && slices.ContainsFunc(r.Devices, part) {
-			warnings = append(warnings, "no container gets a MIG device of "+r.Name+", since policy reset cannot reset them "+
-				"and prestart.strict is set: give the resource another policy in prestart.resources")
+			add(slog.LevelWarn, "parts of "+r.Name, "no container gets a MIG device of "+r.Name+", since policy reset cannot "+
+				"reset them and prestart.strict is set: give the resource another policy in prestart.resources")
 		}
 	}
-	for _, text := range warnings {
-		if text != "" && !p.warned[text] {
-			p.warned[text] = true
-			p.log.Warn(text)
-		}
-	}
+	return list
 }

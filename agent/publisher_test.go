@@ -98,8 +98,8 @@ func allocationOf(container string) control.Request {
 	return control.Request{Act: control.Allocation, Namespace: parts[0], Pod: parts[1], Container: parts[2]}
 }
 
-// Resources that cannot be advertised keep their old devices.
-func TestPublisherLogsOnceThatItCannotAdvertise(t *testing.T) {
+// Resources that cannot be advertised keep their old devices, and a remark says so.
+func TestPublisherRemarksThatItCannotAdvertise(t *testing.T) {
 	t.Parallel()
 	log := &testenv.Log{}
 	logger := slog.New(slog.NewTextHandler(log, nil))
@@ -119,9 +119,9 @@ func TestPublisherLogsOnceThatItCannotAdvertise(t *testing.T) {
 			InUse:   func(context.Context, string) (bool, error) { return false, nil },
 			Changed: changed, Log: logger,
 		}),
-		displaced: ledger.NewDisplaced(ledger.DisplacedOptions{Log: logger}),
+		displaced: ledger.NewDisplaced(ledger.DisplacedOptions{}),
 		reporter:  kubeapi.New(kubeapi.Options{Log: logger}),
-		again:     wake.New(), changed: changed, log: logger, warned: map[string]bool{},
+		again:     wake.New(), changed: changed,
 	}
 	publish := func(gpus int) {
 		t.Helper()
@@ -139,23 +139,25 @@ func TestPublisherLogsOnceThatItCannotAdvertise(t *testing.T) {
 			t.Errorf("%d devices are advertised, want %d", got, want)
 		}
 	}
-	const (
-		refused = "some resources keep their old devices, since the new ones cannot be advertised: " +
-			"advertise nvidia.com/gpu: prepare 300 GPUs for allocation"
-		again = "the devices of all resources are advertised again"
-	)
-	for round := 1; round <= 2; round++ {
+	const refused = "some resources keep their old devices, since the new ones cannot be advertised: " +
+		"advertise nvidia.com/gpu: prepare 300 GPUs for allocation"
+	said := func() bool {
+		list := pub.remarks()
+		return len(list) > 0 && strings.HasPrefix(list[0].Text, refused)
+	}
+	for range 2 {
 		publish(4)
 		advertised(4)
 		publish(300)
-		publish(300)
 		advertised(4)
+		if !said() {
+			t.Errorf("the remarks are %v, want %q", pub.remarks(), refused)
+		}
 		publish(5)
 		publish(6)
 		advertised(6)
-		if n, m := strings.Count(log.String(), refused), strings.Count(log.String(), again); n != round || m != round {
-			t.Errorf("in round %d the log says %d times that they cannot be advertised, and %d times that they can:\n%s",
-				round, n, m, log)
+		if list := pub.remarks(); len(list) > 0 {
+			t.Errorf("after that the remarks are %v", list)
 		}
 	}
 }
@@ -163,7 +165,7 @@ func TestPublisherLogsOnceThatItCannotAdvertise(t *testing.T) {
 // With strict, policy reset never gives a MIG device to a container, which is said once when there is one.
 func TestPublisherWarnsOfMIGDevicesThatAreRefused(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t, "mig-h100", func(c *config.Config) {
+	f := newFixture(t, "mig-h100", listening, func(c *config.Config) {
 		c.MIGStrategy = resource.MIGMixed
 		c.PreStart.Policy, c.PreStart.Strict = prepare.Reset, true
 		c.PreStart.Resources = []config.PreStartRule{{Name: "nvidia.com/mig-1g.10gb", Policy: prepare.Clean}}
@@ -174,4 +176,9 @@ func TestPublisherWarnsOfMIGDevicesThatAreRefused(t *testing.T) {
 	f.listed(gpuResource, 3, 0)
 	f.logs("no container gets a MIG device of nvidia.com/mig-7g.80gb, since policy reset cannot reset them", 1)
 	f.logs("no container gets a MIG device of nvidia.com/mig-1g.10gb,", 0)
+	if _, body := f.get("/readyz"); !strings.Contains(body, "no container gets a MIG device of nvidia.com/mig-7g.80gb") {
+		t.Errorf("/readyz does not say so: %s", body)
+	}
+	f.reconfigure(func(c *config.Config) { c.PreStart.Strict = false })
+	f.logs("no longer the case: no container gets a MIG device of nvidia.com/mig-7g.80gb", 1)
 }

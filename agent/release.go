@@ -131,6 +131,7 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	err := r.runner.WithoutDriver(limited, "it is released", func() (reopen bool) {
 		closed = true
 		one.began <- nil
+		// Not only a remark: a release that follows the end of another at once is logged too.
 		r.log.Warn("the NVIDIA driver is released: its devices stay advertised, but no container with one can start " +
 			"until gpu-cdi-plugin device reopen or until the driver is loaded again")
 		r.changed.Wake()

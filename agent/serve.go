@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -69,11 +70,11 @@ func Serve(ctx context.Context, o *Options) error {
 	}
 	reporter := newReporter(o)
 	displaced := ledger.NewDisplaced(ledger.DisplacedOptions{
-		Allocatable: kubelet.Allocatable, Watched: func() bool { return p.Ready() == nil }, Changed: changed, Log: o.Log,
+		Allocatable: kubelet.Allocatable, Watched: func() bool { return p.Ready() == nil }, Changed: changed,
 	})
 	pub := &publisher{
 		devices: devs, plugin: p, mps: daemons, ledger: held, displaced: displaced, releaser: rel, reporter: reporter,
-		metrics: m, weights: c.Allocation.Weights, again: again, changed: changed, log: o.Log, warned: map[string]bool{},
+		metrics: m, weights: c.Allocation.Weights, again: again, changed: changed,
 	}
 	admin := &administrator{
 		node: n, monitor: n.Monitor(), devices: devs, runner: runner, releaser: rel, reporter: reporter, mps: daemons,
@@ -146,17 +147,21 @@ func (s *service) summary() []string {
 	return parts
 }
 
-func (s *service) remarks() []string {
-	var list []string
+func (s *service) remarks() []node.Remark {
+	var list []node.Remark
 	if err := s.releaser.checkOpen(); err != nil {
-		list = append(list, err.Error())
+		list = append(list, node.Remark{Key: "released", Level: slog.LevelInfo, Text: err.Error()})
 	}
-	for _, text := range []string{s.ledger.Unknown(), s.ledger.Unrecognised(), s.displaced.Text()} {
-		if text != "" {
-			list = append(list, text)
+	for _, r := range []node.Remark{
+		{Key: "holders", Level: slog.LevelWarn, Text: s.ledger.Unknown()},
+		{Key: "IDs", Level: slog.LevelWarn, Text: s.ledger.Unrecognised()},
+		{Key: "displaced", Level: slog.LevelWarn, Text: s.displaced.Text()},
+	} {
+		if r.Text != "" {
+			list = append(list, r)
 		}
 	}
-	return append(list, s.preparer.remarks()...)
+	return slices.Concat(list, s.publisher.remarks(), s.preparer.remarks())
 }
 
 // preparationLimit is how long a restart waits for preparations while the plugin is served. Each has 25 s.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"gpu-cdi-plugin/agent/metrics"
+	"gpu-cdi-plugin/node"
 )
 
 // listen returns the server of metrics and health. If no address is configured, the server serves nothing.
@@ -35,9 +36,10 @@ func (d *daemon) watchdog(ctx context.Context) error {
 	return nil
 }
 
-// reportStatus reports the state to systemd whenever it changes.
+// reportStatus reports the state to systemd and logs the role's remarks, whenever they change. The node logs its own.
 func (d *daemon) reportStatus(ctx context.Context) error {
-	text := d.statusLine()
+	text, remarks := d.statusLine(), d.role.remarks()
+	node.LogRemarks(d.opts.Log, nil, remarks)
 	d.logUnsent(d.systemd.Ready(text))
 	defer func() { d.logUnsent(d.systemd.Stopping()) }()
 	for {
@@ -46,6 +48,9 @@ func (d *daemon) reportStatus(ctx context.Context) error {
 			return nil
 		case <-d.changed:
 		}
+		before := remarks
+		remarks = d.role.remarks()
+		node.LogRemarks(d.opts.Log, before, remarks)
 		if next := d.statusLine(); next != text {
 			text = next
 			d.logUnsent(d.systemd.Status(text))
@@ -62,7 +67,11 @@ func (d *daemon) logUnsent(err error) {
 // remarks are the remarks of the role and of the node.
 func (d *daemon) remarks() []string {
 	state := d.node.State()
-	return append(d.role.remarks(), state.Remarks()...)
+	var list []string
+	for _, r := range d.role.remarks() {
+		list = append(list, r.Text)
+	}
+	return append(list, state.Remarks()...)
 }
 
 // statusLine describes the state in one line.

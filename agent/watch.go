@@ -85,7 +85,7 @@ func (w *watcher) summary() []string {
 	return []string{fmt.Sprintf("%d of %s in %s", healthy, wording.Count(all, "device"), ownSpec(&w.opts.Config))}
 }
 
-func (w *watcher) remarks() []string { return nil }
+func (w *watcher) remarks() []node.Remark { return nil }
 
 func (w *watcher) keepOpen(context.Context) (until string, opened <-chan struct{}) { return "", nil }
 

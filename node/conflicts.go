@@ -63,7 +63,7 @@ func (r *Reconciler) deviceConflicts(p *plan) []cdi.Conflict {
 
 // conflictRemarks returns remarks on the conflicts of a plan. There is one for all conflicts with the same file that
 // have the same effect.
-func (r *Reconciler) conflictRemarks(p *plan) []remark {
+func (r *Reconciler) conflictRemarks(p *plan) []Remark {
 	type group struct {
 		file, effect string
 		level        slog.Level
@@ -88,12 +88,12 @@ func (r *Reconciler) conflictRemarks(p *plan) []remark {
 		}
 		names[g] = append(names[g], c.Name)
 	}
-	var list []remark
+	var list []Remark
 	for _, g := range groups {
-		list = append(list, remark{
-			key: g.file + ": " + g.effect, level: g.level,
-			text:   fmt.Sprintf("%s also defines %s: %s", g.file, wording.ShortenList(names[g], 8, ", "), g.effect),
-			advice: "remove that file, or give this node's devices another CDI kind",
+		list = append(list, Remark{
+			Key: g.file + ": " + g.effect, Level: g.level,
+			Text:   fmt.Sprintf("%s also defines %s: %s", g.file, wording.ShortenList(names[g], 8, ", "), g.effect),
+			Advice: "remove that file, or give this node's devices another CDI kind",
 		})
 	}
 	return list

@@ -81,7 +81,7 @@ func (m *Monitor) HoldForReset(gpuUUID, reason string) error {
 	if err != nil {
 		return err
 	}
-	m.saveOrLog()
+	m.saveOrRemark()
 	return nil
 }
 
@@ -90,7 +90,7 @@ func (m *Monitor) EndHold(gpuUUID string) {
 	_ = m.change(func(machine *health.Machine) ([]health.Transition, error) {
 		return machine.EndHold(gpuUUID), nil
 	})
-	m.saveOrLog()
+	m.saveOrRemark()
 }
 
 // Knows reports whether a device can be cordoned: it is present, or it was present and is remembered. The health

@@ -70,7 +70,7 @@ func (r *Reconciler) addExtras(d *desired) error {
 		if missing != "" {
 			text += "; " + missing
 		}
-		d.remarks = append(d.remarks, remark{key: string(e.Extra), text: text})
+		d.remarks = append(d.remarks, Remark{Key: string(e.Extra), Text: text})
 		if spec != nil {
 			d.specs[spec.Kind] = spec
 		}
@@ -95,8 +95,8 @@ func countNodes(findings []driver.Finding) (found int, missing string) {
 
 // unconfiguredExtras returns remarks on the specs of extras that are no longer configured. These specs stay on disk: a
 // container that has the extra could not restart without its spec.
-func (r *Reconciler) unconfiguredExtras() []remark {
-	var list []remark
+func (r *Reconciler) unconfiguredExtras() []Remark {
+	var list []Remark
 	for _, e := range driver.Extras() {
 		kind := e.Kind(r.opts.Spec.Kind)
 		path := fileIn(&r.opts, kind)
@@ -105,7 +105,7 @@ func (r *Reconciler) unconfiguredExtras() []remark {
 		}
 		if spec, err := cdi.ReadFile(path); err == nil && spec.Kind == kind && cdi.WroteExtra(e, spec) {
 			text := fmt.Sprintf("%s is not configured, and its CDI spec %s stays until it is removed by hand", e, path)
-			list = append(list, remark{key: text, text: text})
+			list = append(list, Remark{Key: text, Text: text})
 		}
 	}
 	return list

@@ -135,17 +135,18 @@ func (m *Monitor) hasUnsaved() bool {
 	return m.unsaved
 }
 
-// saveOrLog writes the record and logs an error.
-func (m *Monitor) saveOrLog() {
-	err := m.save()
-	m.saving.Lock()
-	defer m.saving.Unlock()
-	switch {
-	case err == nil:
-		m.saveError = ""
-	case err.Error() != m.saveError:
-		m.saveError = err.Error()
-		m.log.Error(m.saveError)
+// saveOrRemark writes the record. An error is a remark of the state until the record is written.
+func (m *Monitor) saveOrRemark() {
+	text := ""
+	if err := m.save(); err != nil {
+		text = err.Error()
+	}
+	m.mu.Lock()
+	changed := text != m.saveError
+	m.saveError = text
+	m.mu.Unlock()
+	if changed {
+		m.changed()
 	}
 }
 

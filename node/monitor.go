@@ -78,12 +78,12 @@ type Monitor struct {
 	heldByOldReset []string          // UUIDs of the GPUs held for a reset of an earlier run
 	heldReason     string            // why heldByOldReset are held
 	unsaved        bool              // whether a transition that must be saved is not in the record yet
+	saveError      string            // why the last record could not be written, or empty
 	loggedReasons  map[string]string // the reasons that were logged for each device since it was healthy, by UUID
 
-	saving    sync.Mutex // held while the record is written
-	saved     []byte     // the last record that was read or written
-	saveError string     // why the last record could not be written
-	saveDue   time.Time  // when counters are to be saved
+	saving  sync.Mutex // held while the record is written
+	saved   []byte     // the last record that was read or written
+	saveDue time.Time  // when counters are to be saved
 }
 
 // waitingXID is an XID event of a GPU that is not known yet, with the number of times that it occurred.
@@ -227,11 +227,14 @@ func (m *Monitor) withHealth(s State) State {
 		return h.String()
 	})
 	s.remarks = slices.Clone(s.remarks)
+	if m.saveError != "" {
+		s.remarks = append(s.remarks, Remark{Key: "health record", Level: slog.LevelWarn, Text: m.saveError})
+	}
 	for _, uuid := range slices.Sorted(maps.Keys(s.Health)) {
 		if why := s.Health[uuid].EventsMissed; why != "" {
 			text := "events of " + m.names[uuid] + " are not received, and only probes notice its faults"
 			r := newRemark("events of "+uuid, text, errors.New(why))
-			r.level = slog.LevelWarn
+			r.Level = slog.LevelWarn
 			s.remarks = append(s.remarks, r)
 		}
 	}
@@ -241,13 +244,13 @@ func (m *Monitor) withHealth(s State) State {
 // poll probes the GPUs and saves their health. It returns the probes, or none as long as the driver does not answer.
 func (m *Monitor) poll(ctx context.Context) []gpu.Probe {
 	if m.hasUnsaved() { // from an event; the driver may take long to answer the probe
-		m.saveOrLog()
+		m.saveOrRemark()
 	}
 	ended := m.endedOldResets()
 	probes, _ := m.probe(ctx)
 	m.endOldResets(ended)
 	if m.hasUnsaved() || time.Now().After(m.saveDue) {
-		m.saveOrLog()
+		m.saveOrRemark()
 		m.saveDue = time.Now().Add(saveInterval)
 	}
 	return probes
@@ -313,7 +316,7 @@ func (m *Monitor) WasReset(gpuUUID string) {
 	m.mu.Lock()
 	m.machine.WasReset(time.Now(), gpuUUID)
 	m.mu.Unlock()
-	m.saveOrLog() // the reset may end after run
+	m.saveOrRemark() // the reset may end after run
 }
 
 // CannotReset returns the reason that SetCannotReset recorded, also in an earlier run, or "".

@@ -171,14 +171,14 @@ func TestTheRecordIsReadWhenTheDriverComes(t *testing.T) {
 	before := newFixture(t, "pcie-quad", recordHealth(record))
 	before.start()
 	before.rec.Receive(xid(before.uuids()[1], 79))
-	before.rec.monitor.saveOrLog()
+	before.rec.monitor.saveOrRemark()
 	want, err := os.ReadFile(record)
 	testenv.Must(t, err)
 
 	b := newFixtureOn(t, before.node, recordHealth(record), func(o *Options) { o.AwaitDriver = true })
 	b.source.set(gpu.ErrNoDriver)
 	b.start()
-	b.rec.monitor.saveOrLog()
+	b.rec.monitor.saveOrRemark()
 	if got, err := os.ReadFile(record); err != nil || string(got) != string(want) {
 		t.Errorf("without a driver the record is %s, error %v", got, err)
 	}
@@ -209,7 +209,7 @@ func TestAResetIsRecordedAtOnce(t *testing.T) {
 	b := newFixture(t, "pcie-quad", recordHealth(record))
 	b.start()
 	b.rec.Receive(xid(b.uuids()[1], 95))
-	b.rec.monitor.saveOrLog()
+	b.rec.monitor.saveOrRemark()
 	needsReset := func() bool {
 		t.Helper()
 		data, err := os.ReadFile(record)
@@ -283,6 +283,30 @@ func TestDevicesAreSuspectWithoutAUsableRecord(t *testing.T) {
 	}
 }
 
+// A record that cannot be written is a remark of the state until it is written.
+func TestAHealthRecordThatCannotBeWrittenIsARemark(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	f := newFixture(t, "mig-h100", recordHealth(filepath.Join(dir, "health.json")))
+	f.start()
+	said := func() bool {
+		s := f.rec.State()
+		return slices.ContainsFunc(s.Remarks(), func(text string) bool {
+			return strings.Contains(text, "the health of the devices is not recorded for the next start")
+		})
+	}
+	testenv.Must(t, os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600))
+	f.rec.Receive(xid(f.uuids()[0], 95))
+	f.rec.monitor.saveOrRemark()
+	if !said() {
+		t.Error("no remark says so")
+	}
+	testenv.Must(t, os.Remove(dir), os.Mkdir(dir, 0o755))
+	f.rec.monitor.saveOrRemark()
+	if said() {
+		t.Error("the remark stays")
+	}
+}
+
 // A GPU that cannot be read when the program starts has no MIG devices in the snapshot.
 func TestAMIGDeviceIsAsRecordedWhenItsGPUAnswersAtLast(t *testing.T) {
 	record := filepath.Join(t.TempDir(), "health.json")
@@ -294,7 +318,7 @@ func TestAMIGDeviceIsAsRecordedWhenItsGPUAnswersAtLast(t *testing.T) {
 	e := xid(one.UUID, 95)
 	e.GPUInstance, e.ComputeInstance = mig.GPUInstance, mig.ComputeInstance
 	before.rec.Receive(e)
-	before.rec.monitor.saveOrLog()
+	before.rec.monitor.saveOrRemark()
 
 	b := newFixtureOn(t, before.node, recordHealth(record))
 	unread := *snapshot

@@ -22,7 +22,7 @@ type desired struct {
 	hookless  *specs.Spec            // the GPUs' spec without hooks; nil unless Options.WithoutCDI
 	resources []resource.Resource
 	leftOut   map[string]string // why devices are not in the spec, by UUID
-	remarks   []remark
+	remarks   []Remark
 	// driverDirs are the directories of the driver's files that containers can get, without those of sockets, which
 	// programs change at any time.
 	driverDirs []string

@@ -78,16 +78,16 @@ func (r *Reconciler) awaitDriver(cause error) error {
 		return fmt.Errorf("make the resources of a node without a driver: %w", err)
 	}
 	r.publish(State{
-		Snapshot: &gpu.Snapshot{}, Resources: resources, Err: cause, remarks: []remark{r.notReconciled(cause)},
+		Snapshot: &gpu.Snapshot{}, Resources: resources, Err: cause, remarks: []Remark{r.notReconciled(cause)},
 	})
 	return nil
 }
 
 // notReconciled returns the remark about an error of a scan.
-func (r *Reconciler) notReconciled(cause error) remark {
+func (r *Reconciler) notReconciled(cause error) Remark {
 	if r.plan == nil && errors.Is(cause, gpu.ErrNoDriver) { // like a host without GPUs
 		m := newRemark("scan", "there is no usable NVIDIA driver yet, and no device is offered until there is one", cause)
-		m.level = slog.LevelWarn
+		m.Level = slog.LevelWarn
 		return m
 	}
 	return newRemark("scan", "the node cannot be reconciled, and the last state is retained", cause)
@@ -190,9 +190,9 @@ func (r *Reconciler) retain(cause error) {
 	if r.plan != nil {
 		next = r.stateOf(r.plan)
 		next.Err = errors.Join(cause, next.Err)
-		next.remarks = append([]remark{r.notReconciled(cause)}, next.remarks...)
+		next.remarks = append([]Remark{r.notReconciled(cause)}, next.remarks...)
 	} else {
-		next.Err, next.remarks = cause, []remark{r.notReconciled(cause)}
+		next.Err, next.remarks = cause, []Remark{r.notReconciled(cause)}
 	}
 	_, mayPass := errors.AsType[*snapshotError](cause)
 	if !mayPass || errors.Is(cause, gpu.ErrNotAnswering) || r.failures >= maxFailures {
@@ -273,13 +273,13 @@ func dirsOf(d *driver.Driver) []string {
 }
 
 // lacking returns remarks on what containers need and do not get.
-func lacking(findings []driver.Finding) []remark {
-	var list []remark
+func lacking(findings []driver.Finding) []Remark {
+	var list []Remark
 	for i := range findings {
 		if f := &findings[i]; f.Broken || f.Missing != "" {
 			text, advice := f.Lack()
-			list = append(list, remark{
-				key: cmp.Or(f.UUID, f.Path, f.Name), level: slog.LevelWarn, text: text, advice: advice,
+			list = append(list, Remark{
+				Key: cmp.Or(f.UUID, f.Path, f.Name), Level: slog.LevelWarn, Text: text, Advice: advice,
 			})
 		}
 	}
@@ -287,23 +287,23 @@ func lacking(findings []driver.Finding) []remark {
 }
 
 // noGPU returns a remark if the node has no GPU.
-func noGPU(s *gpu.Snapshot) []remark {
+func noGPU(s *gpu.Snapshot) []Remark {
 	if len(s.Devices) > 0 {
 		return nil
 	}
-	return []remark{{
-		key: "no GPU", level: slog.LevelWarn, text: "the NVIDIA driver has no GPU, and no device is offered",
-		advice: "see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM",
+	return []Remark{{
+		Key: "no GPU", Level: slog.LevelWarn, Text: "the NVIDIA driver has no GPU, and no device is offered",
+		Advice: "see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM",
 	}}
 }
 
 // asRemarks converts the findings about the resources.
-func asRemarks(findings []resource.Finding) []remark {
-	var list []remark
+func asRemarks(findings []resource.Finding) []Remark {
+	var list []Remark
 	for _, f := range findings {
-		m := remark{key: f.Text, text: f.Text}
+		m := Remark{Key: f.Text, Text: f.Text}
 		if f.Severe {
-			m.level = slog.LevelWarn
+			m.Level = slog.LevelWarn
 		}
 		list = append(list, m)
 	}
@@ -340,7 +340,7 @@ func (r *Reconciler) publishWithHealth(s State) {
 	before := r.state
 	r.state = s
 	r.mu.Unlock()
-	logRemarks(r.log, before.remarks, s.remarks)
+	LogRemarks(r.log, before.remarks, s.remarks)
 	same := before.Snapshot != nil && reflect.DeepEqual(s.Snapshot, before.Snapshot) &&
 		slices.Equal(s.remarks, before.remarks) && reflect.DeepEqual(s.Resources, before.Resources) &&
 		maps.EqualFunc(s.Health, before.Health, sameHealth) // includes devices that are not offered

@@ -45,7 +45,7 @@ func (r *Reconciler) Alive() error {
 // Run reconciles until ctx ends. It returns nil or ErrDriverChanged.
 func (r *Reconciler) Run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, r.release()) }()
-	defer r.monitor.saveOrLog()
+	defer r.monitor.saveOrRemark()
 	watcher, watchErr := wake.NewDirWatcher()
 	if watchErr != nil {
 		r.logUnwatched(watchErr)

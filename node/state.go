@@ -29,12 +29,12 @@ type State struct {
 	// error, unless the name is that of a required extra.
 	Err error
 
-	remarks []remark
+	remarks []Remark
 	names   map[string]string // see plan.names
 
 	// The resources and the remarks as they were before the health of the devices was added.
 	resourcesBefore []resource.Resource
-	remarksBefore   []remark
+	remarksBefore   []Remark
 }
 
 // withoutHealth returns the state before the health of the devices was added.
@@ -49,23 +49,23 @@ func (s *State) offers(name string) bool {
 	return inSpec && reason == ""
 }
 
-// remark is a sentence about the present state of the node.
-type remark struct {
-	// key identifies the subject of the remark. A new remark replaces an earlier one with the same key.
-	key string
-	// level is Error for faults because of which containers cannot get healthy devices, Warn for other faults, and
+// Remark is a sentence about the present state of the node, or of the service.
+type Remark struct {
+	// Key identifies the subject of the remark. A new remark replaces an earlier one with the same key.
+	Key string
+	// Level is Error for faults because of which containers cannot get healthy devices, Warn for other faults, and
 	// Info for other things that an administrator may want to know.
-	level        slog.Level
-	text, advice string
+	Level        slog.Level
+	Text, Advice string
 }
 
 // newRemark returns a remark about an error because of which containers cannot get devices.
-func newRemark(key, text string, err error) remark {
-	return remark{key: key, level: slog.LevelError, text: text + ": " + strings.ReplaceAll(err.Error(), "\n", "; ")}
+func newRemark(key, text string, err error) Remark {
+	return Remark{Key: key, Level: slog.LevelError, Text: text + ": " + strings.ReplaceAll(err.Error(), "\n", "; ")}
 }
 
-// logRemarks logs which remarks are new and which have ended.
-func logRemarks(log *slog.Logger, before, now []remark) {
+// LogRemarks logs which remarks are new and which have ended.
+func LogRemarks(log *slog.Logger, before, now []Remark) {
 	write := map[slog.Level]func(msg string, args ...any){
 		slog.LevelError: log.Error, slog.LevelWarn: log.Warn, slog.LevelInfo: log.Info,
 	}
@@ -73,15 +73,15 @@ func logRemarks(log *slog.Logger, before, now []remark) {
 		if slices.Contains(before, m) {
 			continue
 		}
-		line := m.text
-		if m.advice != "" {
-			line += "; " + m.advice
+		line := m.Text
+		if m.Advice != "" {
+			line += "; " + m.Advice
 		}
-		write[m.level](line)
+		write[m.Level](line)
 	}
 	for _, m := range before {
-		if !slices.ContainsFunc(now, func(n remark) bool { return n.key == m.key }) {
-			log.Info("no longer the case: " + m.text)
+		if !slices.ContainsFunc(now, func(n Remark) bool { return n.Key == m.Key }) {
+			log.Info("no longer the case: " + m.Text)
 		}
 	}
 }
@@ -92,8 +92,8 @@ func (s *State) Remarks() []string { return s.remarksFrom(slog.LevelWarn) }
 func (s *State) remarksFrom(level slog.Level) []string {
 	var lines []string
 	for _, m := range s.remarks {
-		if m.level >= level {
-			lines = append(lines, m.text)
+		if m.Level >= level {
+			lines = append(lines, m.Text)
 		}
 	}
 	return lines

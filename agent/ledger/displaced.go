@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"context"
-	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -35,7 +34,6 @@ type DisplacedOptions struct {
 	Watched func() bool
 	// Changed is woken when Text has another result.
 	Changed wake.Chan
-	Log     *slog.Logger
 }
 
 // NewDisplaced returns a Displaced; call Run.
@@ -103,15 +101,10 @@ func (d *Displaced) check(ctx context.Context) {
 	d.set(text)
 }
 
-// set sets the text, and logs it.
+// set sets the text.
 func (d *Displaced) set(text string) {
 	if text == d.text {
 		return
-	}
-	if text == "" {
-		d.opts.Log.Info("the kubelet has the devices again that this plugin advertises")
-	} else {
-		d.opts.Log.Warn(text)
 	}
 	d.text = text
 	d.opts.Changed.Wake()

@@ -192,14 +192,8 @@ func (n name) isOf(h podresources.Holder) bool {
 	return slices.Contains(h.ByResource[n.resource], n.id)
 }
 
-// setError records the error of a read, or nil. It logs when the kubelet ceases to answer, and when it answers again.
+// setError records the error of a read, or nil.
 func (l *Ledger) setError(err error) {
-	switch {
-	case err != nil && l.err == nil:
-		l.opts.Log.Warn(unknown + wording.OneLine(err))
-	case err == nil && l.err != nil:
-		l.opts.Log.Info("the kubelet says again which containers hold devices")
-	}
 	if (err == nil) != (l.err == nil) {
 		l.opts.Changed.Wake()
 	}
@@ -262,7 +256,7 @@ func (l *Ledger) Offer(resources []resource.Resource) {
 		}
 	}
 	if l.offer(names, uuids) {
-		_, _ = l.Read(context.Background()) // an error is logged, and Run reads again
+		_, _ = l.Read(context.Background()) // Unknown has the error, and Run reads again
 	}
 }
 

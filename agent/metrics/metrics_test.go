@@ -243,7 +243,7 @@ func TestHealthAndReadiness(t *testing.T) {
 		"not ready": {
 			Checks{Healthy: succeed, Ready: fail}, "GET", "/readyz", 503, "nvidia.com/gpu is not connected\n",
 		},
-		"any other path":   {Checks{Healthy: succeed, Ready: succeed}, "GET", "/", 404, "404 page not found\n"},
+		"any other path": {Checks{Healthy: succeed, Ready: succeed}, "GET", "/", 404, "404 page not found\n"},
 		"not ready, and something else is wrong": {
 			Checks{Ready: fail, Remarks: func() []string { return []string{"one device is lost"} }},
 			"GET", "/readyz", 503, "nvidia.com/gpu is not connected\none device is lost\n",
