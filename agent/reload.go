@@ -12,9 +12,9 @@ import (
 
 // reload reads the configuration again at each request. If it only changes which devices are offered and how they are
 // prepared, that takes effect at once. Any other change needs a new process, so reload returns ErrRestart, after a wait
-// for devices that are being prepared. But if the driver is closed, for a reset or because an administrator has released
-// it, a new process would open it. So the configuration is read once more when the driver is open again. Until then the
-// devices stay served.
+// for devices that are being prepared. But if the driver is closed, for a reset or because an administrator has
+// released it, a new process would open it. So the configuration is read once more when the driver is open again. Until
+// then the devices stay served.
 func (d *daemon) reload(ctx context.Context) error {
 	var opened <-chan struct{}
 	for {
@@ -31,7 +31,8 @@ func (d *daemon) reload(ctx context.Context) error {
 		case err != nil:
 			d.opts.Log.Error("the configuration is invalid, and the old one stays in use: " + wording.OneLine(err))
 		case needsRestart(&d.opts.Config, &fresh.Config):
-			d.opts.Log.Info("the new configuration needs a restart of this program: it waits for devices that are being prepared")
+			d.opts.Log.Info("the new configuration needs a restart of this program: it waits for devices that are being " +
+				"prepared")
 			var until string
 			if until, opened = d.role.keepOpen(ctx); opened == nil {
 				return ErrRestart

@@ -200,7 +200,8 @@ func TestARestartWaitsForPreparations(t *testing.T) {
 	testenv.Must(t, unix.Mkfifo(fifo, 0o600))
 	testenv.WriteProgram(t, program, []byte("#!/bin/sh\nread line < "+fifo+"\n"))
 	f := newFixture(t, "pcie-quad", func(c *config.Config) {
-		c.PreStart.Policy, c.PreStart.Exec, c.PreStart.ExecTimeout = prepare.None, program, configfile.Duration(20*time.Second)
+		c.PreStart.Policy, c.PreStart.Exec = prepare.None, program
+		c.PreStart.ExecTimeout = configfile.Duration(20 * time.Second)
 	})
 	f.start(Serve)
 	e := f.listed(gpuResource, 4, 0)

@@ -23,12 +23,14 @@ func TestAContainerThatTheKubeletHasForgotten(t *testing.T) {
 		wait  time.Duration
 		held  bool
 	}{
-		"it still uses the device":                     {used: true, wait: time.Hour, held: true},
-		"it does not use the device":                   {},
-		"its use is unknown":                           {err: errors.New("no answer"), wait: gracePeriod, held: true},
-		"its use is unknown, after the grace period":   {err: errors.New("no answer"), wait: gracePeriod + 1},
-		"another container may be what uses it":        {used: true, after: []podresources.Holder{again}, held: true},
-		"another container, after the grace period":    {used: true, after: []podresources.Holder{again}, wait: gracePeriod + 1},
+		"it still uses the device":                   {used: true, wait: time.Hour, held: true},
+		"it does not use the device":                 {},
+		"its use is unknown":                         {err: errors.New("no answer"), wait: gracePeriod, held: true},
+		"its use is unknown, after the grace period": {err: errors.New("no answer"), wait: gracePeriod + 1},
+		"another container may be what uses it":      {used: true, after: []podresources.Holder{again}, held: true},
+		"another container, after the grace period": {
+			used: true, after: []podresources.Holder{again}, wait: gracePeriod + 1,
+		},
 		"the kubelet lists it again, and it uses none": {after: []podresources.Holder{old}, held: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -75,11 +77,15 @@ func TestIDsThatNameNoGPU(t *testing.T) {
 		holders []podresources.Holder
 		want    string
 	}{
-		"no container":                  {nil, ""},
-		"our own IDs":                   {[]podresources.Holder{holder("x", whole, "GPU-a"), holder("y", whole, "GPU-b::1")}, ""},
-		"a GPU that is gone":            {[]podresources.Holder{holder("x", whole, "GPU-z")}, ""},
-		"a device of another resource":  {[]podresources.Holder{holder("x", "example.com/nic", "eth0")}, ""},
-		"another plugin's ID":           {[]podresources.Holder{holder("x", whole, "nvidia0")}, `pod default/x holds "nvidia0" of ` + whole},
+		"no container": {nil, ""},
+		"our own IDs": {
+			[]podresources.Holder{holder("x", whole, "GPU-a"), holder("y", whole, "GPU-b::1")}, "",
+		},
+		"a GPU that is gone":           {[]podresources.Holder{holder("x", whole, "GPU-z")}, ""},
+		"a device of another resource": {[]podresources.Holder{holder("x", "example.com/nic", "eth0")}, ""},
+		"another plugin's ID": {
+			[]podresources.Holder{holder("x", whole, "nvidia0")}, `pod default/x holds "nvidia0" of ` + whole,
+		},
 		"more than fits a line, quoted": {[]podresources.Holder{holder("x", whole, strings.Repeat("\n", 999))}, `holds "\n\n`},
 	} {
 		t.Run(name, func(t *testing.T) {

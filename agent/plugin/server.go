@@ -138,7 +138,8 @@ func (o *AllocateOptions) calls() *v1beta1.DevicePluginOptions {
 const preStartTimeout = 25 * time.Second
 
 // PreStartContainer prepares the devices of a container, also those that became unhealthy after Allocate, or whose IDs
-// or number are not allowed any more since a reload. The codes of its errors are those of Allocate, with FailedPrecondition if a container must not get the devices as they are.
+// or number are not allowed any more since a reload. The codes of its errors are those of Allocate, with
+// FailedPrecondition if a container must not get the devices as they are.
 func (s *server) PreStartContainer(
 	ctx context.Context, req *v1beta1.PreStartContainerRequest,
 ) (*v1beta1.PreStartContainerResponse, error) {

@@ -129,7 +129,7 @@ func TestDeviceIDsAreThoseOfAllPods(t *testing.T) {
 		"of a kubelet 1.19 without pods": {
 			`{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}`, map[string]bool{},
 		},
-		"without content":        {`{}`, nil},
+		"without content": {`{}`, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := kubelet.DeviceIDs([]byte(c.data))
