@@ -86,7 +86,7 @@ func TestIDsThatNameNoGPU(t *testing.T) {
 		"another plugin's ID": {
 			[]podresources.Holder{holder("x", whole, "nvidia0")}, `pod default/x holds "nvidia0" of ` + whole,
 		},
-		"more than fits a line, quoted": {[]podresources.Holder{holder("x", whole, strings.Repeat("\n", 999))}, `holds "\n\n`},
+		"more than fits a line, quoted": {[]podresources.Holder{holder("x", whole, strings.Repeat("\n", 99))}, `holds "\n\n`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLedger(func() ([]podresources.Holder, error) { return c.holders, nil })

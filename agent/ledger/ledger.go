@@ -154,8 +154,8 @@ func (l *Ledger) addEnding(now []podresources.Holder) {
 	}
 }
 
-// checkEnding removes the devices from l.ending that are not in use any more. If that is unknown, or if other containers
-// have the device too, it removes them after the grace period.
+// checkEnding removes the devices from l.ending that are not in use any more. If that is unknown, or if other
+// containers have the device too, it removes them after the grace period.
 func (l *Ledger) checkEnding(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, readLimit)
 	defer cancel()

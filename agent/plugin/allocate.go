@@ -99,8 +99,8 @@ func (o *AllocateOptions) take(ctx context.Context, l *list, ids []string) ([]*d
 	return devices, nil
 }
 
-// take returns the devices with these IDs. If they are too many, or some are not healthy, it returns an error that names
-// them. Other errors are those of find.
+// take returns the devices with these IDs. If they are too many, or some are not healthy, it returns an error that
+// names them. Other errors are those of find.
 func (l *list) take(ids []string) ([]*device, error) {
 	if limit := l.resource.Limit; limit > 0 && len(ids) > limit {
 		return nil, status.Errorf(codes.InvalidArgument,
