@@ -69,6 +69,7 @@ nvml-library: /host/libnvidia-ml.so.1
 cdi-dir: /etc/cdi
 cdi-kind: example.com/gpu
 hook-path: /opt/prestart-hook
+no-hook: true
 insecure-paths: true
 log-level: debug
 log-format: json
