@@ -304,7 +304,7 @@ var errInUse = errors.New("close the NVIDIA driver library: calls have not retur
 // watch. An outstanding nvmlInit or nvmlShutdown is an error too, since the driver's files are open.
 //
 // It waits for the receivers of events with mu held, usually for less than two seconds (maxEventWait) and at most for
-// openTimeout. Other goroutines could do nothing meanwhile without mu: each call needs the library that is being closed.
+// openTimeout. Other goroutines could do nothing meanwhile: each call needs the library that is being closed.
 func (s *Session) close() error {
 	switch {
 	case s.busy(): // events are still received
