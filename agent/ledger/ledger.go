@@ -32,14 +32,9 @@ const (
 	readLimit = 2 * time.Second
 	// settled is how long after Allocate the kubelet may not list the container yet. It takes milliseconds.
 	settled = 10 * time.Second
-	// firstAnswer is how long Take waits for the first answer of the kubelet, which serves PodResources some time after
-	// it accepts plugins. Meanwhile the kubelet admits no other pod.
-	firstAnswer = 5 * time.Second
 	// gracePeriod is how long a container may still use its device after the kubelet has forgotten it, where that cannot
 	// be checked. It is the default of Kubernetes.
 	gracePeriod = 30 * time.Second
-	// firstPause is the pause between reads while Take waits.
-	firstPause = 200 * time.Millisecond
 )
 
 // Options are the parameters of a Ledger. All are required.
@@ -370,11 +365,12 @@ func (l *Ledger) HeldAs(resourceName, id string) bool {
 }
 
 // Take records that a container gets devices of a resource. It returns an error if another container holds one under a
-// name that is not advertised, or if the kubelet has never said which containers hold devices. For its first answer,
-// Take waits for a time; later it does not read the kubelet.
+// name that is not advertised. It reads the kubelet only if that has not answered yet. If that fails, Take gives the
+// devices: not every program that serves as a kubelet says which containers hold devices, and nothing is known against
+// giving them. Unknown says so meanwhile.
 func (l *Ledger) Take(ctx context.Context, resourceName string, devices []*resource.Device) error {
-	if err := l.awaitFirst(ctx); err != nil {
-		return fmt.Errorf("it is unknown which containers hold the devices: %w", err)
+	if !l.answered() {
+		_, _ = l.Read(ctx)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -387,25 +383,6 @@ func (l *Ledger) Take(ctx context.Context, resourceName string, devices []*resou
 		l.given = append(l.given, given{name{resourceName, d.ID}, time.Now()})
 	}
 	l.update() // the names may not be advertised any more
-	return nil
-}
-
-// awaitFirst waits up to firstAnswer until the kubelet has answered once.
-func (l *Ledger) awaitFirst(ctx context.Context) error {
-	end := time.Now().Add(firstAnswer)
-	for !l.answered() {
-		_, err := l.Read(ctx)
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil || time.Now().After(end):
-			return err
-		}
-		select {
-		case <-time.After(firstPause):
-		case <-ctx.Done():
-		}
-	}
 	return nil
 }
 

@@ -195,7 +195,7 @@ func TestAKubeletThatDoesNotAnswer(t *testing.T) {
 		})
 		ctx, end := context.WithCancel(t.Context())
 		defer end()
-		offered := offer(shared, "GPU-a::0")
+		offered := offer(shared, "GPU-a::0", "GPU-b::0")
 		replica := &offered.Devices[0]
 		l.Offer([]resource.Resource{offered})
 		go func() { _ = l.Run(ctx) }()
@@ -205,19 +205,11 @@ func TestAKubeletThatDoesNotAnswer(t *testing.T) {
 			t.Errorf("the containers are known: %q, error %v", l.Unknown(), err)
 		}
 
-		// As long as the kubelet has never answered, Allocate waits for a time, and gives no device.
-		begun := time.Now()
-		if err := l.Take(ctx, shared, []*resource.Device{replica}); err == nil ||
-			!strings.Contains(err.Error(), "it is unknown which containers hold the devices: no answer") {
+		// A program that is no kubelet may never answer, so Allocate gives devices meanwhile.
+		if err := l.Take(ctx, shared, []*resource.Device{&offered.Devices[1]}); err != nil {
 			t.Errorf("while the containers are unknown, Take returns %v", err)
 		}
-		if waited := time.Since(begun); waited < firstAnswer || waited > firstAnswer+time.Second {
-			t.Errorf("Take has waited for %s", waited)
-		}
-		go func() {
-			time.Sleep(time.Second)
-			answer([]podresources.Holder{holder("x", whole, "GPU-a")}, nil)
-		}()
+		answer([]podresources.Holder{holder("x", whole, "GPU-a")}, nil)
 		if err := l.Take(ctx, shared, []*resource.Device{replica}); err == nil ||
 			!strings.Contains(err.Error(), "pod default/x") {
 			t.Errorf("another container gets the GPU: %v", err)
