@@ -171,10 +171,14 @@ func (s *service) keepOpen(ctx context.Context) (until string, opened <-chan str
 	if released := s.releaser.released(); released != nil {
 		return "the driver is no longer released (run: gpu-cdi-plugin device reopen)", released
 	}
+	const ended = "the reset of a GPU has ended or counts as hung"
+	if opened := s.preparer.runner.Closed(); opened != nil {
+		return ended, opened
+	}
 	waiting, cancel := context.WithTimeout(ctx, preparationLimit)
 	defer cancel()
 	s.preparer.runner.Wait(waiting)
-	return "the reset of a GPU has ended or counts as hung", s.preparer.runner.KeepOpen()
+	return ended, s.preparer.runner.KeepOpen() // a reset may have begun meanwhile
 }
 
 func (s *service) actors() []actor {

@@ -126,6 +126,16 @@ func (r *Runner) setOpen() {
 	r.closed = nil
 }
 
+// Closed returns a channel that is closed when the driver is open again, or nil if it is open.
+func (r *Runner) Closed() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed == nil {
+		return nil
+	}
+	return r.closed.opened
+}
+
 // KeepOpen keeps the driver open from now on, since the program is about to restart: the new process would open the
 // driver during a reset. If the driver is closed, KeepOpen only returns a channel that is closed when it is open again.
 func (r *Runner) KeepOpen() (opened <-chan struct{}) {
