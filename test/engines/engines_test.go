@@ -227,7 +227,8 @@ func TestDocker(t *testing.T) {
 		"a byte order mark": {"\xef\xbb\xbf{\"debug\": true}\n", nil, []string{"gpu-cdi"}},
 		"features in the command line": {
 			`{"default-runtime": "crun", "runtimes": {"crun": {"path": "/usr/bin/crun", "runtimeArgs": ["--debug"]}}}`,
-			[]string{"--feature=cdi=true"}, []string{"crun", "gpu-cdi"},
+			[]string{"--feature=cdi=true"},
+			[]string{"crun", "gpu-cdi"},
 		},
 		"runtimes in the command line": {
 			"{}", []string{"--add-runtime=crun=/usr/bin/crun", "--default-runtime=crun"}, []string{"crun", "gpu-cdi"},
