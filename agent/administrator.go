@@ -152,9 +152,6 @@ func (a *administrator) awaitFree(
 			return nil
 		}
 		if !r.Wait {
-			if r.Force {
-				text += "; --force does not end processes"
-			}
 			return errors.New(text + "; use --wait to wait until it is free")
 		}
 		if text != reported || time.Since(at) > repeatAfter {

@@ -390,7 +390,7 @@ func TestServeNamesWhatKeepsAGPUFromAForcedReset(t *testing.T) {
 	s.fails(1, "GPU 3 is in use by "+name, "reset", "3")
 	testenv.Must(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetBusy}))
 	code, _, stderr := s.device("reset", "3", "--force")
-	const what = "; --force does not end processes; use --wait to wait until it is free"
+	const what = "; use --wait to wait until it is free"
 	if code != 1 || !strings.Contains(stderr, name) || !strings.Contains(stderr, what) {
 		t.Errorf("exit %d, %q, want %q and %q", code, stderr, name, what)
 	}
