@@ -19,8 +19,9 @@ TAGS    := grpcnotrace,nethttpomithttp2
 LDFLAGS := -s -w -X main.version=$(VERSION) -X gpu-cdi-plugin/internal/cli.version=$(VERSION)
 # The daemon is loaded at a random address, and what the loader has written is read-only before main begins. The table
 # of bound functions must stay writable: NVML's are bound late (above). Static programs are not position independent: Go
-# would make them depend on a dynamic loader, which a container's host need not have.
-HARDEN  := -buildmode=pie -ldflags '$(LDFLAGS) -extldflags=-Wl,-z,relro'
+# would make them depend on a dynamic loader, which a container's host need not have. There is no build ID, which depends
+# on the path of the C compiler.
+HARDEN  := -buildmode=pie -ldflags '$(LDFLAGS) -buildid= -extldflags=-Wl,-z,relro'
 LINT    := $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint
 LINT_PATH := $(GO) tool -modfile=$(CURDIR)/tools/go.mod -n golangci-lint
 

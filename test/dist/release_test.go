@@ -277,7 +277,11 @@ func TestSlowTheImageHasOurProgramsAndNothingElse(t *testing.T) {
 func TestSlowPodmanRunsTheImage(t *testing.T) {
 	podman := testenv.Command(t, "podman")
 	h := newHost(t)
-	storage := []string{podman, "--root", t.TempDir(), "--runroot", t.TempDir(), "--storage-driver", "vfs"}
+	// crun does not start where both versions of cgroups are mounted.
+	storage := []string{
+		podman, "--root", t.TempDir(), "--runroot", t.TempDir(), "--storage-driver", "vfs",
+		"--cgroup-manager", "cgroupfs", "--runtime", testenv.Command(t, "runc"),
+	}
 	run := func(args ...string) proc.Result {
 		t.Helper()
 		return proc.Must(t, 0, proc.Cmd{Args: append(slices.Clone(storage), args...)})
@@ -285,7 +289,7 @@ func TestSlowPodmanRunsTheImage(t *testing.T) {
 	loaded := run("load", "-i", filepath.Join(releaseDir(t), "gpu-cdi-plugin_1.2.3_image.tar"))
 	_, name, _ := strings.Cut(strings.TrimSpace(loaded.Stdout), "Loaded image: ")
 	// Without CAP_SYS_RESOURCE podman's default limits cannot be set.
-	r := run("run", "--rm", "--network", "none", "--cgroups", "disabled", "--privileged",
+	r := run("run", "--rm", "--network", "none", "--pids-limit", "-1", "--privileged",
 		"--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "-v", h.root+":/host:rslave",
 		name, "run", "devices", "-o", "name")
 	if !strings.HasPrefix(r.Stdout, "nvidia.com/gpu=GPU-") {
