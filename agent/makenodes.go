@@ -50,8 +50,7 @@ func MakeNodes(
 	}
 	errs := []error{ensure("nvidia-uvm", "-u", "-c", "0")}
 	// The driver numbers its GPUs from 0. The list of GPUs cannot hang with one of them, unlike what each reports.
-	gpus, _ := os.ReadDir(h.Proc("driver", "nvidia", "gpus"))
-	for i := range gpus {
+	for i := range host.ModuleGPUs(h) {
 		errs = append(errs, ensure("nvidia"+strconv.Itoa(i), "-c", strconv.Itoa(i)))
 	}
 	for _, c := range driver.MIGCapabilities(h) {

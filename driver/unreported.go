@@ -31,7 +31,7 @@ type migInstance struct {
 func readKernelDevices(h host.Host) kernelDevices {
 	var k kernelDevices
 	if params, _ := fileio.ReadFile(h.Proc("driver", "nvidia", "params"), 64<<10); !excludesGPUs(string(params)) {
-		k.gpus, _ = readNames(h.Proc("driver", "nvidia", "gpus"))
+		k.gpus = host.ModuleGPUs(h)
 	}
 	dir := h.Proc("driver", "nvidia", "capabilities")
 	instances, _ := filepath.Glob(filepath.Join(dir, "gpu*", "mig", "gi*", "ci*"))

@@ -563,6 +563,10 @@ func TestAPollNotices(t *testing.T) {
 			testenv.Must(b.t, err)
 			testenv.Must(b.t, os.WriteFile(smi, data, 0o755))
 		}, 8, 0},
+		"a GPU is about to be unbound, which only sysfs shows": {func(b *fixture) {
+			address := b.node.Machine().GPUs[1].Bus
+			testenv.Must(b.t, os.Remove(filepath.Join(b.node.Root(), "sys/bus/pci/devices", address, "driver")))
+		}, 8, 0},
 		"the driver is unbound from a GPU": {func(b *fixture) { testenv.Must(b.t, b.node.Unbind(1)) }, 7, 0},
 		"a GPU is unplugged":               {func(b *fixture) { testenv.Must(b.t, b.node.Unplug(1)) }, 7, 0},
 		"what nothing shows but a reconciliation, after a minute": {func(b *fixture) {

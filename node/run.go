@@ -15,6 +15,7 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/wake"
 )
 
@@ -160,8 +161,8 @@ func (r *Reconciler) seeDriver(dirs []string) {
 }
 
 // identify returns the identities of the files on which a reconciliation depends: the spec files and descriptors, the
-// directories of the driver's files and of device nodes, and the kernel module's list of GPUs. It opens no file of the
-// driver, since reading such a file can hang.
+// directories of the driver's files and of device nodes, and the GPUs that are bound to the driver. It opens no file of
+// the driver, since reading such a file can hang.
 func (r *Reconciler) identify() map[string]fileio.ID {
 	h := r.opts.Host
 	ids := map[string]fileio.ID{}
@@ -185,7 +186,7 @@ func (r *Reconciler) identify() map[string]fileio.ID {
 	} {
 		add(dir)
 	}
-	for _, address := range list(h.Proc("driver", "nvidia", "gpus")) {
+	for _, address := range host.BoundGPUs(h) {
 		ids[address] = fileio.ID{} // the kernel changes the times of these directories at any time
 	}
 	return ids

@@ -9,6 +9,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/host"
 )
 
 // maxEventWait is the longest time that a call waits for an event. The library cannot be closed during such a call. It
@@ -66,10 +67,10 @@ func (s *Session) watchDriver() {
 	if s.events == nil || s.library == nil || s.watchers != nil && !isClosed(s.watchers.ended) {
 		return
 	}
-	known := s.known
+	known := host.ModuleGPUs(s.opts.Host)
 	s.watchers = &watchers{
 		library: s.library, receive: s.events, gpus: map[string]bool{}, length: s.eventWait,
-		unbind: s.unbinding.want, leaving: func() []string { return withoutDriver(s.opts.Host, known) },
+		unbind: s.unbinding.want, leaving: func() []string { return host.WithoutDriver(s.opts.Host, known) },
 		stop: make(chan struct{}), ended: make(chan struct{}),
 	}
 	s.watchers.running.Go(s.watchers.watchUnbind)

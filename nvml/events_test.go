@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -262,6 +263,29 @@ func TestAGPUThatIsUnboundIsClosedAfterTheLastCall(t *testing.T) {
 	if takeSnapshot(t, session); session.watchers == opened {
 		t.Error("the library was not closed")
 	}
+}
+
+// The kernel still lists a GPU that is being unbound. If it is bound again soon, the list never changes.
+func TestAGPUThatIsBoundAgainIsInTheNextSnapshot(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	session, node, events := newEventSession(t, "pcie-quad")
+	count := func(want int) {
+		t.Helper()
+		if got := len(takeSnapshot(t, session).Devices); got != want {
+			t.Errorf("%d GPUs, want %d", got, want)
+		}
+	}
+	testenv.Must(t, node.Unbind(2))
+	for e := nextEvent(t, events); e.Kind != gpu.EventUnbind; e = nextEvent(t, events) {
+	}
+	listed := filepath.Join(node.Root(), "proc/driver/nvidia/gpus", node.Machine().GPUs[2].Bus)
+	testenv.Must(t, os.Mkdir(listed, 0o755))
+	count(3)
+	testenv.Must(t, os.Remove(listed))
+	testenv.Must(t, node.Bind(2))
+	count(4)
 }
 
 // An old driver is no reason for a message, and any other error is tried again.
@@ -628,9 +652,11 @@ func TestEventsOfAWaitThatHangsAreReceived(t *testing.T) {
 	if e := expectXID(t, events, 95); e.GPU != uuidOf(node, 1) || e.RecoveryAction != 0 {
 		t.Errorf("the event is %+v", e)
 	}
-	testenv.Must(t, node.XID(1, 31, nil))
-	if e := expectXID(t, events, 31); e.GPU != uuidOf(node, 1) {
-		t.Errorf("the event is %+v", e)
+	for i := range node.Machine().GPUs { // a wait that has not returned yet would not be reported to hang again
+		testenv.Must(t, node.XID(i, 31, nil))
+		if e := expectXID(t, events, 31); e.GPU != uuidOf(node, i) {
+			t.Errorf("the event is %+v", e)
+		}
 	}
 	testenv.Must(t, node.Hang(wait, sim.AnyGPU))
 	expectSources(t, node, events, false)

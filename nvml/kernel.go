@@ -2,8 +2,6 @@ package nvml
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -63,35 +61,6 @@ func (s *Session) readInformation(ctx context.Context, d *gpu.Device) {
 			}
 		}
 	}
-}
-
-// knownGPUs returns the PCI addresses of the GPUs that the kernel module knows, sorted. Without the module there are
-// none. Listing a directory of procfs does not call the module, so it cannot hang like readInformation.
-func knownGPUs(h host.Host) []string {
-	entries, err := os.ReadDir(h.Proc("driver", "nvidia", "gpus"))
-	if err != nil {
-		return nil
-	}
-	var addresses []string
-	for _, e := range entries {
-		addresses = append(addresses, e.Name())
-	}
-	return addresses
-}
-
-// withoutDriver returns the PCI devices that have no driver in sysfs. When a driver is unbound, the kernel first
-// removes it from sysfs; then the driver waits for programs that have the device open.
-func withoutDriver(h host.Host, addresses []string) (without []string) {
-	for _, address := range addresses {
-		dir := h.Sys("bus", "pci", "devices", address)
-		if _, err := os.Stat(dir); err != nil {
-			continue
-		}
-		if _, err := os.Lstat(filepath.Join(dir, "driver")); errors.Is(err, fs.ErrNotExist) {
-			without = append(without, address)
-		}
-	}
-	return without
 }
 
 // numaNode returns the NUMA node to which the device at a PCI address is attached. NVML's nvmlDeviceGetNumaNodeId is

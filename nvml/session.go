@@ -75,9 +75,9 @@ type Session struct {
 	eventWait time.Duration        // how long a call waits for an event
 	released  bool                 // see Release
 	unbinding unbinding
-	// known are the GPUs that the kernel module had when the library was opened. If they change, the library is
+	// bound are the GPUs that were bound to the driver when the library was opened. If they change, the library is
 	// reopened.
-	known  []string
+	bound  []string
 	opened time.Time       // when the library was last opened
 	seen   map[string]bool // PCI addresses of GPUs in any snapshot, as long as the kernel module has them
 }
@@ -186,7 +186,6 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 		}
 		return nil, err
 	}
-	s.unbinding.keep(s.known)
 	snapshot.Links = s.links(ctx, snapshot, handles)
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("read the links of the GPUs: %w", context.Cause(ctx))
@@ -205,7 +204,7 @@ const reopenPause = time.Minute
 // Until the next nvmlInit a removed GPU seems lost, and an added one does not appear. A GPU that is being unbound
 // cannot be opened again, and waits until the library is closed.
 func (s *Session) mayHaveOtherGPUs() bool {
-	return s.library != nil && (s.unbinding.due() || !slices.Equal(s.known, knownGPUs(s.opts.Host)) ||
+	return s.library != nil && (s.unbinding.due() || !slices.Equal(s.bound, host.BoundGPUs(s.opts.Host)) ||
 		s.last != nil && len(s.last.Devices) == 0) // then no event can be missed
 }
 
@@ -219,7 +218,7 @@ func (s *Session) mayBecomeReadable(snapshot *gpu.Snapshot) bool {
 // that were never in a snapshot do not count: NVML may never see them, for example in a container with only some of
 // the GPUs.
 func (s *Session) lacksGPUs(snapshot *gpu.Snapshot) bool {
-	maps.DeleteFunc(s.seen, func(address string, _ bool) bool { return !slices.Contains(s.known, address) })
+	maps.DeleteFunc(s.seen, func(address string, _ bool) bool { return !slices.Contains(s.bound, address) })
 	lost := maps.Clone(s.seen)
 	for i := range snapshot.Devices {
 		d := &snapshot.Devices[i]
@@ -268,8 +267,9 @@ func (s *Session) open(ctx context.Context) error {
 	case s.library != nil:
 		return nil
 	}
-	s.known = knownGPUs(s.opts.Host)
+	s.bound = host.BoundGPUs(s.opts.Host)
 	s.unbinding.closed()
+	s.unbinding.keep(host.ModuleGPUs(s.opts.Host))
 	path, err := Find(s.opts.Host, s.opts.Library)
 	if err != nil {
 		return err

@@ -1,8 +1,11 @@
 package host
 
 import (
+	"errors"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -61,4 +64,40 @@ func LoadedDriver(h Host) KernelDriver {
 		d.Inode = st.Ino
 	}
 	return d
+}
+
+// ModuleGPUs returns the PCI addresses of the GPUs that the kernel module has, sorted. Without the module there are none.
+// Listing a directory of procfs does not call the module, so it cannot hang.
+func ModuleGPUs(h Host) []string {
+	entries, err := os.ReadDir(h.Proc("driver", "nvidia", "gpus"))
+	if err != nil {
+		return nil
+	}
+	var addresses []string
+	for _, e := range entries {
+		addresses = append(addresses, e.Name())
+	}
+	return addresses
+}
+
+// WithoutDriver returns the PCI devices that have no driver in sysfs. When a driver is unbound, the kernel first removes
+// it from sysfs; then the driver waits for programs that have the device open.
+func WithoutDriver(h Host, addresses []string) (without []string) {
+	for _, address := range addresses {
+		dir := h.Sys("bus", "pci", "devices", address)
+		if _, err := os.Stat(dir); err != nil {
+			continue
+		}
+		if _, err := os.Lstat(filepath.Join(dir, "driver")); errors.Is(err, fs.ErrNotExist) {
+			without = append(without, address)
+		}
+	}
+	return without
+}
+
+// BoundGPUs returns those of ModuleGPUs that are not being unbound. NVML has these when it is initialised.
+func BoundGPUs(h Host) []string {
+	all := ModuleGPUs(h)
+	leaving := WithoutDriver(h, all)
+	return slices.DeleteFunc(all, func(address string) bool { return slices.Contains(leaving, address) })
 }
