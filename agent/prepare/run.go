@@ -3,15 +3,11 @@ package prepare
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/semaphore"
-
-	"gpu-cdi-plugin/gpu"
 )
 
 // Runner prepares devices. Its methods may be called by several goroutines at once.
@@ -31,13 +27,6 @@ type Runner struct {
 	unusedResets map[string]time.Time
 }
 
-// closing is a time during which the driver is closed.
-type closing struct {
-	why    string // such as "it is released"
-	since  time.Time
-	opened chan struct{} // closed when the driver is open again
-}
-
 // running is a preparation of a device.
 type running struct {
 	ended chan struct{} // closed at its end
@@ -47,8 +36,6 @@ type running struct {
 
 const (
 	defaultAwaitUnused = 5 * time.Second
-	// wholeDriver is more than the number of concurrent calls of the driver.
-	wholeDriver = 1 << 30
 	// abandonAfter is how long a step may take to return after ctx has ended.
 	abandonAfter = 200 * time.Millisecond
 )
@@ -80,98 +67,6 @@ func (r *Runner) Run(ctx context.Context, devices []Device, rules Rules) ([]Reco
 		}
 	}
 	return p.finish(ctx, passed)
-}
-
-// WithoutDriver closes the driver while work runs. It waits for calls of the driver and for resets, and blocks new
-// ones. Ctx limits the wait and the closing of the driver. Work reports whether to open the driver again; if not, no
-// device can be prepared any more. If the driver cannot be closed, work is not run. The text `why` is for errors of
-// preparations that wait meanwhile, such as "it is released".
-func (r *Runner) WithoutDriver(ctx context.Context, why string, work func() (reopen bool)) error {
-	if err := r.hold(ctx, wholeDriver); err != nil {
-		return err
-	}
-	defer r.driver.Release(wholeDriver)
-	return r.whileClosed(ctx, why, work)
-}
-
-// whileClosed does what WithoutDriver does, for a caller that holds the whole driver.
-func (r *Runner) whileClosed(ctx context.Context, why string, work func() (reopen bool)) error {
-	if err := r.setClosed(why); err != nil {
-		return err
-	}
-	defer r.setOpen()
-	err := r.opts.Driver.Release(ctx)
-	if err == nil && !work() {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reopenLimit)
-	defer cancel()
-	return errors.Join(err, r.opts.Driver.Reopen(ctx))
-}
-
-func (r *Runner) setClosed(why string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.keepOpen {
-		return errors.New("the driver cannot be closed now, since this program is restarting")
-	}
-	r.closed = &closing{why: why, since: time.Now(), opened: make(chan struct{})}
-	return nil
-}
-
-func (r *Runner) setOpen() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	close(r.closed.opened)
-	r.closed = nil
-}
-
-// Closed returns a channel that is closed when the driver is open again, or nil if it is open.
-func (r *Runner) Closed() <-chan struct{} {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed == nil {
-		return nil
-	}
-	return r.closed.opened
-}
-
-// KeepOpen keeps the driver open from now on, since the program is about to restart: the new process would open the
-// driver during a reset. If the driver is closed, KeepOpen only returns a channel that is closed when it is open again.
-func (r *Runner) KeepOpen() (opened <-chan struct{}) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed != nil {
-		return r.closed.opened
-	}
-	r.keepOpen = true
-	return nil
-}
-
-// withDriver calls the driver, after waiting while it is closed.
-func (r *Runner) withDriver(ctx context.Context, call func() error) error {
-	if err := r.hold(ctx, 1); err != nil {
-		return err
-	}
-	defer r.driver.Release(1)
-	return call()
-}
-
-func (r *Runner) hold(ctx context.Context, weight int64) error {
-	if r.driver.Acquire(ctx, weight) != nil {
-		return fmt.Errorf("wait for the driver (%s): %w", r.whyNotFree(), context.Cause(ctx))
-	}
-	return nil
-}
-
-// whyNotFree returns why one must wait for the driver.
-func (r *Runner) whyNotFree() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed == nil {
-		return "other devices are being prepared"
-	}
-	return r.closed.why + ", since " + timeText(r.closed.since)
 }
 
 // Wait waits until no device is being prepared, including steps that continue after Run has returned, or until ctx
@@ -424,140 +319,4 @@ func (p *preparation) finish(ctx context.Context, passed bool) ([]Record, error)
 		return records, failed
 	}
 	return records, nil
-}
-
-// check runs the steps that change nothing.
-func (x *target) check(ctx context.Context) error {
-	return x.steps(ctx,
-		step{"sharing", x.checkSharing},
-		step{"health", x.checkHealth},
-		step{"processes", x.checkProcesses},
-		step{"memory", x.checkMemory},
-	)
-}
-
-// clean restores the settings of the GPU and makes its reset possible.
-func (x *target) clean(ctx context.Context) error {
-	return x.steps(ctx,
-		step{"settings", x.restoreSettings},
-		step{"persistence", x.endPersistence},
-		step{"reset", x.checkBeforeReset},
-	)
-}
-
-// runProgram runs the administrator's program. Meanwhile no GPU is reset: the program may run nvidia-smi.
-func (x *target) runProgram(ctx context.Context) error {
-	if x.task.rules.Policy == None {
-		return x.steps(ctx, step{"sharing", x.checkSharing}, step{"exec", x.exec})
-	}
-	return x.steps(ctx, step{"exec", x.exec})
-}
-
-// step is a named step of a preparation.
-type step struct {
-	name string
-	do   stepFunc
-}
-
-// stepFunc runs a step and returns what it found or did.
-type stepFunc = func(context.Context) (note string, err error)
-
-// errNotDue means that the policy does not include the step, which is then not recorded.
-var errNotDue = errors.New("not a step of the policy")
-
-// skippedError means that a step is not run for a device.
-type skippedError string
-
-func (s skippedError) Error() string { return string(s) }
-
-// unableError means that a step should be run and cannot be, although the device is given to the container.
-type unableError struct{ skippedError }
-
-func (e unableError) Unwrap() error { return e.skippedError }
-
-func unable(format string, args ...any) error {
-	return unableError{skippedError(fmt.Sprintf(format, args...))}
-}
-
-// steps runs steps and records them until one fails.
-func (x *target) steps(ctx context.Context, steps ...step) error {
-	for _, s := range steps {
-		if err := x.step(ctx, s); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// step runs and records a step. It waits while the driver is closed. While the device is in use, it repeats the step
-// for a time: an ended container may still be on the device.
-func (x *target) step(ctx context.Context, s step) error {
-	x.record.begin("wait")
-	note, begun := "", false
-	err := x.awaitUnused(ctx, func() error {
-		return x.runner.withDriver(ctx, func() (err error) {
-			if !begun {
-				x.record.begin(s.name)
-				begun = true
-			}
-			note, err = s.do(ctx)
-			return err
-		})
-	})
-	return x.record.add(note, x.unlessReset(err))
-}
-
-// unlessReset skips a step that the driver refuses until the GPU is reset, if this preparation resets it. That is
-// safe: a process that the step would have found makes the reset fail.
-func (x *target) unlessReset(err error) error {
-	if !errors.Is(err, gpu.ErrResetRequired) || !x.willReset() || x.wasReset || x.task.checkOnly {
-		return err
-	}
-	x.needsReset = cmp.Or(x.needsReset, err)
-	return skippedError(err.Error())
-}
-
-// awaitUnused repeats a check for Options.AwaitUnused while it returns inUseError.
-func (x *target) awaitUnused(ctx context.Context, check func() error) error {
-	end := time.Now().Add(x.runner.opts.AwaitUnused)
-	var inUse error
-	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
-		err := check()
-		if inUse != nil && ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
-			return inUse // inUse says more than the end of the time limit
-		}
-		if !InUse(err) || x.task.checkOnly || time.Now().Add(pause).After(end) || !sleep(ctx, pause) {
-			return err
-		}
-		inUse = err
-	}
-}
-
-// sleep reports whether the time has passed before ctx ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-func (x *target) restoreSettings(ctx context.Context) (string, error) {
-	if why := x.whyNotAlone(); why != "" {
-		return "", skippedError(why)
-	}
-	changed, err := x.runner.opts.Driver.RestoreDefaults(ctx, x.d.GPU, x.d.Exclusive)
-	return strings.Join(changed, "; "), err
-}
-
-// whyNotAlone returns why the container would share the GPU with others, or "".
-func (x *target) whyNotAlone() string {
-	switch {
-	case !x.d.whole():
-		return "the device is a part of a GPU"
-	case x.shared != "":
-		return "the device is shared: " + x.shared
-	}
-	return ""
 }
