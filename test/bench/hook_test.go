@@ -60,6 +60,8 @@ func benchmarkHook(b *testing.B, kind image.Kind, fresh bool) {
 	const node, link = "/dev/nvidia7", "/usr/lib/x86_64-linux-gnu/libcuda.so.1"
 	annotations := map[string]string{"cdi.k8s.io/devices": "nvidia.com/gpu=all"}
 	useSpecs(b, n.CDIDir)
+	withoutHook := b.TempDir()
+	n.Plugin(b, 0, "--no-hook", "cdi", "generate", "--file", filepath.Join(withoutHook, filepath.Base(n.Spec())))
 
 	var all []*contender
 	add := func(name, shows string, c start) *contender {
@@ -84,6 +86,7 @@ func benchmarkHook(b *testing.B, kind image.Kind, fresh bool) {
 		{"ldconfig", "ldconfig-", add("ldconfig", link, start{cdiDir: n.CDIDir, edit: func(s *specs.Spec) {
 			s.Hooks = createContainer(testenv.Command(b, "ldconfig"), "-r", s.Root.Path)
 		}}), bare},
+		{"the mounts of --no-hook", "no-hook-", add("the mounts of --no-hook", link, start{cdiDir: withoutHook}), bare},
 		{"create-container", "hook-", add("create-container", link, start{cdiDir: n.CDIDir}), bare},
 		{"create-runtime", "live-", add("create-runtime", link, start{
 			annotations: annotations, edit: func(s *specs.Spec) {
@@ -281,7 +284,9 @@ func relocate(edits *cdispecs.ContainerEdits, root, hook string) {
 		d.HostPath = filepath.Join(root, d.Path)
 	}
 	for _, m := range edits.Mounts {
-		m.HostPath = filepath.Join(root, m.HostPath)
+		if m.HostPath != os.DevNull { // the machine has it
+			m.HostPath = filepath.Join(root, m.HostPath)
+		}
 	}
 	for _, h := range edits.Hooks {
 		h.Path = hook

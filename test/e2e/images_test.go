@@ -23,6 +23,7 @@ func TestImages(t *testing.T) {
 		for name, c := range map[string]engine.Container{
 			"a loader cache":             {Image: image.Glibc},
 			"no loader cache":            {Image: image.NoCache},
+			"libraries in /usr/lib64":    {Image: image.Lib64},
 			"a cache of a thousand more": {Image: image.Many},
 			"a root that is read-only":   {Image: image.Glibc, ReadOnly: true},
 		} {
@@ -39,22 +40,18 @@ func TestImages(t *testing.T) {
 // directories that they search without a cache, also where the image has links in the libraries' place.
 func TestImagesWithoutTheHook(t *testing.T) {
 	t.Parallel()
-	for layout, c := range map[string]struct {
-		libraries string
-		image     image.Kind
-	}{
-		"Debian":      {"usr/lib/x86_64-linux-gnu", image.Glibc},
-		"Fedora":      {"usr/lib64", image.NoCache},
-		"no standard": {"usr/local/nvidia/lib64", image.Many},
+	kinds := []image.Kind{image.Glibc, image.NoCache, image.Many, image.Lib64}
+	for layout, libraries := range map[string]string{
+		"Debian": "usr/lib/x86_64-linux-gnu", "Fedora": "usr/lib64", "no distribution": "usr/local/nvidia/lib64",
 	} {
-		n := shared.Node(t, "pcie-quad", simtest.LibDir(c.libraries))
+		n := shared.Node(t, "pcie-quad", simtest.LibDir(libraries))
 		n.Plugin(t, 0, "--no-hook", "cdi", "generate", "--file", n.Spec())
 		want := requests(t, n)["a UUID"]
-		for _, e := range shared.Engines() {
-			t.Run(fmt.Sprintf("the driver's directories of %s/%s/%s", layout, c.image, e), func(t *testing.T) {
+		for i, kind := range kinds {
+			e := shared.Engines()[i]
+			t.Run(fmt.Sprintf("the driver's directories of %s/%s/%s", layout, kind, e), func(t *testing.T) {
 				t.Parallel()
-				container := engine.Container{Image: c.image, Args: smi()}
-				checkList(t, run(t, e, n, container, want.names...), want.want)
+				checkList(t, run(t, e, n, engine.Container{Image: kind, Args: smi()}, want.names...), want.want)
 			})
 		}
 	}

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"bytes"
 	"context"
 	"debug/elf"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strings"
 
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/proc"
@@ -36,6 +38,36 @@ func glibc(ctx context.Context, dir string, more int, cache bool) error {
 		return nil
 	}
 	return ldconfig(ctx, dir)
+}
+
+// toLib64 makes Debian's C library in dir like that of distributions without multiarch directories: the libraries are in
+// /usr/lib64, and the loader searches that.
+func toLib64(dir string) error {
+	debian := "/lib/" + machine() + "-linux-gnu/"
+	from, to := filepath.Join(dir, "usr", debian), filepath.Join(dir, "usr/lib64")
+	libraries, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	for _, l := range libraries {
+		if err := os.Rename(filepath.Join(from, l.Name()), filepath.Join(to, l.Name())); err != nil {
+			return err
+		}
+	}
+	loaders, err := filepath.Glob(filepath.Join(to, "ld-linux-*.so.*"))
+	if err != nil || len(loaders) != 1 {
+		return fmt.Errorf("the loader in %s: found %q: %w", to, loaders, err)
+	}
+	data, err := os.ReadFile(loaders[0])
+	if err != nil {
+		return err
+	}
+	// The loader has the lengths of its directories' names, so these must not change.
+	lib64 := []byte("/lib64" + strings.Repeat("/", len(debian)-len("/lib64")))
+	if !bytes.Contains(data, []byte(debian)) {
+		return fmt.Errorf("the loader does not name %s", debian)
+	}
+	return os.WriteFile(loaders[0], bytes.ReplaceAll(data, []byte(debian), lib64), 0o755)
 }
 
 // AddGlibc adds the C library, its loader and some programs to a directory, which may be a simulated node, so that

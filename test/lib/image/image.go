@@ -16,10 +16,11 @@ import (
 // Kind is a kind of root file system. Each has a shell and the few programs that the tests run in containers.
 type Kind string
 
-// The kinds. All but Static and Musl have the layout of a current Debian image, with /lib and /bin as links.
+// The kinds. Those with a C library have the layout of a current image, with /lib and /bin as links.
 const (
-	Glibc   Kind = "glibc"    // a C library, dynamic programs, a loader cache
+	Glibc   Kind = "glibc"    // Debian's C library, dynamic programs, a loader cache
 	NoCache Kind = "no-cache" // Glibc without /etc/ld.so.cache
+	Lib64   Kind = "lib64"    // NoCache with the libraries where Fedora, SUSE and Arch have them, and their loader looks
 	Many    Kind = "many"     // Glibc and manyLibraries more libraries, all in the cache
 	Static  Kind = "static"   // busybox and nothing else
 	Musl    Kind = "musl"     // busybox, and the loader that identifies an image with musl
@@ -41,6 +42,7 @@ func Build(ctx context.Context, kind Kind, dir string) error {
 	builders := map[Kind]func() error{
 		Glibc:   func() error { return glibc(ctx, dir, 0, true) },
 		NoCache: func() error { return glibc(ctx, dir, 0, false) },
+		Lib64:   func() error { return errors.Join(glibc(ctx, dir, 0, false), toLib64(dir)) },
 		Many:    func() error { return glibc(ctx, dir, manyLibraries, true) },
 		Static:  func() error { return static(dir) },
 		Musl:    func() error { return musl(dir) },
