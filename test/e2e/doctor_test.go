@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -65,12 +66,7 @@ func TestDoctorTriesPodman(t *testing.T) {
 			[][2]string{{"try-differs", "/dev/nvidia0 in the container: no driver serves it"}},
 		},
 		"a spec without its hook": {
-			func(t *testing.T, n *suite.Node) {
-				t.Helper()
-				makeOpenable(t, n)
-				editSpec(t, n, func(e *specs.ContainerEdits) { e.Hooks = nil })
-			},
-			"nvidia.com/gpu=0",
+			withoutHook, "nvidia.com/gpu=0",
 			[][2]string{{"try-differs", "/etc/ld.so.cache in the container: the loader does not find"}},
 		},
 	} {
@@ -78,39 +74,120 @@ func TestDoctorTriesPodman(t *testing.T) {
 			t.Parallel()
 			n := shared.Node(t, "workstation")
 			c.change(t, n)
-			env := engine.PodmanFor(t, "runc")
-			res, err := proc.Run(t.Context(), proc.Cmd{
-				Env: env,
-				Args: engine.Namespace(t, n.CDIDir, "", engine.V1,
-					"sh", "-c", `"$@"; podman images --quiet; podman ps --all --quiet`, "sh",
-					shared.Program(t, "gpu-cdi-plugin"), "--root", n.Root(), "--cdi-dir", n.CDIDir,
-					"doctor", "--try", "podman", "--device", c.device, "-o", "json"),
-			})
-			testenv.Must(t, err)
-			var result struct {
-				Findings []struct{ ID, Subject, Problem, Fix string }
-			}
-			d := json.NewDecoder(strings.NewReader(res.Stdout))
-			testenv.Must(t, d.Decode(&result))
-			if left := strings.TrimSpace(res.Stdout[d.InputOffset():]); left != "" {
-				t.Errorf("an image or a container is left: %s", left)
-			}
-			var got [][2]string
-			for _, f := range result.Findings {
-				if strings.HasPrefix(f.ID, "try-") {
-					got = append(got, [2]string{f.ID, f.Problem})
-				}
-			}
-			if len(got) != len(c.want) {
-				t.Fatalf("want %q, got %q\n%v", c.want, got, res)
-			}
-			for i := range got {
-				if got[i][0] != c.want[i][0] || !strings.Contains(got[i][1], c.want[i][1]) {
-					t.Errorf("want %q, got %q", c.want[i], got[i])
-				}
-			}
+			namespace := engine.Namespace(t, n.CDIDir, "", engine.V1,
+				"sh", "-c", `"$@"; podman images --quiet; podman ps --all --quiet`, "sh")
+			checkTry(t, proc.Cmd{Args: append(namespace, try(t, n, "podman", c.device)...), Env: engine.PodmanFor(t, "runc")}, c.want)
 		})
 	}
+}
+
+// withDocker runs a command beside a dockerd of the tests, with /run and the CDI directory of its own, and then prints
+// the images and containers that are left.
+const withDocker = `
+set -e
+cdi=$1 bin=$2 cgroup=$3
+shift 3
+mount -n -t tmpfs tmpfs /run
+mkdir /run/cdi /run/d
+mount --bind "$cdi" /run/cdi
+if [ -d /etc/docker ]; then mount -n -t tmpfs tmpfs /etc/docker; fi
+export PATH="$bin:$PATH" DOCKER_CONFIG=/run/d/config HOME=/run/d
+dockerd --data-root /run/d/data --exec-root /run/d/exec --pidfile /run/d/pid --host unix:///run/docker.sock \
+	--bridge none --iptables=false --ip6tables=false --userland-proxy=false --cgroup-parent "$cgroup" \
+	--exec-opt native.cgroupdriver=cgroupfs --seccomp-profile unconfined >/run/d/log 2>&1 &
+for i in $(seq 600); do
+	if docker version >/dev/null 2>&1; then
+		"$@" || true
+		docker images --quiet
+		docker ps --all --quiet
+		exit
+	fi
+	sleep 0.1
+done
+cat /run/d/log >&2
+exit 99
+`
+
+// TestSlowDoctorTriesDocker has the doctor start a container with docker.
+func TestSlowDoctorTriesDocker(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	bin := t.TempDir()
+	for _, name := range []string{"docker", "dockerd", "containerd", "containerd-shim-runc-v2", "ctr", "runc"} {
+		testenv.Must(t, os.Symlink(shared.NodePeer(t, name), filepath.Join(bin, name)))
+	}
+	for name, c := range map[string]struct {
+		change func(*testing.T, *suite.Node)
+		device string
+		want   [][2]string
+	}{
+		"a container that can use its GPU": {makeOpenable, "all", nil},
+		"a device that no spec has": {
+			makeOpenable, "7", [][2]string{{"try-failed", "unresolvable CDI devices nvidia.com/gpu=7"}},
+		},
+		"a spec without its hook": {
+			withoutHook, "nvidia.com/gpu=0",
+			[][2]string{{"try-differs", "/etc/ld.so.cache in the container: the loader does not find"}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := shared.Node(t, "workstation")
+			c.change(t, n)
+			namespace := []string{
+				testenv.Command(t, "unshare"), "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child",
+				"--mount-proc", "sh", "-c", withDocker, "sh", n.CDIDir, bin, fmt.Sprintf("/gpu-test-%d", os.Getpid()),
+			}
+			checkTry(t, proc.Cmd{Args: append(namespace, try(t, n, "docker", c.device)...)}, c.want)
+		})
+	}
+}
+
+// try returns the command by which the doctor tries an engine on a node.
+func try(t *testing.T, n *suite.Node, name, device string) []string {
+	t.Helper()
+	return []string{
+		shared.Program(t, "gpu-cdi-plugin"), "--root", n.Root(), "--cdi-dir", n.CDIDir,
+		"doctor", "--try", name, "--device", device, "-o", "json",
+	}
+}
+
+// checkTry runs a try, and checks the IDs and parts of the problems of the findings about it. The command then prints
+// the images and containers that are left.
+func checkTry(t *testing.T, cmd proc.Cmd, want [][2]string) {
+	t.Helper()
+	res, err := proc.Run(t.Context(), cmd)
+	testenv.Must(t, err)
+	var result struct {
+		Findings []struct{ ID, Subject, Problem, Fix string }
+	}
+	d := json.NewDecoder(strings.NewReader(res.Stdout))
+	if err := d.Decode(&result); err != nil {
+		t.Fatalf("the doctor's findings: %v\n%v", err, res)
+	}
+	if left := strings.TrimSpace(res.Stdout[d.InputOffset():]); left != "" {
+		t.Errorf("an image or a container is left: %s", left)
+	}
+	var got [][2]string
+	for _, f := range result.Findings {
+		if strings.HasPrefix(f.ID, "try-") {
+			got = append(got, [2]string{f.ID, f.Problem})
+		}
+	}
+	if len(got) != len(want) {
+		t.Fatalf("want %q, got %q\n%v", want, got, res)
+	}
+	for i := range got {
+		if got[i][0] != want[i][0] || !strings.Contains(got[i][1], want[i][1]) {
+			t.Errorf("want %q, got %q", want[i], got[i])
+		}
+	}
+}
+
+// withoutHook removes the hook from the node's spec.
+func withoutHook(t *testing.T, n *suite.Node) {
+	t.Helper()
+	makeOpenable(t, n)
+	editSpec(t, n, func(e *specs.ContainerEdits) { e.Hooks = nil })
 }
 
 // makeOpenable gives the driver's device nodes the numbers of /dev/null.

@@ -218,7 +218,7 @@ func (l *limited) Write(p []byte) (int, error) {
 }
 
 // execute runs the engine, which the user has named and asked for, with the user's rights and environment. It returns
-// what the engine printed. The error is the last line of its standard error.
+// what the engine printed. The error is its message.
 func (t *try) execute(ctx context.Context, program string, stdin []byte, args ...string) ([]byte, error) {
 	stdout, stderr := &limited{left: maxOutput}, &limited{left: maxOutput}
 	cmd := exec.CommandContext(ctx, program, args...)
@@ -232,12 +232,21 @@ func (t *try) execute(ctx context.Context, program string, stdin []byte, args ..
 	case ctx.Err() != nil:
 		err = fmt.Errorf("%s %s did not end: %w", t.engine, args[0], ctx.Err())
 	case err != nil:
-		lines := strings.Split(strings.TrimSpace(stderr.buffer.String()), "\n")
-		if last := strings.TrimSpace(lines[len(lines)-1]); last != "" {
-			err = errors.New(last)
+		if text := messageOf(stderr.buffer.String()); text != "" {
+			err = errors.New(text)
 		}
 	}
 	return stdout.buffer.Bytes(), err
+}
+
+// messageOf returns the last line of an engine's standard error. docker adds where its help is.
+func messageOf(stderr string) (last string) {
+	for line := range strings.Lines(stderr) {
+		if line = strings.TrimSpace(line); line != "" && !strings.Contains(line, " --help'") {
+			last = line
+		}
+	}
+	return last
 }
 
 // compare returns findings about what the container reports, and about what the spec gives and the container lacks.

@@ -41,6 +41,10 @@ func TestTry(t *testing.T) {
 		"an engine that refuses": {
 			"nerdctl", "true", "echo warning >&2; echo 'no such device' >&2; exit 125", []string{"try-failed: no such device"},
 		},
+		"an engine that refuses and names its help": {
+			"docker", "true", "echo 'docker: no such device' >&2; echo >&2; echo \"Run 'docker run --help' for more\" >&2; exit 125",
+			[]string{"try-failed: docker: no such device"},
+		},
 		"an image that cannot be loaded": {
 			"podman", "echo 'no space' >&2; exit 1", "true", []string{"try-failed: the image cannot be loaded: no space"},
 		},

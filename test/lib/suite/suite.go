@@ -96,14 +96,14 @@ func (s *Suite) Peer(t testing.TB, name string) string {
 // of tests, since linking takes half a minute.
 const nodeDir = "bin/peers"
 
-// nodePrograms has, for each program of a Kubernetes node and for helm, the group of scripts/peers that builds it.
+// nodePrograms has, for each program of a Kubernetes node, for docker's and for helm, the group of scripts/peers that
+// builds it.
 var nodePrograms = map[string]string{
-	"containerd": "containerd", "ctr": "containerd", "kubelet": "kubelet", "nvidia-device-plugin": "deviceplugin",
-	"helm": "helm",
+	"containerd": "containerd", "containerd-shim-runc-v2": "containerd", "ctr": "containerd", "kubelet": "kubelet", "nvidia-device-plugin": "deviceplugin",
+	"docker": "docker", "dockerd": "docker", "runc": "runc", "helm": "helm",
 }
 
-// NodePeer returns the path of a program of a Kubernetes node, kubelet, containerd, ctr or nvidia-device-plugin, or of
-// helm.
+// NodePeer returns the path of one of nodePrograms.
 func (s *Suite) NodePeer(t testing.TB, name string) string {
 	t.Helper()
 	failUnbuilt(t, name, s.buildNode[nodePrograms[name]]())
