@@ -134,7 +134,7 @@ func TestPluginsPrepareDevices(t *testing.T) {
 	}
 }
 
-// A plugin that does not answer PreStartContainer delays this start alone, up to the deadline. The pod keeps its
+// A plugin that does not answer PreStartContainer delays only this start, up to the deadline. The pod keeps its
 // devices.
 func TestAPluginThatHangsInPreStart(t *testing.T) {
 	n := newNode(t, func(o *manager.Options) { o.Deadlines.PreStart = 3 * time.Second })

@@ -77,8 +77,8 @@ func TestAnEventDuringTheStartCounts(t *testing.T) {
 	b.wantDevices(b.rec.State(), count{healthy: 3, unhealthy: 1})
 }
 
-// Events arrive before the devices of the first snapshot are known. With an old driver an XID is reported by its event
-// alone.
+// Events arrive before the devices of the first snapshot are known. With an old driver only its event
+// reports an XID.
 func TestAnEventDuringTheFirstSnapshotCounts(t *testing.T) {
 	source := &eventInSnapshot{}
 	b := newFixture(t, "pcie-quad", func(o *Options) { source.Source, o.Source = o.Source, source })

@@ -258,7 +258,7 @@ func TestAGPUThatIsUnboundIsClosedAfterTheLastCall(t *testing.T) {
 	select {
 	case <-returned:
 	case <-time.After(10 * time.Second):
-		t.Fatal("nobody learns that the library can be closed")
+		t.Fatal("no caller learned that the library can be closed")
 	}
 	if takeSnapshot(t, session); session.watchers == opened {
 		t.Error("the library was not closed")
@@ -364,7 +364,7 @@ func TestEventsAreReceivedAfterTheLibraryWasClosed(t *testing.T) {
 			t.Errorf("the event is %+v, want that events are not received", e)
 		}
 	}
-	testenv.Must(t, node.XID(1, 31, nil)) // nobody receives it, and it is not reported later
+	testenv.Must(t, node.XID(1, 31, nil)) // nothing receives it, and it is not reported later
 	takeSnapshot(t, session)
 	for range node.Machine().GPUs {
 		if e := nextEvent(t, events); e.Kind != gpu.EventSource || e.Err != nil {

@@ -146,7 +146,7 @@ func TestALongMessageIsShortened(t *testing.T) {
 	}
 }
 
-// The time of the last transition changes with the status alone.
+// The time of the last transition changes only if the status does.
 func TestTheTransitionTimeFollowsTheStatus(t *testing.T) {
 	t.Parallel()
 	c := &conditions{wake: make(chan struct{}, 1)}

@@ -86,8 +86,8 @@ func serveBenchmark(setting string) error {
 	return p.Run(ctx)
 }
 
-// canned answers Allocate with the plugin's first response for the same number of devices. It measures the cost of the
-// messages alone.
+// canned answers Allocate with the plugin's first response for the same number of devices. It measures what only the
+// messages cost.
 type canned struct {
 	v1beta1.UnimplementedDevicePluginServer
 

@@ -82,7 +82,7 @@ func TestFreed(t *testing.T) {
 				t.Errorf("%s: marked (-want +got):\n%s", act, diff)
 			}
 		}
-		time.Sleep(time.Millisecond) // the rounds are before what round looks at
+		time.Sleep(time.Millisecond) // each round is over when the test checks it
 		none, marked := map[string]string{}, map[string]string{uuid: why}
 		f.hold(nil, uuid)
 		round("a container has it", none)
@@ -92,7 +92,7 @@ func TestFreed(t *testing.T) {
 		round("it stays in use", marked)
 		inUse.set(gpu.Use{})
 		f.hold(errors.New("the kubelet does not answer"))
-		round("nobody knows what containers have", marked)
+		round("it is unknown what containers have", marked)
 		f.hold(nil)
 		round("it is no longer in use", none)
 		inUse.set(gpu.Use{MemoryUsed: 1 << 30})

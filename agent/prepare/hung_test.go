@@ -37,7 +37,8 @@ func hangReset(t *testing.T, f *fakeNode, manual bool) (r *Runner, reset *fakeRe
 	return r, reset, hung, end
 }
 
-// hungError is the error of a hung reset for an administrator, who waits for its end, and for a container.
+// hungError has what the error says when a reset hangs, by whether an administrator requested it (true) or it prepares
+// a device for a container. The administrator gets no error while the reset hangs: the request waits for its end.
 var hungError = map[bool]string{true: "", false: "the reset that began at "}
 
 // A reset that hangs costs other GPUs no more than its own time limit.
@@ -108,7 +109,7 @@ func TestAWaitingResetIsRefusedAfterOneThatHangs(t *testing.T) {
 	})
 }
 
-// A container that waits in vain for the driver is told which reset closes it.
+// If a container waits for the driver until its time is over, the error names the reset that keeps the driver closed.
 func TestWhoWaitsForTheDriverIsToldWhy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _, hung, end := hangReset(t, &fakeNode{}, false)

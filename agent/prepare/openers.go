@@ -54,8 +54,8 @@ func openers(ctx context.Context, h host.Host, nodes []string, skip func(*proc.P
 // thisProgram reports whether a process is this one.
 func thisProgram(p *proc.Process) bool { return p.PID == os.Getpid() }
 
-// nobody skips no process.
-func nobody(*proc.Process) bool { return false }
+// skipNone is for callers to whom every process counts, also this one.
+func skipNone(*proc.Process) bool { return false }
 
 // opener describes a process if it has one of the devices open. Otherwise it returns "".
 func opener(

@@ -23,7 +23,7 @@ func (r *DriverReset) byPCI(d *Device) (Outcome, error) {
 	if len(d.Nodes) == 0 {
 		return ResetFailed, errors.New("the device nodes of the GPU are unknown, so it may be in use: reload the driver")
 	}
-	switch users, err := openers(context.Background(), r.Host, d.Nodes, nobody); {
+	switch users, err := openers(context.Background(), r.Host, d.Nodes, skipNone); {
 	case err != nil:
 		return ResetFailed, fmt.Errorf("find the processes that use the GPU: %w", err)
 	case len(users) > 0:

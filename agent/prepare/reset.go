@@ -277,7 +277,7 @@ func (x *target) wasTried(ctx context.Context, r ResetResult, reopen error) {
 		x.runner.opts.State.SetCannotReset(x.d.GPU, plain(r.Err.Error()))
 		x.result = x.record.add("", x.withoutReset(r.Err.Error()))
 	case ResetBusy:
-		users, unknown := openers(ctx, x.runner.opts.Host, x.d.Nodes, nobody)
+		users, unknown := openers(ctx, x.runner.opts.Host, x.d.Nodes, skipNone)
 		switch {
 		case unknown != nil:
 			x.result = fmt.Errorf("%w; the processes that have it open are unknown: %w", r.Err, unknown)

@@ -197,10 +197,10 @@ func TestResetThatTheDriverRequires(t *testing.T) {
 		outcome Outcome
 		want    string
 	}{
-		"it is reset":           {Reset, ResetDone, ""},
-		"it is not to be reset": {Clean, ResetDone, "(processes): " + why},
-		"it cannot be reset":    {Reset, ResetNotSupported, "(reset): " + why + ", and the GPU cannot be reset"},
-		"it is reset in vain":   {Reset, ResetDone, "(memory): " + why},
+		"it is reset":             {Reset, ResetDone, ""},
+		"it is not to be reset":   {Clean, ResetDone, "(processes): " + why},
+		"it cannot be reset":      {Reset, ResetNotSupported, "(reset): " + why + ", and the GPU cannot be reset"},
+		"the reset does not help": {Reset, ResetDone, "(memory): " + why},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := &fakeNode{useErr: fmt.Errorf("read what uses it: %w", gpu.ErrResetRequired)}
@@ -292,7 +292,7 @@ func TestOnlyAnOpenDeviceHoldsTheGPU(t *testing.T) {
 	if users := held(); len(users) != 1 {
 		t.Errorf("an open node: the GPU is held by %v", users)
 	}
-	if _, err := openers(within(t, 0), h, []string{node}, nobody); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := openers(within(t, 0), h, []string{node}, skipNone); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("after the deadline: %v", err)
 	}
 }
@@ -346,7 +346,7 @@ func TestSMI(t *testing.T) {
 			`printf 'The following GPUs could not be reset:\n  GPU 00000000:17:00.0: Not Supported\n'; exit 255`,
 			ResetNotSupported, "nvidia-smi: GPU 00000000:17:00.0: Not Supported",
 		},
-		"not supported, by the status alone": {"exit 3", ResetNotSupported, "nvidia-smi ended with status 3"},
+		"not supported, with a status and no message": {"exit 3", ResetNotSupported, "nvidia-smi ended with status 3"},
 		"the primary GPU": {
 			`echo "GPU Reset couldn't run because GPU 00000000:17:00.0 is the primary GPU."; exit 255`,
 			ResetRefused, "is the primary GPU",

@@ -49,7 +49,7 @@ func (s *served) runMPS(shm string, args ...string) {
 	testenv.Must(s.t, os.MkdirAll(shm, 0o1777))
 	exe, err := os.Executable()
 	testenv.Must(s.t, err)
-	program := filepath.Join(s.t.TempDir(), "gpu-cdi-plugin") // the test binary looks at its name
+	program := filepath.Join(s.t.TempDir(), "gpu-cdi-plugin") // the name says what the test binary does
 	testenv.Must(s.t, os.Symlink(exe, program))
 	command := append([]string{
 		"-c", `mount --bind "$1" /dev/shm && shift && exec "$@"`, "sh", shm, program, "mps",

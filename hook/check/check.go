@@ -1,4 +1,4 @@
-// Package check looks at a container from inside: which of NVIDIA's device nodes it has and can open, and which of the
+// Package check examines a container from inside: which of NVIDIA's device nodes it has and can open, and which of the
 // driver's libraries its loader finds. It compares that with what the container was given, and says why a GPU cannot be
 // used.
 //
@@ -100,8 +100,8 @@ type container struct {
 	host host.Host
 }
 
-// Read looks at the container with a root directory, "/" for that of this process. An error means that it cannot be
-// looked at at all.
+// Read examines the container with a root directory, "/" for that of this process. An error means that nothing of it
+// can be read.
 func Read(root string) (*Report, error) {
 	h, err := host.New(root, root, root)
 	if err != nil {

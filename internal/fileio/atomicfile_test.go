@@ -101,7 +101,7 @@ func inWritableDir(t *testing.T, dir string, write func()) {
 	write()
 }
 
-// asUnprivilegedUser writes to a read-only directory without root's rights to files, which a thread can drop alone.
+// asUnprivilegedUser writes to a read-only directory without root's rights to files, which a single thread can drop.
 func asUnprivilegedUser(t *testing.T, dir string, write func()) {
 	testenv.Must(t, os.Chmod(dir, 0o555))
 	defer func() { _ = os.Chmod(dir, 0o755) }()

@@ -22,7 +22,7 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// timeout is that of the checks here: what is waited for in vain takes as long.
+// timeout is that of the checks here. A check for what never comes takes as long.
 const timeout = 3 * time.Second
 
 // runFake checks a fake plugin in this process, or in one of its own.

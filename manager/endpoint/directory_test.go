@@ -29,7 +29,7 @@ func directory(t *testing.T) string {
 	return dir
 }
 
-// listen leaves a socket that nobody or somebody listens on.
+// listen makes a socket; if it is stale, no program listens on it.
 func listen(t *testing.T, path string, stale bool) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})

@@ -64,7 +64,7 @@ func TestEndlessListsWaitWithThePlugin(t *testing.T) {
 			break
 		}
 		if time.Now().After(limit) {
-			t.Fatalf("the plugin could send %d lists that nobody has read", f.sent.Load())
+			t.Fatalf("the plugin could send %d lists that were not read", f.sent.Load())
 		}
 	}
 	stalled := f.sent.Load()

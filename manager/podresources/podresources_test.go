@@ -293,7 +293,7 @@ func TestListen(t *testing.T) {
 			t.Errorf("%v (%v)", info, err)
 		}
 	})
-	t.Run("a socket that nobody serves is replaced", func(t *testing.T) {
+	t.Run("a socket that no program serves is replaced", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "s")
 		stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 		testenv.Must(t, err)

@@ -102,7 +102,7 @@ func TestCache(t *testing.T) {
 	}
 }
 
-// TestNodesOnly gives GPUs to a container without a C library. It starts, with the device nodes of its GPUs alone.
+// TestNodesOnly gives GPUs to a container without a C library. It starts, and has only the device nodes of its GPUs.
 func TestNodesOnly(t *testing.T) {
 	t.Parallel()
 	n := shared.Node(t, "dgx-h100")

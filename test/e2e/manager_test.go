@@ -117,7 +117,7 @@ func (m *managed) devices() map[string][]string {
 }
 
 // TestAdmittedContainersHaveTheirGPUs gives pods GPUs without a kubelet: podman gets them by the arguments that admit
-// prints, and runc by the bundle that admit changes. In each container nvidia-smi lists those of its pod alone.
+// prints, and runc by the bundle that admit changes. In each container nvidia-smi lists only those of its pod.
 func TestAdmittedContainersHaveTheirGPUs(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct { // the names are short because they are in the paths of sockets

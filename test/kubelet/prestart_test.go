@@ -16,7 +16,7 @@ import (
 const (
 	// verbose makes the plugin log each preparation.
 	verbose = "--log-level=debug"
-	// clean is a policy that refuses a GPU for its memory alone: the plugin sees no processes of a simulated machine.
+	// clean is a policy that refuses a GPU only for its memory: the plugin sees no processes of a simulated machine.
 	clean = "prestart: {policy: clean}"
 )
 

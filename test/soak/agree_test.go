@@ -52,7 +52,7 @@ func TestDevicesAndKubeletAgree(t *testing.T) {
 	}
 }
 
-// storm repairs a random GPU if it is broken, and else breaks it in a way that health alone knows of: the driver still
+// storm repairs a random GPU if it is broken, and else breaks it in a way that only health knows of: the driver still
 // lists it, and its calls return.
 func (s *soak) storm() {
 	s.Helper()

@@ -66,22 +66,22 @@ var catalogue = []kind{
 	{
 		"module-uvm", Error, "the kernel module nvidia_uvm is not loaded",
 		"CUDA does not start: nothing on a server loads the module or makes its device node after a boot",
-		"nvidia-modprobe -u -c 0",
+		"gpu-cdi-plugin device make-nodes",
 	},
 	{
 		"node-missing", Error, "a device node of the driver is missing",
 		"containers do not get what it stands for",
-		"nvidia-modprobe -u -c 0 for nvidia-uvm, nvidia-smi as root for GPUs, nvidia-modprobe -f PATH for MIG devices",
+		"gpu-cdi-plugin device make-nodes, which runs the driver's nvidia-modprobe",
 	},
 	{
 		"node-type", Error, "a file in /dev that should be a device node is not a character device",
 		"engines refuse to give it to containers, or give them an ordinary file",
-		"rm {subject}, then nvidia-smi or nvidia-modprobe -u -c 0 makes the device node",
+		"rm {subject}, then gpu-cdi-plugin device make-nodes",
 	},
 	{
 		"node-number", Error, "a device node has a number that the driver does not have now",
 		"opening it fails, or opens another driver's device",
-		"rm {subject}, then nvidia-modprobe -u -c 0 makes it again",
+		"rm {subject}, then gpu-cdi-plugin device make-nodes",
 	},
 	{
 		"cdi-off", Error, "CDI is off in an engine, or its version does not know CDI",
@@ -105,7 +105,7 @@ var catalogue = []kind{
 	},
 	{
 		"runtime-nvidia", Warning, "the default runtime of an engine is NVIDIA's",
-		"it reads NVIDIA_VISIBLE_DEVICES, so an image can take GPUs that nobody gave to its container",
+		"it reads NVIDIA_VISIBLE_DEVICES, so an image can take GPUs that its container did not request",
 		"make runc or crun the default runtime, or set accept-nvidia-visible-devices-envvar-when-unprivileged = false in " +
 			"/etc/nvidia-container-runtime/config.toml",
 	},
@@ -157,7 +157,7 @@ var catalogue = []kind{
 	{
 		"spec-volatile", Note, "our spec is on a tmpfs, and no service of this program makes it after a boot",
 		"after a reboot engines find no device",
-		"run gpu-cdi-plugin cdi watch as a service (docs/podman.md has the unit), or cdi generate --write at each boot",
+		"run gpu-cdi-plugin cdi watch as a service (docs/install.md), or cdi generate --write at each boot",
 	},
 	{
 		"dir-read-only", Error, "a directory of the service is on a read-only file system",
@@ -216,7 +216,7 @@ var catalogue = []kind{
 	},
 	{
 		"hook-nvidia", Warning, "an OCI hook of NVIDIA's older toolkit is installed",
-		"it reads NVIDIA_VISIBLE_DEVICES, so an image can take GPUs that nobody gave to its container",
+		"it reads NVIDIA_VISIBLE_DEVICES, so an image can take GPUs that its container did not request",
 		"rm {subject}",
 	},
 	{

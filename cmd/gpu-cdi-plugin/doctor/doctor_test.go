@@ -235,11 +235,11 @@ var faults = map[string]fault{
 	"nvidia_uvm is not loaded, as after a boot": {workstation, func(h *testHost) {
 		h.remove("sys/module/nvidia_uvm", "dev/nvidia-uvm", "dev/nvidia-uvm-tools")
 		h.writeSpec()
-	}, "error module-uvm", "nvidia-modprobe -u -c 0"},
+	}, "error module-uvm", "gpu-cdi-plugin device make-nodes"},
 	"no device node for unified memory": {workstation, func(h *testHost) {
 		h.remove("dev/nvidia-uvm")
 		h.writeSpec()
-	}, "error node-missing", "nvidia-modprobe -u -c 0"},
+	}, "error node-missing", "gpu-cdi-plugin device make-nodes"},
 	"no /dev/nvidiactl": {workstation, func(h *testHost) {
 		h.remove("dev/nvidiactl")
 		h.options.Devices = func(context.Context) (*gpu.Snapshot, error) { return nil, gpu.ErrNoDriver }

@@ -79,7 +79,7 @@ func (f *facts) hookDirs() []string {
 	return dirs
 }
 
-// readHook reads a document of a hook and looks at its program. ok is false if the file is gone.
+// readHook reads a document of a hook and checks its program. ok is false if the file is gone.
 func (f *facts) readHook(file string) (d hookDocument, ok bool) {
 	d.file = file
 	data := f.read(file)
@@ -110,7 +110,7 @@ func programOf(data []byte) (string, error) {
 	return hook.Path, nil
 }
 
-// readProgram looks at a program of the host. Our own hook is not below the host's root.
+// readProgram returns what is known of a program of the host. Our own hook is not below the host's root.
 func (f *facts) readProgram(name string) hookProgram {
 	p := hookProgram{path: name}
 	at := f.at(name)

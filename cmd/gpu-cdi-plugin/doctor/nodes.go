@@ -101,10 +101,7 @@ func mentions(list []Finding, text string) bool {
 // chooses these numbers when the module is loaded.
 var ownMajors = []struct{ prefix, driver, fix string }{
 	{"/dev/nvidia-uvm", "nvidia-uvm", ""},
-	{
-		"/dev/nvidia-caps/", "nvidia-caps", "rm -r /dev/nvidia-caps, then nvidia-modprobe -f PATH for each capability in " +
-			"/proc/driver/nvidia/capabilities",
-	},
+	{"/dev/nvidia-caps/", "nvidia-caps", "rm -r /dev/nvidia-caps, then gpu-cdi-plugin device make-nodes"},
 }
 
 // checkNumbers finds device nodes from before a reboot or a reload, which lead to no driver or to another one.
