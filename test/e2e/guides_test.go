@@ -1,0 +1,340 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/engine"
+	"gpu-cdi-plugin/test/lib/guide"
+	"gpu-cdi-plugin/test/lib/image"
+	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/suite"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// userCommands is how the commands of a document are run here. All of README.md are run, and the first block of others.
+type userCommands struct {
+	// reference means that the document has nothing to copy.
+	reference bool
+	// elsewhere is what runs the block, or why it cannot be run.
+	elsewhere string
+	machine   string // workstation by default
+	// before is what is there before the commands, in shell.
+	before string
+	// instead has commands that need a registry, systemd, an editor or real hardware, and what is run in their place.
+	instead map[string]string
+	// status is the exit status, and want what the output has.
+	status int
+	want   []string
+	// engine runs the commands if podman and runc do not.
+	engine func(t *testing.T, n *sim.Node, script string) proc.Result
+}
+
+const (
+	isListed = "GPU 0: NVIDIA "
+	// kubelet starts the two services as they are installed on a host without a kubelet, and waits for the devices.
+	kubelet = `
+device-manager serve >/run/manager.log 2>&1 &
+await() {
+	for try in $(seq 300); do
+		if "$@" 2>&1 | grep -q "$expect"; then return; fi
+		kill -0 $! || break # the service that was started last
+		sleep 0.1
+	done
+	cat /run/*.log >&2
+	exit 99
+}
+expect=kubelet.sock await find /var/lib/kubelet/device-plugins/kubelet.sock
+gpu-cdi-plugin serve >/run/serve.log 2>&1 & serve=$!
+expect=Healthy await device-manager node --devices
+`
+	inCluster = "the test of a cluster runs it"
+	noEngine  = "its daemon is in no module that builds here; it was run by hand"
+)
+
+var documents = map[string]userCommands{
+	"README.md": {
+		machine: "dgx-h100",
+		before: `
+mkdir -p bundle/rootfs
+podman export $(podman create ubuntu) | tar -x -C bundle/rootfs
+runc spec --bundle bundle
+sed -i 's/"terminal": true/"terminal": false/; s/"sh"/"nvidia-smi", "-L"/' bundle/config.json
+`,
+		instead: map[string]string{
+			"apt install ./dist/gpu-cdi-plugin_*_amd64.deb": "", // TestSlowThePackageUnderSystemd in test/dist
+			"helm install gpu-cdi-plugin dist/gpu-cdi-plugin-*.tgz -n kube-system " +
+				"--set image.repository=REGISTRY/gpu-cdi-plugin": "", // the cluster's test
+			"kubectl apply -f docs/gpu-pod.yaml": "", // the same
+		},
+		want: []string{isListed, " 0 failed"},
+	},
+	"docs/README.md":              {reference: true},
+	"docs/allocator.md":           {reference: true},
+	"docs/conformance.md":         {reference: true},
+	"docs/hardware.md":            {reference: true},
+	"docs/manager-differences.md": {reference: true},
+	"docs/performance.md":         {reference: true},
+
+	"docs/install.md": {elsewhere: "TestSlowThePackageUnderSystemd in test/dist builds and installs the package"},
+	"docs/podman.md":  {want: []string{"INDEX ", isListed}},
+	"docs/docker.md":  {elsewhere: noEngine},
+	"docs/cri-o.md":   {elsewhere: noEngine},
+	"docs/containerd.md": {
+		engine:  behindContainerd,
+		instead: map[string]string{"ctr image pull docker.io/library/ubuntu:24.04": "ctr image import $image"},
+		want:    []string{isListed},
+	},
+	"docs/runc.md": {machine: "dgx-h100", want: []string{isListed, "\nGPU 1: NVIDIA "}},
+	"docs/annotations.md": {
+		// The engine's files are those of this machine, and not those of the simulated one.
+		before: "unset GPU_CDI_ROOT", want: []string{"50-gpu-cdi-plugin.conf", isListed},
+	},
+	"docs/kubernetes.md": {elsewhere: inCluster},
+	"docs/migrating.md":  {elsewhere: inCluster},
+	"docs/mig.md": {
+		machine: "dgx-h100",
+		instead: map[string]string{
+			"nvidia-smi -i 0 -mig 1": "",
+			"nvidia-smi mig -i 0 -cgi 3g.40gb,2g.20gb -C": "gpu-sim fault $GPU_CDI_ROOT mig --gpu 0 --profiles 3g.40gb,2g.20gb\n" +
+				"gpu-cdi-plugin cdi generate --write", // as the service does
+		},
+		want: []string{isListed, "MIG 2g.20gb"},
+	},
+	"docs/sharing.md": {
+		before: kubelet + "mkdir -p /etc/gpu-cdi-plugin",
+		instead: map[string]string{
+			"systemctl reload gpu-cdi-plugin": "kill -HUP $serve\nexpect=gpu.shared await device-manager node\ndevice-manager node",
+		},
+		want: []string{"nvidia.com/gpu.shared "},
+	},
+	"docs/health.md": {machine: "dgx-h100", before: kubelet, want: []string{"SINCE"}},
+	"docs/manager.md": {
+		before: strings.Split(kubelet, "\ngpu-cdi-plugin")[0],
+		instead: map[string]string{
+			"device-manager serve &": "", "device-manager node --devices": "expect=Healthy await device-manager node --devices\ndevice-manager node --devices",
+		},
+		want: []string{"nvidia.com/gpu"},
+	},
+	"docs/doctor.md":          {want: []string{"note: unchecked: "}}, // the simulated host has no processes
+	"docs/troubleshooting.md": {status: 4, want: []string{"/dev/nvidiactl"}},
+	"docs/configuration.md": {
+		before: kubelet,
+		instead: map[string]string{
+			"vi config.yaml":                  "echo 'mig-strategy: mixed' >config.yaml",
+			"systemctl reload gpu-cdi-plugin": "kill -HUP $serve\ngpu-cdi-plugin config view -o table",
+		},
+		want: []string{"mixed"},
+	},
+}
+
+// TestTheGuidesWork runs what a user copies from README.md and the guides.
+func TestTheGuidesWork(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	if diff := difference(slices.Sorted(maps.Keys(documents)), guide.Names(t)); diff != "" {
+		t.Errorf("documents here and in the tree differ: %s", diff)
+	}
+	for name, c := range documents {
+		if c.reference || c.engine != nil {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if c.elsewhere != "" {
+				t.Logf("not run here: %s:\n%s", c.elsewhere, guide.First(t, name))
+				return
+			}
+			c.engine = behindPodman
+			c.run(t, name)
+		})
+	}
+}
+
+// TestSlowTheContainerdGuideWorks runs what a user copies from the guide for containerd, with a real one.
+func TestSlowTheContainerdGuideWorks(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	documents["docs/containerd.md"].run(t, "docs/containerd.md")
+}
+
+// difference returns the strings that only one of two sorted lists has.
+func difference(a, b []string) string {
+	var list []string
+	for _, s := range a {
+		if !slices.Contains(b, s) {
+			list = append(list, "-"+s)
+		}
+	}
+	for _, s := range b {
+		if !slices.Contains(a, s) {
+			list = append(list, "+"+s)
+		}
+	}
+	return strings.Join(list, " ")
+}
+
+func (c userCommands) run(t *testing.T, name string) {
+	t.Helper()
+	blocks := guide.Blocks(t, name)
+	if name != "README.md" {
+		blocks = []string{guide.First(t, name)}
+	}
+	text := strings.Join(blocks, "\n")
+	for from, to := range c.instead {
+		line := regexp.MustCompile("(?m)^" + regexp.QuoteMeta(from) + "$")
+		if !line.MatchString(text) {
+			t.Errorf("%s has no line %q, which the test replaces", name, from)
+		}
+		text = line.ReplaceAllLiteralString(text, to)
+	}
+	machine := c.machine
+	if machine == "" {
+		machine = "workstation"
+	}
+	res := c.engine(t, simtest.Node(t, machine), c.before+"\n"+text)
+	if res.Code != c.status {
+		t.Fatalf("exit status %d, want %d\n%v", res.Code, c.status, res)
+	}
+	for _, want := range c.want {
+		if !strings.Contains("\n"+res.Stdout, want) {
+			t.Errorf("want %q in\n%v", want, res)
+		}
+	}
+}
+
+// asInstalled makes a host of the machine that a script can change while the machine stays as it is: with the hook where
+// the package has it, and with the CDI spec that the service writes.
+const asInstalled = `
+for dir in etc usr/libexec var/lib; do
+	mkdir -p /run/over/$dir /run/work/$dir
+	mount -n -t overlay -o "lowerdir=/$dir,upperdir=/run/over/$dir,workdir=/run/work/$dir" overlay /$dir
+done
+mkdir -p /usr/libexec/gpu-cdi-plugin /run/home
+cp "${0%/*}/prestart-hook" /usr/libexec/gpu-cdi-plugin/
+cd /run/home
+gpu-cdi-plugin cdi generate --write >&2
+`
+
+// installed returns the environment of a script that begins with asInstalled, and its command line.
+func installed(t *testing.T, n *sim.Node, script string) (env, command []string) {
+	t.Helper()
+	programs := filepath.Dir(shared.Program(t, "gpu-cdi-plugin"))
+	env = append(os.Environ(), "PATH="+programs+":"+os.Getenv("PATH")+":/usr/sbin:/sbin", "GPU_CDI_ROOT="+n.Root(),
+		"GPU_CDI_HOOK_PATH=/usr/libexec/gpu-cdi-plugin/prestart-hook", "HOME=/run/home")
+	return env, []string{"sh", "-ec", asInstalled + script, filepath.Join(programs, "sh")}
+}
+
+// ubuntu returns the archive of an image that has a C library, and no more.
+func ubuntu(t *testing.T, tag string) string {
+	t.Helper()
+	archive := filepath.Join(t.TempDir(), "ubuntu.tar")
+	testenv.Must(t, image.WriteArchive(archive, "docker.io/library/ubuntu:"+tag, shared.Images.Copy(t, image.Glibc),
+		[]string{"PATH=/usr/sbin:/usr/bin"}, []string{"/bin/sh"}))
+	return archive
+}
+
+// behindPodman runs a script on a simulated node, with podman and runc.
+func behindPodman(t *testing.T, n *sim.Node, script string) proc.Result {
+	t.Helper()
+	env, command := installed(t, n, "podman load --quiet --input "+ubuntu(t, "latest")+" >&2\n"+script)
+	env = append(env, "PATH="+podmanDir(t)+":"+lastPath(env))
+	res, err := proc.Run(t.Context(), proc.Cmd{Env: env, Args: engine.Namespace(t, t.TempDir(), "", engine.V1, command...)})
+	testenv.Must(t, err)
+	return res
+}
+
+// podmanDir returns a directory with a podman whose containers have the parent cgroup that the suite removes, no network,
+// since the machine may have none, and limits that a machine without CAP_SYS_RESOURCE allows.
+func podmanDir(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	podman, _, _ := strings.Cut(lastPath(engine.PodmanFor(t, "runc")), ":")
+	testenv.WriteProgram(t, filepath.Join(dir, "podman"), []byte(fmt.Sprintf(`#!/bin/sh
+case $1 in
+run | create)
+	verb=$1
+	shift
+	set -- "$verb" --network none --cgroup-parent /gpu-test-%[2]d --pids-limit -1 --ulimit nofile=1024:1024 \
+		--ulimit nproc=1024:1024 "$@"
+	;;
+esac
+exec %[1]s/podman "$@"
+`, podman, os.Getpid())))
+	return dir
+}
+
+func lastPath(env []string) string {
+	for _, v := range slices.Backward(env) {
+		if list, ok := strings.CutPrefix(v, "PATH="); ok {
+			return list
+		}
+	}
+	return ""
+}
+
+// behindContainerd runs a script beside a containerd, whose containers have the cgroup that the suite removes.
+func behindContainerd(t *testing.T, n *sim.Node, script string) proc.Result {
+	t.Helper()
+	testenv.Command(t, "runc")
+	env, command := installed(t, n, script)
+	env = append(env, "image="+ubuntu(t, "24.04"), fmt.Sprintf("CONTAINERD_NAMESPACE=gpu-test-%d", os.Getpid()))
+	args := append([]string{
+		testenv.Command(t, "unshare"), "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child",
+		"--mount-proc", "sh", "-c", withContainerd, "sh", t.TempDir(), shared.NodePeer(t, "containerd"),
+	}, command...)
+	res, err := proc.Run(t.Context(), proc.Cmd{Env: env, Args: args})
+	testenv.Must(t, err)
+	return res
+}
+
+var (
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	dropped = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+)
+
+// TestLinksLead follows the links between documents, also to headings.
+func TestLinksLead(t *testing.T) {
+	t.Parallel()
+	root, err := suite.Root()
+	testenv.Must(t, err)
+	names := append(guide.Names(t), "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "specs/README.md")
+	for _, name := range names {
+		for _, match := range link.FindAllStringSubmatch(guide.Read(t, name), -1) {
+			if strings.Contains(match[1], "://") {
+				continue
+			}
+			file, anchor, _ := strings.Cut(match[1], "#")
+			to := name
+			if file != "" {
+				to = path.Join(path.Dir(name), file)
+			}
+			if _, err := os.Stat(filepath.Join(root, to)); errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s: the link %s leads nowhere", name, match[1])
+			} else if anchor != "" && !slices.Contains(anchors(guide.Read(t, to)), anchor) {
+				t.Errorf("%s: the link %s leads to no heading", name, match[1])
+			}
+		}
+	}
+}
+
+// anchors returns the names that GitHub gives the headings of a document.
+func anchors(text string) []string {
+	var names []string
+	for _, match := range heading.FindAllStringSubmatch(text, -1) {
+		name := dropped.ReplaceAllString(strings.ToLower(match[1]), "")
+		names = append(names, strings.ReplaceAll(name, " ", "-"))
+	}
+	return names
+}

@@ -1,0 +1,62 @@
+// Package guide reads the commands that the guides tell a user to copy, so that tests run them as they are written.
+//
+// Commands are in fenced blocks of the language sh. Other blocks are output, configuration or parts of it.
+package guide
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+
+	"gpu-cdi-plugin/test/lib/suite"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// Names returns README.md and the guides in docs, as paths below the module's directory.
+func Names(t testing.TB) []string {
+	t.Helper()
+	root, err := suite.Root()
+	testenv.Must(t, err)
+	files, err := filepath.Glob(filepath.Join(root, "docs/*.md"))
+	testenv.Must(t, err)
+	names := []string{"README.md"}
+	for _, file := range files {
+		name, err := filepath.Rel(root, file)
+		testenv.Must(t, err)
+		names = append(names, name)
+	}
+	return names
+}
+
+// Read returns the text of a document, whose name is a path below the module's directory.
+func Read(t testing.TB, name string) string {
+	t.Helper()
+	root, err := suite.Root()
+	testenv.Must(t, err)
+	text, err := os.ReadFile(filepath.Join(root, name))
+	testenv.Must(t, err)
+	return string(text)
+}
+
+var commands = regexp.MustCompile("(?ms)^```sh\n(.*?)^```$")
+
+// Blocks returns the blocks of commands in a document, for example of "docs/podman.md".
+func Blocks(t testing.TB, name string) []string {
+	t.Helper()
+	var blocks []string
+	for _, match := range commands.FindAllStringSubmatch(Read(t, name), -1) {
+		blocks = append(blocks, match[1])
+	}
+	return blocks
+}
+
+// First returns the first block of commands in a document: what a user copies.
+func First(t testing.TB, name string) string {
+	t.Helper()
+	blocks := Blocks(t, name)
+	if len(blocks) == 0 {
+		t.Fatalf("%s has no block of commands", name)
+	}
+	return blocks[0]
+}
