@@ -3,6 +3,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path"
@@ -310,6 +311,11 @@ func TestLinksLead(t *testing.T) {
 	root, err := suite.Root()
 	testenv.Must(t, err)
 	names := append(guide.Names(t), "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "specs/README.md")
+	decisions, err := os.ReadDir(filepath.Join(root, "docs/decisions"))
+	testenv.Must(t, err)
+	for _, file := range decisions {
+		names = append(names, "docs/decisions/"+file.Name())
+	}
 	for _, name := range names {
 		for _, match := range link.FindAllStringSubmatch(guide.Read(t, name), -1) {
 			if strings.Contains(match[1], "://") {
@@ -337,4 +343,32 @@ func anchors(text string) []string {
 		names = append(names, strings.ReplaceAll(name, " ", "-"))
 	}
 	return names
+}
+
+// TestSecurityNamesTests checks that the tests exist that SECURITY.md names.
+func TestSecurityNamesTests(t *testing.T) {
+	t.Parallel()
+	root, err := suite.Root()
+	testenv.Must(t, err)
+	have := map[string]bool{}
+	function := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	testenv.Must(t, filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, match := range function.FindAllSubmatch(text, -1) {
+			have[string(match[1])] = true
+		}
+		return err
+	}))
+	named := regexp.MustCompile("`(Test\\w+)`").FindAllStringSubmatch(guide.Read(t, "SECURITY.md"), -1)
+	if len(named) == 0 {
+		t.Error("SECURITY.md names no test")
+	}
+	for _, match := range named {
+		if !have[match[1]] {
+			t.Errorf("SECURITY.md names %s, which does not exist", match[1])
+		}
+	}
 }
