@@ -107,7 +107,8 @@ sed -i 's/"terminal": true/"terminal": false/; s/"sh"/"nvidia-smi", "-L"/' bundl
 		machine: "dgx-h100",
 		instead: map[string]string{
 			"nvidia-smi -i 0 -mig 1": "",
-			"nvidia-smi mig -i 0 -cgi 3g.40gb,2g.20gb -C": "gpu-sim fault $GPU_CDI_ROOT mig --gpu 0 --profiles 3g.40gb,2g.20gb\n" +
+			"nvidia-smi mig -i 0 -cgi 3g.40gb,2g.20gb -C": "gpu-sim fault $GPU_CDI_ROOT mig --gpu 0 " +
+				"--profiles 3g.40gb,2g.20gb\n" +
 				"gpu-cdi-plugin cdi generate --write", // as the service does
 		},
 		want: []string{isListed, "MIG 2g.20gb"},
@@ -115,7 +116,8 @@ sed -i 's/"terminal": true/"terminal": false/; s/"sh"/"nvidia-smi", "-L"/' bundl
 	"docs/sharing.md": {
 		before: kubelet + "mkdir -p /etc/gpu-cdi-plugin",
 		instead: map[string]string{
-			"systemctl reload gpu-cdi-plugin": "kill -HUP $serve\nexpect=gpu.shared await device-manager node\ndevice-manager node",
+			"systemctl reload gpu-cdi-plugin": "kill -HUP $serve\n" +
+				"expect=gpu.shared await device-manager node\ndevice-manager node",
 		},
 		want: []string{"nvidia.com/gpu.shared "},
 	},
@@ -123,7 +125,9 @@ sed -i 's/"terminal": true/"terminal": false/; s/"sh"/"nvidia-smi", "-L"/' bundl
 	"docs/manager.md": {
 		before: strings.Split(kubelet, "\ngpu-cdi-plugin")[0],
 		instead: map[string]string{
-			"device-manager serve &": "", "device-manager node --devices": "expect=Healthy await device-manager node --devices\ndevice-manager node --devices",
+			"device-manager serve &": "",
+			"device-manager node --devices": "expect=Healthy await device-manager node --devices\n" +
+				"device-manager node --devices",
 		},
 		want: []string{"nvidia.com/gpu"},
 	},
@@ -214,8 +218,8 @@ func (c userCommands) run(t *testing.T, name string) {
 	}
 }
 
-// asInstalled makes a host of the machine that a script can change while the machine stays as it is: with the hook where
-// the package has it, and with the CDI spec that the service writes.
+// asInstalled makes a host that a script can change while the machine stays as it is: with the hook where the package
+// has it, and with the CDI spec that the service writes.
 const asInstalled = `
 for dir in etc usr/libexec var/lib; do
 	mkdir -p /run/over/$dir /run/work/$dir
@@ -250,13 +254,14 @@ func behindPodman(t *testing.T, n *sim.Node, script string) proc.Result {
 	t.Helper()
 	env, command := installed(t, n, "podman load --quiet --input "+ubuntu(t, "latest")+" >&2\n"+script)
 	env = append(env, "PATH="+podmanDir(t)+":"+lastPath(env))
-	res, err := proc.Run(t.Context(), proc.Cmd{Env: env, Args: engine.Namespace(t, t.TempDir(), "", engine.V1, command...)})
+	command = engine.Namespace(t, t.TempDir(), "", engine.V1, command...)
+	res, err := proc.Run(t.Context(), proc.Cmd{Env: env, Args: command})
 	testenv.Must(t, err)
 	return res
 }
 
-// podmanDir returns a directory with a podman whose containers have the parent cgroup that the suite removes, no network,
-// since the machine may have none, and limits that a machine without CAP_SYS_RESOURCE allows.
+// podmanDir returns a directory with a podman whose containers have the parent cgroup that the suite removes, no
+// network, since the machine may have none, and limits that a machine without CAP_SYS_RESOURCE allows.
 func podmanDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -51,7 +51,8 @@ func TestTheGuideHasAllOptionsOfNVIDIA(t *testing.T) {
 
 var code = regexp.MustCompile("`([^`\n]+)`")
 
-// names reports whether a text has an option in code, as a word of its own. A value a.b of a chart can be part of "a.*".
+// names reports whether a text has an option in code, as a word of its own. A value a.b of a chart can be part of
+// "a.*".
 func names(text, option string) bool {
 	word := regexp.MustCompile(`(^|[^\w-])` + regexp.QuoteMeta(option) + `($|[^\w-])`)
 	for _, match := range code.FindAllStringSubmatch(text, -1) {
