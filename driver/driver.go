@@ -154,10 +154,10 @@ func (f *Finding) Lack() (text, advice string) {
 			"install it, or name the directory that it is in with driver-dirs"
 	case f.Kind == KindDevice:
 		return f.Name + " is left out: " + f.Note,
-			"nvidia-smi as root makes missing device nodes of GPUs, and nvidia-modprobe -f those of MIG devices"
+			"gpu-cdi-plugin device make-nodes makes missing device nodes of GPUs and MIG devices"
 	case f.Kind == KindNode:
 		return "containers do not get the device node " + f.Name + ", without which CUDA does not start: " + f.Note,
-			"load the kernel module nvidia_uvm and make its device node: nvidia-modprobe -u -c 0"
+			"gpu-cdi-plugin device make-nodes loads the kernel module nvidia_uvm and makes its device node"
 	default:
 		return "containers do not get the driver library " + cmp.Or(f.Path, f.Name) + ", which cannot be used: " + f.Note,
 			"install the NVIDIA driver again"

@@ -99,8 +99,8 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(driver.ErrOtherVersion, cli.NoDriver,
 		"reboot, or reload the kernel module, or install the libraries of its version"),
 	cli.Sentinel(driver.ErrDamaged, cli.NoDriver, "install the NVIDIA driver again"),
-	cli.Sentinel(driver.ErrNoControl, cli.NoDriver, "load the kernel module and make its device nodes (nvidia-modprobe), "+
-		"or name the directory whose dev/ has them with --dev-root"),
+	cli.Sentinel(driver.ErrNoControl, cli.NoDriver, "load the kernel module and make its device nodes (gpu-cdi-plugin "+
+		"device make-nodes), or name the directory whose dev/ has them with --dev-root"),
 	cli.Sentinel(driver.ErrNoCUDA, cli.NoDriver,
 		"install the NVIDIA driver again with its CUDA library, or leave compute out of --capabilities"),
 	cli.Sentinel(nvml.ErrLibraryNotFound, cli.NoDriver,

@@ -139,7 +139,9 @@ func TestServeSaysWhichStepsItCannotDo(t *testing.T) {
 	if body, _ := s.ask("/readyz"); strings.Count(body, "was given") != 1 {
 		t.Errorf("/readyz also names others:\n%s", body)
 	}
-	if got := strings.Count(s.log.String(), strings.TrimSpace(want)); got != 1 {
+	logged := func() int { return strings.Count(s.log.String(), strings.TrimSpace(want)) }
+	waitFor(t, "the line in the log", func() bool { return logged() > 0 }) // it comes after the remark
+	if got := logged(); got != 1 {
 		t.Errorf("logged %d times", got)
 	}
 	testenv.Must(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks}))

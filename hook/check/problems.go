@@ -94,7 +94,7 @@ func (r *Report) nodeProblems() []Problem {
 		if !has[name] {
 			list = append(list, Problem{
 				name, "the device node is missing, without which CUDA does not start",
-				"on the host: nvidia-modprobe -u -c 0, then gpu-cdi-plugin cdi generate --write; then start the container again",
+				"on the host: gpu-cdi-plugin device make-nodes, then cdi generate --write; then start the container again",
 			})
 		}
 	}

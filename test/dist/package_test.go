@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/guide"
 	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -38,6 +39,9 @@ func newRoot(t *testing.T) string {
 	image.CopyFile(t, filepath.Join(release, "device-manager_1.2.3_amd64.deb"), filepath.Join(files, "srv/manager.deb"))
 	image.CopyFile(t, filepath.Join(release, "gpu-cdi-plugin-1.2.3-1.x86_64.rpm"), filepath.Join(files, "srv/new.rpm"))
 	older(t, deb, filepath.Join(files, "srv/old.deb"))
+	testenv.Must(t, os.Mkdir(filepath.Join(files, "srv/dist"), 0o755),
+		os.Link(filepath.Join(files, "srv/new.deb"), filepath.Join(files, "srv/dist", filepath.Base(deb))),
+		os.WriteFile(filepath.Join(files, "srv/guide.sh"), []byte(installGuide(t)), 0o644))
 	testenv.Must(t, image.Build(t.Context(), image.Static, filepath.Join(files, "srv/image")))
 
 	node := simtest.Node(t, "workstation").Root()
@@ -50,6 +54,22 @@ func newRoot(t *testing.T) string {
 			os.WriteFile(filepath.Join(dropIn, "sim.conf"), []byte("[Service]\nEnvironment=GPU_CDI_ROOT=/sim\n"), 0o644))
 	}
 	return dir
+}
+
+// installGuide returns the commands of the guide for the throw-away root, where the release is made already and doctor
+// has findings about this machine.
+func installGuide(t *testing.T) string {
+	t.Helper()
+	text := guide.First(t, "docs/install.md")
+	for from, to := range map[string]string{
+		"make dist\n": "", "gpu-cdi-plugin doctor\n": "gpu-cdi-plugin doctor || [ $? -eq 4 ]\n",
+	} {
+		if !strings.Contains(text, from) {
+			t.Errorf("docs/install.md has no command %q", from)
+		}
+		text = strings.Replace(text, from, to, 1)
+	}
+	return text
 }
 
 // older makes a package of an earlier version out of another one.

@@ -16,7 +16,8 @@ await() {
 active() { [ "$(systemctl is-active "$1")" = "$2" ]; }
 set -x
 
-check dpkg -i /srv/new.deb
+cd /srv
+check sh -e /srv/guide.sh # what docs/install.md says
 await active gpu-cdi-watch.service active
 check active gpu-cdi-plugin.service inactive
 check grep -q '"/usr/libexec/gpu-cdi-plugin/prestart-hook"' /run/cdi/nvidia.com-gpu.json
