@@ -91,8 +91,8 @@ func TestTheRuntimeIsTheProcess(t *testing.T) {
 	}
 }
 
-// containerd's shim has the kernel kill its runtimes when it dies (PR_SET_PDEATHSIG). The kernel does so only if the main
-// thread executes the runtime.
+// containerd's shim has the kernel kill its runtimes when it dies (PR_SET_PDEATHSIG). The kernel does so only if the
+// main thread executes the runtime.
 func TestTheRuntimeDiesWithItsParent(t *testing.T) {
 	dir, _ := newRuntime(t, `echo started; exec sleep 60`)
 	// The program as it is released: that of the tests has locked its main thread already.
