@@ -76,7 +76,9 @@ func TestDoctorTriesPodman(t *testing.T) {
 			c.change(t, n)
 			namespace := engine.Namespace(t, n.CDIDir, "", engine.V1,
 				"sh", "-c", `"$@"; podman images --quiet; podman ps --all --quiet`, "sh")
-			checkTry(t, proc.Cmd{Args: append(namespace, try(t, n, "podman", c.device)...), Env: engine.PodmanFor(t, "runc")}, c.want)
+			checkTry(t, proc.Cmd{
+				Args: append(namespace, try(t, n, "podman", c.device)...), Env: engine.PodmanFor(t, "runc"),
+			}, c.want)
 		})
 	}
 }
@@ -108,14 +110,23 @@ cat /run/d/log >&2
 exit 99
 `
 
-// TestSlowDoctorTriesDocker has the doctor start a container with docker.
-func TestSlowDoctorTriesDocker(t *testing.T) {
-	t.Parallel()
-	testenv.Root(t)
+// besideDocker returns the command that runs another one withDocker.
+func besideDocker(t *testing.T, cdi string, command ...string) []string {
+	t.Helper()
 	bin := t.TempDir()
 	for _, name := range []string{"docker", "dockerd", "containerd", "containerd-shim-runc-v2", "ctr", "runc"} {
 		testenv.Must(t, os.Symlink(shared.NodePeer(t, name), filepath.Join(bin, name)))
 	}
+	return append([]string{
+		testenv.Command(t, "unshare"), "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child",
+		"--mount-proc", "sh", "-c", withDocker, "sh", cdi, bin, fmt.Sprintf("/gpu-test-%d", os.Getpid()),
+	}, command...)
+}
+
+// TestSlowDoctorTriesDocker has the doctor start a container with docker.
+func TestSlowDoctorTriesDocker(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
 	for name, c := range map[string]struct {
 		change func(*testing.T, *suite.Node)
 		device string
@@ -133,11 +144,7 @@ func TestSlowDoctorTriesDocker(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := shared.Node(t, "workstation")
 			c.change(t, n)
-			namespace := []string{
-				testenv.Command(t, "unshare"), "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child",
-				"--mount-proc", "sh", "-c", withDocker, "sh", n.CDIDir, bin, fmt.Sprintf("/gpu-test-%d", os.Getpid()),
-			}
-			checkTry(t, proc.Cmd{Args: append(namespace, try(t, n, "docker", c.device)...)}, c.want)
+			checkTry(t, proc.Cmd{Args: besideDocker(t, n.CDIDir, try(t, n, "docker", c.device)...)}, c.want)
 		})
 	}
 }

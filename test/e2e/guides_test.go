@@ -62,7 +62,6 @@ gpu-cdi-plugin serve >/run/serve.log 2>&1 & serve=$!
 expect=Healthy await device-manager node --devices
 `
 	inCluster = "the test of a cluster runs it"
-	noEngine  = "scripts/peers builds no daemon of it"
 )
 
 var documents = map[string]userCommands{
@@ -91,8 +90,8 @@ sed -i 's/"terminal": true/"terminal": false/; s/"sh"/"nvidia-smi", "-L"/' bundl
 
 	"docs/install.md": {elsewhere: "TestSlowThePackageUnderSystemd in test/dist"},
 	"docs/podman.md":  {want: []string{"INDEX ", isListed}},
-	"docs/docker.md":  {elsewhere: noEngine},
-	"docs/cri-o.md":   {elsewhere: noEngine},
+	"docs/docker.md":  {engine: behindDocker, want: []string{isListed}},
+	"docs/cri-o.md":   {elsewhere: "scripts/peers builds no CRI-O"},
 	"docs/containerd.md": {
 		engine:  behindContainerd,
 		instead: map[string]string{"ctr image pull docker.io/library/ubuntu:24.04": "ctr image import $image"},
@@ -168,11 +167,13 @@ func TestTheGuidesWork(t *testing.T) {
 	}
 }
 
-// TestSlowTheContainerdGuideWorks runs what a user copies from the guide for containerd, with a real one.
-func TestSlowTheContainerdGuideWorks(t *testing.T) {
+// TestSlowTheGuidesWork does so beside the daemons that scripts/peers builds.
+func TestSlowTheGuidesWork(t *testing.T) {
 	t.Parallel()
 	testenv.Root(t)
-	documents["docs/containerd.md"].run(t, "docs/containerd.md")
+	for _, name := range []string{"docs/containerd.md", "docs/docker.md"} {
+		t.Run(name, func(t *testing.T) { documents[name].run(t, name) })
+	}
 }
 
 func (c userCommands) run(t *testing.T, name string) {
@@ -286,6 +287,15 @@ func behindContainerd(t *testing.T, n *sim.Node, script string) proc.Result {
 		"--mount-proc", "sh", "-c", withContainerd, "sh", t.TempDir(), shared.NodePeer(t, "containerd"),
 	}, command...)
 	res, err := proc.Run(t.Context(), proc.Cmd{Env: env, Args: args})
+	testenv.Must(t, err)
+	return res
+}
+
+// behindDocker runs a script beside a dockerd.
+func behindDocker(t *testing.T, n *sim.Node, script string) proc.Result {
+	t.Helper()
+	env, command := installed(t, n, "docker load --quiet --input "+ubuntu(t, "latest")+" >&2\n"+script)
+	res, err := proc.Run(t.Context(), proc.Cmd{Env: env, Args: besideDocker(t, t.TempDir(), command...)})
 	testenv.Must(t, err)
 	return res
 }

@@ -99,8 +99,8 @@ const nodeDir = "bin/peers"
 // nodePrograms has, for each program of a Kubernetes node, for docker's and for helm, the group of scripts/peers that
 // builds it.
 var nodePrograms = map[string]string{
-	"containerd": "containerd", "containerd-shim-runc-v2": "containerd", "ctr": "containerd", "kubelet": "kubelet", "nvidia-device-plugin": "deviceplugin",
-	"docker": "docker", "dockerd": "docker", "runc": "runc", "helm": "helm",
+	"containerd": "containerd", "containerd-shim-runc-v2": "containerd", "ctr": "containerd", "kubelet": "kubelet",
+	"nvidia-device-plugin": "deviceplugin", "docker": "docker", "dockerd": "docker", "runc": "runc", "helm": "helm",
 }
 
 // NodePeer returns the path of one of nodePrograms.
