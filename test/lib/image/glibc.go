@@ -40,8 +40,8 @@ func glibc(ctx context.Context, dir string, more int, cache bool) error {
 	return ldconfig(ctx, dir)
 }
 
-// toLib64 makes Debian's C library in dir like that of distributions without multiarch directories: the libraries are in
-// /usr/lib64, and the loader searches that.
+// toLib64 makes Debian's C library in dir like that of distributions without multiarch directories: the libraries are
+// in /usr/lib64, and the loader searches that.
 func toLib64(dir string) error {
 	debian := "/lib/" + machine() + "-linux-gnu/"
 	from, to := filepath.Join(dir, "usr", debian), filepath.Join(dir, "usr/lib64")
