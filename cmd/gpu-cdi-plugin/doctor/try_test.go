@@ -42,7 +42,8 @@ func TestTry(t *testing.T) {
 			"nerdctl", "true", "echo warning >&2; echo 'no such device' >&2; exit 125", []string{"try-failed: no such device"},
 		},
 		"an engine that refuses and names its help": {
-			"docker", "true", "echo 'docker: no such device' >&2; echo >&2; echo \"Run 'docker run --help' for more\" >&2; exit 125",
+			"docker", "true",
+			"echo 'docker: no such device' >&2; echo >&2; echo \"Run 'docker run --help' for more\" >&2; exit 125",
 			[]string{"try-failed: docker: no such device"},
 		},
 		"an image that cannot be loaded": {
