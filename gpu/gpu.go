@@ -51,6 +51,14 @@ type Device struct {
 	MemoryBytes uint64 `json:"memoryBytes"`
 	// ComputeCapability is "major.minor", such as "9.0", or empty if unknown.
 	ComputeCapability string `json:"computeCapability"`
+	// PCIClass is the class of the PCI device as in sysfs, "0x030200" for a 3D controller or "0x030000" for a VGA
+	// controller. It is empty if unknown.
+	PCIClass string `json:"pciClass"`
+	// FabricClique is "CLUSTER-UUID.CLIQUE-ID" of a GPU that has joined an NVLink fabric of several hosts: GPUs of one
+	// clique can share memory. It is empty for all other GPUs.
+	FabricClique string `json:"fabricClique"`
+	// MIGCapable says whether the GPU has a MIG mode.
+	MIGCapable bool `json:"migCapable"`
 	// MIGEnabled says whether MIG mode is on. In MIG mode only the GPU's MIG devices can be used; there may be none.
 	MIGEnabled bool `json:"migEnabled"`
 	// MIG has the GPU's MIG devices, by Index.
@@ -79,6 +87,20 @@ type MIGDevice struct {
 	ComputeInstanceCap int `json:"computeInstanceCap"`
 	// MemoryBytes is the size of the device's memory in bytes.
 	MemoryBytes uint64 `json:"memoryBytes"`
+	// Attributes is what else the device has of its GPU.
+	Attributes MIGAttributes `json:"attributes"`
+}
+
+// MIGAttributes are numbers of nvmlDeviceAttributes_t. MIG devices of one GPU instance share its engines.
+type MIGAttributes struct {
+	Multiprocessors int `json:"multiprocessors"`
+	GPUSlices       int `json:"gpuSlices"`
+	ComputeSlices   int `json:"computeSlices"`
+	CopyEngines     int `json:"copyEngines"`
+	Decoders        int `json:"decoders"`
+	Encoders        int `json:"encoders"`
+	JPEGEngines     int `json:"jpegEngines"`
+	OFAEngines      int `json:"ofaEngines"`
 }
 
 // PCIePath says how far apart two GPUs are on PCIe. A larger value means nearer. The short names are those of

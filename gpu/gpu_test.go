@@ -146,9 +146,11 @@ func TestDeviceJSON(t *testing.T) {
 	})
 	testenv.Must(t, err)
 	want := `{"index":0,"uuid":"GPU-1","name":"","minor":2,"pciBusID":"","numaNode":-1,"memoryBytes":0,` +
-		`"computeCapability":"","migEnabled":false,` +
+		`"computeCapability":"","pciClass":"","fabricClique":"","migCapable":false,"migEnabled":false,` +
 		`"mig":[{"index":0,"uuid":"MIG-1","profile":"1g.10gb","gpuInstance":0,` +
-		`"computeInstance":0,"gpuInstanceCap":30,"computeInstanceCap":0,"memoryBytes":0}]}`
+		`"computeInstance":0,"gpuInstanceCap":30,"computeInstanceCap":0,"memoryBytes":0,` +
+		`"attributes":{"multiprocessors":0,"gpuSlices":0,"computeSlices":0,"copyEngines":0,"decoders":0,"encoders":0,` +
+		`"jpegEngines":0,"ofaEngines":0}}]}`
 	if diff := cmp.Diff(want, string(got)); diff != "" {
 		t.Errorf("JSON (-want +got):\n%s", diff)
 	}

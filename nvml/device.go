@@ -94,7 +94,23 @@ func (r *gpuReader) readProperties(dev nvml.Device) (err error) {
 		major, minor, code := dev.GetCudaComputeCapability()
 		return fmt.Sprintf("%d.%d", major, minor), code
 	}))
+	if err != nil {
+		return err
+	}
+	fabric, err := optional(invoke(r.library, r.c, "nvmlDeviceGetGpuFabricInfo", dev.GetGpuFabricInfo))
+	r.got.FabricClique = clique(fabric)
 	return err
+}
+
+// clique returns the clique of a GPU that has joined a fabric of several hosts, and otherwise "". The fabric of a
+// single host has the UUID 0.
+func clique(info nvml.GpuFabricInfo) string {
+	joined := info.State == nvml.GPU_FABRIC_STATE_COMPLETED && nvml.Return(info.Status) == nvml.SUCCESS
+	u := info.ClusterUuid
+	if !joined || u == ([16]uint8{}) {
+		return ""
+	}
+	return fmt.Sprintf("%x-%x-%x-%x-%x.%d", u[:4], u[4:6], u[6:8], u[8:10], u[10:], info.CliqueId)
 }
 
 // busID returns the PCI address of an NVML structure, written as in sysfs.

@@ -25,6 +25,6 @@
 //
 // # Number of driver calls
 //
-// On a real host a call is an ioctl, so nothing is read twice for one snapshot. For eight H100 [ReadDevices] makes 67
-// calls. [ReadTopology] makes 423, mostly for NVLinks.
+// On a real host a call is an ioctl, so nothing is read twice for one snapshot. For eight H100 [ReadDevices] makes 75
+// calls. [ReadTopology] makes 431, mostly for NVLinks.
 package nvml

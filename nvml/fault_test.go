@@ -42,7 +42,7 @@ func TestLostGPU(t *testing.T) {
 		t.Errorf("the lost GPU's error is %q", lost.Error)
 	}
 	want := before.Devices[3]
-	want.MemoryBytes, want.ComputeCapability, want.Error = 0, "", lost.Error
+	want.MemoryBytes, want.ComputeCapability, want.MIGCapable, want.Error = 0, "", false, lost.Error
 	if diff := cmp.Diff(want, lost); diff != "" {
 		t.Errorf("the lost GPU, as sysfs and the kernel module show it (-want +got):\n%s", diff)
 	}

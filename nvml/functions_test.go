@@ -25,9 +25,9 @@ func TestNumberOfDriverCalls(t *testing.T) {
 		read func() error
 		want int
 	}{
-		"devices": {func() error { _, _, err := session.read(t.Context()); return err }, 3 + 8*8},
+		"devices": {func() error { _, _, err := session.read(t.Context()); return err }, 3 + 8*9},
 		// Of each GPU 18 links and the answer that there is no more, 18 ends of links and four switches; and the pairs.
-		"topology": {func() error { _, err := session.readTopology(t.Context()); return err }, 3 + 8*(8+19+18+4) + 28},
+		"topology": {func() error { _, err := session.readTopology(t.Context()); return err }, 3 + 8*(9+19+18+4) + 28},
 	} {
 		clear(calls)
 		testenv.Must(t, c.read())

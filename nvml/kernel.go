@@ -29,6 +29,7 @@ func (s *Session) addFromKernel(ctx context.Context, devices []gpu.Device) {
 			continue
 		}
 		d.NUMANode = numaNode(h, d.PCIBusID)
+		d.PCIClass = host.ReadLine(h.Sys("bus", "pci", "devices", d.PCIBusID, "class"))
 		if d.UUID == "" {
 			s.readInformation(ctx, d)
 		}

@@ -15,6 +15,7 @@ import (
 func (r *gpuReader) readMIG(dev nvml.Device) error {
 	mode, err := optional(invoke(r.library, r.c, "nvmlDeviceGetMigMode", func() (int, nvml.Return) {
 		current, _, code := dev.GetMigMode()
+		r.got.MIGCapable = code == nvml.SUCCESS
 		return current, code
 	}))
 	if err != nil || mode != nvml.DEVICE_MIG_ENABLE {
@@ -62,6 +63,13 @@ func (r *gpuReader) migDevice(mig nvml.Device) (m gpu.MIGDevice, err error) {
 		return m, err
 	}
 	m.MemoryBytes = attributes.MemorySizeMB << 20
+	m.Attributes = gpu.MIGAttributes{
+		Multiprocessors: int(attributes.MultiprocessorCount),
+		GPUSlices:       int(attributes.GpuInstanceSliceCount), ComputeSlices: int(attributes.ComputeInstanceSliceCount),
+		CopyEngines: int(attributes.SharedCopyEngineCount), Decoders: int(attributes.SharedDecoderCount),
+		Encoders: int(attributes.SharedEncoderCount), JPEGEngines: int(attributes.SharedJpegCount),
+		OFAEngines: int(attributes.SharedOfaCount),
+	}
 	m.Profile, err = r.migProfile(mig, attributes)
 	return m, err
 }

@@ -48,6 +48,11 @@ func fillMock(d *mockserver.Device, i int) {
 	d.GetNvLinkRemoteDeviceTypeFunc = func(int) (nvml.IntNvLinkDeviceType, nvml.Return) {
 		return nvml.NVLINK_DEVICE_TYPE_SWITCH, nvml.SUCCESS
 	}
+	d.GetGpuFabricInfoFunc = func() (nvml.GpuFabricInfo, nvml.Return) {
+		return nvml.GpuFabricInfo{
+			ClusterUuid: [16]uint8{15: 0xab}, CliqueId: 7, State: nvml.GPU_FABRIC_STATE_COMPLETED,
+		}, nvml.SUCCESS
+	}
 	d.GetTopologyCommonAncestorFunc = func(other nvml.Device) (nvml.GpuTopologyLevel, nvml.Return) {
 		if other.(*mockserver.Device).Index/4 == i/4 {
 			return nvml.TOPOLOGY_NODE, nvml.SUCCESS
@@ -75,7 +80,8 @@ func TestMock(t *testing.T) {
 	}
 	want := gpu.Device{
 		Index: 7, UUID: device(server, 7).UUID, Name: device(server, 7).Config.Name, Minor: 7, PCIBusID: "0000:17:00.0",
-		NUMANode: 3, MemoryBytes: 40 << 30, ComputeCapability: "8.0", MIG: []gpu.MIGDevice{},
+		NUMANode: 3, MemoryBytes: 40 << 30, ComputeCapability: "8.0", MIGCapable: true, MIG: []gpu.MIGDevice{},
+		FabricClique: "00000000-0000-0000-0000-0000000000ab.7",
 	}
 	if diff := cmp.Diff(want, got.Devices[7]); diff != "" {
 		t.Errorf("GPU 7 (-want +got):\n%s", diff)
@@ -200,7 +206,8 @@ func TestMockMIGProfileWithoutName(t *testing.T) {
 		"proc/driver/nvidia-caps/mig-minors": "gpu5/gi9/access 300\ngpu5/gi9/ci0/access 301\n",
 	})).Devices[5]
 	want := []gpu.MIGDevice{{
-		Index: 4, UUID: "MIG-7f8c", Profile: "1g.5gb", GPUInstance: 9, ComputeInstance: 0,
+		Attributes: gpu.MIGAttributes{GPUSlices: 1, ComputeSlices: 1},
+		Index:      4, UUID: "MIG-7f8c", Profile: "1g.5gb", GPUInstance: 9, ComputeInstance: 0,
 		GPUInstanceCap: 300, ComputeInstanceCap: 301, MemoryBytes: mib << 20,
 	}}
 	if diff := cmp.Diff(want, got.MIG); diff != "" || got.Error != "" {

@@ -127,9 +127,15 @@ func (g *GPU) device() gpu.Device {
 	d := gpu.Device{
 		Index: g.Index, UUID: g.UUID, Name: g.Name, Minor: g.Minor, PCIBusID: g.Bus, NUMANode: g.NUMANode,
 		MemoryBytes: g.MemoryBytes, ComputeCapability: g.ComputeCapability, MIGEnabled: g.MIGMode == MIGEnabled,
+		MIGCapable: g.MIGMode != MIGUnsupported, PCIClass: fmt.Sprintf("0x%06x", g.Class),
 	}
 	for _, m := range g.MIG {
-		d.MIG = append(d.MIG, m.MIGDevice)
+		one, e := m.MIGDevice, m.Engines
+		one.Attributes = gpu.MIGAttributes{
+			Multiprocessors: m.SMs, GPUSlices: m.GPUSlices, ComputeSlices: m.ComputeSlices,
+			CopyEngines: e.Copy, Decoders: e.Decoder, Encoders: e.Encoder, JPEGEngines: e.JPEG, OFAEngines: e.OFA,
+		}
+		d.MIG = append(d.MIG, one)
 	}
 	return d
 }

@@ -88,6 +88,8 @@ func migDevice(r record) (MIGDevice, error) {
 	for key, to := range map[string]*int{
 		"index": &d.Index, "gi": &d.GPUInstance, "ci": &d.ComputeInstance,
 		"gicap": &d.GPUInstanceCap, "cicap": &d.ComputeInstanceCap,
+		"gislices": &d.GPUSlices, "cislices": &d.ComputeSlices, "sms": &d.SMs, "copy": &d.Engines.Copy,
+		"decoder": &d.Engines.Decoder, "encoder": &d.Engines.Encoder, "jpeg": &d.Engines.JPEG, "ofa": &d.Engines.OFA,
 	} {
 		value, err := r.number(key)
 		if err != nil {
