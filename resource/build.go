@@ -97,9 +97,9 @@ func (b *builder) addDevices(s *gpu.Snapshot) {
 // ones match.
 func (b *builder) selected(d *gpu.Device) bool {
 	f := &b.config.GPUs
-	included := b.anyMatches("gpus.include", f.Include, d, nil)
-	excluded := b.anyMatches("gpus.exclude", f.Exclude, d, nil)
-	return (included || len(f.Include) == 0) && !excluded
+	b.anyMatches("gpus.include", f.Include, d, nil)
+	b.anyMatches("gpus.exclude", f.Exclude, d, nil)
+	return f.Selects(d)
 }
 
 func (b *builder) anyMatches(key string, list []Selector, d *gpu.Device, m *gpu.MIGDevice) bool {

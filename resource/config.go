@@ -1,6 +1,10 @@
 package resource
 
-import "slices"
+import (
+	"slices"
+
+	"gpu-cdi-plugin/gpu"
+)
 
 // Config selects the devices that are offered, and their resource names. Its keys are those of the configuration file.
 type Config struct {
@@ -41,6 +45,12 @@ type Filter struct {
 	Include []Selector `yaml:"include" json:"include"`
 	// Exclude are GPUs that are not offered even if they are included.
 	Exclude []Selector `yaml:"exclude" json:"exclude"`
+}
+
+// Selects reports whether the filter selects a GPU.
+func (f *Filter) Selects(d *gpu.Device) bool {
+	matches := func(s Selector) bool { return s.matches(d, nil) }
+	return (len(f.Include) == 0 || slices.ContainsFunc(f.Include, matches)) && !slices.ContainsFunc(f.Exclude, matches)
 }
 
 // Names are rules that give devices resource names. The first rule that matches a device applies.
