@@ -223,6 +223,30 @@ func (l *Ledger) Held() (map[string]bool, error) {
 	return uuids, nil
 }
 
+// Holders returns the containers that hold devices of advertised GPUs under any name, as of the last read. ByResource
+// has only these devices, each once: the kubelet lists a device for each of its NUMA nodes.
+func (l *Ledger) Holders() []podresources.Holder {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var list []podresources.Holder
+	for _, h := range l.holders {
+		ours := map[string][]string{}
+		for r, ids := range h.ByResource {
+			for _, id := range ids {
+				if l.uuids[resource.UUIDOf(id)] && !slices.Contains(ours[r], id) {
+					ours[r] = append(ours[r], id)
+				}
+			}
+		}
+		if len(ours) > 0 {
+			list = append(list, podresources.Holder{
+				Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, ByResource: ours,
+			})
+		}
+	}
+	return list
+}
+
 // IDs returns the IDs of the devices that containers hold under any name, as of the last read, and of those that
 // Allocate has given since.
 func (l *Ledger) IDs() map[string]bool {
