@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/agent/config"
+	"gpu-cdi-plugin/agent/labels"
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/resource"
@@ -35,6 +36,9 @@ func HealthRecord(c *config.Config) string { return filepath.Join(c.StateDir, "h
 
 // Preparations returns the path of the record of each device's last preparation for a container.
 func Preparations(c *config.Config) string { return filepath.Join(c.StateDir, "prestart.json") }
+
+// LabelsFile returns the path of the file with the node's labels.
+func LabelsFile(c *config.Config) string { return filepath.Join(c.FeaturesDir, labels.FileName) }
 
 // MPSDir returns the directory in which MPS control daemons have the directories that they share with their clients.
 func MPSDir(c *config.Config) string { return filepath.Join(c.RuntimeDir, "mps") }
@@ -64,6 +68,7 @@ func checkDirs(o *Options, log *slog.Logger) error {
 		// A reload of the configuration may enable MPS.
 		{"runtime-dir", MPSDir(c), true, len(c.Sharing.MPS.Resources) > 0},
 		{"cdi-dir", c.CDIDir, servedSpec(c) != "", false},
+		{"features-dir", c.FeaturesDir, c.NodeLabels, false},
 		{"plugins-registry-dir", c.PluginsRegistryDir, c.Registration == config.RegisterWatcher, false},
 	} {
 		if !d.used {

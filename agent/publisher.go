@@ -35,11 +35,12 @@ type publisher struct {
 	again     wake.Chan // an MPS daemon, the release of the driver, the ledger or the configuration has changed
 	changed   wake.Chan // a state was passed on
 
-	mu      sync.Mutex
-	state   node.State      // the last state of the node
-	gpus    *allocator.GPUs // how the GPUs of its snapshot are connected, or nil if it is unknown
-	unknown string          // why that is unknown, or empty
-	refused string          // why the kubelet still has older devices of some resources, or empty
+	mu       sync.Mutex
+	state    node.State      // the last state of the node
+	gpus     *allocator.GPUs // how the GPUs of its snapshot are connected, or nil if it is unknown
+	unknown  string          // why that is unknown, or empty
+	outdated string          // why the node has older labels, or empty
+	refused  string          // why the kubelet still has older devices of some resources, or empty
 }
 
 // publish passes on a state of the node. When it returns, no device that left the state can be allocated.
@@ -86,6 +87,10 @@ func (p *publisher) advertise() {
 		state.Err = fmt.Errorf("%w: %w", gpu.ErrNoDriver, err)
 	}
 	p.reporter.Publish(state)
+	p.outdated = ""
+	if err := p.devices.writeLabels(&p.state); err != nil {
+		p.outdated = wording.OneLine(err)
+	}
 	p.changed.Wake()
 }
 
@@ -115,6 +120,9 @@ func (p *publisher) remarks() []node.Remark {
 	if p.unknown != "" {
 		add(slog.LevelError, "connections",
 			"containers get arbitrary GPUs instead of the best connected ones: "+p.unknown)
+	}
+	if p.outdated != "" {
+		add(slog.LevelWarn, "labels", "the node keeps its old labels: "+p.outdated)
 	}
 	for _, r := range p.state.Resources {
 		part := func(d resource.Device) bool { return d.UUID != d.Parent }

@@ -64,6 +64,9 @@ func Serve(ctx context.Context, o *Options) error {
 		undone: map[string]string{}, record: prepare.NewRecordFile(Preparations(c), devs.offered, o.Log),
 	}
 
+	if c.PodMetrics {
+		m.AddHolders(held.Holders)
+	}
 	p, err := plugin.New(pluginOptions(o, prep, held, observer{m, changed}))
 	if err != nil {
 		return err
@@ -93,6 +96,11 @@ func Serve(ctx context.Context, o *Options) error {
 	}
 	if err := p.Check(); err != nil { // before the spec is written
 		return err
+	}
+	if !c.NodeLabels {
+		if _, err := RemoveLabels(c, o.Trust); err != nil {
+			o.Log.Warn("the node keeps labels that node-labels does not want any more: " + wording.OneLine(err))
+		}
 	}
 	d := &daemon{
 		opts: o, role: s, node: n, metrics: m, changed: changed, systemd: sdnotify.New(o.Env),

@@ -83,6 +83,12 @@ type Plugin struct {
 	FailOnInitError bool `yaml:"fail-on-init-error" json:"fail-on-init-error"`
 	// Listen is HOST:PORT of the server for metrics and health. If it is empty, there is no server.
 	Listen string `yaml:"listen" json:"listen"`
+	// PodMetrics adds metrics that name the containers that hold devices.
+	PodMetrics bool `yaml:"pod-metrics" json:"pod-metrics"`
+	// NodeLabels makes the service write the labels of the node into a file in FeaturesDir, the directory of node
+	// feature discovery.
+	NodeLabels  bool   `yaml:"node-labels" json:"node-labels"`
+	FeaturesDir string `yaml:"features-dir" json:"features-dir"`
 	// Extras are the features that containers get with a GPU if the host has them.
 	Extras []Extra `yaml:"extras" json:"extras"`
 	// IMEX are the IMEX channels that containers with a GPU get.
@@ -259,6 +265,7 @@ func Default() Config {
 				MemoryToleranceMiB: prepare.DefaultMemoryTolerance >> 20, Resources: []PreStartRule{},
 			},
 			FailOnInitError: true,
+			FeaturesDir:     "/etc/kubernetes/node-feature-discovery/features.d",
 			Extras:          []Extra{},
 			IMEX:            IMEX{Channels: []int{}},
 			Allocation: Allocation{

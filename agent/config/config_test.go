@@ -101,6 +101,9 @@ prestart:
   - {name: nvidia.com/gpu, policy: reset}
 fail-on-init-error: true
 listen: 127.0.0.1:9400
+pod-metrics: true
+node-labels: true
+features-dir: /host/features.d
 extras: [gds, nvswitch]
 imex: {channels: [1, 7], required: true}
 allocation:
@@ -154,7 +157,8 @@ func fullConfig() Config {
 				{XID: 48, Action: health.Reset, Count: 2, Within: configfile.Duration(time.Hour)},
 				{XID: 74, Action: health.Service, Count: 3, Within: configfile.Duration(10 * time.Minute)},
 			}},
-			Listen: "127.0.0.1:9400",
+			Listen:     "127.0.0.1:9400",
+			PodMetrics: true, NodeLabels: true, FeaturesDir: "/host/features.d",
 			Extras: []Extra{GDS, NVSwitch}, IMEX: IMEX{Channels: []int{1, 7}, Required: true},
 			Allocation: Allocation{
 				Policy: allocator.NUMA, SharedPolicy: allocator.Pack,
@@ -218,7 +222,7 @@ func TestOptionsSetTheConfiguration(t *testing.T) {
 	for _, o := range Keys.Options(&want) {
 		set[o.Name()] = o.String()
 	}
-	if len(set) != 30 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
+	if len(set) != 33 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
 		t.Errorf("options %q", set)
 	}
 	for _, o := range Keys.Options(&c) {
@@ -255,6 +259,8 @@ func TestOptionsRefuseWrongValues(t *testing.T) {
 		"mig-strategy":       `unknown value "wrong"; known are none, single, mixed`,
 		"mps":                `want true or false, got "wrong"`,
 		"no-hook":            `want true or false, got "wrong"`,
+		"pod-metrics":        `want true or false, got "wrong"`,
+		"node-labels":        `want true or false, got "wrong"`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
@@ -387,6 +393,7 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		`prestart.programs[1] "/bin/x": want the name of an executable without its directory`,
 		"prestart.resources[1].name a.b/c: another entry has the same name",
 		`listen ":9400": want a host; use 0.0.0.0:9400 or [::]:9400 for all addresses of the node`,
+		`features-dir "": want an absolute path, the same as on the host`,
 		`extras: unknown value "rdma"; known are gds, gdrcopy, mofed, nvswitch`,
 		"extras: duplicate value gds",
 		"imex.channels: want numbers from 0 to 1048575, got -1",

@@ -76,6 +76,9 @@ var keys = [][2]string{
 	{"fail-on-init-error", "exit with an error if there is no usable driver at the start; with false wait for " +
 		"one, and offer no device until then"},
 	{"listen", "`host:port` of the server for metrics and health (default: none)"},
+	{"pod-metrics", "add the containers that hold devices to the metrics, with their pods and namespaces"},
+	{"node-labels", "write the labels of gpu-feature-discovery for node feature discovery, which sets them on the node"},
+	{"features-dir", "`directory` from which the worker of node feature discovery reads labels"},
 	{"extras", "`list` of what containers get with a GPU if the host has it: gds, gdrcopy, mofed (InfiniBand), " +
 		"nvswitch (default: none)"},
 	{"imex", "IMEX channels, through which GPUs of several nodes share memory."},

@@ -45,6 +45,7 @@ func (c *Config) Validate() error {
 		checkPreStart(&c.PreStart),
 		checkReplicasGiven(c),
 		checkListen(c.Listen),
+		configfile.Absolute("features-dir", c.FeaturesDir),
 		knownOnce("extras", c.Extras),
 		checkIMEX(&c.IMEX),
 		checkAllocation(&c.Allocation),

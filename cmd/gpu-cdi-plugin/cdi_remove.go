@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/agent"
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/fileio"
@@ -18,9 +19,9 @@ func (a *app) removeCommand() *cobra.Command {
 		Use:   "remove",
 		Short: "Remove the specs that generate --write has written",
 		Long: `Removes the spec file of --cdi-kind from --cdi-dir, and those of extras that this program wrote there,
-even if they are not configured, and prints their paths. It removes no other file, none with a spec of
-another kind, and no file of an extra that another program wrote. If there is no such file, it does
-nothing.`,
+even if they are not configured, and prints their paths. It removes no other spec, none of another
+kind, and no file of an extra that another program wrote. It also removes the labels that serve has
+written (node-labels). If there is no such file, it does nothing.`,
 		Example: `  gpu-cdi-plugin cdi remove
   gpu-cdi-plugin cdi remove -o json`,
 		RunE: func(*cobra.Command, []string) error { return a.cdiRemove(out) },
@@ -46,6 +47,12 @@ func (a *app) cdiRemove(out cli.Output) error {
 		default:
 			failed = errors.Join(failed, fmt.Errorf("remove the spec: %w", err))
 		}
+	}
+	switch path, err := agent.RemoveLabels(a.config, a); {
+	case err != nil:
+		failed = errors.Join(failed, err)
+	case path != "":
+		removed = append(removed, path)
 	}
 	v := cli.View{Data: map[string][]string{"removed": removed}, Names: removed}
 	return errors.Join(out.Print(a.Stdout, v), failed)

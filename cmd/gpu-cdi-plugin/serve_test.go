@@ -357,6 +357,35 @@ func TestServeAnswersForItsHealth(t *testing.T) {
 	})
 }
 
+// Without the option the metrics have no names of pods.
+func TestServeNamesTheHoldersOfDevices(t *testing.T) {
+	t.Parallel()
+	for option, named := range map[string]bool{"": false, "pod-metrics: true": true} {
+		t.Run(option, func(t *testing.T) {
+			t.Parallel()
+			s := newServed(t, "pcie-quad", "listen: 127.0.0.1:0\n"+option)
+			s.kubelet.Pods.Set(kubelettest.Pod("ml", "train", "main", gpuResource, s.uuids()[1]))
+			s.start()
+			s.listed(gpuResource, 4, 0)
+			s.rounds(s.kubelet.Pods, 1)
+			line := `gpu_cdi_plugin_device_held{container="main",namespace="ml",pod="train",resource="nvidia.com/gpu",uuid="` +
+				s.uuids()[1] + `"} 1`
+			if !named {
+				if body, _ := s.ask("/metrics"); strings.Contains(body, "train") {
+					t.Errorf("metrics:\n%s", body)
+				}
+				return
+			}
+			waitFor(t, line, func() bool { body, _ := s.ask("/metrics"); return strings.Contains(body, line+"\n") })
+			s.kubelet.Pods.Set()
+			waitFor(t, "the end of the pod", func() bool {
+				body, _ := s.ask("/metrics")
+				return !strings.Contains(body, "train")
+			})
+		})
+	}
+}
+
 // A SIGHUP while the configuration is read for the first time has it read again. It does not end the process.
 func TestServeHandlesSIGHUPDuringStart(t *testing.T) {
 	t.Parallel()

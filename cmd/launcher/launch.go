@@ -112,7 +112,7 @@ func isProgram(path string) bool {
 	return err == nil && info.Mode() == 0o755
 }
 
-// remove removes from the host the programs, and what gpu-cdi-plugin keeps there besides CDI specs.
+// remove removes from the host the programs, and what gpu-cdi-plugin keeps there besides CDI specs and node labels.
 func (l *launcher) remove() error {
 	if err := l.enterHost(); err != nil {
 		return err

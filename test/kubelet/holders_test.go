@@ -5,10 +5,12 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/suite"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -38,14 +40,42 @@ func (f *fixture) without(t *testing.T, some ...string) []string {
 	return slices.DeleteFunc(f.uuids(t), func(gpu string) bool { return slices.Contains(some, gpu) })
 }
 
+// metricsAddress is the plugin's address in the node's network.
+const metricsAddress = "127.0.0.1:9400"
+
+// The kubelet appends the node to the names of static pods.
+var heldMetric = regexp.MustCompile(`(?m)^gpu_cdi_plugin_device_held\{container="main",namespace="default",` +
+	`pod="([^"]*)-node",` +
+	`resource="nvidia.com/[^"]*",uuid="([^"]*)"\} 1$`)
+
+// awaitHolders waits until the metrics name these pods, with their GPUs, and no others.
+func (f *fixture) awaitHolders(t *testing.T, want map[string]string) {
+	t.Helper()
+	got := map[string]string{}
+	defer func() {
+		if t.Failed() {
+			t.Logf("want the pods %v, the metrics had %v", want, got)
+		}
+	}()
+	testenv.Eventually(t, "the pods in the metrics", func() bool {
+		_, page, err := f.httpGet(t.Context(), "http://"+metricsAddress+"/metrics")
+		clear(got)
+		for _, m := range heldMetric.FindAllStringSubmatch(page, -1) {
+			got[m[1]] = m[2]
+		}
+		return err == nil && maps.Equal(got, want) && strings.Count(page, "\ngpu_cdi_plugin_device_held{") == len(want)
+	})
+}
+
 // TestAGPUHasOneHolderWhateverItsName makes whole GPUs into replicas, and replicas into whole GPUs, while pods hold
 // them. No other pod gets a GPU that is held, until it is free.
 func TestAGPUHasOneHolderWhateverItsName(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	f := setUp(t, "pcie-quad", verbose, writeConfigTo(t, file, ""))
+	f := setUp(t, "pcie-quad", verbose, writeConfigTo(t, file, ""), "--pod-metrics", "--listen="+metricsAddress)
 	f.awaitDevices(t, gpuName, f.uuids(t))
 	whole := newPod("whole", gpuName, 1)
 	held := f.check(t, whole, f.launch(t, whole))[0]
+	f.awaitHolders(t, map[string]string{whole.Name: held})
 
 	writeConfigTo(t, file, replicas)
 	f.reconcile(t)
@@ -69,9 +99,16 @@ func TestAGPUHasOneHolderWhateverItsName(t *testing.T) {
 	f.awaitDevices(t, gpuName, []string{held})
 	f.expectRefusal(t, newPod("none-left", gpuName, 1))
 	freed := f.without(t, held)[0]
+	holders := map[string]string{whole.Name: held}
+	for id, pod := range shares {
+		holders[pod] = resource.UUIDOf(id)
+	}
+	f.awaitHolders(t, holders)
 	for _, id := range replicasOf(freed) {
 		testenv.Must(t, f.Remove(t.Context(), shares[id]))
+		delete(holders, shares[id])
 	}
+	f.awaitHolders(t, holders)
 	f.awaitDevices(t, gpuName, []string{held, freed})
 	last := newPod("last", gpuName, 1)
 	if got := f.check(t, last, f.launch(t, last)); got[0] != freed {
