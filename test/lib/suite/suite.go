@@ -100,7 +100,8 @@ const nodeDir = "bin/peers"
 // builds it.
 var nodePrograms = map[string]string{
 	"containerd": "containerd", "containerd-shim-runc-v2": "containerd", "ctr": "containerd", "kubelet": "kubelet",
-	"nvidia-device-plugin": "deviceplugin", "docker": "docker", "dockerd": "docker", "runc": "runc", "helm": "helm",
+	"nvidia-device-plugin": "deviceplugin", "gpu-feature-discovery": "deviceplugin",
+	"docker": "docker", "dockerd": "docker", "runc": "runc", "helm": "helm",
 }
 
 // NodePeer returns the path of one of nodePrograms.
