@@ -35,6 +35,7 @@ type fakeDriver struct {
 	reading  chan struct{}               // if not nil, Snapshot waits until it is closed
 	err      error                       // of the driver as a whole
 	use      gpu.Use                     // of each device
+	probing  func()                      // if not nil, is called by a probe of one GPU
 	faults   map[int]gpu.Probe           // what probes of a GPU find, by its index
 	receive  func(gpu.Event)             // gets the driver's events
 	closing  func(context.Context) error // if not nil, decides whether the driver can be released
@@ -110,6 +111,9 @@ func (d *fakeDriver) lose(indices ...int) {
 }
 
 func (d *fakeDriver) Probes(_ context.Context, uuids ...string) ([]gpu.Probe, error) {
+	if d.probing != nil && len(uuids) == 1 {
+		d.probing()
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.released {

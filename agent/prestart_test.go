@@ -3,6 +3,7 @@ package agent
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/agent/control"
@@ -128,4 +129,25 @@ func TestPreStartPreparesTheReplicasOfADeviceOnce(t *testing.T) {
 	for _, uuid := range []string{f.uuid(1), f.uuid(2)} {
 		f.logs(uuid+" was prepared for a container of "+gpuResource, 1)
 	}
+}
+
+// The service ends when the driver's calls for a container have returned, also those that are abandoned.
+func TestTheEndOfTheServiceWaitsForPreparations(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, "pcie-quad")
+	probing, answer := make(chan struct{}), make(chan struct{})
+	f.driver.probing = func() { close(probing); <-answer }
+	f.start(Serve)
+	e := f.listed(gpuResource, 4, 0)
+	prepared := make(chan error, 1)
+	go func() { prepared <- f.preStart(e, f.uuid(1)) }()
+	<-probing
+	f.stop()
+	if err := <-prepared; err == nil { // after some seconds
+		t.Error("the device was prepared")
+	}
+	time.Sleep(time.Second) // so that an end that does not wait would be seen
+	f.runs()
+	close(answer)
+	testenv.Must(t, f.result())
 }

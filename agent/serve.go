@@ -207,7 +207,7 @@ func (s *service) runPlugin(ctx context.Context) error {
 	err := s.plugin.Run(ctx)
 	waiting, cancel := context.WithTimeout(afterEnd, waitPreparations)
 	defer cancel()
-	_ = waiting
+	s.preparer.runner.Wait(waiting)
 	endRecording()
 	return errors.Join(err, records.Wait())
 }
