@@ -29,6 +29,7 @@ type administrator struct {
 	reporter *kubeapi.Reporter
 	mps      *mps.Monitor
 	ledger   *ledger.Ledger
+	handOver *handOver
 
 	resetting sync.Map // the UUIDs of GPUs that are being reset
 }
@@ -44,6 +45,10 @@ func (a *administrator) Handle(ctx context.Context, r control.Request, progress 
 		return "the NVIDIA driver is opened again", a.releaser.reopen(ctx)
 	case control.Allocation:
 		return a.allocation(ctx, r)
+	case control.HoldOpen:
+		return a.handOver.hold(ctx, progress)
+	case control.HandOver:
+		return a.handOver.handOver(ctx, r.NoDriver)
 	}
 	d, title, err := a.find(r.Device)
 	if err != nil && r.Act != control.Reset && a.monitor.Knows(r.Device) {
@@ -54,13 +59,14 @@ func (a *administrator) Handle(ctx context.Context, r control.Request, progress 
 	}
 	switch r.Act {
 	case control.Cordon:
-		return fmt.Sprintf("%s (%s) is cordoned", title, d.UUID), a.monitor.Cordon(d.UUID, r.Reason)
+		return fmt.Sprintf("%s (%s) is cordoned", title, d.UUID),
+			a.handOver.change(func() error { return a.monitor.Cordon(d.UUID, r.Reason) })
 	case control.Uncordon:
 		text := fmt.Sprintf("%s (%s) is uncordoned", title, d.UUID)
 		if _, resetting := a.resetting.Load(d.GPU); resetting {
 			text += ", and is back in service when the reset of its GPU has ended"
 		}
-		return text, a.monitor.Uncordon(d.UUID)
+		return text, a.handOver.change(func() error { return a.monitor.Uncordon(d.UUID) })
 	default: // control.Reset, since the server has checked the request
 		return a.reset(ctx, r, d, title, progress)
 	}

@@ -96,8 +96,9 @@ type role interface {
 	// restart. If the driver is closed, keepOpen only returns a channel
 	// that is closed when it is open again, and a text that says what opens it.
 	keepOpen(ctx context.Context) (until string, opened <-chan struct{})
-	// actors returns the actors that run after the first state of the node.
-	actors() []actor
+	// run runs the role's actors, and the actor of the node, after the first state of the node. Then it unlocks the
+	// node's files.
+	run(ctx context.Context, node actor) error
 }
 
 // actor runs until its context ends or it cannot continue.

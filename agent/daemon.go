@@ -2,7 +2,9 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -22,6 +24,12 @@ type daemon struct {
 	metrics *metrics.Metrics
 	systemd *sdnotify.Notifier
 	changed wake.Chan // the state that is reported in one line may have changed
+
+	takesOver  bool                  // whether another instance hands over
+	overlapped func(context.Context) // called when that instance has been released
+	release    func()                // lets that instance end its plugin; nil without one
+	idle       atomic.Pointer[idle]  // nil while the node is served
+	logged     time.Time             // when awaitTakeOver last logged why it waits
 }
 
 // How much the heap may grow before a garbage collection, in percent of the memory in use: at the start, and later. A
@@ -37,14 +45,20 @@ func (d *daemon) run(ctx context.Context) error {
 	debug.SetGCPercent(startGCPercent)
 	opening, endOpening := context.WithCancel(ctx)
 	var opened errgroup.Group
-	opened.Go(func() error { return d.opts.Driver.Open(opening) })
+	if !d.takesOver { // another instance may be resetting a GPU
+		opened.Go(func() error { return d.opts.Driver.Open(opening) })
+	}
 	err := d.checkAndRun(ctx)
 	endOpening()
 	_ = opened.Wait() // the first snapshot returns the same error
-	if closing := d.opts.Driver.Close(); closing != nil {
-		d.opts.Log.Debug("the driver's library could not be closed: " + closing.Error())
-	}
+	d.closeDriver()
 	return err
+}
+
+func (d *daemon) closeDriver() {
+	if err := d.opts.Driver.Close(); err != nil {
+		d.opts.Log.Debug("the driver's library could not be closed: " + err.Error())
+	}
 }
 
 // checkAndRun runs the actors if the configuration can be used.
@@ -60,15 +74,32 @@ func (d *daemon) checkAndRun(ctx context.Context) error {
 		return err
 	}
 	defer server.Close() // does nothing after the server has ended
-	return runAll(ctx, server.Run, func(ctx context.Context) error {
-		waiting := d.opts.LogSlowCalls()
-		err := d.node.Start(ctx, d.role.publish)
-		waiting.Stop()
-		if err != nil {
-			return err
+	return runAll(ctx, server.Run, d.watchdog, func(ctx context.Context) error {
+		err := d.serve(ctx)
+		if errors.Is(err, errHandedOver) {
+			return d.standBy(ctx)
 		}
-		time.AfterFunc(time.Second, func() { debug.SetGCPercent(gcPercent) })
-		return runAll(ctx, append(d.role.actors(), d.node.Run, d.reportStatus, d.reload, d.watchdog)...)
+		return err
+	})
+}
+
+// serve serves the node until ctx ends or another instance takes over.
+func (d *daemon) serve(ctx context.Context) error {
+	if err := d.takeOver(ctx); err != nil {
+		return err
+	}
+	if d.release != nil {
+		defer d.release()
+	}
+	waiting := d.opts.LogSlowCalls()
+	err := d.node.Start(ctx, d.role.publish)
+	waiting.Stop()
+	if err != nil {
+		return err
+	}
+	time.AfterFunc(time.Second, func() { debug.SetGCPercent(gcPercent) })
+	return d.role.run(ctx, func(ctx context.Context) error {
+		return runAll(ctx, d.node.Run, d.reportStatus, d.reload, d.endOverlap)
 	})
 }
 

@@ -40,6 +40,8 @@ type fakeDriver struct {
 	receive  func(gpu.Event)             // gets the driver's events
 	closing  func(context.Context) error // if not nil, decides whether the driver can be released
 	released bool
+	open     bool // since a snapshot
+	reads    int  // of snapshots
 }
 
 // newFakeDriver returns a driver with the GPUs of a host.
@@ -62,8 +64,13 @@ func (d *fakeDriver) set(change func()) {
 }
 
 func (d *fakeDriver) Open(context.Context) error { return nil }
-func (d *fakeDriver) Close() error               { return nil }
-func (d *fakeDriver) Library() string            { return d.library }
+
+func (d *fakeDriver) Close() error {
+	d.set(func() { d.open = false })
+	return nil
+}
+
+func (d *fakeDriver) Library() string { return d.library }
 
 func (d *fakeDriver) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	if d.reading != nil {
@@ -80,6 +87,8 @@ func (d *fakeDriver) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	}
 	s := d.snapshot
 	s.Devices = slices.Clone(s.Devices)
+	d.open = true
+	d.reads++
 	return &s, nil
 }
 

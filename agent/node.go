@@ -29,13 +29,17 @@ func newNode(
 	o *Options, f files, offer func() resource.Config, m *metrics.Metrics, still func() ([]string, error),
 ) *node.Reconciler {
 	c := &o.Config
+	var search *driver.Search
+	if !c.TakeOver { // it may wait for long
+		search = driver.Begin(o.Host)
+	}
 	return node.New(node.Options{
 		Host: o.Host, Source: o.Driver, Dirs: o.SpecDirs, Path: f.spec, DescriptorDir: f.descriptors,
 		Spec:        cdi.Options{Kind: c.CDIKind, HookPath: o.HookPath, WithoutHooks: c.NoHook},
 		WithoutCDI:  slices.Contains(c.Strategy, resource.DeviceSpecs),
 		ByIndex:     c.DeviceIDStrategy == config.ByIndex,
 		Extras:      Extras(c),
-		Search:      driver.Begin(o.Host),
+		Search:      search,
 		AwaitDriver: !c.FailOnInitError,
 		Interval:    o.PollInterval,
 		MPSClient:   func(uuid string) specs.ContainerEdits { return mps.Grant(MPSDir(c), uuid) },

@@ -30,7 +30,7 @@ import (
 )
 
 // Serve advertises the devices of the host to the kubelet until ctx ends. The error may wrap node.ErrDriverChanged or
-// ErrRestart, after which the process must restart.
+// ErrRestart, after which the process must restart, or be ErrSuccessorEnded.
 //
 // The parts are made from the bottom up, and each gets those below it: the node, the preparation of devices, the
 // plugin, and the publisher.
@@ -81,19 +81,18 @@ func Serve(ctx context.Context, o *Options) error {
 	}
 	admin := &administrator{
 		node: n, monitor: n.Monitor(), devices: devs, runner: runner, releaser: rel, reporter: reporter, mps: daemons,
-		ledger: held,
+		ledger: held, handOver: newHandOver(n, runner, o.Log),
 	}
 	freed := prepare.NewFreedChecker(prepare.FreedOptions{
 		Runner: runner, State: n.Monitor(), Offered: devs.toCheck, Held: prep.held, Log: o.Log,
 	})
 	s := &service{
 		opts: o, config: effective, plugin: p, publisher: pub, preparer: prep, releaser: rel, ledger: held,
-		displaced: displaced,
-		others: []actor{
-			daemons.Run, reporter.Run, held.Run, displaced.Run, freed.Run,
-			(&control.Server{Dir: c.RuntimeDir, Log: o.Log, Handler: admin}).Run,
-		},
+		displaced: displaced, node: n, handOver: admin.handOver,
+		control: &control.Server{Dir: c.RuntimeDir, Log: o.Log, Handler: admin},
+		others:  []actor{daemons.Run, reporter.Run, held.Run, displaced.Run, freed.Run},
 	}
+	s.handOver.keepOpen = s.keepOpen
 	if err := p.Check(); err != nil { // before the spec is written
 		return err
 	}
@@ -103,7 +102,8 @@ func Serve(ctx context.Context, o *Options) error {
 		}
 	}
 	d := &daemon{
-		opts: o, role: s, node: n, metrics: m, changed: changed, systemd: sdnotify.New(o.Env),
+		opts: o, role: s, node: n, metrics: m, changed: changed, systemd: sdnotify.New(o.Env), takesOver: c.TakeOver,
+		overlapped: func(ctx context.Context) { _, _ = held.Read(ctx) }, // the other instance may have given devices
 	}
 	return d.run(ctx)
 }
@@ -118,6 +118,9 @@ type service struct {
 	releaser  *releaser
 	ledger    *ledger.Ledger
 	displaced *ledger.Displaced
+	node      *node.Reconciler
+	handOver  *handOver
+	control   *control.Server
 	others    []actor
 }
 
@@ -189,8 +192,22 @@ func (s *service) keepOpen(ctx context.Context) (until string, opened <-chan str
 	return ended, s.preparer.runner.KeepOpen() // a reset may have begun meanwhile
 }
 
-func (s *service) actors() []actor {
-	return append([]actor{s.runPlugin, s.publisher.run, s.releaser.run}, s.others...)
+// run implements role. When another instance takes over, the plugin ends last, so that the kubelet can allocate devices
+// until it knows the plugin of the other instance.
+func (s *service) run(ctx context.Context, node actor) error {
+	writers := append([]actor{node, s.publisher.run, s.releaser.run, s.handOver.run}, s.others...)
+	return runAll(ctx, s.control.Run, func(ctx context.Context) error {
+		err := runAll(ctx, s.runPlugin, func(ctx context.Context) error {
+			err := runAll(ctx, writers...)
+			if errors.Is(err, errHandedOver) {
+				err = errors.Join(err, s.node.Unlock())
+				s.plugin.Retire()
+				s.handOver.awaitOther(ctx)
+			}
+			return err
+		})
+		return errors.Join(err, s.node.Unlock())
+	})
 }
 
 // waitPreparations is how long the program waits for preparations before it ends. Kubernetes kills a pod 30 s after
@@ -217,7 +234,8 @@ func pluginOptions(
 ) plugin.Options {
 	c := &o.Config
 	options := plugin.Options{
-		Dir: c.DevicePluginDir,
+		Dir:    c.DevicePluginDir,
+		Beside: c.TakeOver,
 		Allocate: plugin.AllocateOptions{
 			Strategies:       c.Strategy,
 			AnnotationPrefix: c.CDIAnnotationPrefix,

@@ -16,11 +16,8 @@ func (d *daemon) listen(ctx context.Context) (*metrics.Server, error) {
 		return &metrics.Server{}, nil
 	}
 	checks := metrics.Checks{
-		Healthy: d.node.Alive,
-		Ready: func() error {
-			state := d.node.State()
-			return errors.Join(d.role.ready(), state.Ready())
-		},
+		Healthy: d.alive,
+		Ready:   d.ready,
 		Remarks: d.remarks,
 	}
 	server, err := d.metrics.Listen(ctx, address, checks, d.opts.Log)
@@ -31,8 +28,28 @@ func (d *daemon) listen(ctx context.Context) (*metrics.Server, error) {
 	return server, nil
 }
 
+// alive returns an error if the service hangs.
+func (d *daemon) alive() error {
+	if d.idle.Load() != nil {
+		return nil
+	}
+	return d.node.Alive()
+}
+
+// ready returns an error if the service is not ready.
+func (d *daemon) ready() error {
+	if i := d.idle.Load(); i != nil {
+		if i.ready {
+			return nil
+		}
+		return errors.New(i.text)
+	}
+	state := d.node.State()
+	return errors.Join(d.role.ready(), state.Ready())
+}
+
 func (d *daemon) watchdog(ctx context.Context) error {
-	d.systemd.Watch(ctx, d.node.Alive, d.opts.Log)
+	d.systemd.Watch(ctx, d.alive, d.opts.Log)
 	return nil
 }
 
@@ -41,7 +58,11 @@ func (d *daemon) reportStatus(ctx context.Context) error {
 	text, remarks := d.statusLine(), d.role.remarks()
 	node.LogRemarks(d.opts.Log, nil, remarks)
 	d.logUnsent(d.systemd.Ready(text))
-	defer func() { d.logUnsent(d.systemd.Stopping()) }()
+	defer func() {
+		if !errors.Is(context.Cause(ctx), errHandedOver) {
+			d.logUnsent(d.systemd.Stopping())
+		}
+	}()
 	for {
 		select {
 		case <-ctx.Done():
@@ -66,6 +87,12 @@ func (d *daemon) logUnsent(err error) {
 
 // remarks are the remarks of the role and of the node.
 func (d *daemon) remarks() []string {
+	if i := d.idle.Load(); i != nil {
+		if i.ready {
+			return []string{i.text}
+		}
+		return nil
+	}
 	state := d.node.State()
 	var list []string
 	for _, r := range d.role.remarks() {

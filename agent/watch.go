@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 
 	"gpu-cdi-plugin/agent/config"
@@ -89,4 +90,6 @@ func (w *watcher) remarks() []node.Remark { return nil }
 
 func (w *watcher) keepOpen(context.Context) (until string, opened <-chan struct{}) { return "", nil }
 
-func (w *watcher) actors() []actor { return nil }
+func (w *watcher) run(ctx context.Context, node actor) error {
+	return errors.Join(node(ctx), w.node.Unlock())
+}

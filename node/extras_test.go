@@ -211,7 +211,7 @@ func TestExtrasWithoutSpecFiles(t *testing.T) {
 func TestTheSpecOfAnExtraThatIsNoLongerConfiguredStaysAndIsLogged(t *testing.T) {
 	b := newExtrasFixture(t, []string{"gds"}, gds)
 	b.start()
-	testenv.Must(t, b.rec.release())
+	testenv.Must(t, b.rec.Unlock())
 	var log strings.Builder
 	o := b.rec.opts
 	o.Extras, o.Log = nil, slog.New(slog.NewTextHandler(&log, nil))

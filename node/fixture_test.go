@@ -196,7 +196,7 @@ func (b *fixture) run() {
 	go func() { done <- b.rec.Run(ctx) }()
 	b.t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
+		if err := errors.Join(<-done, b.rec.Unlock()); err != nil {
 			b.t.Errorf("Run: %v", err)
 		}
 	})

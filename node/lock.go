@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
 
 	"gpu-cdi-plugin/internal/fileio"
@@ -52,20 +53,36 @@ func (r *Reconciler) locks() []*fileLock {
 	return append(list, &r.descriptors.lock)
 }
 
-// acquire acquires all locks or, after an error, none.
-func (r *Reconciler) acquire() error {
+// Lock locks the files that the Reconciler writes, or none after an error. If another instance has locked one of them,
+// the error wraps fileio.ErrHeld. Start calls it too.
+func (r *Reconciler) Lock() error {
 	for _, l := range r.locks() {
 		if err := l.hold(); err != nil {
-			return errors.Join(err, r.release())
+			return fmt.Errorf("reconcile the node: %w", errors.Join(err, r.Unlock()))
 		}
 	}
 	return nil
 }
 
-func (r *Reconciler) release() error {
+// Unlock ends Lock.
+func (r *Reconciler) Unlock() error {
 	var errs []error
 	for _, l := range r.locks() {
 		errs = append(errs, l.release())
 	}
 	return errors.Join(errs...)
+}
+
+// OtherLocked reports whether another instance has locked one of the files that this Reconciler would lock. Call it
+// after Unlock.
+func (r *Reconciler) OtherLocked() (bool, error) {
+	for _, l := range r.locks() {
+		if l.path == "" {
+			continue
+		}
+		if held, err := fileio.IsHeld(l.path); held || err != nil {
+			return held, err
+		}
+	}
+	return false, nil
 }

@@ -97,7 +97,7 @@ type Options struct {
 	Health HealthOptions
 }
 
-// Reconciler reconciles the node. Call Start once, then Run once.
+// Reconciler reconciles the node. Call Start once, then Run once, then Unlock.
 type Reconciler struct {
 	opts        Options
 	log         *slog.Logger
@@ -113,7 +113,8 @@ type Reconciler struct {
 	mu         sync.Mutex
 	state      State // the last published state
 
-	// Only the goroutine of Start, and later of Run, uses the fields below.
+	// Only the goroutine of Scan and Start, and later of Run, uses the fields below.
+	scanned    *desired             // what Scan has read for Start
 	plan       *plan                // the last plan that was written; nil until the node has had a driver
 	library    string               // the path of the driver's library at the last reconciliation
 	loaded     fileio.ID            // identity of that file when the process loaded it

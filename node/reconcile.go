@@ -30,23 +30,34 @@ import (
 // From then on, the function `publish` is called with each changed state, in order. When it returns, the state must be
 // in effect.
 //
-// After an error no lock is held. Otherwise the caller must call Run.
+// After an error no lock is held. Otherwise the caller must call Run, and then Unlock.
 func (r *Reconciler) Start(ctx context.Context, publish func(State)) error {
 	r.publishTo = publish
-	if err := r.acquire(); err != nil {
-		return fmt.Errorf("reconcile the node: %w", err)
+	if err := r.Lock(); err != nil {
+		return err
 	}
 	if err := r.start(ctx); err != nil {
-		return errors.Join(err, r.release())
+		return errors.Join(err, r.Unlock())
 	}
 	return nil
+}
+
+// Scan reads the node for Start, so that Start need not, and writes nothing. The error is one that Start would return,
+// or gpu.ErrNoDriver.
+func (r *Reconciler) Scan(ctx context.Context) (err error) {
+	r.reconciled, r.seen = time.Now(), r.identify()
+	r.scanned, err = r.scan(ctx, nil)
+	return err
 }
 
 func (r *Reconciler) start(ctx context.Context) error {
 	began := time.Now()
 	r.heartbeat.Store(began.UnixNano())
-	r.reconciled, r.seen = began, r.identify()
-	want, err := r.scan(ctx, r.opts.Search)
+	want, err := r.scanned, error(nil)
+	if want == nil {
+		r.reconciled, r.seen = began, r.identify()
+		want, err = r.scan(ctx, r.opts.Search)
+	}
 	if r.opts.AwaitDriver && errors.Is(err, gpu.ErrNoDriver) && ctx.Err() == nil {
 		return r.awaitDriver(err)
 	}

@@ -750,9 +750,9 @@ func TestTwoInstancesDoNotWriteOneSpec(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	testenv.Must(t, b.rec.Run(ctx))
+	testenv.Must(t, b.rec.Run(ctx), b.rec.Unlock())
 	testenv.Must(t, second.Start(t.Context(), func(State) {}))
-	testenv.Must(t, second.release())
+	testenv.Must(t, second.Unlock())
 	if got := tree(t, b.dirs); !slices.Equal(got, []string{b.path}) {
 		t.Errorf("the CDI directories have %v", got)
 	}

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -44,8 +43,7 @@ func (r *Reconciler) Alive() error {
 }
 
 // Run reconciles until ctx ends. It returns nil or ErrDriverChanged.
-func (r *Reconciler) Run(ctx context.Context) (err error) {
-	defer func() { err = errors.Join(err, r.release()) }()
+func (r *Reconciler) Run(ctx context.Context) error {
 	defer r.monitor.saveOrRemark()
 	watcher, watchErr := wake.NewDirWatcher()
 	if watchErr != nil {

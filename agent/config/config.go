@@ -81,6 +81,9 @@ type Plugin struct {
 	// FailOnInitError makes the service exit with an error if there is no driver at the start. Otherwise it waits for
 	// one.
 	FailOnInitError bool `yaml:"fail-on-init-error" json:"fail-on-init-error"`
+	// TakeOver makes the service take the place of another instance, without a time in which none serves. Otherwise a
+	// second instance is an error.
+	TakeOver bool `yaml:"take-over" json:"take-over"`
 	// Listen is HOST:PORT of the server for metrics and health. If it is empty, there is no server.
 	Listen string `yaml:"listen" json:"listen"`
 	// PodMetrics adds metrics that name the containers that hold devices.

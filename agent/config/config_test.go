@@ -100,6 +100,7 @@ prestart:
   resources:
   - {name: nvidia.com/gpu, policy: reset}
 fail-on-init-error: true
+take-over: true
 listen: 127.0.0.1:9400
 pod-metrics: true
 node-labels: true
@@ -157,6 +158,7 @@ func fullConfig() Config {
 				{XID: 48, Action: health.Reset, Count: 2, Within: configfile.Duration(time.Hour)},
 				{XID: 74, Action: health.Service, Count: 3, Within: configfile.Duration(10 * time.Minute)},
 			}},
+			TakeOver:   true,
 			Listen:     "127.0.0.1:9400",
 			PodMetrics: true, NodeLabels: true, FeaturesDir: "/host/features.d",
 			Extras: []Extra{GDS, NVSwitch}, IMEX: IMEX{Channels: []int{1, 7}, Required: true},
@@ -222,7 +224,7 @@ func TestOptionsSetTheConfiguration(t *testing.T) {
 	for _, o := range Keys.Options(&want) {
 		set[o.Name()] = o.String()
 	}
-	if len(set) != 33 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
+	if len(set) != 34 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
 		t.Errorf("options %q", set)
 	}
 	for _, o := range Keys.Options(&c) {
@@ -256,6 +258,7 @@ func TestOptionsRefuseWrongValues(t *testing.T) {
 		"device-id-strategy": `unknown value "wrong"; known are uuid, index`,
 		"gpu-timeout":        `"wrong" is not a duration of more than 0, such as 10s or 1m30s`,
 		"fail-on-init-error": `want true or false, got "wrong"`,
+		"take-over":          `want true or false, got "wrong"`,
 		"mig-strategy":       `unknown value "wrong"; known are none, single, mixed`,
 		"mps":                `want true or false, got "wrong"`,
 		"no-hook":            `want true or false, got "wrong"`,

@@ -75,6 +75,8 @@ var keys = [][2]string{
 	{"prestart.resources[].policy", "Policy of the resource."},
 	{"fail-on-init-error", "exit with an error if there is no usable driver at the start; with false wait for " +
 		"one, and offer no device until then"},
+	{"take-over", "take the place of another serve, which hands over in milliseconds; both must have the same " +
+		"runtime-dir"},
 	{"listen", "`host:port` of the server for metrics and health (default: none)"},
 	{"pod-metrics", "add the containers that hold devices to the metrics, with their pods and namespaces"},
 	{"node-labels", "write the labels of gpu-feature-discovery for node feature discovery, which sets them on the node"},

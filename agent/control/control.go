@@ -1,5 +1,6 @@
 // Package control lets an administrator send requests to the running service, over a unix socket that only root and
 // the service's own user can use. Requests and answers are JSON over HTTP; an answer may begin with lines of progress.
+// Another instance uses the socket to take over.
 // prestart-hook uses the socket too, to ask which devices a container has. It has a client of its own (hook/inject),
 // since net/http would double its size.
 //
@@ -35,16 +36,23 @@ const (
 	// Allocation returns the qualified names of the CDI devices that the kubelet gave a container, separated by
 	// commas. Only prestart-hook sends it.
 	Allocation Act = "allocation"
+	// HoldOpen keeps the driver open as long as its client is connected, and reports progress when it does. HandOver
+	// ends all but the plugin: the answer arrives when the client may write the node's files. The plugin ends with
+	// HoldOpen. Only another instance of the program sends these.
+	HoldOpen Act = "hold-open"
+	HandOver Act = "hand-over"
 )
 
 // acts says, for each act, what its requests must have and may have.
-var acts = map[Act]struct{ device, reason, options, container bool }{
+var acts = map[Act]struct{ device, reason, options, container, driver bool }{
 	Cordon:     {device: true, reason: true},
 	Uncordon:   {device: true},
 	Reset:      {device: true, options: true},
 	Release:    {},
 	Reopen:     {},
 	Allocation: {container: true},
+	HoldOpen:   {},
+	HandOver:   {driver: true},
 }
 
 // Request is a request of an administrator or of prestart-hook.
@@ -62,6 +70,8 @@ type Request struct {
 	Namespace string `json:"namespace,omitempty"`
 	Pod       string `json:"pod,omitempty"`
 	Container string `json:"container,omitempty"`
+	// NoDriver says that the client of HandOver cannot use the driver.
+	NoDriver bool `json:"noDriver,omitempty"`
 }
 
 // String describes the request for people, such as "cordon 3 (a fan is loud)".
@@ -105,6 +115,8 @@ func (r *Request) Check() error {
 		return fmt.Errorf("%s: takes no reason", r.Act)
 	case !needs.options && (r.Wait || r.Force):
 		return fmt.Errorf("%s: takes neither wait nor force", r.Act)
+	case !needs.driver && r.NoDriver:
+		return fmt.Errorf("%s: takes no noDriver", r.Act)
 	case needs.container && (r.Namespace == "" || r.Pod == "" || r.Container == ""):
 		return fmt.Errorf("%s: name a container, its pod and its namespace", r.Act)
 	case !needs.container && r.Namespace+r.Pod+r.Container != "":

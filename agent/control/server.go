@@ -27,8 +27,10 @@ type Server struct {
 }
 
 const (
-	// retryAfter is the time between two attempts to create the socket.
+	// retryAfter is the longest time between two attempts to create the socket. The first ones are firstRetry apart, in
+	// case another instance is just ending.
 	retryAfter = 5 * time.Second
+	firstRetry = 10 * time.Millisecond
 	// requestTime is how long a client may take to send its request, and to read a line of the answer.
 	requestTime = unixsocket.RequestTime
 	// maxConnections is how many connections are served at once; others are closed. It must be enough for a reset of
@@ -39,16 +41,18 @@ const (
 // Run serves until ctx ends and then removes the socket. If the socket cannot be created, for example because another
 // instance has it, Run logs the error and tries again: containers can get GPUs without this socket.
 func (s *Server) Run(ctx context.Context) error {
-	logged := ""
+	logged, longest, pause := "", cmp.Or(s.retry, retryAfter), firstRetry
 	for ctx.Err() == nil {
-		if err := s.serve(ctx); err != nil && err.Error() != logged && ctx.Err() == nil {
+		err := s.serve(ctx)
+		if err != nil && err.Error() != logged && ctx.Err() == nil && pause >= longest {
 			logged = err.Error()
 			s.Log.Warn("the control socket cannot be served to administrators; retrying: " + logged)
 		}
 		select {
-		case <-time.After(cmp.Or(s.retry, retryAfter)):
+		case <-time.After(pause):
 		case <-ctx.Done():
 		}
+		pause = min(2*pause, longest)
 	}
 	return nil
 }
@@ -95,8 +99,13 @@ func (s *Server) handler() http.Handler {
 func (s *Server) answer(w http.ResponseWriter, q *http.Request, r Request, peer *unix.Ucred) {
 	log := s.Log.With("act", r.Act, "device", r.Device, "uid", peer.Uid, "gid", peer.Gid, "pid", peer.Pid)
 	what, caller, info := r.String(), "an administrator", slog.LevelInfo
-	if r.Act == Allocation { // each container may send one, and the hook reports a refusal
+	failed := slog.LevelWarn
+	switch r.Act {
+	case Allocation: // each container may send one, and the hook reports a refusal
 		caller, info = "the hook of a container", slog.LevelDebug
+	case HoldOpen, HandOver: // the service and the other instance log them
+		caller, info, failed = "another instance", slog.LevelDebug, slog.LevelDebug
+	default:
 	}
 	log.Log(q.Context(), info,
 		fmt.Sprintf("request of %s (user %d, process %d): %s", caller, peer.Uid, peer.Pid, what))
@@ -118,7 +127,7 @@ func (s *Server) answer(w http.ResponseWriter, q *http.Request, r Request, peer 
 		send(message{Error: "the service is shutting down"})
 		return
 	case err != nil:
-		log.Warn("a request of " + caller + " failed: " + what + ": " + err.Error())
+		log.Log(q.Context(), failed, "a request of "+caller+" failed: "+what+": "+err.Error())
 		send(message{Error: err.Error()})
 		return
 	}

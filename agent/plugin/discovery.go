@@ -22,6 +22,9 @@ func (e *endpoint) stayDiscovered(ctx context.Context) error {
 			}
 			continue
 		}
+		if e.opts.retired.Load() {
+			return e.maintainUntil(ctx, forever, func() bool { return false })
+		}
 		e.setReason(errNotWatched)
 		if err := e.listen(ctx); err != nil {
 			e.setReason(err)

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"math"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -21,13 +20,14 @@ import (
 
 // endpoint serves a resource on a socket and keeps it registered with the kubelet. It is an actor.
 type endpoint struct {
-	name   string // of the resource
-	path   string // of the socket
-	opts   *Options
-	log    *slog.Logger
-	server *server
+	name    string // of the resource
+	planned string // the path of the socket, unless another instance has it
+	opts    *Options
+	log     *slog.Logger
+	server  *server
 
 	// Only the goroutine of run uses these.
+	path    string // of the socket
 	grpc    *grpc.Server
 	serving sync.WaitGroup // the goroutines that serve sockets
 	lock    *fileio.Lock
@@ -39,7 +39,7 @@ type endpoint struct {
 
 func newEndpoint(name, path string, s *server, o *Options) *endpoint {
 	return &endpoint{
-		name: name, path: path, opts: o, server: s, log: o.Log.With("resource", name),
+		name: name, planned: path, opts: o, server: s, log: o.Log.With("resource", name),
 		status: Status{Resource: name, Reason: "it is not registered yet"},
 	}
 }
@@ -57,7 +57,12 @@ func (e *endpoint) run(ctx context.Context) (err error) {
 		e.status.Reason = stopped // in place of an earlier reason
 		e.mu.Unlock()
 	}()
-	e.lock, err = fileio.AcquireLock(filepath.Join(filepath.Dir(e.path), "."+filepath.Base(e.path)+".lock"))
+	e.path = e.planned
+	e.lock, err = fileio.AcquireLock(lockPath(e.path))
+	if errors.Is(err, fileio.ErrHeld) && e.opts.Beside {
+		e.path = besidePath(e.planned, e.name)
+		e.lock, err = fileio.AcquireLock(lockPath(e.path))
+	}
 	if err != nil {
 		return fmt.Errorf("serve %s: %w", e.name, err)
 	}

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -38,11 +39,16 @@ type Options struct {
 	// RegistryDir, if not empty, is the kubelet's directory of plugin sockets, plugins_registry. The plugin then makes
 	// its sockets there, and the kubelet finds them. The plugin does not call Register, and Dir may be empty.
 	RegistryDir string
+	// Beside says that another instance may still serve the resources and is about to end. The sockets then have other
+	// names than its sockets.
+	Beside bool
 	// Allocate configures how containers get their devices.
 	Allocate AllocateOptions
 	Log      *slog.Logger
 	// Observer is notified of events; optional.
 	Observer Observer
+
+	retired *atomic.Bool // set by Retire
 
 	// Only tests set these; the zero value is the default.
 	registerTimeout time.Duration // for the answer to a Register call
@@ -98,6 +104,7 @@ func New(o Options) (*Plugin, error) {
 	if o.Observer == nil {
 		o.Observer = noObserver{}
 	}
+	o.retired = new(atomic.Bool)
 	return &Plugin{opts: o, endpoints: map[string]*endpoint{}}, nil
 }
 
@@ -135,7 +142,7 @@ func (p *Plugin) update(r resource.Resource, gpus *allocator.GPUs) error {
 	}
 	taken := func(path string) bool {
 		for _, e := range p.endpoints {
-			if e.path == path {
+			if e.planned == path {
 				return true
 			}
 		}
@@ -152,6 +159,9 @@ func (p *Plugin) update(r resource.Resource, gpus *allocator.GPUs) error {
 	}
 	return nil
 }
+
+// Retire makes the plugin register no more, since another instance does. It serves until Run ends.
+func (p *Plugin) Retire() { p.opts.retired.Store(true) }
 
 // Check returns ErrNoKubelet if the path of the directory for the sockets leads to something else. A directory that
 // does not exist is not an error: Run waits for it.

@@ -576,3 +576,34 @@ func TestAResourceThatCannotBeAdvertisedLeavesTheOthers(t *testing.T) {
 		t.Errorf("the resources %+v are served, want only the valid one", s)
 	}
 }
+
+// The kubelet knows the plugin of a new instance before that of the old one ends. The next instance has the first
+// socket again.
+func TestAnInstanceBesideAnother(t *testing.T) {
+	leaves(t)
+	k := kubelettest.New(t)
+	k.Start()
+	beside := optionsFor(k)
+	beside.Beside = true
+	old := start(t, beside, gpusOf(2))
+	k.WaitRegistered(gpus)
+	for _, socket := range []string{"gpu-cdi-nvidia-com-gpu-2.sock", "gpu-cdi-nvidia-com-gpu.sock"} {
+		before := k.Registrations()
+		old.Retire()
+		next := start(t, beside, gpusOf(3))
+		k.WaitRegistrations(before + 1)
+		e := k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 3 })
+		if got := e.Request.GetEndpoint(); got != socket {
+			t.Errorf("the socket is %s, want %s", got, socket)
+		}
+		testenv.Must(t, old.stop())
+		want := []string{"." + socket + ".lock", socket, "kubelet.sock"}
+		if diff := cmp.Diff(want, inDir(t, k.Dir)); diff != "" {
+			t.Errorf("in the directory (-want +got):\n%s", diff)
+		}
+		if n := k.Registrations(); n != before+1 {
+			t.Errorf("%d registrations, want %d: the old instance registers too", n, before+1)
+		}
+		old = next
+	}
+}

@@ -94,6 +94,9 @@ func (e *endpoint) stayRegisteredWith(
 			return nil
 		}
 		if !watching() {
+			if e.opts.retired.Load() {
+				return e.maintainUntil(ctx, forever, func() bool { return false })
+			}
 			e.server.watchers.Store(new(atomic.Int32))
 			answer, err := e.register(ctx, replaced)
 			if err != nil {

@@ -30,6 +30,20 @@ func socketPath(dir, name string, taken func(path string) bool) string {
 	return filepath.Join(dir, hashedName(name))
 }
 
+// besidePath returns the path of a resource's socket for an instance that begins while another has the planned path.
+func besidePath(planned, name string) string {
+	path := strings.TrimSuffix(planned, socketSuffix) + "-2" + socketSuffix
+	if len(path) <= unixsocket.MaxPath {
+		return path
+	}
+	return filepath.Join(filepath.Dir(planned), hashedName(name+"-2"))
+}
+
+// lockPath returns the path of a socket's lock.
+func lockPath(socket string) string {
+	return filepath.Join(filepath.Dir(socket), "."+filepath.Base(socket)+".lock")
+}
+
 func hashedName(name string) string {
 	sum := sha256.Sum256([]byte(name))
 	return socketPrefix + hex.EncodeToString(sum[:8]) + socketSuffix

@@ -44,7 +44,7 @@ func TestResourcesWhoseNamesDifferInADotHaveDifferentSockets(t *testing.T) {
 	p, err := New(Options{Dir: "/x", Allocate: by(resource.CDICRI), Log: quiet})
 	testenv.Must(t, err)
 	testenv.Must(t, p.Update([]resource.Resource{{Name: hyphen}, {Name: dot}}, nil))
-	if path := p.endpoints[dot].path; path == p.endpoints[hyphen].path {
+	if path := p.endpoints[dot].planned; path == p.endpoints[hyphen].planned {
 		t.Errorf("both have %s", path)
 	}
 }

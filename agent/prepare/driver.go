@@ -48,7 +48,7 @@ func (r *Runner) setClosed(why string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.keepOpen {
-		return errors.New("the driver cannot be closed now, since this program is restarting")
+		return errors.New("the driver cannot be closed now, since this program is restarting or another instance takes over")
 	}
 	r.closed = &closing{why: why, since: time.Now(), opened: make(chan struct{})}
 	return nil
@@ -71,8 +71,8 @@ func (r *Runner) Closed() <-chan struct{} {
 	return r.closed.opened
 }
 
-// KeepOpen keeps the driver open from now on, since the program is about to restart: the new process would open the
-// driver during a reset. If the driver is closed, KeepOpen only returns a channel that is closed when it is open again.
+// KeepOpen keeps the driver open until AllowClosing, since a new process is about to open the driver, also while a GPU
+// would be reset. If the driver is closed, KeepOpen only returns a channel that is closed when it is open again.
 func (r *Runner) KeepOpen() (opened <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -81,6 +81,13 @@ func (r *Runner) KeepOpen() (opened <-chan struct{}) {
 	}
 	r.keepOpen = true
 	return nil
+}
+
+// AllowClosing ends KeepOpen.
+func (r *Runner) AllowClosing() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.keepOpen = false
 }
 
 // withDriver calls the driver, after waiting while it is closed.

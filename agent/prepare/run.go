@@ -18,7 +18,7 @@ type Runner struct {
 	driver *semaphore.Weighted
 
 	mu sync.Mutex
-	// closed is nil while the driver is open. keepOpen says that the driver must stay open until the program ends.
+	// closed is nil while the driver is open. keepOpen says that the driver must stay open.
 	closed   *closing
 	keepOpen bool
 	// running has the preparation of each device that is being prepared, by UUID.

@@ -43,8 +43,8 @@ var errorTable = []cli.ErrorRow{
 	}),
 	// This row must be before that of node.SpecError, which may wrap the same error.
 	cli.Sentinel(fileio.ErrHeld, cli.Locked,
-		"stop the other instance, or give this one its own --cdi-kind, --state-dir and --runtime-dir; "+
-			"fuser with the lock's path names its process"),
+		"stop the other instance, take its place with serve --take-over, or give this one its own --cdi-kind, --state-dir "+
+			"and --runtime-dir; fuser with the lock's path names its process"),
 	cli.Typed(func(e *agent.NotWritableError) (cli.Code, string) {
 		return cli.Failure, "name a directory that can be made and written to, with --" + e.Option + ", the same on the host"
 	}),
@@ -78,6 +78,7 @@ var errorTable = []cli.ErrorRow{
 			"again; for gpu-cdi-runtime, install prestart-hook in a directory that can be written to, and name it with " +
 			"--hook-path"
 	}),
+	cli.Sentinel(agent.ErrSuccessorEnded, cli.Failure, "start this instance again, as a supervisor does"),
 	cli.Sentinel(doctor.ErrNoEngine, cli.Failure, "install it, or name another engine with --try"),
 	cli.Sentinel(node.ErrUnknownDevice, cli.Failure, "gpu-cdi-plugin devices lists the devices of this host"),
 

@@ -21,6 +21,11 @@ and its directory, registers again when the kubelet restarts, and restarts itsel
 reads the configuration again; an invalid one is logged, and the old one stays in use. Under systemd it reports
 readiness and status, and notifies the watchdog (Type=notify).
 
+With --take-over it takes the place of another serve, as in a rolling update: it reads the driver and registers with
+the kubelet before the other one ends its plugin. If it cannot use the driver, the other one is not disturbed. It waits
+while the other one resets a GPU or has released the driver. The other one then only reports health until SIGTERM; if
+this one ends before that, the other one exits with status 1, so that its supervisor starts it again.
+
 A container finds a description of each of its devices in ` + node.DescriptorsPath + `: UUID.json with index, model,
 PCI address, NUMA node, memory and how the device is shared.
 

@@ -26,6 +26,9 @@ func TestRunningPodsKeepTheirGPUs(t *testing.T) {
 	}{
 		{"the plugin is killed and started", func(t *testing.T) { f.killPlugin(t); f.plugin = f.serve(t) }},
 		{"the plugin is stopped and another copy started", f.upgrade},
+		{"another instance takes over from the plugin", func(t *testing.T) {
+			f.takeOver(t, shared.Program(t, "gpu-cdi-plugin"))
+		}},
 		{"the kubelet is killed and started", func(t *testing.T) { f.killKubelet(t); f.startKubelet(t) }},
 		{"containerd is killed and started", f.restartContainerd},
 		{"the kubelet is started again before the plugin", func(t *testing.T) {
@@ -57,6 +60,61 @@ func TestRunningPodsKeepTheirGPUs(t *testing.T) {
 			testenv.Must(t, f.Remove(t.Context(), fresh.Name))
 		})
 	}
+}
+
+// TestPodsAreAdmittedWhileThePluginIsReplaced has another instance take over from the plugin while pods arrive one
+// after the other. The kubelet refuses a pod for good if it has no devices at that moment.
+func TestPodsAreAdmittedWhileThePluginIsReplaced(t *testing.T) {
+	config := writeConfig(t, "sharing: {time-slicing: {resources: [{name: nvidia.com/gpu, replicas: 20}]}}\n"+clean)
+	f := setUp(t, "pcie-quad", config)
+	f.awaitReplicas(t, 80)
+	stop, names := make(chan struct{}), make(chan []string)
+	go func() {
+		var made []string
+		for pace := time.NewTicker(200 * time.Millisecond); ; {
+			select {
+			case <-stop:
+				names <- made
+				return
+			case <-pace.C:
+			}
+			p := newPod(fmt.Sprintf("stream-%d", len(made)), gpuName, 1)
+			if len(made) == 60 {
+				continue
+			}
+			if err := f.Apply(p); err != nil {
+				t.Error(err)
+			}
+			made = append(made, p.Name)
+		}
+	}()
+	var gaps []time.Duration
+	for range 3 {
+		gaps = append(gaps, f.takeOver(t, shared.Program(t, "gpu-cdi-plugin"), config))
+	}
+	close(stop)
+	made := <-names
+	for _, name := range made {
+		s, err := f.Await(t.Context(), name, "is admitted", func(s PodStatus) bool { return s.Phase != "" })
+		testenv.Must(t, err)
+		if s.Phase == "Failed" {
+			t.Errorf("pod %s: %s: %s", name, s.Reason, s.Message)
+		}
+	}
+	t.Logf("the kubelet had no devices for %v; %d pods came", gaps, len(made))
+}
+
+// awaitReplicas waits until the kubelet has so many devices.
+func (f *fixture) awaitReplicas(t *testing.T, want int) {
+	t.Helper()
+	err := wait(t.Context(), time.Minute, fmt.Sprintf("the kubelet has %d devices", want), func() error {
+		all, err := f.Allocatable(t.Context())
+		if got := len(all[gpuName]); err == nil && got != want {
+			err = fmt.Errorf("it has %d", got)
+		}
+		return err
+	})
+	testenv.Must(t, err)
 }
 
 // TestWithoutThePluginNoPodIsStarted kills the plugin. Its GPUs are then not allocatable. A pod keeps its GPU, even if
@@ -130,6 +188,40 @@ func (f *fixture) upgrade(t *testing.T) {
 		t.Errorf("the plugin that was stopped has the exit status %d, %v", code, err)
 	}
 	f.plugin = f.serveAs(t, f.copyOfPlugin(t))
+}
+
+// takeOver starts a program that takes over from the plugin, as in a rolling update, and then stops the old one. It
+// returns for how long no plugin was connected to the kubelet; less than 0 if both were.
+func (f *fixture) takeOver(t *testing.T, program string, flags ...string) time.Duration {
+	t.Helper()
+	old, before := f.plugin, len(f.plugin.Log())
+	next := f.serveAs(t, program, append(flags, "--take-over")...)
+	var ended, began time.Time
+	err := wait(t.Context(), time.Minute, "the new plugin is connected", func() error {
+		log := old.Log()[before:] // of both
+		ended, began = logged(log, "no longer watches nvidia.com/gpu"), logged(log, "the kubelet watches nvidia.com/gpu")
+		if ended.IsZero() || began.IsZero() {
+			return errors.New(tail(log, 20))
+		}
+		return nil
+	})
+	testenv.Must(t, err)
+	f.plugin = next
+	if code, err := old.Stop(time.Minute); err != nil || code != 0 {
+		t.Errorf("the old plugin has the exit status %d, %v", code, err)
+	}
+	return began.Sub(ended)
+}
+
+// logged returns the time of the last line of a log with a text, or zero.
+func logged(log, text string) (at time.Time) {
+	for line := range strings.Lines(log) {
+		if _, rest, found := strings.Cut(line, "time="); found && strings.Contains(line, text) {
+			stamp, _, _ := strings.Cut(rest, " ")
+			at, _ = time.Parse(time.RFC3339Nano, stamp)
+		}
+	}
+	return at
 }
 
 func (f *fixture) killKubelet(t *testing.T) {

@@ -1,0 +1,316 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gpu-cdi-plugin/agent/control"
+	"gpu-cdi-plugin/agent/prepare"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/unixsocket"
+	"gpu-cdi-plugin/internal/wording"
+	"gpu-cdi-plugin/node"
+)
+
+// Two instances of Serve hand over as follows. The new one sends hold-open, so that no GPU is reset while it opens the
+// driver, and reads the node. Then it sends hand-over. The old one ends all that writes files, and answers. The new one
+// publishes what it has read and registers its plugin with the kubelet beside the old one's. Then it ends hold-open,
+// and the old one ends its plugin. It goes on to answer on its address for health.
+//
+// A kubelet before 1.37 loses the new plugin with the old one, and the new one registers again at once.
+
+// ErrSuccessorEnded means that the instance that had taken over has ended, so that this one must be started again.
+var ErrSuccessorEnded = errors.New("the instance that had taken over has ended")
+
+// errHandedOver means that another instance has taken over.
+var errHandedOver = errors.New("another instance has taken over")
+
+const (
+	// holdLimit is how long the driver is held open for a new instance, and handOverLimit how long a hand-over may take:
+	// waiting for preparations twice, and the end of the plugin.
+	holdLimit     = 2 * time.Minute
+	handOverLimit = 2 * time.Minute
+	// takeOverPause is the time between two attempts to take over.
+	takeOverPause = time.Second
+	// endingLimit is how long the files may be locked by an instance that does not answer. It is longer than
+	// Kubernetes waits until it kills a pod.
+	endingLimit = time.Minute
+	// standByPoll is how often it is checked whether the instance that has taken over runs.
+	standByPoll = time.Second
+	// overlapLimit is how long two instances are registered if the kubelet does not watch the new one, and readyPoll
+	// how often it is checked whether it does.
+	overlapLimit = 10 * time.Second
+	readyPoll    = 5 * time.Millisecond
+)
+
+// handOver ends the service when another instance takes over. It is an actor.
+type handOver struct {
+	node     *node.Reconciler
+	runner   *prepare.Runner
+	log      *slog.Logger
+	keepOpen func(ctx context.Context) (until string, opened <-chan struct{})
+
+	holding  atomic.Bool   // an instance is about to take over
+	requests chan struct{} // receives one value, which ends all but the plugin
+	ended    chan struct{} // closed when all but the plugin has ended
+	released chan struct{} // closed when the plugin may end
+
+	// changing is held for reading while an administrator changes a record. After begun is set, none is changed: the
+	// other instance reads it.
+	changing sync.RWMutex
+	begun    bool
+}
+
+func newHandOver(n *node.Reconciler, r *prepare.Runner, log *slog.Logger) *handOver {
+	return &handOver{
+		node: n, runner: r, log: log, requests: make(chan struct{}), ended: make(chan struct{}),
+		released: make(chan struct{}),
+	}
+}
+
+// hold keeps the driver open until ctx ends, and reports progress when it does.
+func (h *handOver) hold(ctx context.Context, progress func(string)) (string, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, holdLimit, errors.New("it was not taken over in time"))
+	defer cancel()
+	if !h.holding.CompareAndSwap(false, true) {
+		return "", errors.New("another instance is already taking over")
+	}
+	defer h.holding.Store(false)
+	if until, opened := h.keepOpen(ctx); opened != nil {
+		return "", errors.New("no instance can take over until " + until)
+	}
+	defer func() {
+		h.changing.RLock()
+		defer h.changing.RUnlock()
+		if h.begun {
+			close(h.released)
+		} else {
+			h.runner.AllowClosing()
+		}
+	}()
+	progress("the driver stays open")
+	<-ctx.Done()
+	return "", context.Cause(ctx)
+}
+
+// handOver ends all but the plugin.
+func (h *handOver) handOver(ctx context.Context, noDriver bool) (string, error) {
+	if !h.holding.Load() {
+		return "", errors.New("the driver is not held open: send hold-open before")
+	}
+	if s := h.node.State(); noDriver && s.Err == nil && s.Snapshot != nil && len(s.Snapshot.Devices) > 0 {
+		return "", errors.New("this instance can use the driver, and the one that would take over cannot")
+	}
+	if until, opened := h.keepOpen(ctx); opened != nil { // devices may be prepared again since hold
+		return "", errors.New("no instance can take over until " + until)
+	}
+	select {
+	case h.requests <- struct{}{}:
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
+	select {
+	case <-h.ended:
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
+	return "this instance has ended all but its plugin", nil
+}
+
+// awaitOther answers the other instance that all but the plugin has ended, and waits until it serves too, or has ended.
+func (h *handOver) awaitOther(ctx context.Context) {
+	close(h.ended)
+	select {
+	case <-ctx.Done():
+	case <-h.released:
+	}
+}
+
+// run returns errHandedOver when another instance takes over.
+func (h *handOver) run(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-h.requests:
+	}
+	h.changing.Lock() // waits for changes
+	h.begun = true
+	h.changing.Unlock()
+	h.log.Info("another instance takes over: this one ends its service, and continues to report health")
+	return errHandedOver
+}
+
+// change lets an administrator change a record, unless another instance is about to read it.
+func (h *handOver) change(change func() error) error {
+	h.changing.RLock()
+	defer h.changing.RUnlock()
+	if h.begun {
+		return fmt.Errorf("%w: try again", errHandedOver)
+	}
+	return change()
+}
+
+// idle says why the service does not serve the node.
+type idle struct {
+	text string
+	// ready says that another instance serves the node and needs this one no longer.
+	ready bool
+}
+
+// takeOver locks the node's files. If another instance has locked them, and the configuration says so, that instance
+// hands over first.
+func (d *daemon) takeOver(ctx context.Context) error {
+	var unanswered time.Time // since when no instance answers
+	for {
+		locked := d.node.Lock()
+		if !d.takesOver || !errors.Is(locked, fileio.ErrHeld) {
+			d.idle.Store(nil)
+			return locked
+		}
+		d.idle.CompareAndSwap(nil, &idle{text: "another instance serves this node and is about to hand over"})
+		err := d.requestHandOver(ctx)
+		ended := hasEnded(err)
+		if !ended {
+			unanswered = time.Time{}
+		}
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case ended && unanswered.IsZero(): // it has just ended, or is about to
+			unanswered = time.Now()
+		case ended && time.Since(unanswered) > endingLimit:
+			return fmt.Errorf("%w; %w", locked, err)
+		default:
+			if _, fatal := errors.AsType[*fatalError](err); fatal || errors.Is(err, control.ErrNotAllowed) {
+				return fmt.Errorf("take over from another instance: %w", err)
+			}
+			d.awaitTakeOver(ctx, err)
+		}
+	}
+}
+
+// hasEnded reports whether the error of a request means that the other instance has ended or is about to.
+func hasEnded(err error) bool {
+	return errors.Is(err, control.ErrNoServer) || errors.Is(err, unixsocket.ErrEnded)
+}
+
+// fatalError means that this instance cannot serve the node, so that it must not take over.
+type fatalError struct{ error }
+
+func (e *fatalError) Unwrap() error { return e.error }
+
+// requestHandOver reads the node while another instance serves it, and has that instance end its service.
+func (d *daemon) requestHandOver(ctx context.Context) error {
+	if d.release != nil { // a third instance was faster
+		d.release()
+		d.release = nil
+	}
+	holding, end := context.WithCancel(ctx)
+	ctx, cancel := context.WithTimeoutCause(ctx, handOverLimit, errors.New("it does not answer"))
+	defer cancel()
+	held, ended := make(chan struct{}), make(chan error, 1)
+	once := sync.OnceFunc(func() { close(held) })
+	go func() {
+		_, err := control.Send(holding, d.opts.Config.RuntimeDir, control.Request{Act: control.HoldOpen},
+			func(string) { once() })
+		ended <- err
+	}()
+	release := sync.OnceFunc(func() {
+		end()
+		<-ended //nolint:errcheck // the request has no result
+	})
+	select {
+	case err := <-ended:
+		end()
+		return err
+	case <-ctx.Done():
+		release()
+		return context.Cause(ctx)
+	case <-held:
+	}
+	defer func() {
+		if d.release == nil {
+			release()
+		}
+	}()
+	waiting := d.opts.LogSlowCalls()
+	err := d.node.Scan(ctx)
+	waiting.Stop()
+	noDriver := errors.Is(err, gpu.ErrNoDriver) && !d.opts.Config.FailOnInitError
+	if err != nil && !noDriver {
+		return &fatalError{err}
+	}
+	began := time.Now()
+	r := control.Request{Act: control.HandOver, NoDriver: noDriver}
+	if _, err := control.Send(ctx, d.opts.Config.RuntimeDir, r, func(string) {}); err != nil {
+		if !hasEnded(err) {
+			d.closeDriver() // the other instance may reset GPUs
+		}
+		return err
+	}
+	d.release = release
+	d.opts.Log.Info("another instance has handed over", "took", time.Since(began).Round(time.Microsecond))
+	return nil
+}
+
+// endOverlap lets the other instance end its plugin when the kubelet watches this one's.
+func (d *daemon) endOverlap(ctx context.Context) error {
+	if d.release == nil {
+		return nil
+	}
+	poll := time.NewTicker(readyPoll)
+	defer poll.Stop()
+	for limit := time.Now().Add(overlapLimit); d.role.ready() != nil && time.Now().Before(limit); {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-poll.C:
+		}
+	}
+	d.release()
+	d.overlapped(ctx)
+	return nil
+}
+
+// awaitTakeOver waits until the next attempt to take over. It logs the reason when that has changed, and once a minute.
+func (d *daemon) awaitTakeOver(ctx context.Context, reason error) {
+	text := "another instance serves this node and does not hand over yet: " + wording.OneLine(reason)
+	if before := d.idle.Swap(&idle{text: text}); before == nil || before.text != text ||
+		time.Since(d.logged) > repeatAfter {
+		d.logged = time.Now()
+		d.opts.Log.Warn(text)
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(takeOverPause):
+	}
+}
+
+// standBy waits until ctx ends. If the instance that has taken over ends before that, it returns ErrSuccessorEnded.
+func (d *daemon) standBy(ctx context.Context) error {
+	const text = "another instance has taken over and serves this node; this one waits for its end"
+	d.idle.Store(&idle{text: text, ready: true})
+	d.closeDriver()
+	d.metrics.Advertised(node.State{Snapshot: &gpu.Snapshot{}})
+	d.opts.Log.Info(text)
+	d.logUnsent(d.systemd.Status(text))
+	poll := time.NewTicker(standByPoll)
+	defer poll.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-poll.C:
+		}
+		if other, err := d.node.OtherLocked(); err == nil && !other {
+			return ErrSuccessorEnded
+		}
+	}
+}
