@@ -40,6 +40,7 @@ type publisher struct {
 	gpus     *allocator.GPUs // how the GPUs of its snapshot are connected, or nil if it is unknown
 	unknown  string          // why that is unknown, or empty
 	outdated string          // why the node has older labels, or empty
+	ended    bool            // set by end
 	refused  string          // why the kubelet still has older devices of some resources, or empty
 }
 
@@ -73,6 +74,9 @@ func (p *publisher) run(ctx context.Context) error {
 // advertise passes the last state on. It marks devices as unhealthy that a container holds under another name, or whose
 // MPS daemon is not ready.
 func (p *publisher) advertise() {
+	if p.ended {
+		return
+	}
 	state := p.state
 	state.Resources = resource.MarkUnhealthy(state.Resources, func(d *resource.Device) string {
 		return cmp.Or(p.ledger.Reason(d), p.mps.Reason(d))
@@ -92,6 +96,13 @@ func (p *publisher) advertise() {
 		p.outdated = wording.OneLine(err)
 	}
 	p.changed.Wake()
+}
+
+// end makes the publisher pass on nothing more, since another instance does. The driver may still report events.
+func (p *publisher) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
 }
 
 // connect precomputes which GPUs are best connected.

@@ -96,11 +96,6 @@ func Serve(ctx context.Context, o *Options) error {
 	if err := p.Check(); err != nil { // before the spec is written
 		return err
 	}
-	if !c.NodeLabels {
-		if _, err := RemoveLabels(c, o.Trust); err != nil {
-			o.Log.Warn("the node keeps labels that node-labels does not want any more: " + wording.OneLine(err))
-		}
-	}
 	d := &daemon{
 		opts: o, role: s, node: n, metrics: m, changed: changed, systemd: sdnotify.New(o.Env), takesOver: c.TakeOver,
 		overlapped: func(ctx context.Context) { _, _ = held.Read(ctx) }, // the other instance may have given devices
@@ -195,11 +190,17 @@ func (s *service) keepOpen(ctx context.Context) (until string, opened <-chan str
 // run implements role. When another instance takes over, the plugin ends last, so that the kubelet can allocate devices
 // until it knows the plugin of the other instance.
 func (s *service) run(ctx context.Context, node actor) error {
+	if c := &s.opts.Config; !c.NodeLabels {
+		if _, err := RemoveLabels(c, s.opts.Trust); err != nil {
+			s.opts.Log.Warn("the node keeps labels that node-labels does not want any more: " + wording.OneLine(err))
+		}
+	}
 	writers := append([]actor{node, s.publisher.run, s.releaser.run, s.handOver.run}, s.others...)
 	return runAll(ctx, s.control.Run, func(ctx context.Context) error {
 		err := runAll(ctx, s.runPlugin, func(ctx context.Context) error {
 			err := runAll(ctx, writers...)
 			if errors.Is(err, errHandedOver) {
+				s.publisher.end()
 				err = errors.Join(err, s.node.Unlock())
 				s.plugin.Retire()
 				s.handOver.awaitOther(ctx)
