@@ -55,7 +55,8 @@ func TestRootlessPodman(t *testing.T) {
 	n := shared.Node(t, "dgx-h100")
 	archive := filepath.Join(t.TempDir(), "image.tar")
 	env := []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
-	testenv.Must(t, image.WriteArchive(archive, "localhost/gpu:test", shared.Images.Copy(t, image.Glibc), env, nil))
+	root := shared.Images.Copy(t, image.Glibc)
+	testenv.Must(t, image.WriteArchive(archive, "localhost/gpu:test", root, image.Config{Env: env}))
 	bin := filepath.Dir(shared.Program(t, "prestart-hook"))
 	for _, runtime := range []string{"runc", "crun"} {
 		t.Run(runtime, func(t *testing.T) {

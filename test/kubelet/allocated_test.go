@@ -62,7 +62,7 @@ func (f *fixture) standInFront(t *testing.T, policy string) string {
 	t.Helper()
 	dir := t.TempDir()
 	program, etc := filepath.Join(dir, "gpu-cdi-runtime"), filepath.Join(dir, "etc")
-	policy = fmt.Sprintf("%s\nruntime: %s\n", policy, f.programs.Runc)
+	policy = fmt.Sprintf("%s\nruntime: %s\n", policy, f.Programs.Runc)
 	file := f.Host("/var/lib/containerd.toml")
 	before, err := os.ReadFile(file)
 	if err == nil {
@@ -76,7 +76,7 @@ func (f *fixture) standInFront(t *testing.T, policy string) string {
 	}
 	testenv.Must(t, err)
 	options := fmt.Sprintf("container_annotations = ['cdi.k8s.io/*']\noptions.BinaryName = %q", program)
-	after := strings.Replace(string(before), fmt.Sprintf("options.BinaryName = %q", f.programs.Runc), options, 1)
+	after := strings.Replace(string(before), fmt.Sprintf("options.BinaryName = %q", f.Programs.Runc), options, 1)
 	use := func(ctx context.Context, config string, args ...string) {
 		t.Helper()
 		testenv.Must(t, os.WriteFile(file, []byte(config), 0o644))

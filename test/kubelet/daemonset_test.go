@@ -17,6 +17,7 @@ import (
 	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/image"
+	"gpu-cdi-plugin/test/lib/kubenode"
 	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -38,7 +39,7 @@ func TestTheDaemonSetServesTheNode(t *testing.T) {
 			t.Error(err)
 		}
 		// The kubelet forgets a pod before its containers have ended, and the next test starts a plugin too.
-		err := wait(context.Background(), time.Minute, "the pod's plugin has ended", func() error {
+		err := kubenode.Wait(context.Background(), time.Minute, "the pod's plugin has ended", func() error {
 			l, err := fileio.AcquireLock(f.Host("/var/run/cdi/.nvidia.com-gpu.json.lock"))
 			if err != nil {
 				return err
@@ -86,7 +87,7 @@ func TestTheDaemonSetServesTheNode(t *testing.T) {
 // processes that are left over on a GPU nor the clients of MPS.
 func (f *fixture) checkHostPID(t *testing.T, s PodStatus) {
 	t.Helper()
-	want, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", f.ns.first.Pid()))
+	want, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", f.Pid()))
 	testenv.Must(t, err)
 	got := strings.TrimSpace(f.inPod(t, s, "busybox", "readlink", "/proc/self/ns/pid"))
 	if got != want {
@@ -116,7 +117,9 @@ func (f *fixture) loadPluginImage(t *testing.T) {
 	for _, name := range []string{"gpu-cdi-plugin", "prestart-hook", "launcher"} {
 		testenv.Must(t, image.AddProgram(root, shared.Program(t, name), "/"+name))
 	}
-	testenv.Must(t, f.load(t.Context(), Image{pluginImage, root, []string{"/launcher"}}))
+	testenv.Must(t, f.Load(t.Context(), Image{
+		Name: pluginImage, Root: root, Config: image.Config{Cmd: []string{"/launcher"}},
+	}))
 }
 
 // daemonSetPod returns the pod of the chart's DaemonSet as JSON, with pluginImage and with variables for its container.

@@ -1,12 +1,3 @@
-// Package kubelet runs a Kubernetes node for the tests: containerd and a kubelet that has no API server and runs static
-// pods. Both are the real programs, from pinned modules (test/peers).
-//
-// A node has its own namespaces for mounts, processes and the network, and one temporary directory for all that it
-// writes. So several nodes can run side by side; the machine's own kubelet, container runtime, networks and kernel
-// settings do not change; and a killed test leaves no process, since the namespaces end with it.
-//
-// The node has the machine's version of control groups. A machine in hybrid mode (controllers of version 1, and a tree
-// of version 2 without controllers) cannot have a node of version 2: the kubelet refuses that tree ("some missing
-// controllers"), and runc cannot set the CPU weight of a pod. On such a machine test/e2e covers containers under
-// version 2, since device rules need no controller there.
+// Package kubelet tests the programs on a Kubernetes node (test/lib/kubenode) whose kubelet has no API server and runs
+// static pods.
 package kubelet

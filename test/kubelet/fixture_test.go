@@ -19,6 +19,7 @@ import (
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/image"
+	"gpu-cdi-plugin/test/lib/kubenode"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -93,14 +94,14 @@ func (f *fixture) tearDown(t *testing.T) {
 	ctx := context.Background() // the test's own has ended
 	if t.Failed() {
 		t.Logf("the end of the plugin's log:\n%s\nthe end of the kubelet's log:\n%s",
-			tail(f.plugin.Log(), 60), tail(f.Kubelet.Log(), 40))
+			kubenode.Tail(f.plugin.Log(), 60), kubenode.Tail(f.Kubelet.Log(), 40))
 	}
 	for _, d := range []*Daemon{f.Containerd, f.Kubelet} {
 		if !d.Running() {
-			t.Errorf("%s has ended:\n%s", d.name, tail(d.Log(), 30))
+			t.Errorf("%s has ended:\n%s", d.Name, kubenode.Tail(d.Log(), 30))
 		}
 	}
-	if err := errors.Join(f.plugin.Kill(), os.Remove(f.plugin.log), f.RemovePods(ctx)); err != nil {
+	if err := errors.Join(f.plugin.Kill(), os.Remove(f.plugin.LogFile), f.RemovePods(ctx)); err != nil {
 		t.Error(err)
 	}
 }
@@ -111,7 +112,7 @@ func (f *fixture) awaitDevices(t *testing.T, resource string, want []string) {
 	want = slices.Sorted(slices.Values(want))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	err := wait(ctx, time.Minute, "the kubelet has the devices", func() error {
+	err := kubenode.Wait(ctx, time.Minute, "the kubelet has the devices", func() error {
 		if len(want) > 0 && !f.plugin.Running() {
 			cancel()
 			return errors.New("the plugin has ended")

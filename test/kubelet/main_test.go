@@ -4,10 +4,10 @@ import (
 	"context"
 	"log"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"gpu-cdi-plugin/test/lib/image"
+	"gpu-cdi-plugin/test/lib/kubenode"
 	"gpu-cdi-plugin/test/lib/suite"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -40,31 +40,22 @@ func run(m *testing.M) int {
 func start(t testing.TB) *Node {
 	t.Helper()
 	testenv.Root(t)
-	for _, name := range []string{"ip", "iptables"} {
-		testenv.Command(t, name)
-	}
 	// What may be missing is searched for before anything is built.
-	programs := Programs{Runc: testenv.Command(t, "runc"), CNI: []string{networkPlugins(t)}}
-	programs.Kubelet = shared.NodePeer(t, "kubelet")
-	programs.Containerd = shared.NodePeer(t, "containerd")
-	programs.Ctr = shared.NodePeer(t, "ctr")
+	programs, err := kubenode.Find(shared.NodePeers(t))
+	if err != nil {
+		testenv.Skip(t, err.Error())
+	}
+	for _, name := range []string{"kubelet", "containerd"} {
+		shared.NodePeer(t, name)
+	}
 	root := shared.Images.Copy(t, image.Glibc)
 	testenv.Must(t, image.AddProgram(root, testenv.Command(t, "busybox"), "/usr/bin/busybox"))
 	n, err := New(context.WithoutCancel(t.Context()), programs,
-		Image{pauseImage, shared.Images.Copy(t, image.Static), []string{"sleep", "2147483647"}},
-		Image{gpuImage, root, []string{"true"}})
+		Image{
+			Name: kubenode.PauseImage, Root: shared.Images.Copy(t, image.Static),
+			Config: image.Config{Cmd: []string{"sleep", "2147483647"}},
+		},
+		Image{Name: gpuImage, Root: root, Config: image.Config{Cmd: []string{"true"}}})
 	testenv.Must(t, err)
 	return n
-}
-
-// networkPlugins is the directory where the machine has its CNI plugins.
-func networkPlugins(t testing.TB) string {
-	t.Helper()
-	for _, dir := range []string{"/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"} {
-		if _, err := os.Stat(filepath.Join(dir, "bandwidth")); err == nil {
-			return dir
-		}
-	}
-	testenv.Skip(t, "needs CNI plugins (Debian's package containernetworking-plugins); install them with scripts/setup")
-	return ""
 }

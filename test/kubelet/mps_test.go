@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/kubenode"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -160,7 +161,7 @@ var number = regexp.MustCompile(`^[0-9]+$`)
 // the server's process ID.
 func (f *fixture) awaitClients(t *testing.T, s PodStatus, want int, before string) (server string) {
 	t.Helper()
-	err := wait(t.Context(), time.Minute, fmt.Sprintf("one server has %d clients", want), func() error {
+	err := kubenode.Wait(t.Context(), time.Minute, fmt.Sprintf("one server has %d clients", want), func() error {
 		server = f.controlMPS(t, s, "get_server_list")
 		if !number.MatchString(server) || server == before {
 			return fmt.Errorf("servers: %q", server)

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"gpu-cdi-plugin/test/lib/kubenode"
 )
 
 // TestNetworks runs pods with GPUs on both kinds of network: a bridge, with a host port and a bandwidth limit, and the
@@ -46,7 +48,7 @@ func (f *fixture) httpGet(ctx context.Context, url string) (code int, body strin
 	if err != nil {
 		return 0, "", err
 	}
-	resp, err := f.client().Do(req)
+	resp, err := f.HTTPClient().Do(req)
 	if err != nil {
 		return 0, "", err
 	}
@@ -58,7 +60,7 @@ func (f *fixture) httpGet(ctx context.Context, url string) (code int, body strin
 // awaitPage gets a page, and waits until it is served.
 func (f *fixture) awaitPage(t *testing.T, url string) (body string) {
 	t.Helper()
-	err := wait(t.Context(), time.Minute, url+" is served", func() (err error) {
+	err := kubenode.Wait(t.Context(), time.Minute, url+" is served", func() (err error) {
 		_, body, err = f.httpGet(t.Context(), url)
 		return err
 	})

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gpu-cdi-plugin/test/lib/kubenode"
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
@@ -109,20 +108,21 @@ func (n *Node) Apply(p Pod) error {
 
 // applyManifest writes the manifest of the pod with this name.
 func (n *Node) applyManifest(name string, data []byte) error {
-	file := filepath.Join(n.Host(staticPods), name+".yaml")
+	file := filepath.Join(n.Host(kubenode.StaticPods), name+".yaml")
 	// The file is renamed, so that the kubelet never reads part of it.
-	if err := os.WriteFile(n.dir+"/pod", data, 0o644); err != nil {
+	unseen := n.Host("/var/lib/pod")
+	if err := os.WriteFile(unseen, data, 0o644); err != nil {
 		return err
 	}
-	return os.Rename(n.dir+"/pod", file)
+	return os.Rename(unseen, file)
 }
 
 // Remove removes the manifest of a pod and waits until the pod has ended.
 func (n *Node) Remove(ctx context.Context, name string) error {
-	if err := os.Remove(filepath.Join(n.Host(staticPods), name+".yaml")); err != nil {
+	if err := os.Remove(filepath.Join(n.Host(kubenode.StaticPods), name+".yaml")); err != nil {
 		return err
 	}
-	return wait(ctx, podTime, "pod "+name+" is gone", func() error {
+	return kubenode.Wait(ctx, podTime, "pod "+name+" is gone", func() error {
 		pods, err := n.pods(ctx)
 		if s, ok := pods[name]; ok {
 			err = fmt.Errorf("the kubelet still has it: %+v", s)
@@ -133,7 +133,7 @@ func (n *Node) Remove(ctx context.Context, name string) error {
 
 // awaitNoPods waits until the kubelet has no pod.
 func (n *Node) awaitNoPods(ctx context.Context) error {
-	return wait(ctx, podTime, "the kubelet has no pods", func() error {
+	return kubenode.Wait(ctx, podTime, "the kubelet has no pods", func() error {
 		pods, err := n.pods(ctx)
 		if len(pods) > 0 {
 			err = fmt.Errorf("it has %v", pods)
@@ -148,7 +148,7 @@ const podTime = time.Minute
 // Await waits until f accepts the status of a pod, and returns the status.
 func (n *Node) Await(ctx context.Context, name, what string, f func(PodStatus) bool) (PodStatus, error) {
 	var s PodStatus
-	err := wait(ctx, podTime, "pod "+name+" "+what, func() error {
+	err := kubenode.Wait(ctx, podTime, "pod "+name+" "+what, func() error {
 		pods, err := n.pods(ctx)
 		if err != nil {
 			return err
@@ -158,42 +158,20 @@ func (n *Node) Await(ctx context.Context, name, what string, f func(PodStatus) b
 		}
 		return nil
 	})
-	return s, n.Kubelet.withLog(err)
+	return s, n.Kubelet.WithLog(err)
 }
 
 // pods returns the status of the kubelet's pods, by the name in the manifest.
 func (n *Node) pods(ctx context.Context) (map[string]PodStatus, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	url := fmt.Sprintf("http://127.0.0.1:%d/pods", readOnlyPort)
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	data, err := n.KubeletPods(ctx)
 	if err != nil {
 		return nil, err
 	}
-	resp, err := n.client().Do(req)
-	if err != nil {
-		return nil, fmt.Errorf("get the kubelet's pods: %w", err)
-	}
-	defer resp.Body.Close()
 	var list podList
-	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
-		return nil, fmt.Errorf("read the kubelet's list of pods (%s): %w", resp.Status, err)
+	if err := json.Unmarshal(data, &list); err != nil {
+		return nil, fmt.Errorf("read the kubelet's list of pods: %w", err)
 	}
 	return list.statuses(), nil
-}
-
-// client returns an HTTP client in the node's network.
-func (n *Node) client() *http.Client {
-	return &http.Client{Transport: &http.Transport{DialContext: n.dial, DisableKeepAlives: true}}
-}
-
-// dial connects to an address in the node's network.
-func (n *Node) dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
-	err = n.ns.within(func() error {
-		conn, err = new(net.Dialer).DialContext(ctx, network, address)
-		return err
-	})
-	return conn, err
 }
 
 // podList has the fields of a v1 PodList that the tests read.
@@ -261,6 +239,6 @@ func (n *Node) Exec(ctx context.Context, container string, args ...string) (proc
 		return proc.Result{}, errors.New("run a program in a container: there is no container")
 	}
 	id := fmt.Sprintf("test-%d", numbers.Add(1))
-	exec := []string{n.programs.Ctr, "--namespace", "k8s.io", "tasks", "exec", "--exec-id", id, container}
+	exec := []string{n.Programs.Ctr, "--namespace", "k8s.io", "tasks", "exec", "--exec-id", id, container}
 	return n.Run(ctx, append(exec, args...)...)
 }

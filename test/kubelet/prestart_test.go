@@ -95,7 +95,7 @@ func (f *fixture) leaveProcess(t *testing.T, uuid string) *Daemon {
 	d := f.NewDaemon("left", "/bin/sleep", "1000")
 	testenv.Must(t, d.Start())
 	t.Cleanup(func() { _ = d.Kill() })
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.process.Pid()))
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Pid()))
 	testenv.Must(t, err)
 	pid := 0 // in the node's PID namespace
 	for line := range strings.Lines(string(status)) {
@@ -105,7 +105,7 @@ func (f *fixture) leaveProcess(t *testing.T, uuid string) *Daemon {
 		}
 	}
 	if err == nil {
-		err = f.ns.within(func() error {
+		err = f.Within(func() error {
 			process := sim.Process{PID: pid, Type: sim.ComputeProcess, MemoryBytes: 1 << 30}
 			return f.gpus.AddProcess(slices.Index(f.uuids(t), uuid), process)
 		})
@@ -133,7 +133,7 @@ func (f *fixture) prepared(uuid string) int {
 
 func (f *fixture) killContainer(t *testing.T, s PodStatus) {
 	t.Helper()
-	testenv.Must(t, f.ctr(t.Context(), "tasks", "kill", "--signal", "SIGKILL", s.Container))
+	testenv.Must(t, f.Ctr(t.Context(), "tasks", "kill", "--signal", "SIGKILL", s.Container))
 }
 
 // awaitOther waits until a pod runs another container than before.

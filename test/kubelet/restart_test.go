@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"gpu-cdi-plugin/test/lib/kubenode"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -146,7 +147,7 @@ func TestWithoutThePluginNoPodIsStarted(t *testing.T) {
 func (f *fixture) awaitCapacity(t *testing.T, resource string, want int) {
 	t.Helper()
 	before := len(f.Kubelet.Log())
-	err := wait(t.Context(), time.Minute, fmt.Sprintf("the node has %d of %s", want, resource), func() error {
+	err := kubenode.Wait(t.Context(), time.Minute, fmt.Sprintf("the node has %d of %s", want, resource), func() error {
 		text := fmt.Sprintf(`"Updated capacity for device plugin" plugin="%s" capacity=`, resource)
 		log := f.Kubelet.Log()[before:]
 		i := strings.LastIndex(log, text)

@@ -75,7 +75,7 @@ func (im *Images) imported(t testing.TB, kind image.Kind) string {
 	}
 	archive := filepath.Join(t.TempDir(), "image.tar")
 	env := []string{"PATH=/usr/sbin:/usr/bin"}
-	testenv.Must(t, image.WriteArchive(archive, imageName(kind), im.build(t, kind), env, nil))
+	testenv.Must(t, image.WriteArchive(archive, imageName(kind), im.build(t, kind), image.Config{Env: env}))
 	args := append(podman(t, store), "load", "--input", archive)
 	if res := execute(t, inNamespace(t, t.TempDir(), "", V1, args...)); res.Code != 0 {
 		t.Fatalf("import the image %s: %v", kind, res)

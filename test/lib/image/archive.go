@@ -11,9 +11,13 @@ import (
 	"runtime"
 )
 
-// WriteArchive writes a root file system as an image with that name to a new file, in the format of `docker save`. env
-// and command are the defaults of its containers.
-func WriteArchive(path, name, root string, env, command []string) (err error) {
+// Config has the defaults of an image's containers.
+type Config struct {
+	Entrypoint, Cmd, Env []string
+}
+
+// WriteArchive writes a root file system as an image with that name to a new file, in the format of `docker save`.
+func WriteArchive(path, name, root string, defaults Config) (err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("make the image %s: %w", name, err)
@@ -36,7 +40,7 @@ func WriteArchive(path, name, root string, env, command []string) (err error) {
 	config, err := json.Marshal(map[string]any{
 		"architecture": runtime.GOARCH,
 		"os":           "linux",
-		"config":       map[string]any{"Cmd": command, "Env": env},
+		"config":       defaults,
 		"rootfs":       map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sum.Sum(nil))}},
 	})
 	if err != nil {

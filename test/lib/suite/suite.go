@@ -96,21 +96,28 @@ func (s *Suite) Peer(t testing.TB, name string) string {
 // of tests, since linking takes half a minute.
 const nodeDir = "bin/peers"
 
-// nodePrograms has, for each program of a Kubernetes node, for docker's and for helm, the group of scripts/peers that
-// builds it.
+// nodePrograms has, for each program of a Kubernetes node, for docker's, for a cluster's and for helm, the group of
+// scripts/peers that builds it.
 var nodePrograms = map[string]string{
 	"containerd": "containerd", "containerd-shim-runc-v2": "containerd", "ctr": "containerd", "kubelet": "kubelet",
 	"nvidia-device-plugin": "deviceplugin", "gpu-feature-discovery": "deviceplugin",
 	"docker": "docker", "dockerd": "docker", "runc": "runc", "helm": "helm",
+	"etcd": "controlplane", "kube-apiserver": "controlplane", "kubectl": "controlplane",
+}
+
+// NodePeers returns the directory of nodePrograms, built or not.
+func (s *Suite) NodePeers(t testing.TB) string {
+	t.Helper()
+	root, err := Root()
+	testenv.Must(t, err)
+	return filepath.Join(root, nodeDir)
 }
 
 // NodePeer returns the path of one of nodePrograms.
 func (s *Suite) NodePeer(t testing.TB, name string) string {
 	t.Helper()
 	failUnbuilt(t, name, s.buildNode[nodePrograms[name]]())
-	root, err := Root()
-	testenv.Must(t, err)
-	return filepath.Join(root, nodeDir, name)
+	return filepath.Join(s.NodePeers(t), name)
 }
 
 var errOffline = errors.New("needs modules that cannot be fetched; with a network, scripts/peers gets them")

@@ -1,4 +1,4 @@
-package kubelet
+package kubenode
 
 import (
 	"context"
@@ -21,7 +21,7 @@ func (n *Node) Assigned(ctx context.Context) (map[string]Devices, error) {
 	err := n.podResources(ctx, func(ctx context.Context, c podresources.PodResourcesListerClient) error {
 		resp, err := c.List(ctx, &podresources.ListPodResourcesRequest{})
 		for _, p := range resp.GetPodResources() {
-			name := strings.TrimSuffix(p.GetName(), "-"+nodeName)
+			name := strings.TrimSuffix(p.GetName(), "-"+n.name)
 			pods[name] = Devices{}
 			for _, c := range p.GetContainers() {
 				pods[name].add(c.GetDevices())
