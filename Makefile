@@ -47,6 +47,11 @@ build: ## bin/gpu-cdi-plugin; and static: bin/device-manager, bin/prestart-hook,
 demo: setup build ## GPUs into containers, step by step: those of this host, or simulated ones
 	@BIN=$(BIN) scripts/demo
 
+.PHONY: cluster
+cluster: setup build ## a Kubernetes cluster with simulated GPUs, until Ctrl-C: prints how to use it with kubectl and helm
+	@scripts/peers $(BIN)/peers containerd kubelet controlplane helm
+	@$(GO) run ./test/cluster/up
+
 .PHONY: test
 test: setup build ## unit, golden, race detector, end to end on podman, runc, crun and simulated nodes: minutes
 	scripts/test

@@ -61,7 +61,7 @@ expect=kubelet.sock await find /var/lib/kubelet/device-plugins/kubelet.sock
 gpu-cdi-plugin serve >/run/serve.log 2>&1 & serve=$!
 expect=Healthy await device-manager node --devices
 `
-	inCluster = "the test of a cluster runs it"
+	inCluster = "test/cluster runs it"
 )
 
 var documents = map[string]userCommands{
@@ -232,7 +232,7 @@ func ubuntu(t *testing.T, tag string) string {
 	t.Helper()
 	archive := filepath.Join(t.TempDir(), "ubuntu.tar")
 	testenv.Must(t, image.WriteArchive(archive, "docker.io/library/ubuntu:"+tag, shared.Images.Copy(t, image.Glibc),
-		[]string{"PATH=/usr/sbin:/usr/bin"}, []string{"/bin/sh"}))
+		image.Config{Env: []string{"PATH=/usr/sbin:/usr/bin"}, Cmd: []string{"/bin/sh"}}))
 	return archive
 }
 

@@ -1,0 +1,149 @@
+package cluster
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/test/lib/suite"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// TestNewPodsDuringRollouts replaces the plugin's pod several times, and then that of NVIDIA's plugin, while new pods
+// with GPUs are created all the time. Pods that come while a plugin is away fail for good.
+func TestNewPodsDuringRollouts(t *testing.T) {
+	c := start(t)
+	defer func() {
+		if t.Failed() {
+			c.describe(t)
+		}
+	}()
+	const rollouts = 5
+	ours := c.rollOutPlugin(t, rollouts, `{"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}`)
+	if n := ours.Failures() - ours.Failed["UnexpectedAdmissionError"]; n > 0 {
+		t.Errorf("%d pods failed for another reason than that the plugin was away", n)
+	}
+	c.rollOutNVIDIA(t, rollouts)
+}
+
+// rollOutPlugin installs the chart on node2 with an update strategy as JSON, has the DaemonSet replace its pod a number
+// of times, and removes it.
+func (c *Cluster) rollOutPlugin(t testing.TB, times int, strategy string) Outcome {
+	t.Helper()
+	c.install(t, "--set", `nodeSelector.kubernetes\.io/hostname=node2`, "--set-json", "updateStrategy="+strategy)
+	defer c.uninstall(t)
+	return c.rollOut(t, plugin, times)
+}
+
+// rollOutNVIDIA does the same with NVIDIA's device plugin and its default strategy, maxUnavailable 1.
+func (c *Cluster) rollOutNVIDIA(t testing.TB, times int) Outcome {
+	t.Helper()
+	c.installNVIDIA(t)
+	defer c.removeNVIDIA(t)
+	return c.rollOut(t, nvidia, times)
+}
+
+// rollOut has a DaemonSet of node2 replace its pod a number of times, one rollout after the other, each until a new pod
+// with a GPU has succeeded. It returns what became of the pods that a stream created meanwhile.
+func (c *Cluster) rollOut(t testing.TB, d daemonSet, times int) Outcome {
+	t.Helper()
+	c.rolledOut(t, d)
+	c.offers(t, 0, 8)
+	s := c.startStream(t.Context(), "node2")
+	testenv.Must(t, s.awaitSuccess(t.Context()))
+	for range times {
+		c.kubectl(t, "-n", d.namespace, "rollout", "restart", "daemonset", d.name)
+		c.rolledOut(t, d)
+		testenv.Must(t, s.awaitSuccess(t.Context()))
+	}
+	outcome, err := s.Stop()
+	testenv.Must(t, err)
+	t.Logf("new pods during %d rollouts of %s: %v; %.1f failed in each", times, d.name, outcome,
+		float64(outcome.Failures())/float64(times))
+	return outcome
+}
+
+// TestMoveFromNVIDIAsPlugin follows the guide on node2, while a pod runs that NVIDIA's plugin has given GPUs.
+func TestMoveFromNVIDIAsPlugin(t *testing.T) {
+	c := start(t)
+	defer func() {
+		if t.Failed() {
+			c.describe(t)
+		}
+	}()
+	c.installNVIDIA(t)
+	defer c.removeNVIDIA(t)
+	c.offers(t, 0, 8)
+	before := c.launch(t, Pod{Name: "before", GPUs: 6})
+	c.follow(t, "docs/migrating.md", map[string]string{" NODE ": " node2 "})
+	defer c.kubectl(t, "label", "nodes", "--all", "gpu-plugin-")
+	defer c.uninstall(t)
+	c.kubectl(t, "-n", nvidia.namespace, "wait", "--for=delete", "pod", "--all", "--timeout=2m")
+	c.offers(t, 0, 8)
+	c.check(t, c.launch(t, Pod{Name: "after", GPUs: 2}), 2)
+	now, err := c.pod(t.Context(), "before")
+	testenv.Must(t, err)
+	if diff := cmp.Diff(before, now); diff != "" {
+		t.Errorf("the pod from before the move (-before +after):\n%s", diff)
+	}
+	c.end(t, "before", "after")
+}
+
+// nvidia is the DaemonSet of NVIDIA's chart.
+var nvidia = daemonSet{"nvidia-device-plugin", "nvidia-device-plugin-daemonset"}
+
+// installNVIDIA runs NVIDIA's device plugin on node2, in the directory of the node's machine, which gets a C
+// library. Its containers get a variable only, and no devices.
+func (c *Cluster) installNVIDIA(t testing.TB) {
+	t.Helper()
+	const script = `set -e
+busybox mkdir -p /machine/run/proc
+busybox mount -t proc proc /machine/run/proc
+busybox ln -sfn /run/proc/self /machine/proc/self
+exec busybox chroot /machine /usr/bin/nvidia-device-plugin --device-list-strategy=envvar --driver-root-ctr-path=/ ` +
+		`--gdrcopy-enabled=false --gds-enabled=false --mofed-enabled=false`
+	program := shared.NodePeer(t, "nvidia-device-plugin")
+	root := c.Nodes[1].GPUs.Root()
+	if _, err := os.Stat(filepath.Join(root, "usr/bin", filepath.Base(program))); err != nil { // of an earlier test
+		suite.Install(t, root, program)
+	}
+	manifest := map[string]any{
+		"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": map[string]any{"name": nvidia.name},
+		"spec": map[string]any{
+			"selector": map[string]any{"matchLabels": map[string]any{"name": nvidia.name}},
+			"template": map[string]any{
+				"metadata": map[string]any{"labels": map[string]any{"name": nvidia.name}},
+				"spec": map[string]any{
+					"nodeSelector": map[string]any{"kubernetes.io/hostname": "node2"},
+					"containers": []any{map[string]any{
+						"name": "main", "image": ToolImage, "imagePullPolicy": "Never", "command": []string{"sh", "-c", script},
+						"securityContext": map[string]any{"privileged": true},
+						"volumeMounts": []any{
+							map[string]any{"name": "machine", "mountPath": "/machine"},
+							map[string]any{"name": "kubelet", "mountPath": "/machine" + devicePlugins},
+						},
+					}},
+					"volumes": []any{
+						map[string]any{"name": "machine", "hostPath": map[string]any{"path": machineRoot}},
+						map[string]any{"name": "kubelet", "hostPath": map[string]any{"path": devicePlugins}},
+					},
+				},
+			},
+		},
+	}
+	c.kubectl(t, "create", "namespace", nvidia.namespace)
+	path := "/apis/apps/v1/namespaces/" + nvidia.namespace + "/daemonsets"
+	testenv.Must(t, c.client.do(t.Context(), http.MethodPost, path, manifest, nil))
+}
+
+const devicePlugins = "/var/lib/kubelet/device-plugins"
+
+// removeNVIDIA removes NVIDIA's device plugin, and waits until the API server knows that node2 has lost its GPUs.
+func (c *Cluster) removeNVIDIA(t testing.TB) {
+	t.Helper()
+	c.kubectl(t, "delete", "namespace", nvidia.namespace)
+	c.offers(t, 0, 0)
+}
