@@ -108,7 +108,7 @@ func TestPodsAreAdmittedWhileThePluginIsReplaced(t *testing.T) {
 // awaitReplicas waits until the kubelet has so many devices.
 func (f *fixture) awaitReplicas(t *testing.T, want int) {
 	t.Helper()
-	err := wait(t.Context(), time.Minute, fmt.Sprintf("the kubelet has %d devices", want), func() error {
+	err := kubenode.Wait(t.Context(), time.Minute, fmt.Sprintf("the kubelet has %d devices", want), func() error {
 		all, err := f.Allocatable(t.Context())
 		if got := len(all[gpuName]); err == nil && got != want {
 			err = fmt.Errorf("it has %d", got)
@@ -198,11 +198,11 @@ func (f *fixture) takeOver(t *testing.T, program string, flags ...string) time.D
 	old, before := f.plugin, len(f.plugin.Log())
 	next := f.serveAs(t, program, append(flags, "--take-over")...)
 	var ended, began time.Time
-	err := wait(t.Context(), time.Minute, "the new plugin is connected", func() error {
+	err := kubenode.Wait(t.Context(), time.Minute, "the new plugin is connected", func() error {
 		log := old.Log()[before:] // of both
 		ended, began = logged(log, "no longer watches nvidia.com/gpu"), logged(log, "the kubelet watches nvidia.com/gpu")
 		if ended.IsZero() || began.IsZero() {
-			return errors.New(tail(log, 20))
+			return errors.New(kubenode.Tail(log, 20))
 		}
 		return nil
 	})
