@@ -89,7 +89,7 @@ reference:
 	CGO_ENABLED=0 $(GO) run -tags '$(TAGS),reference' ./cmd/device-manager '$(REFERENCE)'
 
 .PHONY: dist
-dist: ## dist/: what a release is: tar, deb and rpm for amd64 and arm64, the image, the list of modules, checksums
+dist: ## dist/: what a release is: tar, deb and rpm for amd64 and arm64, the image, the chart, the list of modules, checksums
 	scripts/dist '$(RELEASE)' dist
 
 .PHONY: bench
@@ -113,5 +113,5 @@ gpu-check: build ## try everything on a real driver; appends to docs/hardware.md
 	scripts/gpu-check
 
 .PHONY: clean
-clean: ## remove what was built
-	rm -rf $(BIN)
+clean: ## remove what was built: bin and dist
+	rm -rf $(BIN) dist

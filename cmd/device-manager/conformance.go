@@ -78,7 +78,7 @@ func (a *app) conformance(ctx context.Context, opts conformanceOptions) error {
 		return err
 	}
 	if report.Failed > 0 {
-		return cli.With(cli.Differs, "docs/conformance.md explains the rules",
+		return cli.With(cli.Differs, "docs/conformance.md of the source code explains the rules",
 			fmt.Errorf("the plugin breaks %s", wording.Count(report.Failed, "rule")))
 	}
 	return nil

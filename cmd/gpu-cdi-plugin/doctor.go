@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -35,7 +36,8 @@ func (a *app) doctorCommand() *cobra.Command {
 		Short: "Say what is wrong on this host, and how to mend it",
 		Long: `Examines the host and prints for each finding what is wrong, why it matters and what mends it: the
 driver and its device nodes, the configuration of containerd, CRI-O, docker and podman, CDI specs, the kubelet and its
-device plugins, OCI hooks, and what the kernel limits. It changes nothing. docs/doctor.md has all findings.
+device plugins, OCI hooks, and what the kernel limits. It changes nothing. docs/doctor.md of the
+source code has all findings.
 
 An error means that some containers do not start or have no GPU; a warning, that it works only for some or only for
 now, or that containers can get more than they should. Both give the exit status 4. A note does not: it says what
@@ -72,6 +74,9 @@ again, with its image, which is made here and needs no registry.`,
 }
 
 func (a *app) doctor(ctx context.Context, opts doctorOptions) error {
+	if err := checkRoot(cmp.Or(a.Root, "/")); err != nil {
+		return err
+	}
 	h, err := a.host()
 	if err != nil {
 		return err
@@ -106,6 +111,18 @@ func (a *app) doctor(ctx context.Context, opts doctorOptions) error {
 		return err
 	}
 	return findingsError(list)
+}
+
+// checkRoot returns an error if a root is no directory: each finding there would be about a host that does not exist.
+func checkRoot(root string) error {
+	info, err := os.Stat(root)
+	if err == nil && !info.IsDir() {
+		err = fmt.Errorf("%s is not a directory", root)
+	}
+	if err != nil {
+		return cli.With(cli.Usage, "name the root directory of a host with --root", fmt.Errorf("examine a host: %w", err))
+	}
+	return nil
 }
 
 // examination returns which host is examined, and how the driver is asked.
@@ -163,6 +180,6 @@ func findingsError(list []doctor.Finding) error {
 	if count[doctor.Error]+count[doctor.Warning] == 0 {
 		return nil
 	}
-	return cli.With(cli.Differs, "docs/doctor.md explains the findings", fmt.Errorf("this host has %s and %s",
+	return cli.With(cli.Differs, "do what mend says, then run doctor again", fmt.Errorf("this host has %s and %s",
 		wording.Count(count[doctor.Error], "error"), wording.Count(count[doctor.Warning], "warning")))
 }

@@ -146,7 +146,7 @@ func runHook(in inject.Injector, args []string, stdin *os.File, stdout, stderr i
 	unix.Umask(0o022)
 	// If a runtime does not read warnings, that must not make the hook fail.
 	signal.Ignore(unix.SIGPIPE)
-	if len(args) == 1 && (args[0] == "--help" || args[0] == "-h") {
+	if wantsHelp(args) {
 		fmt.Fprint(stdout, usage)
 		return statusOK
 	}
@@ -192,6 +192,13 @@ func runHook(in inject.Injector, args []string, stdin *os.File, stdout, stderr i
 	}
 	return statusOK
 }
+
+// wantsHelp reports whether the arguments are --help, also after a position.
+func wantsHelp(args []string) bool {
+	return len(args) == 1 && isHelp(args[0]) || len(args) == 2 && isHelp(args[1])
+}
+
+func isHelp(arg string) bool { return arg == "--help" || arg == "-h" }
 
 func isTerminal(f *os.File) bool {
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
