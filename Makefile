@@ -57,7 +57,7 @@ test: setup build ## unit, golden, race detector, end to end on podman, runc, cr
 	scripts/test
 
 .PHONY: test-all
-test-all: setup build peers ## what test does not run: kubelet, containerd, comparisons with peers, fuzz, soaks (half an hour)
+test-all: setup build peers ## what test does not run: kubelet, containerd, comparisons with peers, fuzz, soaks
 	@scripts/setup dist # before scripts/test, which fails in CI if something changes /etc
 	scripts/test --all
 
