@@ -60,13 +60,13 @@ func (a *administrator) Handle(ctx context.Context, r control.Request, progress 
 	switch r.Act {
 	case control.Cordon:
 		return fmt.Sprintf("%s (%s) is cordoned", title, d.UUID),
-			a.handOver.change(func() error { return a.monitor.Cordon(d.UUID, r.Reason) })
+			a.monitor.Cordon(d.UUID, r.Reason)
 	case control.Uncordon:
 		text := fmt.Sprintf("%s (%s) is uncordoned", title, d.UUID)
 		if _, resetting := a.resetting.Load(d.GPU); resetting {
 			text += ", and is back in service when the reset of its GPU has ended"
 		}
-		return text, a.handOver.change(func() error { return a.monitor.Uncordon(d.UUID) })
+		return text, a.monitor.Uncordon(d.UUID)
 	default: // control.Reset, since the server has checked the request
 		return a.reset(ctx, r, d, title, progress)
 	}

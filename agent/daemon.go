@@ -26,6 +26,7 @@ type daemon struct {
 	changed wake.Chan // the state that is reported in one line may have changed
 
 	takesOver  bool                  // whether another instance hands over
+	watched    wake.Chan             // woken when the kubelet begins or ends to watch a resource
 	overlapped func(context.Context) // called when that instance has been released
 	release    func()                // lets that instance end its plugin; nil without one
 	idle       atomic.Pointer[idle]  // nil while the node is served
@@ -85,8 +86,8 @@ func (d *daemon) checkAndRun(ctx context.Context) error {
 
 // serve serves the node until ctx ends or another instance takes over.
 func (d *daemon) serve(ctx context.Context) error {
-	if err := d.takeOver(ctx); err != nil {
-		return err
+	if err := d.takeOver(ctx); err != nil || ctx.Err() != nil {
+		return errors.Join(err, d.node.Unlock())
 	}
 	if d.release != nil {
 		defer d.release()

@@ -43,10 +43,8 @@ const (
 	endingLimit = time.Minute
 	// standByPoll is how often it is checked whether the instance that has taken over runs.
 	standByPoll = time.Second
-	// overlapLimit is how long two instances are registered if the kubelet does not watch the new one, and readyPoll
-	// how often it is checked whether it does.
+	// overlapLimit is how long two instances are registered if the kubelet does not watch the new one.
 	overlapLimit = 10 * time.Second
-	readyPoll    = 5 * time.Millisecond
 )
 
 // handOver ends the service when another instance takes over. It is an actor.
@@ -56,21 +54,16 @@ type handOver struct {
 	log      *slog.Logger
 	keepOpen func(ctx context.Context) (until string, opened <-chan struct{})
 
-	holding  atomic.Bool   // an instance is about to take over
-	requests chan struct{} // receives one value, which ends all but the plugin
-	ended    chan struct{} // closed when all but the plugin has ended
-	released chan struct{} // closed when the plugin may end
-
-	// changing is held for reading while an administrator changes a record. After begun is set, none is changed: the
-	// other instance reads it.
-	changing sync.RWMutex
-	begun    bool
+	holder   atomic.Pointer[chan struct{}] // closed when the instance that is about to take over ends hold-open
+	requests chan (<-chan struct{})        // receives one holder, which ends all but the plugin
+	begun    atomic.Bool                   // whether it has
+	ended    chan struct{}                 // closed when all but the plugin has ended
+	released <-chan struct{}               // that holder; only the goroutine of run uses it, and awaitOther later
 }
 
 func newHandOver(n *node.Reconciler, r *prepare.Runner, log *slog.Logger) *handOver {
 	return &handOver{
-		node: n, runner: r, log: log, requests: make(chan struct{}), ended: make(chan struct{}),
-		released: make(chan struct{}),
+		node: n, runner: r, log: log, requests: make(chan (<-chan struct{})), ended: make(chan struct{}),
 	}
 }
 
@@ -78,19 +71,20 @@ func newHandOver(n *node.Reconciler, r *prepare.Runner, log *slog.Logger) *handO
 func (h *handOver) hold(ctx context.Context, progress func(string)) (string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, holdLimit, errors.New("it was not taken over in time"))
 	defer cancel()
-	if !h.holding.CompareAndSwap(false, true) {
+	gone := make(chan struct{})
+	if !h.holder.CompareAndSwap(nil, &gone) {
 		return "", errors.New("another instance is already taking over")
 	}
-	defer h.holding.Store(false)
+	defer h.holder.Store(nil)
+	if h.begun.Load() { // and the instance that took over is gone
+		return "", errHandedOver
+	}
 	if until, opened := h.keepOpen(ctx); opened != nil {
 		return "", errors.New("no instance can take over until " + until)
 	}
 	defer func() {
-		h.changing.RLock()
-		defer h.changing.RUnlock()
-		if h.begun {
-			close(h.released)
-		} else {
+		close(gone)
+		if !h.begun.Load() {
 			h.runner.AllowClosing()
 		}
 	}()
@@ -101,7 +95,8 @@ func (h *handOver) hold(ctx context.Context, progress func(string)) (string, err
 
 // handOver ends all but the plugin.
 func (h *handOver) handOver(ctx context.Context, noDriver bool) (string, error) {
-	if !h.holding.Load() {
+	holder := h.holder.Load()
+	if holder == nil {
 		return "", errors.New("the driver is not held open: send hold-open before")
 	}
 	if s := h.node.State(); noDriver && s.Err == nil && s.Snapshot != nil && len(s.Snapshot.Devices) > 0 {
@@ -111,7 +106,7 @@ func (h *handOver) handOver(ctx context.Context, noDriver bool) (string, error) 
 		return "", errors.New("no instance can take over until " + until)
 	}
 	select {
-	case h.requests <- struct{}{}:
+	case h.requests <- *holder:
 	case <-ctx.Done():
 		return "", context.Cause(ctx)
 	}
@@ -137,23 +132,11 @@ func (h *handOver) run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-h.requests:
+	case h.released = <-h.requests:
 	}
-	h.changing.Lock() // waits for changes
-	h.begun = true
-	h.changing.Unlock()
+	h.begun.Store(true)
 	h.log.Info("another instance takes over: this one ends its service, and continues to report health")
 	return errHandedOver
-}
-
-// change lets an administrator change a record, unless another instance is about to read it.
-func (h *handOver) change(change func() error) error {
-	h.changing.RLock()
-	defer h.changing.RUnlock()
-	if h.begun {
-		return fmt.Errorf("%w: try again", errHandedOver)
-	}
-	return change()
 }
 
 // idle says why the service does not serve the node.
@@ -164,7 +147,7 @@ type idle struct {
 }
 
 // takeOver locks the node's files. If another instance has locked them, and the configuration says so, that instance
-// hands over first.
+// hands over first. Without an error, the files are locked or ctx has ended.
 func (d *daemon) takeOver(ctx context.Context) error {
 	var unanswered time.Time // since when no instance answers
 	for {
@@ -182,13 +165,13 @@ func (d *daemon) takeOver(ctx context.Context) error {
 		switch {
 		case err == nil:
 		case ctx.Err() != nil:
-			return context.Cause(ctx)
+			return nil
 		case ended && unanswered.IsZero(): // it has just ended, or is about to
 			unanswered = time.Now()
 		case ended && time.Since(unanswered) > endingLimit:
 			return fmt.Errorf("%w; %w", locked, err)
 		default:
-			if _, fatal := errors.AsType[*fatalError](err); fatal || errors.Is(err, control.ErrNotAllowed) {
+			if isFatal(err) {
 				return fmt.Errorf("take over from another instance: %w", err)
 			}
 			d.awaitTakeOver(ctx, err)
@@ -199,6 +182,12 @@ func (d *daemon) takeOver(ctx context.Context) error {
 // hasEnded reports whether the error of a request means that the other instance has ended or is about to.
 func hasEnded(err error) bool {
 	return errors.Is(err, control.ErrNoServer) || errors.Is(err, unixsocket.ErrEnded)
+}
+
+// isFatal reports whether another attempt to take over would fail too.
+func isFatal(err error) bool {
+	_, fatal := errors.AsType[*fatalError](err)
+	return fatal || errors.Is(err, control.ErrNotAllowed) || errors.Is(err, control.ErrOtherVersion)
 }
 
 // fatalError means that this instance cannot serve the node, so that it must not take over.
@@ -250,9 +239,8 @@ func (d *daemon) requestHandOver(ctx context.Context) error {
 	began := time.Now()
 	r := control.Request{Act: control.HandOver, NoDriver: noDriver}
 	if _, err := control.Send(ctx, d.opts.Config.RuntimeDir, r, func(string) {}); err != nil {
-		if !hasEnded(err) {
-			d.closeDriver() // the other instance may reset GPUs
-		}
+		d.node.ForgetScan()
+		d.closeDriver() // the other instance may reset GPUs
 		return err
 	}
 	d.release = release
@@ -265,13 +253,13 @@ func (d *daemon) endOverlap(ctx context.Context) error {
 	if d.release == nil {
 		return nil
 	}
-	poll := time.NewTicker(readyPoll)
-	defer poll.Stop()
-	for limit := time.Now().Add(overlapLimit); d.role.ready() != nil && time.Now().Before(limit); {
+	for limit, over := time.After(overlapLimit), false; !over && d.role.ready() != nil; {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-poll.C:
+		case <-d.watched:
+		case <-limit:
+			over = true
 		}
 	}
 	d.release()
@@ -298,7 +286,7 @@ func (d *daemon) standBy(ctx context.Context) error {
 	const text = "another instance has taken over and serves this node; this one waits for its end"
 	d.idle.Store(&idle{text: text, ready: true})
 	d.closeDriver()
-	d.metrics.Advertised(node.State{Snapshot: &gpu.Snapshot{}})
+	d.metrics.Clear()
 	d.opts.Log.Info(text)
 	d.logUnsent(d.systemd.Status(text))
 	poll := time.NewTicker(standByPoll)

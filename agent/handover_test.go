@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -56,7 +58,8 @@ func (f *fixture) wants(path string, status int, text string) {
 
 func TestHandOver(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t, "pcie-quad", listening)
+	f := newFixture(t, "pcie-quad", listening, func(c *config.Config) { c.PodMetrics = true })
+	f.kubelet.Pods.Set(kubelettest.Pod("ns", "job", "main", gpuResource, f.uuid(0)))
 	f.start(Serve)
 	first := f.listed(gpuResource, 4, 0)
 	f.does("is cordoned", control.Request{Act: control.Cordon, Device: "2", Reason: "a fan is loud"})
@@ -85,13 +88,12 @@ func TestHandOver(t *testing.T) {
 	f.wants("/readyz", http.StatusOK, standsBy)
 	testenv.Eventually(t, "the new instance is ready", func() bool { s, _ := g.get("/readyz"); return s == http.StatusOK })
 	if _, body := f.get("/metrics"); strings.Contains(body, "gpu_cdi_plugin_device_info{") ||
+		strings.Contains(body, "gpu_cdi_plugin_device_held{") ||
 		strings.Contains(body, `stream_connected{resource="nvidia.com/gpu"} 1`) {
 		t.Error("the old instance has metrics of devices")
 	}
 	g.does("is uncordoned", control.Request{Act: control.Uncordon, Device: "2"})
 	g.listed(gpuResource, 3, 1)
-	time.Sleep(standByPoll + 100*time.Millisecond)
-	f.runs()
 	f.stop()
 	testenv.Must(t, f.result())
 	g.runs()
@@ -340,17 +342,87 @@ func TestTheNewInstanceKnowsWhatContainersHold(t *testing.T) {
 	g.listed("acme.com/shared", 6, 2)
 }
 
-func TestNoRecordChangesWhenAnotherInstanceReadsIt(t *testing.T) {
-	t.Parallel()
+// An instance that takes over may be killed at any time, also before the old one knows that it hands over.
+func TestTheHolderIsGoneBeforeTheHandOverBegins(t *testing.T) {
 	h := newHandOver(nil, nil, slog.New(slog.DiscardHandler))
-	changed := 0
-	testenv.Must(t, h.change(func() error { changed++; return nil }))
-	go func() { h.requests <- struct{}{} }()
+	gone := make(chan struct{})
+	close(gone)
+	go func() { h.requests <- gone }()
 	if err := h.run(t.Context()); !errors.Is(err, errHandedOver) {
 		t.Errorf("error %v", err)
 	}
-	wantError(t, h.change(func() error { changed++; return nil }), "another instance has taken over: try again")
-	if changed != 1 {
-		t.Errorf("%d changes", changed)
+	h.awaitOther(t.Context())
+	if _, err := h.hold(t.Context(), func(string) {}); !errors.Is(err, errHandedOver) {
+		t.Errorf("a third instance: %v", err)
 	}
+}
+
+// controlServer answers hold-open and hand-over as another program does.
+func (f *fixture) controlServer(answer http.HandlerFunc) {
+	f.t.Helper()
+	path := control.SocketPath(f.opts.Config.RuntimeDir)
+	testenv.Must(f.t, os.MkdirAll(filepath.Dir(path), 0o755))
+	l, err := net.Listen("unix", path)
+	testenv.Must(f.t, err)
+	server := &http.Server{Handler: answer, ReadHeaderTimeout: time.Minute}
+	go func() { _ = server.Serve(l) }()
+	f.t.Cleanup(func() { _ = server.Close() })
+}
+
+func TestAnInstanceThatDoesNotHandOver(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		answer http.HandlerFunc
+		ends   string
+		waits  string
+	}{
+		"an older version": {
+			answer: func(w http.ResponseWriter, _ *http.Request) {
+				http.Error(w, `the request is invalid: unknown act "hold-open"`, http.StatusBadRequest)
+			},
+			ends: "take over from another instance: another version of this program runs, which does not know the request",
+		},
+		"it hangs": {
+			answer: func(_ http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				<-r.Context().Done()
+			},
+			waits: "timeout awaiting response headers",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, "pcie-quad")
+			dir := DescriptorDir(&f.opts.Config)
+			testenv.Must(t, os.MkdirAll(dir, 0o755))
+			lock, err := fileio.AcquireLock(filepath.Join(dir, ".lock"))
+			testenv.Must(t, err)
+			f.controlServer(c.answer)
+			g := f.successor()
+			g.start(Serve)
+			if c.ends != "" {
+				wantError(t, g.result(), c.ends)
+				testenv.Must(t, lock.Release())
+				return
+			}
+			testenv.Eventually(t, "the warning", func() bool { return g.logged(c.waits) > 0 })
+			testenv.Must(t, lock.Release()) // as when it is killed
+			g.listed(gpuResource, 4, 0)
+		})
+	}
+}
+
+// A signal ends an instance that waits.
+func TestAWaitingInstanceEnds(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, "pcie-quad")
+	f.start(Serve)
+	f.listed(gpuResource, 4, 0)
+	f.does("is released", toRelease)
+	g := f.successor()
+	g.start(Serve)
+	g.logs(notYet+"no instance can take over until the driver is no longer released", 1)
+	g.stop()
+	testenv.Must(t, g.result())
+	f.runs()
 }

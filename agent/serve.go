@@ -36,7 +36,7 @@ import (
 // plugin, and the publisher.
 func Serve(ctx context.Context, o *Options) error {
 	c, m := &o.Config, metrics.New(o.Build)
-	again, changed := wake.New(), wake.New()
+	again, changed, watched := wake.New(), wake.New(), wake.New()
 
 	effective := &current{}
 	effective.Store(c)
@@ -67,7 +67,7 @@ func Serve(ctx context.Context, o *Options) error {
 	if c.PodMetrics {
 		m.AddHolders(held.Holders)
 	}
-	p, err := plugin.New(pluginOptions(o, prep, held, observer{m, changed}))
+	p, err := plugin.New(pluginOptions(o, prep, held, observer{m, changed, watched}))
 	if err != nil {
 		return err
 	}
@@ -98,6 +98,7 @@ func Serve(ctx context.Context, o *Options) error {
 	}
 	d := &daemon{
 		opts: o, role: s, node: n, metrics: m, changed: changed, systemd: sdnotify.New(o.Env), takesOver: c.TakeOver,
+		watched:    watched,
 		overlapped: func(ctx context.Context) { _, _ = held.Read(ctx) }, // the other instance may have given devices
 	}
 	return d.run(ctx)
@@ -266,10 +267,10 @@ func newReporter(o *Options) *kubeapi.Reporter {
 	})
 }
 
-// observer passes the plugin's notifications to the metrics and to systemd.
+// observer passes the plugin's notifications to the metrics, to systemd and to the end of a hand-over.
 type observer struct {
-	metrics *metrics.Metrics
-	changed wake.Chan
+	metrics          *metrics.Metrics
+	changed, watched wake.Chan
 }
 
 var _ plugin.Observer = observer{}
@@ -277,6 +278,7 @@ var _ plugin.Observer = observer{}
 // Watched implements plugin.Observer.
 func (o observer) Watched(resource string, watched bool) {
 	o.metrics.Watched(resource, watched)
+	o.watched.Wake()
 	o.changed.Wake()
 }
 

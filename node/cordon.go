@@ -36,7 +36,9 @@ func (m *Monitor) cordon(uuid, reason string) error {
 	if err != nil {
 		return err
 	}
-	if err := m.save(); err != nil {
+	if err := m.save(); errors.Is(err, errUnlocked) {
+		return err
+	} else if err != nil {
 		return fmt.Errorf("the change is in effect, but a restart would undo it: %w", err)
 	}
 	return nil
@@ -45,10 +47,15 @@ func (m *Monitor) cordon(uuid, reason string) error {
 // cordonRecorded changes a cordon in a health record that is not loaded yet, for example because there is no driver.
 // If the record is loaded, it does nothing.
 func (m *Monitor) cordonRecorded(uuid, reason string) (loaded bool, err error) {
+	m.saving.Lock()
+	defer m.saving.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock() // held meanwhile: no other method needs the record before it is loaded
 	if m.loaded {
 		return true, nil
+	}
+	if m.unlocked {
+		return false, errUnlocked
 	}
 	if err := m.editCordon(uuid, reason); err != nil {
 		return false, fmt.Errorf("edit the recorded health of the devices: %w", err)

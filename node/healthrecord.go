@@ -138,7 +138,7 @@ func (m *Monitor) hasUnsaved() bool {
 // saveOrRemark writes the record. An error is a remark of the state until the record is written.
 func (m *Monitor) saveOrRemark() {
 	text := ""
-	if err := m.save(); err != nil {
+	if err := m.save(); err != nil && !errors.Is(err, errUnlocked) {
 		text = err.Error()
 	}
 	m.mu.Lock()
@@ -150,10 +150,24 @@ func (m *Monitor) saveOrRemark() {
 	}
 }
 
-// save writes the record if it has changed. While it waits for the disk, it does not hold mu.
+// errUnlocked means that the record is not written any more, since another instance may write it.
+var errUnlocked = errors.New("another instance has taken over: try again")
+
+// setUnlocked waits for a save, and sets whether later ones return errUnlocked.
+func (m *Monitor) setUnlocked(unlocked bool) {
+	m.saving.Lock()
+	defer m.saving.Unlock()
+	m.unlocked = unlocked
+}
+
+// save writes the record if it has changed. While it waits for the disk, it does not hold mu. After Unlock it returns
+// errUnlocked.
 func (m *Monitor) save() error {
 	m.saving.Lock()
 	defer m.saving.Unlock()
+	if m.unlocked && m.opts.Path != "" {
+		return errUnlocked
+	}
 	m.mu.Lock()
 	data, err := m.machine.Record(m.identity)
 	loaded := m.loaded

@@ -56,6 +56,7 @@ func (r *Reconciler) locks() []*fileLock {
 // Lock locks the files that the Reconciler writes, or none after an error. If another instance has locked one of them,
 // the error wraps fileio.ErrHeld. Start calls it too.
 func (r *Reconciler) Lock() error {
+	defer r.monitor.setUnlocked(false)
 	for _, l := range r.locks() {
 		if err := l.hold(); err != nil {
 			return fmt.Errorf("reconcile the node: %w", errors.Join(err, r.Unlock()))
@@ -64,8 +65,9 @@ func (r *Reconciler) Lock() error {
 	return nil
 }
 
-// Unlock ends Lock.
+// Unlock ends Lock. From then on the record of the devices' health is not written either.
 func (r *Reconciler) Unlock() error {
+	r.monitor.setUnlocked(true)
 	var errs []error
 	for _, l := range r.locks() {
 		errs = append(errs, l.release())

@@ -81,9 +81,10 @@ type Monitor struct {
 	saveError      string            // why the last record could not be written, or empty
 	loggedReasons  map[string]string // the reasons that were logged for each device since it was healthy, by UUID
 
-	saving  sync.Mutex // held while the record is written
-	saved   []byte     // the last record that was read or written
-	saveDue time.Time  // when counters are to be saved
+	saving   sync.Mutex // held while the record is written
+	unlocked bool       // whether another instance may write the record
+	saved    []byte     // the last record that was read or written
+	saveDue  time.Time  // when counters are to be saved
 }
 
 // waitingXID is an XID event of a GPU that is not known yet, with the number of times that it occurred.

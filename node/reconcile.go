@@ -50,6 +50,9 @@ func (r *Reconciler) Scan(ctx context.Context) (err error) {
 	return err
 }
 
+// ForgetScan drops what Scan has read, since the node may change before Start.
+func (r *Reconciler) ForgetScan() { r.scanned = nil }
+
 func (r *Reconciler) start(ctx context.Context) error {
 	began := time.Now()
 	r.heartbeat.Store(began.UnixNano())

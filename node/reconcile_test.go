@@ -758,6 +758,23 @@ func TestTwoInstancesDoNotWriteOneSpec(t *testing.T) {
 	}
 }
 
+// After Unlock another instance writes the record, also if a reset ends later.
+func TestTheHealthRecordIsNotWrittenAfterUnlock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "health.json")
+	b := newFixture(t, "pcie-quad", recordHealth(path))
+	b.start()
+	uuid := b.uuids()[1]
+	testenv.Must(t, b.rec.Monitor().HoldForReset(uuid, "held"))
+	testenv.Must(t, b.rec.Unlock(), os.WriteFile(path, []byte("of another instance"), 0o600))
+	b.rec.Monitor().EndHold(uuid)
+	if err := b.rec.Monitor().Cordon(uuid, "x"); !errors.Is(err, errUnlocked) {
+		t.Errorf("Cordon: %v", err)
+	}
+	if data, err := os.ReadFile(path); err != nil || string(data) != "of another instance" {
+		t.Errorf("the record is %.80q, %v", data, err)
+	}
+}
+
 func TestARemovedDirectoryComesBack(t *testing.T) {
 	b := newFixture(t, "workstation")
 	b.start()

@@ -25,6 +25,9 @@ var ErrNoServer = errors.New("no program answers at the control socket")
 // ErrNotAllowed means that this process's user may not use the control socket.
 var ErrNotAllowed = errors.New("only root and the program's own user may use the control socket")
 
+// ErrOtherVersion means that the program does not know the request, since it is another version of this program.
+var ErrOtherVersion = errors.New("another version of this program runs, which does not know the request")
+
 // RefusedError means that the program refused the request.
 type RefusedError struct{ Reason string }
 
@@ -35,7 +38,8 @@ const aliveTime = 10 * time.Second
 
 // Send sends a request to the program that serves the socket in a directory, and returns the sentence about what was
 // done. The function `progress` gets sentences about the work in progress. If no program answers, nothing was done and
-// the error wraps ErrNoServer. If the program refuses the request, the error is a *RefusedError.
+// the error wraps ErrNoServer. If the program refuses the request, the error is a *RefusedError, or wraps
+// ErrOtherVersion.
 func Send(ctx context.Context, dir string, r Request, progress func(string)) (string, error) {
 	if err := r.Check(); err != nil {
 		return "", err
@@ -67,7 +71,11 @@ func Send(ctx context.Context, dir string, r Request, progress func(string)) (st
 	defer answer.Body.Close()
 	if answer.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(answer.Body, maxLine))
-		return "", &RefusedError{plain(strings.TrimSpace(string(text)))}
+		refused := &RefusedError{plain(strings.TrimSpace(string(text)))}
+		if answer.StatusCode == http.StatusBadRequest { // although the request was checked
+			return "", fmt.Errorf("%w: %w", ErrOtherVersion, refused)
+		}
+		return "", refused
 	}
 	result, err := readAnswer(answer.Body, progress)
 	if err != nil && ctx.Err() != nil {

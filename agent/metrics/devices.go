@@ -7,6 +7,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/grpc/codes"
 
+	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/resource"
 )
@@ -59,6 +60,12 @@ func (m *Metrics) Advertised(s node.State) {
 			readable.Set(1)
 		}
 	}
+}
+
+// Clear drops all devices and their holders for good, since another instance reports them.
+func (m *Metrics) Clear() {
+	m.cleared.Store(true)
+	m.Advertised(node.State{Snapshot: &gpu.Snapshot{}})
 }
 
 // advertised records a resource. `before` is the previous health of its devices. The counters of a new resource begin

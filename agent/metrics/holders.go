@@ -11,7 +11,13 @@ import (
 
 // AddHolders adds the metric device_held, with the containers that the function `holders` returns at each scrape.
 func (m *Metrics) AddHolders(holders func() []podresources.Holder) {
-	m.registry.MustRegister(holderCollector{holders, prometheus.NewDesc(namespace+"_device_held",
+	listed := func() []podresources.Holder {
+		if m.cleared.Load() {
+			return nil
+		}
+		return holders()
+	}
+	m.registry.MustRegister(holderCollector{listed, prometheus.NewDesc(namespace+"_device_held",
 		"Number of devices with this UUID that a container holds; more than 1 are replicas.",
 		[]string{"uuid", "resource", "namespace", "pod", "container"}, nil)})
 }

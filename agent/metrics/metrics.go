@@ -6,6 +6,7 @@ package metrics
 import (
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,6 +23,7 @@ const namespace = "gpu_cdi_plugin"
 // All methods may be called concurrently.
 type Metrics struct {
 	registry      *prometheus.Registry
+	cleared       atomic.Bool
 	registrations *prometheus.CounterVec
 	connected     *prometheus.GaugeVec
 	reconnects    *prometheus.CounterVec
