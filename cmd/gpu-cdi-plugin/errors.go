@@ -43,8 +43,11 @@ var errorTable = []cli.ErrorRow{
 	}),
 	// This row must be before that of node.SpecError, which may wrap the same error.
 	cli.Sentinel(fileio.ErrHeld, cli.Locked,
-		"stop the other instance, take its place with serve --take-over, or give this one its own --cdi-kind, --state-dir "+
-			"and --runtime-dir; fuser with the lock's path names its process"),
+		"stop the other instance, take its place with serve --take-over if it is a serve too, or give this one its own "+
+			"--cdi-kind, --state-dir and --runtime-dir; fuser with the lock's path names its process"),
+	cli.Sentinel(control.ErrOtherVersion, cli.Failure,
+		"stop the other instance first; in Kubernetes, set updateStrategy.rollingUpdate to maxSurge 0, maxUnavailable 1 for "+
+			"this rollout"),
 	cli.Typed(func(e *agent.NotWritableError) (cli.Code, string) {
 		return cli.Failure, "name a directory that can be made and written to, with --" + e.Option + ", the same on the host"
 	}),
