@@ -7,7 +7,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -20,10 +22,15 @@ const (
 	hookName   = "prestart-hook"
 	// maxProgram bounds the size of a program, in bytes.
 	maxProgram = 256 << 20
+	// maxMountinfo bounds the list of mounts, in bytes. A namespace has at most 100,000 mounts by default.
+	maxMountinfo = 64 << 20
 )
 
 // ownDirs are the directories in which gpu-cdi-plugin keeps its files, by default.
 var ownDirs = []string{"/var/lib/gpu-cdi-plugin", "/run/gpu-cdi-plugin"}
+
+// hookRecord exists while engines are configured to run the hook.
+const hookRecord = "/var/lib/gpu-cdi-plugin/hook-install.json"
 
 // launcher has the flags of the command.
 type launcher struct {
@@ -117,6 +124,13 @@ func (l *launcher) remove() error {
 	if err := l.enterHost(); err != nil {
 		return err
 	}
+	switch _, err := os.Lstat(hookRecord); {
+	case err == nil:
+		return fmt.Errorf("engines are configured to run %s, as %s says, and some start no containers without it: "+
+			`run "launcher run hook uninstall" first`, hookName, hookRecord)
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("find out whether engines are configured to run %s: %w", hookName, err)
+	}
 	var errs []error
 	for _, name := range []string{pluginName, hookName} {
 		err := fileio.Remove(filepath.Join(l.dir, name))
@@ -133,7 +147,7 @@ func (l *launcher) remove() error {
 			errs = append(errs, err)
 			continue
 		}
-		errs = append(errs, os.RemoveAll(dir))
+		errs = append(errs, removeTree(dir))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove the files of %s from the host: %w", pluginName, err)
@@ -141,12 +155,37 @@ func (l *launcher) remove() error {
 	return nil
 }
 
+// removeTree removes a directory, but no file of what is mounted below it: containers may still use the shared memory
+// of MPS. It unmounts that in its own mount namespace. In those of the host and of other containers the kernel unmounts
+// it when its mount point is removed (mount_namespaces(7)). A directory that is a mount point itself stays, empty.
+func removeTree(dir string) error {
+	points, err := mountPoints()
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(points, func(a, b string) int { return len(b) - len(a) }) // the lower ones first
+	for _, point := range points {
+		if !strings.HasPrefix(point, dir+"/") {
+			continue
+		}
+		if err := unix.Unmount(point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			return &os.PathError{Op: "unmount", Path: point, Err: err}
+		}
+	}
+	err = os.RemoveAll(dir)
+	if errors.Is(err, unix.EBUSY) && slices.Contains(points, dir) {
+		return nil
+	}
+	return err
+}
+
 // mountTmpfs mounts a tmpfs at a directory, unless that is a mount point already.
 func mountTmpfs(dir, options string) error {
 	if err := fileio.MakeDirs(dir); err != nil {
 		return fmt.Errorf("mount a tmpfs: %w", err)
 	}
-	if mounted, err := isMountPoint(dir); err != nil || mounted {
+	points, err := mountPoints()
+	if err != nil || slices.Contains(points, filepath.Clean(dir)) {
 		return err
 	}
 	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
@@ -156,12 +195,24 @@ func mountTmpfs(dir, options string) error {
 	return nil
 }
 
-func isMountPoint(dir string) (bool, error) {
-	var here, above unix.Statx_t
-	for path, st := range map[string]*unix.Statx_t{dir: &here, filepath.Dir(dir): &above} {
-		if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_MNT_ID, st); err != nil {
-			return false, &os.PathError{Op: "stat", Path: path, Err: err}
-		}
+// unescape replaces the octal numbers with which the kernel writes some bytes of paths (proc_pid_mountinfo(5)).
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
+// mountPoints returns the mount points that can be reached from the root directory. The mount IDs of statx(2) would do
+// only since Linux 5.8.
+func mountPoints() ([]string, error) {
+	const path = "/proc/thread-self/mountinfo"
+	data, err := fileio.ReadFile(path, maxMountinfo)
+	if err != nil {
+		return nil, fmt.Errorf("read the mounts: %w", err)
 	}
-	return here.Mnt_id != above.Mnt_id, nil
+	var points []string
+	for line := range strings.Lines(string(data)) {
+		fields := strings.Fields(line)
+		if len(fields) < 5 {
+			return nil, fmt.Errorf("%s has an unexpected line: %q", path, line)
+		}
+		points = append(points, unescape.Replace(fields[4]))
+	}
+	return points, nil
 }

@@ -24,8 +24,10 @@ The entry point of the container image of gpu-cdi-plugin, as root in a container
 run     puts gpu-cdi-plugin and prestart-hook into --dir of the host, and becomes that gpu-cdi-plugin in the host's root
         with these arguments. A program is replaced by a rename, and only if it differs, so that containers can start
         meanwhile.
-remove  removes the two programs from the host, and /var/lib/gpu-cdi-plugin and /run/gpu-cdi-plugin. CDI specs and
-        node labels stay: "launcher run cdi remove" removes them before. What is not there is no error.
+remove  removes the two programs from the host, and /var/lib/gpu-cdi-plugin and /run/gpu-cdi-plugin. What is mounted
+        below them, as the shared memory of MPS, is unmounted, and keeps its files as long as containers have it. CDI
+        specs and node labels stay: "launcher run cdi remove" removes them before. While engines are configured to run
+        the hook it is an error: "launcher run hook uninstall" ends that. What is not there is no error.
 tmpfs   mounts a tmpfs with these options at a directory of the container, unless something is mounted there.
 wait    waits until it gets SIGTERM.
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/sim/simtest"
@@ -173,6 +174,7 @@ func TestTheLauncherRemovesWhatIsOnTheHost(t *testing.T) {
 	testenv.Must(t, os.MkdirAll(filepath.Join(h.root, "run/gpu-cdi-plugin/mps"), 0o755))
 	testenv.Must(t, os.MkdirAll(filepath.Join(h.root, "var/lib/gpu-cdi-plugin/devices"), 0o755))
 	for range 2 { // the second time nothing is there
+		h.launch(0, "run", "hook", "uninstall")
 		h.launch(0, "run", "cdi", "remove")
 		h.launch(0, "remove")
 		after := h.files()
@@ -185,6 +187,67 @@ func TestTheLauncherRemovesWhatIsOnTheHost(t *testing.T) {
 			if after[path] != was {
 				t.Errorf("%s has changed from %s to %s", path, was, after[path])
 			}
+		}
+	}
+}
+
+// TestTheLauncherRemovesWhatMPSHasMounted has the host in a mount namespace of its own, as a pod has it.
+func TestTheLauncherRemovesWhatMPSHasMounted(t *testing.T) {
+	h := newHost(t)
+	h.launch(0, "run", "--version")
+	mount := func(source, target, fstype string, flags uintptr) {
+		t.Helper()
+		testenv.Must(t, os.MkdirAll(target, 0o755), unix.Mount(source, target, fstype, flags, ""), os.Chmod(target, 0o755))
+		t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) })
+	}
+	run, state := filepath.Join(h.root, "run/gpu-cdi-plugin"), filepath.Join(h.root, "var/lib/gpu-cdi-plugin")
+	mount("tmpfs", filepath.Join(run, "mps/shm"), "tmpfs", 0)
+	mount("tmpfs", filepath.Join(run, "mps/shm"), "tmpfs", 0) // over the first one
+	mount("tmpfs", filepath.Join(run, "mps/with space/shm"), "tmpfs", 0)
+	client := t.TempDir() // the /dev/shm of a container
+	mount(filepath.Join(run, "mps/shm"), client, "", unix.MS_BIND)
+	testenv.Must(t, os.WriteFile(filepath.Join(client, "cuda.shm"), nil, 0o600))
+	mount("tmpfs", filepath.Join(run, "mps/shm/nested"), "tmpfs", 0)
+	mount("tmpfs", state, "tmpfs", 0) // an administrator's
+	testenv.Must(t, os.WriteFile(filepath.Join(state, "device"), nil, 0o600))
+
+	launcher := []string{shared.Program(t, "launcher"), "--host", h.root, "remove"}
+	for range 2 {
+		proc.Must(t, 0, proc.Cmd{Args: append([]string{"unshare", "--mount", "--propagation", "slave"}, launcher...)})
+	}
+	if _, err := os.Lstat(run); !os.IsNotExist(err) {
+		t.Errorf("%s is still there (%v)", run, err)
+	}
+	if left, err := os.ReadDir(state); err != nil || len(left) > 0 {
+		t.Errorf("the administrator's mount has %v (%v)", left, err)
+	}
+	if _, err := os.Stat(filepath.Join(client, "cuda.shm")); err != nil {
+		t.Errorf("the container's shared memory has lost a file: %v", err)
+	}
+	mounts, err := os.ReadFile("/proc/thread-self/mounts")
+	testenv.Must(t, err)
+	if strings.Contains(string(mounts), run) {
+		t.Errorf("there are mounts on the host below %s:\n%s", run, mounts)
+	}
+}
+
+func TestTheLauncherKeepsTheHookForEnginesThatRunIt(t *testing.T) {
+	h := newHost(t)
+	engine := filepath.Join(h.root, "etc/containers")
+	testenv.Must(t, os.MkdirAll(engine, 0o755))
+	h.launch(0, "run", "hook", "install", "podman")
+	before := h.files()
+	if r := h.launch(1, "remove"); !strings.Contains(r.Stderr, `run "launcher run hook uninstall" first`) {
+		t.Errorf("the error is %v", r)
+	}
+	if diff := cmp.Diff(before, h.files()); diff != "" {
+		t.Errorf("-before +after:\n%s", diff)
+	}
+	h.launch(0, "run", "hook", "uninstall")
+	h.launch(0, "remove")
+	for path := range h.files() {
+		if strings.Contains(path, "gpu-cdi-plugin") {
+			t.Errorf("%s is still there", path)
 		}
 	}
 }
