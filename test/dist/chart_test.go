@@ -1,13 +1,17 @@
 package dist
 
 import (
+	"errors"
 	"flag"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v3"
 
 	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -74,14 +78,126 @@ func TestSlowChartRefuses(t *testing.T) {
 		"a default that the map lacks": {
 			[]string{"--set", "config.default=a"}, `config.default is "a", and config.map has no such configuration.`,
 		},
-		"a name that is no label": {[]string{"--set", "config.map.A_B=x"}, `config.map has the name "A_B"`},
-		"a relative directory":    {[]string{"--set", "kubeletRootDir=var/lib"}, "at '/kubeletRootDir'"},
+		"a name that is no label":          {[]string{"--set", "config.map.A_B=x"}, `config.map has the name "A_B"`},
+		"a relative directory":             {[]string{"--set", "kubeletRootDir=var/lib"}, "at '/kubeletRootDir'"},
+		"a name that objects cannot have":  {[]string{"--set", "fullnameOverride=A_B"}, "at '/fullnameOverride'"},
+		"a label that is no string":        {[]string{"--set", "podLabels.a=true"}, "at '/podLabels/a'"},
+		"a node's label that is no string": {[]string{"--set", "nodeSelector.x=true"}, "at '/nodeSelector/x'"},
+		"a label of the selector": {
+			[]string{"--set", `podLabels.app\.kubernetes\.io/component=x`}, "podLabels has app.kubernetes.io/component",
+		},
+		"a label of all objects": {
+			[]string{"--set", `serviceMonitor.labels.helm\.sh/chart=x`}, "serviceMonitor.labels has helm.sh/chart",
+		},
+		"a selector with a label of ours": {
+			[]string{"--set", `selectorLabelsOverride.app\.kubernetes\.io/component=x`}, "invalid propertyName",
+		},
+		"an update without a pod more or less": {
+			[]string{"--set", "updateStrategy.rollingUpdate.maxSurge=0"}, "one of them must be above 0",
+		},
+		"directories that the pods of MPS do not read": {
+			[]string{"--set", "mps.enabled=true,config.map.a=driver-root: /x"}, "config.map.a has the key driver-root",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if r := template(t, 1, c.args...); !strings.Contains(r.Stderr, c.want) || r.Stdout != "" {
 				t.Errorf("want an error with %q, got %v", c.want, r)
 			}
 		})
+	}
+}
+
+// object has what tests read of the objects of the chart.
+type object struct {
+	Kind     string
+	Metadata struct{ Name string }
+	Spec     struct {
+		UpdateStrategy struct {
+			RollingUpdate map[string]any `yaml:"rollingUpdate"`
+		} `yaml:"updateStrategy"`
+		Template struct {
+			Spec struct {
+				Containers []struct{ Args []string }
+				Volumes    []struct {
+					ConfigMap struct{ Name string } `yaml:"configMap"`
+				}
+			}
+		}
+	}
+}
+
+// daemonSets renders the chart and returns its DaemonSets by name.
+func daemonSets(t *testing.T, args ...string) map[string]object {
+	t.Helper()
+	sets := map[string]object{}
+	for in := yaml.NewDecoder(strings.NewReader(template(t, 0, args...).Stdout)); ; {
+		var m object
+		err := in.Decode(&m)
+		if errors.Is(err, io.EOF) {
+			return sets
+		}
+		testenv.Must(t, err)
+		if m.Kind == "DaemonSet" {
+			sets[m.Metadata.Name] = m
+		}
+	}
+}
+
+func TestSlowChartDropsMaxSurgeBesideMaxUnavailable(t *testing.T) {
+	for set, want := range map[string]map[string]any{
+		"":    {"maxSurge": 1, "maxUnavailable": 0},
+		"1":   {"maxUnavailable": 1},
+		"10%": {"maxUnavailable": "10%"},
+		"0%":  {"maxSurge": 1, "maxUnavailable": "0%"},
+	} {
+		var args []string
+		if set != "" {
+			args = []string{"--set", "updateStrategy.rollingUpdate.maxUnavailable=" + set}
+		}
+		got := daemonSets(t, args...)["gpu-cdi-plugin"].Spec.UpdateStrategy.RollingUpdate
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("maxUnavailable %q: -want +got:\n%s", set, diff)
+		}
+	}
+}
+
+func TestSlowChartPassesOddDirectoriesOn(t *testing.T) {
+	for _, root := range []string{"/a: b", "/a #b", `/a"b`, "/run/nvidia/driver"} {
+		sets := daemonSets(t, "--set", "mps.enabled=true", "--set-string", "nvidiaDriverRoot="+root)
+		for _, name := range []string{"gpu-cdi-plugin", "gpu-cdi-plugin-mps"} {
+			if args := sets[name].Spec.Template.Spec.Containers[0].Args; !slices.Contains(args, "--driver-root="+root) {
+				t.Errorf("the arguments of %s are %q", name, args)
+			}
+		}
+	}
+}
+
+// TestSlowChartChoosesTheDefaultConfiguration has the rules of NVIDIA's chart.
+func TestSlowChartChoosesTheDefaultConfiguration(t *testing.T) {
+	for name, c := range map[string]struct{ set, want string }{
+		"the named one before others":   {"config.default=b,config.map.default=x,config.map.b=x", "gpu-cdi-plugin-b"},
+		"the one with the name default": {"config.map.default=x,config.map.b=x", "gpu-cdi-plugin-default"},
+		"the only one":                  {"config.map.b=x", "gpu-cdi-plugin-b"},
+		"none of two":                   {"config.map.a=x,config.map.b=x", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := ""
+			for _, v := range daemonSets(t, "--set", c.set)["gpu-cdi-plugin"].Spec.Template.Spec.Volumes {
+				got += v.ConfigMap.Name
+			}
+			if got != c.want {
+				t.Errorf("nodes without the label have the configuration %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestSlowChartNotesWaitForAllDaemonSets(t *testing.T) {
+	r := helm(t, 0, "install", "gpus", chartDir, "--namespace", "kube-system", "--dry-run=client",
+		"--set", "cleanup=true,config.map.a=x,config.map.b=x")
+	const want = "rollout status daemonset -l app.kubernetes.io/instance=gpus,app.kubernetes.io/name=gpu-cdi-plugin\n"
+	if !strings.Contains(r.Stdout, want) {
+		t.Errorf("want %q in the notes, got %v", want, r)
 	}
 }
 

@@ -24,8 +24,8 @@
 {{- if .Values.selectorLabelsOverride -}}
 {{ toYaml .Values.selectorLabelsOverride }}
 {{- else -}}
-app.kubernetes.io/name: {{ include "gpu-cdi-plugin.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "gpu-cdi-plugin.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 {{- end -}}
 
@@ -36,6 +36,28 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
 {{- end -}}
 
+{{/* The configuration of the nodes without the label, by the rules of NVIDIA's chart. */}}
+{{- define "gpu-cdi-plugin.defaultConfig" -}}
+{{- if .Values.config.default -}}
+{{- .Values.config.default -}}
+{{- else if hasKey .Values.config.map "default" -}}
+default
+{{- else if eq (len .Values.config.map) 1 -}}
+{{- keys .Values.config.map | first -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The API server refuses maxSurge beside maxUnavailable, and a file of values that sets this one does not unset the
+default of the other. */}}
+{{- define "gpu-cdi-plugin.updateStrategy" -}}
+{{- $strategy := deepCopy .Values.updateStrategy -}}
+{{- $rolling := default dict $strategy.rollingUpdate -}}
+{{- if not (has (toString (default 0 $rolling.maxUnavailable)) (list "0" "0%")) -}}
+{{- $_ := set $strategy "rollingUpdate" (omit $rolling "maxSurge") -}}
+{{- end -}}
+{{ toYaml $strategy }}
+{{- end -}}
+
 {{/* The affinity of the pods that have a configuration: that of the values, and the node's choice. */}}
 {{- define "gpu-cdi-plugin.affinity" -}}
 {{- $root := .root -}}
@@ -43,7 +65,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{- if .config -}}
 {{- $choice = list (dict "key" "nvidia.com/device-plugin.config" "operator" "In" "values" (list .config)) -}}
 {{- else -}}
-{{- with without (keys $root.Values.config.map | sortAlpha) $root.Values.config.default -}}
+{{- with without (keys $root.Values.config.map | sortAlpha) (include "gpu-cdi-plugin.defaultConfig" $root) -}}
 {{- $choice = list (dict "key" "nvidia.com/device-plugin.config" "operator" "NotIn" "values" .) -}}
 {{- end -}}
 {{- end -}}
