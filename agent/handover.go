@@ -158,14 +158,15 @@ func (d *daemon) takeOver(ctx context.Context) error {
 		}
 		d.idle.CompareAndSwap(nil, &idle{text: "another instance serves this node and is about to hand over"})
 		err := d.requestHandOver(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
 		ended := hasEnded(err)
 		if !ended {
 			unanswered = time.Time{}
 		}
 		switch {
 		case err == nil:
-		case ctx.Err() != nil:
-			return nil
 		case ended && unanswered.IsZero(): // it has just ended, or is about to
 			unanswered = time.Now()
 		case ended && time.Since(unanswered) > endingLimit:

@@ -66,8 +66,8 @@ func LoadedDriver(h Host) KernelDriver {
 	return d
 }
 
-// ModuleGPUs returns the PCI addresses of the GPUs that the kernel module has, sorted. Without the module there are none.
-// Listing a directory of procfs does not call the module, so it cannot hang.
+// ModuleGPUs returns the PCI addresses of the GPUs that the kernel module has, sorted. Without the module there are
+// none. Listing a directory of procfs does not call the module, so it cannot hang.
 func ModuleGPUs(h Host) []string {
 	entries, err := os.ReadDir(h.Proc("driver", "nvidia", "gpus"))
 	if err != nil {
@@ -80,8 +80,8 @@ func ModuleGPUs(h Host) []string {
 	return addresses
 }
 
-// WithoutDriver returns the PCI devices that have no driver in sysfs. When a driver is unbound, the kernel first removes
-// it from sysfs; then the driver waits for programs that have the device open.
+// WithoutDriver returns the PCI devices that have no driver in sysfs. When a driver is unbound, the kernel first
+// removes it from sysfs; then the driver waits for programs that have the device open.
 func WithoutDriver(h Host, addresses []string) (without []string) {
 	for _, address := range addresses {
 		dir := h.Sys("bus", "pci", "devices", address)
