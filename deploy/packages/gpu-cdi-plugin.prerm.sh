@@ -17,5 +17,10 @@ fi
 if [ -d /run/systemd/system ]; then
 	systemctl stop gpu-cdi-watch.service gpu-cdi-plugin.service 'gpu-cdi-mps@*.service' || :
 fi
-# The specs name the hook too.
+# The specs name the hook too. Those of another kind are left, and all if the configuration has an error.
 /usr/bin/gpu-cdi-plugin --log-level error cdi remove >/dev/null || :
+specs=$(grep -ls '"/usr/libexec/gpu-cdi-plugin/prestart-hook"' /etc/cdi/*.json /run/cdi/*.json) || :
+if [ "$specs" ]; then
+	echo "gpu-cdi-plugin: these CDI specs name its hook, and no container with their devices starts without it. Remove" \
+		"them:" $specs >&2
+fi

@@ -37,9 +37,19 @@ check test -x /usr/libexec/gpu-cdi-plugin/prestart-hook
 check gpu-cdi-plugin --version
 cp /tmp/record $record
 
+# Specs that still name the hook are listed.
+other=/run/cdi/example.com-gpu.json
+check sed 's#nvidia.com/gpu#example.com/gpu#' /run/cdi/nvidia.com-gpu.json >$other
+check dpkg --remove gpu-cdi-plugin 2>/tmp/message
+check grep -q "Remove them: $other" /tmp/message
+rm $other
+check dpkg -i /srv/new.deb
+check gpu-cdi-plugin hook install podman >/dev/null
+
 # An administrator's choice survives a removal, and not a purge.
 rm $link
-check dpkg --remove gpu-cdi-plugin
+check dpkg --remove gpu-cdi-plugin 2>/tmp/message
+refuse grep -q 'Remove them' /tmp/message
 refuse test -e /etc/containers/oci/gpu-cdi-plugin.d
 refuse test -e /run/cdi/nvidia.com-gpu.json
 refuse test -e /usr/libexec/gpu-cdi-plugin
@@ -47,11 +57,27 @@ check dpkg -i /srv/new.deb
 refuse test -L $link
 mkdir -p /etc/gpu-cdi-plugin /var/lib/gpu-cdi-plugin/devices /run/gpu-cdi-plugin
 touch /etc/gpu-cdi-plugin/config.yaml
+# A container still has the shared memory of MPS.
+shm=/run/gpu-cdi-plugin/mps/GPU-1/shm
+mkdir -p $shm /srv/shm
+check mount -t tmpfs gpu-cdi-mps $shm
+check mount --bind $shm /srv/shm
+touch $shm/cuda.shm
 check dpkg --purge gpu-cdi-plugin
 refuse test -e /run/gpu-cdi-plugin
+check test -e /srv/shm/cuda.shm
+umount /srv/shm && rmdir /srv/shm
 check dpkg -i /srv/new.deb
 check test -L $link
 check dpkg --purge gpu-cdi-plugin
+
+# A DaemonSet keeps what it has in the same directories.
+check dpkg -i /srv/new.deb
+mkdir -p /var/lib/gpu-cdi-plugin/bin
+touch /var/lib/gpu-cdi-plugin/bin/prestart-hook
+check dpkg --purge gpu-cdi-plugin
+check test -e /var/lib/gpu-cdi-plugin/bin/prestart-hook
+rm -r /var/lib/gpu-cdi-plugin
 check dpkg -i /srv/manager.deb
 check device-manager --version
 check dpkg --purge device-manager
