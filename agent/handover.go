@@ -150,7 +150,7 @@ type idle struct {
 // hands over first. Without an error, the files are locked or ctx has ended.
 func (d *daemon) takeOver(ctx context.Context) error {
 	var unanswered time.Time // since when no instance answers
-	for {
+	for ctx.Err() == nil {
 		locked := d.node.Lock()
 		if !d.takesOver || !errors.Is(locked, fileio.ErrHeld) {
 			d.idle.Store(nil)
@@ -158,15 +158,12 @@ func (d *daemon) takeOver(ctx context.Context) error {
 		}
 		d.idle.CompareAndSwap(nil, &idle{text: "another instance serves this node and is about to hand over"})
 		err := d.requestHandOver(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
 		ended := hasEnded(err)
 		if !ended {
 			unanswered = time.Time{}
 		}
 		switch {
-		case err == nil:
+		case err == nil, ctx.Err() != nil:
 		case ended && unanswered.IsZero(): // it has just ended, or is about to
 			unanswered = time.Now()
 		case ended && time.Since(unanswered) > endingLimit:
@@ -178,6 +175,7 @@ func (d *daemon) takeOver(ctx context.Context) error {
 			d.awaitTakeOver(ctx, err)
 		}
 	}
+	return nil
 }
 
 // hasEnded reports whether the error of a request means that the other instance has ended or is about to.
