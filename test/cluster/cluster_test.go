@@ -50,10 +50,14 @@ func TestTheLifeOfARelease(t *testing.T) {
 		{"an upgrade leaves running pods their GPUs, and new pods get others", func(t *testing.T) {
 			c.helm(t, "upgrade", release, chart, "--reuse-values", "--set", "image.tag="+UpgradeTag)
 			c.rolledOut(t, plugin)
-			if got := c.kubectl(t, "-n", plugin.namespace, "get", "pods", "-l", label, "-o",
-				"jsonpath={.items[*].spec.containers[0].image}"); got != UpgradeImage+" "+UpgradeImage {
-				t.Errorf("the pods of the DaemonSet have the images %s", got)
-			}
+			testenv.Must(t, kubenode.Wait(t.Context(), patience, "the old pods have ended", func() error {
+				got := c.kubectl(t, "-n", plugin.namespace, "get", "pods", "-l", label, "-o",
+					"jsonpath={.items[*].spec.containers[0].image}")
+				if got != UpgradeImage+" "+UpgradeImage {
+					return fmt.Errorf("the pods of the DaemonSet have the images %s", got)
+				}
+				return nil
+			}))
 			c.offers(t, 4, 8)
 			held := append(c.check(t, many, 6), c.check(t, few, 3)...)
 			for _, p := range []PodStatus{many, few} {
