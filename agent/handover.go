@@ -52,7 +52,7 @@ type handOver struct {
 	node     *node.Reconciler
 	runner   *prepare.Runner
 	log      *slog.Logger
-	keepOpen func(ctx context.Context) (until string, opened <-chan struct{})
+	releaser *releaser
 
 	holder   atomic.Pointer[chan struct{}] // closed when the instance that is about to take over ends hold-open
 	requests chan (<-chan struct{})        // receives one holder, which ends all but the plugin
@@ -61,10 +61,28 @@ type handOver struct {
 	released <-chan struct{}               // that holder; only the goroutine of run uses it, and awaitOther later
 }
 
-func newHandOver(n *node.Reconciler, r *prepare.Runner, log *slog.Logger) *handOver {
+func newHandOver(n *node.Reconciler, r *prepare.Runner, rel *releaser, log *slog.Logger) *handOver {
 	return &handOver{
-		node: n, runner: r, log: log, requests: make(chan (<-chan struct{})), ended: make(chan struct{}),
+		node: n, runner: r, releaser: rel, log: log, requests: make(chan (<-chan struct{})), ended: make(chan struct{}),
 	}
+}
+
+// preparationLimit is how long a restart waits for preparations while the plugin is served. Each has 25 s.
+const preparationLimit = 30 * time.Second
+
+// keepOpen does what role.keepOpen says.
+func (h *handOver) keepOpen(ctx context.Context) (until string, opened <-chan struct{}) {
+	if released := h.releaser.released(); released != nil {
+		return "the driver is no longer released (run: gpu-cdi-plugin device reopen)", released
+	}
+	const ended = "the reset of a GPU has ended or counts as hung"
+	if opened := h.runner.Closed(); opened != nil {
+		return ended, opened
+	}
+	waiting, cancel := context.WithTimeout(ctx, preparationLimit)
+	defer cancel()
+	h.runner.Wait(waiting)
+	return ended, h.runner.KeepOpen() // a reset may have begun meanwhile
 }
 
 // hold keeps the driver open until ctx ends, and reports progress when it does.

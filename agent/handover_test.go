@@ -231,14 +231,21 @@ func TestAnInstanceThatCannotServeDoesNotTakeOver(t *testing.T) {
 	})
 }
 
+// lockDescriptors locks the files that describe devices, like another instance.
+func (f *fixture) lockDescriptors() *fileio.Lock {
+	f.t.Helper()
+	dir := DescriptorDir(&f.opts.Config)
+	testenv.Must(f.t, os.MkdirAll(dir, 0o755))
+	lock, err := fileio.AcquireLock(filepath.Join(dir, ".lock"))
+	testenv.Must(f.t, err)
+	return lock
+}
+
 // An instance that is ending does not answer. The other one waits for its locks.
 func TestAnInstanceThatIsEndingIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "pcie-quad")
-	dir := DescriptorDir(&f.opts.Config)
-	testenv.Must(t, os.MkdirAll(dir, 0o755))
-	lock, err := fileio.AcquireLock(filepath.Join(dir, ".lock"))
-	testenv.Must(t, err)
+	lock := f.lockDescriptors()
 	g := f.successor(listening)
 	g.start(Serve)
 	g.logs("metrics and health are served on", 1)
@@ -254,15 +261,14 @@ func TestAnInstanceThatIsEndingIsWaitedFor(t *testing.T) {
 func TestALockWhoseHolderNeverAnswersIsAnError(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "pcie-quad")
-	dir := DescriptorDir(&f.opts.Config)
-	testenv.Must(t, os.MkdirAll(dir, 0o755))
-	lock, err := fileio.AcquireLock(filepath.Join(dir, ".lock"))
-	testenv.Must(t, err)
+	lock := f.lockDescriptors()
 	defer func() { testenv.Must(t, lock.Release()) }()
 	synctest.Test(t, func(t *testing.T) {
 		d := &daemon{
 			opts: f.opts, takesOver: true,
-			node: node.New(node.Options{Host: f.opts.Host, Source: f.driver, DescriptorDir: dir, Log: f.opts.Log}),
+			node: node.New(node.Options{
+				Host: f.opts.Host, Source: f.driver, DescriptorDir: DescriptorDir(&f.opts.Config), Log: f.opts.Log,
+			}),
 		}
 		began := time.Now()
 		err := d.takeOver(t.Context())
@@ -344,7 +350,7 @@ func TestTheNewInstanceKnowsWhatContainersHold(t *testing.T) {
 
 // An instance that takes over may be killed at any time, also before the old one knows that it hands over.
 func TestTheHolderIsGoneBeforeTheHandOverBegins(t *testing.T) {
-	h := newHandOver(nil, nil, slog.New(slog.DiscardHandler))
+	h := newHandOver(nil, nil, nil, slog.New(slog.DiscardHandler))
 	gone := make(chan struct{})
 	close(gone)
 	go func() { h.requests <- gone }()

@@ -81,7 +81,7 @@ func Serve(ctx context.Context, o *Options) error {
 	}
 	admin := &administrator{
 		node: n, monitor: n.Monitor(), devices: devs, runner: runner, releaser: rel, reporter: reporter, mps: daemons,
-		ledger: held, handOver: newHandOver(n, runner, o.Log),
+		ledger: held, handOver: newHandOver(n, runner, rel, o.Log),
 	}
 	freed := prepare.NewFreedChecker(prepare.FreedOptions{
 		Runner: runner, State: n.Monitor(), Offered: devs.toCheck, Held: prep.held, Log: o.Log,
@@ -92,7 +92,6 @@ func Serve(ctx context.Context, o *Options) error {
 		control: &control.Server{Dir: c.RuntimeDir, Log: o.Log, Handler: admin},
 		others:  []actor{daemons.Run, reporter.Run, held.Run, displaced.Run, freed.Run},
 	}
-	s.handOver.keepOpen = s.keepOpen
 	if err := p.Check(); err != nil { // before the spec is written
 		return err
 	}
@@ -171,21 +170,8 @@ func (s *service) remarks() []node.Remark {
 	return slices.Concat(list, s.publisher.remarks(), s.preparer.remarks())
 }
 
-// preparationLimit is how long a restart waits for preparations while the plugin is served. Each has 25 s.
-const preparationLimit = 30 * time.Second
-
 func (s *service) keepOpen(ctx context.Context) (until string, opened <-chan struct{}) {
-	if released := s.releaser.released(); released != nil {
-		return "the driver is no longer released (run: gpu-cdi-plugin device reopen)", released
-	}
-	const ended = "the reset of a GPU has ended or counts as hung"
-	if opened := s.preparer.runner.Closed(); opened != nil {
-		return ended, opened
-	}
-	waiting, cancel := context.WithTimeout(ctx, preparationLimit)
-	defer cancel()
-	s.preparer.runner.Wait(waiting)
-	return ended, s.preparer.runner.KeepOpen() // a reset may have begun meanwhile
+	return s.handOver.keepOpen(ctx)
 }
 
 // run implements role. When another instance takes over, the plugin ends last, so that the kubelet can allocate devices

@@ -85,7 +85,7 @@ func (c *Cluster) start(ctx context.Context, p Programs) error {
 	}
 	defer os.RemoveAll(dir)
 	var images []kubenode.Image
-	// The first error is that of the group.
+	// Wait returns the first error of these and stops the others.
 	group, ctx2 := errgroup.WithContext(ctx)
 	group.Go(func() (err error) {
 		c.plane, err = startControlPlane(ctx2, p.Peers)
