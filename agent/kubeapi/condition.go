@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"gpu-cdi-plugin/agent/apiserver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/wake"
@@ -183,7 +184,7 @@ func (c *conditions) patch(ctx context.Context, next condition, now time.Time) e
 	}
 	patch.Status.Conditions = []condition{sent}
 	path := "/api/v1/nodes/" + url.PathEscape(c.node) + "/status"
-	if err := c.do(ctx, http.MethodPatch, path, asStrategicMerge, patch); err != nil {
+	if err := c.do(ctx, http.MethodPatch, path, apiserver.StrategicMerge, patch); err != nil {
 		return fmt.Errorf("set the condition %s of node %s: %w", ConditionType, c.node, err)
 	}
 	c.sent, c.at = next, now

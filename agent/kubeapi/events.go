@@ -10,12 +10,10 @@ import (
 	"sync"
 	"time"
 
+	"gpu-cdi-plugin/agent/apiserver"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/internal/wording"
 )
-
-// component is the name of this program in Events.
-const component = "gpu-cdi-plugin"
 
 const (
 	normal  = "Normal"
@@ -123,7 +121,7 @@ func (e *events) send(ctx context.Context) (time.Duration, error) {
 			return wait, nil
 		}
 		err := e.sendOne(ctx, &r)
-		refused := answered(err, http.StatusBadRequest, http.StatusUnprocessableEntity)
+		refused := apiserver.Answered(err, http.StatusBadRequest, http.StatusUnprocessableEntity)
 		if refused { // only this Event is invalid, so the others are sent
 			e.log.Warn("an Event is not reported to the API server: "+wording.Shorten(err.Error(), maxMessage),
 				"event", r.message)
@@ -159,14 +157,14 @@ func (e *events) sendOne(ctx context.Context, r *record) error {
 	collection := "/api/v1/namespaces/" + namespace + "/events"
 	if r.created {
 		update := map[string]any{"count": r.count, "lastTimestamp": seconds(r.last)}
-		err := e.do(ctx, http.MethodPatch, collection+"/"+url.PathEscape(r.name), asStrategicMerge, update)
-		if !answered(err, http.StatusNotFound) {
+		err := e.do(ctx, http.MethodPatch, collection+"/"+url.PathEscape(r.name), apiserver.StrategicMerge, update)
+		if !apiserver.Answered(err, http.StatusNotFound) {
 			return e.wrap(err)
 		}
 		r.created = false
 	}
-	err := e.do(ctx, http.MethodPost, collection, asJSON, e.object(r))
-	if r.created = err == nil || answered(err, http.StatusConflict); r.created {
+	err := e.do(ctx, http.MethodPost, collection, apiserver.JSON, e.object(r))
+	if r.created = err == nil || apiserver.Answered(err, http.StatusConflict); r.created {
 		return nil
 	}
 	return e.wrap(err)
@@ -193,8 +191,8 @@ func (e *events) object(r *record) map[string]any {
 		"type":               r.kind,
 		"reason":             r.reason,
 		"message":            r.message,
-		"source":             map[string]string{"component": component, "host": e.node},
-		"reportingComponent": component,
+		"source":             map[string]string{"component": apiserver.Component, "host": e.node},
+		"reportingComponent": apiserver.Component,
 		"reportingInstance":  e.node,
 		"count":              r.count,
 		"firstTimestamp":     seconds(r.first),

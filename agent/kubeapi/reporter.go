@@ -2,21 +2,18 @@
 // in a condition of the Node.
 //
 // It uses the credentials that the kubelet gives a pod. Nothing waits for the API server: [Reporter.Publish] only
-// queues a report. The requests are made with net/http and a few types of this package. client-go would add 17 MB to
-// the program, and the types of k8s.io/api already 5 MB.
+// queues a report.
 package kubeapi
 
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net"
-	"strings"
 	"sync"
 	"time"
 
+	"gpu-cdi-plugin/agent/apiserver"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/node"
@@ -56,7 +53,7 @@ var defaultTiming = timing{
 }
 
 // request sends an object to the API server, and returns nil if the server accepted it. Outside of tests it is
-// client.do.
+// apiserver.Client.Send.
 type request func(ctx context.Context, method, path, contentType string, object any) error
 
 // Reporter reports published states to the API server.
@@ -75,42 +72,19 @@ func New(o Options) *Reporter {
 	if !o.Events && !o.Condition {
 		return r
 	}
-	c, nodeName, err := o.client()
+	c, err := apiserver.New(apiserver.Options{Credentials: o.Credentials, Env: o.Env, Timeout: r.timing.request})
 	if err != nil {
 		o.Log.Warn("the health of the GPUs is not reported to the API server, since this program was started without " +
 			"the credentials of a service account: " + err.Error())
 		return r
 	}
 	if o.Events {
-		r.events = &events{do: c.do, node: nodeName, timing: r.timing, log: o.Log, wake: wake.New()}
+		r.events = &events{do: c.Send, node: c.Node, timing: r.timing, log: o.Log, wake: wake.New()}
 	}
 	if o.Condition {
-		r.conditions = &conditions{do: c.do, node: nodeName, timing: r.timing, wake: wake.New()}
+		r.conditions = &conditions{do: c.Send, node: c.Node, timing: r.timing, wake: wake.New()}
 	}
 	return r
-}
-
-// client returns a client of the API server, and the name of the node.
-func (o *Options) client() (*client, string, error) {
-	env := map[string]string{}
-	for _, kv := range o.Env {
-		if name, value, ok := strings.Cut(kv, "="); ok {
-			env[name] = value
-		}
-	}
-	const host, port, nodeName = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "NODE_NAME"
-	for _, name := range []string{host, port, nodeName} {
-		if env[name] == "" {
-			return nil, "", fmt.Errorf("the environment variable %s is not set", name)
-		}
-	}
-	c := &client{
-		address: net.JoinHostPort(env[host], env[port]),
-		dir:     o.Credentials,
-		timeout: cmp.Or(o.timing, defaultTiming).request,
-	}
-	_, _, err := c.credentials()
-	return c, env[nodeName], err
 }
 
 // Publish queues a state of the node for reporting and returns at once. Calls must not overlap.

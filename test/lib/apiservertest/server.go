@@ -1,6 +1,6 @@
-// Package apiservertest has an API server in memory, for tests of programs that report about a node. It serves TLS with
-// its own CA, and accepts Events and patches of a Node's conditions like the API server of Kubernetes. Tests can make
-// it misbehave.
+// Package apiservertest has an API server in memory, for tests of programs on a node. It serves TLS with its own CA,
+// and accepts Events, patches of a Node's conditions and ResourceSlices like the API server of Kubernetes. Tests can
+// make it misbehave.
 package apiservertest
 
 import (
@@ -65,9 +65,11 @@ type Server struct {
 	t      testing.TB
 	server *httptest.Server
 
-	mu         sync.Mutex
+	mu sync.Mutex
+	resources
 	token      string
 	requests   int
+	connected  int
 	conditions []map[string]any
 	events     []map[string]any
 	instead    http.HandlerFunc
@@ -76,12 +78,21 @@ type Server struct {
 // New starts a server. It ends with the test.
 func New(t testing.TB) *Server {
 	t.Helper()
-	s := &Server{t: t, Dir: t.TempDir()}
+	s := &Server{t: t, Dir: t.TempDir(), resources: resources{
+		slices: map[string]map[string]any{}, claims: map[string]any{}, changed: make(chan struct{}),
+	}}
 	s.conditions = []map[string]any{{"type": "Ready", "status": "True", "reason": "KubeletReady"}}
 	s.server = httptest.NewUnstartedServer(http.HandlerFunc(s.serve))
 	certificate, ca := certificates(t)
 	s.server.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
 	s.server.Config.ErrorLog = log.New(t.Output(), "", 0)
+	s.server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			s.mu.Lock()
+			s.connected++
+			s.mu.Unlock()
+		}
+	}
 	s.server.StartTLS()
 	t.Cleanup(func() {
 		s.server.CloseClientConnections()
@@ -141,6 +152,13 @@ func (s *Server) Requests() int {
 	return s.requests
 }
 
+// Connections returns the number of connections so far.
+func (s *Server) Connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.connected
+}
+
 // Condition returns the Node's condition of a type, or nil.
 func (s *Server) Condition(kind string) *Condition {
 	s.mu.Lock()
@@ -184,16 +202,22 @@ func (s *Server) serve(w http.ResponseWriter, q *http.Request) {
 		instead(w, q)
 		return
 	}
+	if q.URL.Query().Has("watch") && q.URL.Path == slicesPath {
+		s.watch(w, q)
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var body map[string]any
-	if data, err := io.ReadAll(q.Body); err != nil || json.Unmarshal(data, &body) != nil {
+	hasBody := q.Method != http.MethodGet && q.Method != http.MethodDelete
+	if data, err := io.ReadAll(q.Body); err != nil || hasBody && json.Unmarshal(data, &body) != nil {
 		Fail(w, http.StatusBadRequest, "the body is not JSON")
 		return
 	}
 	const events = "/api/v1/namespaces/default/events"
 	want := map[string]string{
-		http.MethodPost: "application/json", http.MethodPatch: "application/strategic-merge-patch+json",
+		http.MethodPost: "application/json", http.MethodPut: "application/json",
+		http.MethodPatch: "application/strategic-merge-patch+json",
 	}[q.Method]
 	name, one := strings.CutPrefix(q.URL.Path, events+"/")
 	switch {
@@ -208,8 +232,7 @@ func (s *Server) serve(w http.ResponseWriter, q *http.Request) {
 	case q.Method == http.MethodPatch && q.URL.Path == "/api/v1/nodes/"+Node+"/status":
 		s.patchNode(w, body)
 	default:
-		s.t.Errorf("%s %s", q.Method, q.URL)
-		Fail(w, http.StatusNotFound, "the server could not find the requested resource")
+		s.serveResource(w, q, body)
 	}
 }
 
