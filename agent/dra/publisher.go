@@ -1,0 +1,320 @@
+package dra
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"gpu-cdi-plugin/agent/apiserver"
+	"gpu-cdi-plugin/internal/wake"
+	"gpu-cdi-plugin/internal/wording"
+)
+
+const (
+	// firstPause is the pause after the first failure, and longestPause that after many failures. The real pause is up
+	// to half shorter or longer, at random: otherwise all nodes that lost the API server at the same time would call it
+	// again at the same time.
+	firstPause, longestPause = time.Second, 20 * time.Second
+	// watchLimit is how long a watch lasts. After it, all slices are compared again.
+	watchLimit = 5 * time.Minute
+	// maxRounds is how often slices are written for one state before the next pause, if other programs change them.
+	maxRounds = 3
+	// maxMessage bounds the text of an error, in bytes.
+	maxMessage = 1024
+)
+
+// api is the part of apiserver.Client that is used.
+type api interface {
+	Get(ctx context.Context, path string, into any) error
+	Send(ctx context.Context, method, path, contentType string, object any) error
+	AwaitChange(ctx context.Context, path string, limit time.Duration) error
+}
+
+var _ api = (*apiserver.Client)(nil)
+
+// errChanged means that other programs change the slices each time they are written.
+var errChanged = errors.New("another program changes the slices; does another DRA driver with this name run on the " +
+	"node?")
+
+// Publisher keeps the API server's ResourceSlices of the node and driver equal to those of the last Publish. It writes
+// only differences. The kubelet deletes all slices of a node when it starts, and those of a driver some 30 s after its
+// socket is gone, so the Publisher watches its slices. It is an actor: call Run once.
+type Publisher struct {
+	api  api
+	id   Identity
+	log  *slog.Logger
+	wake wake.Chan
+
+	mu      sync.Mutex
+	known   bool // whether Publish was called
+	desired []Slice
+	reason  string // why the slices are not the desired ones, or empty
+}
+
+// NewPublisher returns a Publisher.
+func NewPublisher(api api, id Identity, log *slog.Logger) *Publisher {
+	return &Publisher{api: api, id: id, log: log, wake: wake.New()}
+}
+
+// Publish replaces the slices that the API server shall have, and returns at once. Without any, all are deleted.
+// Before the first call, those of an earlier process stay.
+func (p *Publisher) Publish(list []Slice) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	unchanged := slices.EqualFunc(p.desired, list, func(a, b Slice) bool { return same(a.Spec, b.Spec) })
+	if p.known && unchanged {
+		return
+	}
+	p.known, p.desired = true, list
+	p.wake.Wake()
+}
+
+// Reason says why the API server does not have the slices yet, or is empty.
+func (p *Publisher) Reason() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.reason
+}
+
+func (p *Publisher) setReason(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := p.reason
+	if p.reason = ""; err != nil {
+		p.reason = wording.Shorten(wording.OneLine(err), maxMessage)
+	}
+	switch p.reason {
+	case before:
+	case "":
+		p.log.Info("no longer the case: the ResourceSlices of the node cannot be published")
+	default:
+		p.log.Warn("the ResourceSlices of the node cannot be published; retrying: " + p.reason)
+	}
+}
+
+// Run publishes until ctx ends. The slices stay, so that the scheduler goes on with them while the program restarts.
+func (p *Publisher) Run(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-p.wake:
+	}
+	for pause := firstPause; ctx.Err() == nil; {
+		err := p.publish(ctx)
+		if err == nil || ctx.Err() != nil {
+			pause = firstPause
+			continue
+		}
+		p.setReason(err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause/2 + rand.N(pause)):
+		}
+		pause = min(2*pause, longestPause)
+	}
+	return nil
+}
+
+// publish makes the slices equal to the desired ones, and returns once there may be a difference again.
+func (p *Publisher) publish(ctx context.Context) error {
+	for range maxRounds {
+		version, changed, err := p.reconcile(ctx)
+		if err != nil {
+			return err
+		}
+		if !changed {
+			return p.awaitChange(ctx, version)
+		}
+	}
+	return errChanged
+}
+
+// awaitChange returns when the slices may not be the desired ones any more, but no sooner than after firstPause unless
+// the desired ones have changed: an API server may end each watch at once.
+func (p *Publisher) awaitChange(ctx context.Context, version string) error {
+	watching, cancel := context.WithCancel(ctx)
+	watched := make(chan error, 1)
+	var running sync.WaitGroup
+	running.Go(func() { watched <- p.api.AwaitChange(watching, p.query(version), watchLimit) })
+	defer running.Wait()
+	defer cancel()
+	steady, ended := time.After(firstPause), false
+	for steady != nil || !ended {
+		select {
+		case err := <-watched:
+			// After Gone the API server does not know the version any more.
+			if err != nil && !apiserver.Answered(err, http.StatusGone) {
+				return fmt.Errorf("watch the ResourceSlices of node %s: %w", p.id.Node, err)
+			}
+			p.setReason(nil)
+			ended = true
+		case <-steady:
+			p.setReason(nil)
+			steady = nil
+		case <-p.wake:
+			return nil
+		}
+	}
+	return nil
+}
+
+const slicesPath = apiPath + "/resourceslices"
+
+// query returns the path of a list of all slices of the node and driver, or of a watch since a version.
+func (p *Publisher) query(version string) string {
+	q := url.Values{"fieldSelector": {"spec.driver=" + p.id.Driver + ",spec.nodeName=" + p.id.Node}}
+	if version != "" {
+		q.Set("watch", "1")
+		q.Set("resourceVersion", version)
+		q.Set("timeoutSeconds", fmt.Sprint(int(watchLimit.Seconds())))
+	}
+	return slicesPath + "?" + q.Encode()
+}
+
+// reconcile compares the slices and writes the differences. It returns the version of the list, and whether anything
+// was written.
+func (p *Publisher) reconcile(ctx context.Context) (version string, changed bool, err error) {
+	p.mu.Lock()
+	desired := p.desired
+	p.mu.Unlock()
+	var list struct {
+		Metadata struct {
+			ResourceVersion string `json:"resourceVersion"`
+		} `json:"metadata"`
+		Items []Slice `json:"items"`
+	}
+	if err := p.api.Get(ctx, p.query(""), &list); err != nil {
+		if apiserver.Answered(err, http.StatusNotFound) {
+			err = fmt.Errorf("the API server does not serve %s, which Kubernetes has since 1.34: %w", apiVersion, err)
+		}
+		return "", false, fmt.Errorf("list the ResourceSlices of node %s: %w", p.id.Node, err)
+	}
+	plan := planWrites(desired, list.Items)
+	if len(plan) == 0 {
+		return list.Metadata.ResourceVersion, false, nil
+	}
+	owner, err := p.owner(ctx)
+	if err != nil {
+		return "", false, err
+	}
+	for _, w := range plan {
+		if err := p.write(ctx, w, owner); err != nil {
+			return "", false, err
+		}
+	}
+	return "", true, nil
+}
+
+// owner returns the Node: the API server deletes the slices when it is deleted.
+func (p *Publisher) owner(ctx context.Context) (Owner, error) {
+	var n struct{ Metadata Metadata }
+	if err := p.api.Get(ctx, "/api/v1/nodes/"+url.PathEscape(p.id.Node), &n); err != nil {
+		return Owner{}, fmt.Errorf("read the Node %s, which owns its ResourceSlices: %w", p.id.Node, err)
+	}
+	return Owner{APIVersion: "v1", Kind: "Node", Name: p.id.Node, UID: n.Metadata.UID, Controller: true}, nil
+}
+
+func (p *Publisher) write(ctx context.Context, w write, owner Owner) error {
+	path := slicesPath + "/" + url.PathEscape(w.slice.Metadata.Name)
+	w.slice.Metadata.Owners = []Owner{owner}
+	var err error
+	switch w.method {
+	case http.MethodDelete:
+		if err = p.api.Send(ctx, w.method, path, "", nil); apiserver.Answered(err, http.StatusNotFound) {
+			return nil
+		}
+	case http.MethodPost:
+		err = p.api.Send(ctx, w.method, slicesPath, apiserver.JSON, w.slice)
+	default:
+		err = p.api.Send(ctx, w.method, path, apiserver.JSON, w.slice)
+	}
+	if err != nil {
+		return fmt.Errorf("%s the ResourceSlice %s: %w", strings.ToLower(w.method), w.slice.Metadata.Name, err)
+	}
+	return nil
+}
+
+// write is a request that changes a slice.
+type write struct {
+	method string
+	slice  Slice
+}
+
+// planWrites returns the requests that make the existing slices of a pool equal to the desired ones.
+//
+// Consumers use a pool only if all of its slices have the same generation. One request cannot leave the pool in
+// between, so it keeps the generation. If more are needed, all slices get the next one.
+func planWrites(desired, existing []Slice) []write {
+	unused := map[string]Slice{}
+	var generation int64
+	for _, s := range existing {
+		unused[s.Metadata.Name] = s
+		generation = max(generation, s.Spec.Pool.Generation)
+	}
+	with := func(s Slice, generation int64) Slice {
+		s.Spec.Pool.Generation = generation
+		return s
+	}
+	var changed, created int
+	for _, s := range desired {
+		old, exists := unused[s.Metadata.Name]
+		switch {
+		case !exists:
+			created++
+		case !same(old.Spec, with(s, generation).Spec):
+			changed++
+		}
+	}
+	next := generation
+	if created > 0 || changed > 1 {
+		next++
+	}
+	var updates, creations []write
+	for _, s := range desired {
+		s = with(s, next)
+		old, exists := unused[s.Metadata.Name]
+		delete(unused, s.Metadata.Name)
+		s.Metadata.ResourceVersion = old.Metadata.ResourceVersion
+		switch {
+		case !exists:
+			creations = append(creations, write{http.MethodPost, s})
+		case !same(old.Spec, s.Spec):
+			updates = append(updates, write{http.MethodPut, s})
+		}
+	}
+	var plan []write
+	for _, name := range slices.Sorted(maps.Keys(unused)) { // first, since these devices may not exist any more
+		plan = append(plan, write{http.MethodDelete, unused[name]})
+	}
+	return slices.Concat(plan, updates, creations)
+}
+
+// same reports whether two slices are the same in the API. The times of taints are ignored: the API server adds them.
+func same(a, b SliceSpec) bool {
+	one, err := json.Marshal(withoutTimes(a))
+	other, otherErr := json.Marshal(withoutTimes(b))
+	return err == nil && otherErr == nil && bytes.Equal(one, other)
+}
+
+func withoutTimes(s SliceSpec) SliceSpec {
+	s.Devices = slices.Clone(s.Devices)
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		d.Taints = slices.Clone(d.Taints)
+		for j := range d.Taints {
+			d.Taints[j].TimeAdded = nil
+		}
+	}
+	return s
+}
