@@ -51,10 +51,11 @@ var errChanged = errors.New("another program changes the slices; does another DR
 // only differences. The kubelet deletes all slices of a node when it starts, and those of a driver some 30 s after its
 // socket is gone, so the Publisher watches its slices. It is an actor: call Run once.
 type Publisher struct {
-	api  api
-	id   Identity
-	log  *slog.Logger
-	wake wake.Chan
+	api     api
+	id      Identity
+	log     *slog.Logger
+	wake    wake.Chan
+	changed wake.Chan // is woken when Reason has another result; may be nil
 
 	mu      sync.Mutex
 	known   bool // whether Publish was called
@@ -93,6 +94,9 @@ func (p *Publisher) setReason(err error) {
 	before := p.reason
 	if p.reason = ""; err != nil {
 		p.reason = wording.Shorten(wording.OneLine(err), maxMessage)
+	}
+	if p.reason != before {
+		p.changed.Wake()
 	}
 	switch p.reason {
 	case before:

@@ -1,0 +1,130 @@
+package dra
+
+import (
+	"fmt"
+	"strings"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/resource"
+)
+
+// claim is a ResourceClaim.
+type claim struct {
+	Metadata Metadata `json:"metadata"`
+	Status   struct {
+		Allocation *struct {
+			Devices struct {
+				Results []result `json:"results"`
+			} `json:"devices"`
+		} `json:"allocation"`
+	} `json:"status"`
+}
+
+// result is a DeviceRequestAllocationResult: a device that the scheduler has chosen for a request.
+type result struct {
+	Request     string       `json:"request"`
+	Driver      string       `json:"driver"`
+	Pool        string       `json:"pool"`
+	Device      string       `json:"device"`
+	AdminAccess bool         `json:"adminAccess"`
+	ShareID     string       `json:"shareID"`
+	Tolerations []toleration `json:"tolerations"`
+}
+
+// toleration is a DeviceToleration.
+type toleration struct {
+	Key      string `json:"key"`
+	Operator string `json:"operator"`
+	Value    string `json:"value"`
+	Effect   string `json:"effect"`
+}
+
+// tolerates reports whether the toleration matches a taint, by the rules of the API.
+func (t *toleration) tolerates(taint *Taint) bool {
+	if t.Effect != "" && t.Effect != taint.Effect || t.Key != "" && t.Key != taint.Key {
+		return false
+	}
+	return t.Operator == "Exists" || t.Key != "" && t.Value == taint.Value
+}
+
+// allotted is a device of the node that a claim has.
+type allotted struct {
+	result
+	device *resource.Device
+}
+
+// devices returns the devices of the node that a claim has by this driver, or why the claim must not be prepared. UID
+// is that of the claim which the kubelet names: another claim may have the same name by now.
+func (c *claim) devices(uid string, id Identity, s *node.State) ([]allotted, error) {
+	switch {
+	case c.Metadata.UID != uid:
+		return nil, fmt.Errorf("it was deleted: the claim of this name has the UID %s now", c.Metadata.UID)
+	case c.Status.Allocation == nil:
+		return nil, fmt.Errorf("it is not allocated")
+	}
+	byName := offersByName(s)
+	var list []allotted
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if r.Driver != id.Driver {
+			continue
+		}
+		if r.Pool != id.Node {
+			return nil, fmt.Errorf("its device %s belongs to the pool %s, not to this node", r.Device, r.Pool)
+		}
+		o, offered := byName[r.Device]
+		if !offered {
+			return nil, fmt.Errorf("the node has no device %s any more", r.Device)
+		}
+		if err := r.check(id.Driver, &o, s); err != nil {
+			return nil, err
+		}
+		list = append(list, allotted{r, o.device})
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("it has no device of the driver %s", id.Driver)
+	}
+	return list, nil
+}
+
+// check returns why a claim must not have a device. It may have become unhealthy since the scheduler chose it.
+func (r *result) check(driver string, o *offer, s *node.State) error {
+	if o.device.Shared() {
+		return fmt.Errorf("%s is shared, which DRA does not offer", o.label)
+	}
+	if o.device.Healthy || r.AdminAccess {
+		return nil
+	}
+	for _, taint := range taintsOf(driver, o.device, s.Health) {
+		tolerated := false
+		for _, t := range r.Tolerations {
+			tolerated = tolerated || t.tolerates(&taint)
+		}
+		if !tolerated {
+			return fmt.Errorf("%s (%s) is not ready for a container: %s", o.label, o.device.UUID, o.device.Reason)
+		}
+	}
+	return nil
+}
+
+func offersByName(s *node.State) map[string]offer {
+	byName := map[string]offer{}
+	for _, o := range offers(s) {
+		byName[o.name] = o
+	}
+	return byName
+}
+
+// cdiNames returns the CDI names of a device, and those of what containers get with any device of its resource.
+func (o *offer) cdiNames() []string {
+	var names []string
+	for _, g := range []*resource.Grant{o.resource.Grant, o.device.Grant} {
+		if g != nil {
+			names = append(names, g.CDIDevices...)
+		}
+	}
+	return names
+}
+
+// isUID reports whether a text is the UID of an object, which is part of a file's name.
+func isUID(text string) bool { return gpu.IsUUID(text) && text == strings.ToLower(text) }

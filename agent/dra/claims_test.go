@@ -1,0 +1,609 @@
+package dra
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/testing/protocmp"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"gpu-cdi-plugin/agent/apiserver"
+	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/test/lib/apiservertest"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// fakeLedger is a ledger of claims. It also knows the devices of pods of the device plugin.
+type fakeLedger struct {
+	mu     sync.Mutex
+	pods   map[string]string // the holders by UUID
+	claims map[string]string // the UIDs of claims by UUID
+}
+
+func (l *fakeLedger) TakeClaim(_ context.Context, uid, _ string, devices []*resource.Device) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, d := range devices {
+		if pod := l.pods[d.UUID]; pod != "" {
+			return fmt.Errorf("%s: %s holds it", d.UUID, pod)
+		}
+		if other := l.claims[d.UUID]; other != "" && other != uid {
+			return fmt.Errorf("%s: the claim %s holds it", d.UUID, other)
+		}
+	}
+	for _, d := range devices {
+		l.claims[d.UUID] = uid
+	}
+	return nil
+}
+
+func (l *fakeLedger) DropClaim(uid string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for uuid, holder := range l.claims {
+		if holder == uid {
+			delete(l.claims, uuid)
+		}
+	}
+}
+
+func (l *fakeLedger) held() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var list []string
+	for uuid := range l.claims {
+		list = append(list, uuid)
+	}
+	slices.Sort(list)
+	return list
+}
+
+// claimNode is a node with a DRA driver, an API server and a kubelet's directory.
+type claimNode struct {
+	t      testing.TB
+	server *apiservertest.Server
+	ledger *fakeLedger
+	root   string
+	state  *node.State
+
+	driver *Driver
+	stop   func()
+	log    *testenv.Log
+	conn   *grpc.ClientConn
+}
+
+// newClaimNode returns a node with so many GPUs, whose driver runs.
+func newClaimNode(t testing.TB, gpus int) *claimNode {
+	t.Helper()
+	root, err := os.MkdirTemp("", "dra") //nolint:usetesting // t.TempDir may be too long for the path of a socket
+	testenv.Must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	n := &claimNode{
+		t: t, server: apiservertest.New(t), root: root, state: nodeOf(t, gpus),
+		ledger: &fakeLedger{pods: map[string]string{}, claims: map[string]string{}},
+	}
+	testenv.Must(t, os.Mkdir(filepath.Join(root, "registry"), 0o755))
+	for i := range n.state.Resources {
+		r := &n.state.Resources[i]
+		r.Grant = &resource.Grant{CDIDevices: []string{"nvidia.com/gds=all"}}
+		for j := range r.Devices {
+			r.Devices[j].Grant = &resource.Grant{CDIDevices: []string{"nvidia.com/gpu=" + r.Devices[j].UUID}}
+		}
+	}
+	n.boot("boot-1")
+	n.start()
+	n.driver.Publish(*n.state)
+	return n
+}
+
+// boot sets the kernel's boot ID.
+func (n *claimNode) boot(id string) {
+	dir := filepath.Join(n.root, "proc/sys/kernel/random")
+	testenv.Must(n.t, os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "boot_id"), []byte(id+"\n"), 0o600))
+}
+
+func (n *claimNode) records() string { return filepath.Join(n.root, "claims") }
+
+// start starts a new process of the driver, which knows nothing but the files.
+func (n *claimNode) start() {
+	n.t.Helper()
+	if n.stop != nil {
+		n.stop()
+		n.ledger.mu.Lock()
+		clear(n.ledger.claims)
+		n.ledger.mu.Unlock()
+	}
+	h, err := host.New(n.root, "", "")
+	testenv.Must(n.t, err)
+	api, err := apiserver.New(apiserver.Options{
+		Credentials: n.server.Dir, Env: n.server.Env(), Timeout: 10 * time.Second, KeepIdle: time.Minute,
+	})
+	testenv.Must(n.t, err)
+	n.log = &testenv.Log{}
+	n.driver, err = New(n.t.Context(), Options{
+		Name: DefaultDriver, API: api, Host: h, Records: n.records(), RegistryDir: filepath.Join(n.root, "registry"),
+		Ledger: n.ledger, Log: slog.New(slog.NewTextHandler(n.log, nil)),
+	})
+	testenv.Must(n.t, err)
+	n.stop = run(n.t, n.driver.Run)
+	n.conn, err = grpc.NewClient("unix:"+n.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	testenv.Must(n.t, err)
+	n.t.Cleanup(func() { _ = n.conn.Close() })
+}
+
+func (n *claimNode) socket() string {
+	return filepath.Join(n.root, "registry", DefaultDriver+"-reg.sock")
+}
+
+// uid returns the UID of the claim with a number.
+func uid(i int) string { return fmt.Sprintf("00000000-0000-0000-0000-%012d", i) }
+
+// named is the claim with a number, as the kubelet names it.
+func named(i int) *drav1.Claim {
+	return &drav1.Claim{Namespace: "team", Name: fmt.Sprint("claim-", i), Uid: uid(i)}
+}
+
+// allocate stores the claim with a number, to which the scheduler gave devices.
+func (n *claimNode) allocate(i int, results ...map[string]any) {
+	for _, r := range results {
+		for key, value := range map[string]any{"request": "gpus", "driver": DefaultDriver, "pool": apiservertest.Node} {
+			if r[key] == nil {
+				r[key] = value
+			}
+		}
+	}
+	n.server.SetClaim("team", named(i).GetName(), map[string]any{
+		"metadata": map[string]any{"name": named(i).GetName(), "uid": uid(i)},
+		"status":   map[string]any{"allocation": map[string]any{"devices": map[string]any{"results": results}}},
+	})
+}
+
+func device(name string) map[string]any { return map[string]any{"device": name} }
+
+func (n *claimNode) prepare(list ...*drav1.Claim) map[string]*drav1.NodePrepareResourceResponse {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(n.t.Context(), time.Minute)
+	defer cancel()
+	answer, err := drav1.NewDRAPluginClient(n.conn).NodePrepareResources(
+		ctx, &drav1.NodePrepareResourcesRequest{Claims: list}, grpc.WaitForReady(true))
+	testenv.Must(n.t, err)
+	return answer.GetClaims()
+}
+
+// mustPrepare prepares a claim and returns the names of its devices.
+func (n *claimNode) mustPrepare(i int) []string {
+	n.t.Helper()
+	answer := n.prepare(named(i))[uid(i)]
+	if answer.GetError() != "" || len(answer.GetDevices()) == 0 {
+		n.t.Fatalf("claim %d: %v", i, answer)
+	}
+	var names []string
+	for _, d := range answer.GetDevices() {
+		names = append(names, d.GetDeviceName())
+	}
+	return names
+}
+
+func (n *claimNode) unprepare(i int) string {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(n.t.Context(), time.Minute)
+	defer cancel()
+	answer, err := drav1.NewDRAPluginClient(n.conn).NodeUnprepareResources(ctx,
+		&drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{named(i)}}, grpc.WaitForReady(true))
+	testenv.Must(n.t, err)
+	if len(answer.GetClaims()) != 1 || answer.GetClaims()[uid(i)] == nil {
+		n.t.Fatalf("claim %d is not in the answer: %v", i, answer)
+	}
+	return answer.GetClaims()[uid(i)].GetError()
+}
+
+func (n *claimNode) wantHeld(uuids ...string) {
+	n.t.Helper()
+	if diff := cmp.Diff(uuids, n.ledger.held()); diff != "" {
+		n.t.Errorf("held (-want +got)\n%s", diff)
+	}
+}
+
+func TestAKubeletRegistersTheDriver(t *testing.T) {
+	t.Parallel()
+	n := newClaimNode(t, 2)
+	kubelet := pluginregistration.NewRegistrationClient(n.conn)
+	info, err := kubelet.GetInfo(t.Context(), &pluginregistration.InfoRequest{}, grpc.WaitForReady(true))
+	testenv.Must(t, err)
+	want := &pluginregistration.PluginInfo{
+		Type: "DRAPlugin", Name: "gpu.nvidia.com", Endpoint: n.socket(), SupportedVersions: []string{"v1.DRAPlugin"},
+	}
+	if diff := cmp.Diff(want, info, protocmp.Transform()); diff != "" {
+		t.Errorf("the driver's info (-want +got)\n%s", diff)
+	}
+	awaitPublished(t, n.server, slicesOf(n.state))
+	remark := func(part string) func() bool {
+		return func() bool {
+			list := n.driver.Remarks()
+			return len(list) == 1 && strings.Contains(list[0].Text, part)
+		}
+	}
+	notify := func(s *pluginregistration.RegistrationStatus) {
+		_, err := kubelet.NotifyRegistrationStatus(t.Context(), s)
+		testenv.Must(t, err)
+	}
+	testenv.Eventually(t, "the driver is not registered yet", remark("it has not found the socket yet"))
+	notify(&pluginregistration.RegistrationStatus{Error: "no room"})
+	testenv.Eventually(t, "the refusal", remark("the kubelet refused the registration: no room"))
+	notify(&pluginregistration.RegistrationStatus{PluginRegistered: true})
+	testenv.Eventually(t, "no remark", func() bool { return len(n.driver.Remarks()) == 0 })
+	n.stop()
+	if _, err := os.Lstat(n.socket()); err == nil {
+		t.Error("the socket is left")
+	}
+	awaitPublished(t, n.server, slicesOf(n.state))
+}
+
+func TestTheSocketComesBack(t *testing.T) {
+	t.Parallel()
+	n := newClaimNode(t, 1)
+	n.allocate(1, device("gpu-0"))
+	n.mustPrepare(1)
+	testenv.Must(t, os.Remove(n.socket()))
+	testenv.Eventually(t, "the socket is back", func() bool {
+		_, err := os.Lstat(n.socket())
+		return err == nil
+	})
+	n.mustPrepare(1)
+	// Another instance does not take the socket.
+	err := newSocket(filepath.Dir(n.socket()), DefaultDriver, slog.New(slog.DiscardHandler)).run(
+		t.Context(), func(*grpc.Server) {})
+	if !errors.Is(err, fileio.ErrHeld) {
+		t.Errorf("a second instance ends with %v", err)
+	}
+}
+
+func TestPrepareAndUnprepare(t *testing.T) {
+	t.Parallel()
+	n := newClaimNode(t, 3)
+	n.allocate(1, device("gpu-2"), map[string]any{"device": "other", "driver": "nic.example.com", "request": "nics"},
+		map[string]any{"device": "gpu-0", "request": "more/second", "shareID": uid(9)})
+	share := uid(9)
+	want := map[string]*drav1.NodePrepareResourceResponse{uid(1): {Devices: []*drav1.Device{
+		{
+			RequestNames: []string{"gpus"}, PoolName: "gpu-node-1", DeviceName: "gpu-2",
+			CdiDeviceIds: []string{"nvidia.com/gds=all", "nvidia.com/gpu=GPU-2"},
+		},
+		{
+			RequestNames: []string{"more/second"}, PoolName: "gpu-node-1", DeviceName: "gpu-0", ShareId: &share,
+			CdiDeviceIds: []string{"nvidia.com/gds=all", "nvidia.com/gpu=GPU-0"},
+		},
+	}}}
+	if diff := cmp.Diff(want, n.prepare(named(1)), protocmp.Transform()); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+	n.wantHeld("GPU-0", "GPU-2")
+	// The kubelet calls again, also when the API server is away or the claim is about to be deleted.
+	n.server.SetClaim("team", "claim-1", nil)
+	if diff := cmp.Diff(want, n.prepare(named(1)), protocmp.Transform()); diff != "" {
+		t.Errorf("again (-want +got)\n%s", diff)
+	}
+	for range 2 {
+		if text := n.unprepare(1); text != "" {
+			t.Errorf("unprepare: %s", text)
+		}
+		n.wantHeld()
+	}
+	if entries, err := os.ReadDir(n.records()); err != nil || len(entries) > 0 {
+		t.Errorf("records are left: %v, %v", entries, err)
+	}
+}
+
+// A claim that cannot be prepared says why, and the others of the call are prepared.
+func TestABadClaimFailsAlone(t *testing.T) {
+	t.Parallel()
+	const xid = "XID 79 (GPU has fallen off the bus)"
+	for name, c := range map[string]struct {
+		arrange func(*claimNode)
+		want    string
+	}{
+		"a claim that is gone": {func(*claimNode) {}, `resourceclaims.resource.k8s.io "claim-1" not found`},
+		"another claim of the same name": {func(n *claimNode) {
+			n.server.SetClaim("team", "claim-1", map[string]any{"metadata": map[string]any{"uid": uid(7)}})
+		}, "it was deleted: the claim of this name has the UID " + uid(7)},
+		"a claim that is not allocated": {func(n *claimNode) {
+			n.server.SetClaim("team", "claim-1", map[string]any{"metadata": map[string]any{"uid": uid(1)}})
+		}, "it is not allocated"},
+		"a device of another node": {
+			func(n *claimNode) { n.allocate(1, map[string]any{"device": "gpu-1", "pool": "gpu-node-2"}) },
+			"its device gpu-1 belongs to the pool gpu-node-2",
+		},
+		"a device of another driver": {
+			func(n *claimNode) { n.allocate(1, map[string]any{"device": "gpu-1", "driver": "other"}) },
+			"it has no device of the driver gpu.nvidia.com",
+		},
+		"a device that does not exist": {
+			func(n *claimNode) { n.allocate(1, device("gpu-9")) }, "the node has no device gpu-9 any more",
+		},
+		"an unhealthy device": {func(n *claimNode) {
+			n.allocate(1, device("gpu-1"))
+			n.setHealth(1, health.Unhealthy, xid)
+		}, "GPU 1 (GPU-1) is not ready for a container: " + xid},
+		"a taint that the claim does not tolerate": {func(n *claimNode) {
+			n.allocate(1, map[string]any{
+				"device": "gpu-1", "tolerations": []map[string]any{{"key": "gpu.nvidia.com/suspect", "operator": "Exists"}},
+			})
+			n.setHealth(1, health.Unhealthy, xid)
+		}, "is not ready for a container: " + xid},
+		"a device of a pod": {func(n *claimNode) {
+			n.allocate(1, device("gpu-1"))
+			n.ledger.pods["GPU-1"] = "team/old"
+		}, "GPU-1: team/old holds it"},
+		"a device of another claim": {func(n *claimNode) {
+			n.allocate(3, device("gpu-1"))
+			n.mustPrepare(3)
+			n.allocate(1, device("gpu-0"), device("gpu-1"))
+		}, "GPU-1: the claim " + uid(3) + " holds it"},
+		"a disk that is full": {func(n *claimNode) {
+			n.allocate(1, device("gpu-1"))
+			testenv.Must(n.t, os.Mkdir(recordPath(n.records(), uid(1)), 0o755))
+		}, "record it: write "},
+		"an API server that refuses": {func(n *claimNode) {
+			n.server.SetClaim("team", "claim-1", "text")
+		}, "read it: read the API server's answer"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newClaimNode(t, 3)
+			c.arrange(n)
+			n.allocate(2, device("gpu-2"))
+			before := n.ledger.held()
+			answer := n.prepare(named(1), named(2))
+			if got := answer[uid(1)]; !strings.Contains(got.GetError(), c.want) || len(got.GetDevices()) > 0 {
+				t.Errorf("%v, want an error with %q", got, c.want)
+			}
+			if got := answer[uid(2)]; got.GetError() != "" || len(got.GetDevices()) != 1 {
+				t.Errorf("the other claim: %v", got)
+			}
+			n.wantHeld(append(before, "GPU-2")...)
+			if !strings.Contains(n.log.String(), "ResourceClaim team/claim-1 is not prepared: ") {
+				t.Errorf("the log:\n%s", n.log)
+			}
+		})
+	}
+}
+
+// setHealth publishes another health of a GPU.
+func (n *claimNode) setHealth(i int, state health.State, reason string) {
+	s := *n.state
+	s.Resources = resource.MarkUnhealthy(s.Resources, func(d *resource.Device) string {
+		if d.Index == i {
+			return reason
+		}
+		return ""
+	})
+	uuid := fmt.Sprint("GPU-", i)
+	s.Health = map[string]health.Status{uuid: {UUID: uuid, State: state, Reason: reason}}
+	n.driver.Publish(s)
+}
+
+func TestClaimsThatMayHaveAnUnhealthyDevice(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]map[string]any{
+		"one that tolerates its taint": {
+			"tolerations": []map[string]any{{"key": "gpu.nvidia.com/unhealthy", "operator": "Exists", "effect": "NoSchedule"}},
+		},
+		"one that tolerates its reason": {
+			"tolerations": []map[string]any{{"key": "gpu.nvidia.com/unhealthy", "operator": "Equal", "value": "XID-79"}},
+		},
+		"one that tolerates all taints": {"tolerations": []map[string]any{{"operator": "Exists"}}},
+		"one with admin access":         {"adminAccess": true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newClaimNode(t, 1)
+			n.setHealth(0, health.Unhealthy, "XID 79")
+			c["device"] = "gpu-0"
+			n.allocate(1, c)
+			n.mustPrepare(1)
+		})
+	}
+}
+
+// Claims with admin access monitor devices that others use.
+func TestAdminAccessHoldsNothing(t *testing.T) {
+	t.Parallel()
+	n := newClaimNode(t, 1)
+	for i := range 2 {
+		n.allocate(i, map[string]any{"device": "gpu-0", "adminAccess": true})
+		n.mustPrepare(i)
+	}
+	n.wantHeld()
+	n.allocate(2, device("gpu-0"))
+	n.mustPrepare(2)
+	n.wantHeld("GPU-0")
+}
+
+func TestARestartKeepsClaims(t *testing.T) {
+	t.Parallel()
+	n := newClaimNode(t, 3)
+	for i := range 2 {
+		n.allocate(i, device(fmt.Sprint("gpu-", i)))
+		n.mustPrepare(i)
+	}
+	n.start()
+	n.wantHeld("GPU-0", "GPU-1")
+	if answer := n.prepare(named(0))[uid(0)]; answer.GetError() != "the GPUs have not been read yet" {
+		t.Errorf("before the first state: %v", answer)
+	}
+	n.driver.Publish(*n.state)
+	n.server.SetClaim("team", "claim-0", nil)
+	n.mustPrepare(0)
+	n.allocate(5, device("gpu-1"))
+	if answer := n.prepare(named(5))[uid(5)]; !strings.Contains(answer.GetError(), "GPU-1: the claim "+uid(1)) {
+		t.Errorf("a device that is held: %v", answer)
+	}
+	if text := n.unprepare(1); text != "" {
+		t.Error(text)
+	}
+	n.mustPrepare(5)
+}
+
+// After a reboot no container runs, and the kubelet prepares the claims of its pods again.
+func TestAReboot(t *testing.T) {
+	t.Parallel()
+	n := newClaimNode(t, 2)
+	n.allocate(1, device("gpu-1"))
+	n.mustPrepare(1)
+	n.boot("boot-2")
+	n.start()
+	n.driver.Publish(*n.state)
+	n.wantHeld()
+	n.allocate(1, device("gpu-0")) // the API server decides, not the record
+	if got := n.mustPrepare(1); !slices.Equal(got, []string{"gpu-0"}) {
+		t.Errorf("devices %v", got)
+	}
+	n.start()
+	n.wantHeld("GPU-0")
+}
+
+func TestRemarksAboutClaims(t *testing.T) {
+	t.Parallel()
+	n := newClaimNode(t, 2)
+	for i := range 2 {
+		n.allocate(i, device(fmt.Sprint("gpu-", i)))
+		n.mustPrepare(i)
+	}
+	testenv.Must(t, os.WriteFile(recordPath(n.records(), uid(0)), []byte(`{"version":`), 0o600),
+		os.WriteFile(filepath.Join(n.records(), "notes.json"), []byte(`x`), 0o600))
+	n.start()
+	n.driver.Publish(*nodeOf(t, 1)) // GPU 1 is gone
+	texts := func() []string {
+		var list []string
+		for _, r := range n.driver.claims.remarks() {
+			list = append(list, r.Text)
+		}
+		return list
+	}
+	want := []string{
+		"it is unknown which devices the claim with the UID " + uid(0) +
+			" has, since its record cannot be read: unexpected EOF",
+		"ResourceClaim team/claim-1 has GPU-1, which the node does not offer any more",
+	}
+	if diff := cmp.Diff(want, texts()); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+	if answer := n.prepare(named(1))[uid(1)]; answer.GetError() != "the node has no device gpu-1 any more" {
+		t.Errorf("a claim whose device is gone: %v", answer)
+	}
+	for i := range 2 {
+		if text := n.unprepare(i); text != "" {
+			t.Error(text)
+		}
+	}
+	if got := texts(); got != nil {
+		t.Errorf("remarks are left: %v", got)
+	}
+}
+
+// A UID is part of a file's name.
+func TestUIDsThatAreNone(t *testing.T) {
+	t.Parallel()
+	n := newClaimNode(t, 1)
+	for _, bad := range []string{"", "../../etc/x", strings.ToUpper("abcdef00-0000-0000-0000-000000000000")} {
+		answer := n.prepare(&drav1.Claim{Namespace: "team", Name: "x", Uid: bad})
+		if text := answer[bad].GetError(); !strings.Contains(text, "is no UID") {
+			t.Errorf("%q: %q", bad, text)
+		}
+	}
+}
+
+// Two pods that share a claim start at the same time, and other claims do not wait for a slow one.
+func TestConcurrentCalls(t *testing.T) {
+	t.Parallel()
+	n := newClaimNode(t, 8)
+	var list []*drav1.Claim
+	for i := range 8 {
+		n.allocate(i, device(fmt.Sprint("gpu-", i)))
+		list = append(list, named(i))
+	}
+	unlock, err := n.driver.claims.lock(t.Context(), uid(0))
+	testenv.Must(t, err)
+	var calls sync.WaitGroup
+	for range 4 {
+		calls.Go(func() {
+			for id, answer := range n.prepare(list...) {
+				if answer.GetError() != "" || len(answer.GetDevices()) != 1 {
+					t.Errorf("%s: %v", id, answer)
+				}
+			}
+		})
+	}
+	testenv.Eventually(t, "the others are prepared", func() bool { return len(n.ledger.held()) == 7 })
+	short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, err := n.driver.claims.lock(short, uid(0)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the lock is not bounded: %v", err)
+	}
+	unlock()
+	calls.Wait()
+	if got := strings.Count(n.log.String(), "is prepared"); got != 8 {
+		t.Errorf("%d claims were prepared, want each once", got)
+	}
+}
+
+func FuzzParseRecord(f *testing.F) {
+	f.Add([]byte(`{"version":1,"uid":"u","devices":[{"device":"gpu-0","uuid":"GPU-0"}]}`))
+	f.Add([]byte(`{"version":2}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := parseRecord(data, "u")
+		if (r == nil) == (err == nil) {
+			t.Fatalf("%v and the error %v, want exactly one", r, err)
+		}
+		if err == nil && (r.Version != 1 || r.UID != "u") {
+			t.Errorf("accepted %+v", r)
+		}
+	})
+}
+
+func TestRecordsThatAreNone(t *testing.T) {
+	for data, want := range map[string]string{
+		"":                          "EOF",
+		`{"version":1,"uid":"x"}`:   `it is the record of the claim "x"`,
+		`{"version":2,"uid":"u"}`:   "its version is 2, not 1",
+		`{"version":1,"more":true}`: `unknown field "more"`,
+		`{"version":1,"uid":"u"}{}`: "there is more after the record",
+		`{"version":1,"uid":"u","devices":[{"device":"gpu-0"}]}`: "it has a device without a name or UUID",
+	} {
+		if _, err := parseRecord([]byte(data), "u"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want an error with %q", data, err, want)
+		}
+	}
+}
+
+// The time of Prepare with its record on disk, and without the request to the API server.
+func BenchmarkPrepare(b *testing.B) {
+	n := newClaimNode(b, 1)
+	n.allocate(1, device("gpu-0"))
+	read := &claim{}
+	testenv.Must(b, n.driver.claims.api.Get(b.Context(), apiPath+"/namespaces/team/resourceclaims/claim-1", read))
+	state := n.driver.claims.state.Load()
+	for b.Loop() {
+		list, err := read.devices(uid(1), n.driver.id, state)
+		testenv.Must(b, err)
+		_, err = n.driver.claims.give(b.Context(), named(1), list, state)
+		testenv.Must(b, err)
+	}
+}

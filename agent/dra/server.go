@@ -1,0 +1,91 @@
+package dra
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// server is what the kubelet calls: the registration service of plugins_registry and the DRA service, on one socket.
+type server struct {
+	drav1.UnimplementedDRAPluginServer
+	pluginregistration.UnimplementedRegistrationServer
+
+	claims *claims
+	socket *socket
+}
+
+var (
+	_ drav1.DRAPluginServer                 = (*server)(nil)
+	_ pluginregistration.RegistrationServer = (*server)(nil)
+)
+
+// NodePrepareResources prepares claims concurrently. A claim that cannot be prepared has its error in the answer, which
+// the kubelet shows in the events of the pod.
+func (s *server) NodePrepareResources(
+	ctx context.Context, q *drav1.NodePrepareResourcesRequest,
+) (*drav1.NodePrepareResourcesResponse, error) {
+	answer := &drav1.NodePrepareResourcesResponse{Claims: map[string]*drav1.NodePrepareResourceResponse{}}
+	forEach(q.GetClaims(), func(k *drav1.Claim) *drav1.NodePrepareResourceResponse {
+		devices, err := s.claims.prepare(ctx, k)
+		if err != nil {
+			s.claims.log.Warn("ResourceClaim " + k.GetNamespace() + "/" + k.GetName() + " is not prepared: " + err.Error())
+			return &drav1.NodePrepareResourceResponse{Error: err.Error()}
+		}
+		return &drav1.NodePrepareResourceResponse{Devices: devices}
+	}, answer.Claims)
+	return answer, nil
+}
+
+// NodeUnprepareResources takes the devices of claims back.
+func (s *server) NodeUnprepareResources(
+	ctx context.Context, q *drav1.NodeUnprepareResourcesRequest,
+) (*drav1.NodeUnprepareResourcesResponse, error) {
+	answer := &drav1.NodeUnprepareResourcesResponse{Claims: map[string]*drav1.NodeUnprepareResourceResponse{}}
+	forEach(q.GetClaims(), func(k *drav1.Claim) *drav1.NodeUnprepareResourceResponse {
+		if err := s.claims.unprepare(ctx, k); err != nil {
+			s.claims.log.Warn("ResourceClaim " + k.GetNamespace() + "/" + k.GetName() + " is not unprepared: " + err.Error())
+			return &drav1.NodeUnprepareResourceResponse{Error: err.Error()}
+		}
+		return &drav1.NodeUnprepareResourceResponse{}
+	}, answer.Claims)
+	return answer, nil
+}
+
+// forEach calls f for all claims at the same time, and collects the answers by the claims' UIDs.
+func forEach[T any](list []*drav1.Claim, f func(*drav1.Claim) T, answers map[string]T) {
+	var mu sync.Mutex
+	var running sync.WaitGroup
+	for _, k := range list {
+		running.Go(func() {
+			answer := f(k)
+			mu.Lock()
+			defer mu.Unlock()
+			answers[k.GetUid()] = answer
+		})
+	}
+	running.Wait()
+}
+
+// GetInfo describes the driver, which serves the same socket.
+func (s *server) GetInfo(context.Context, *pluginregistration.InfoRequest) (*pluginregistration.PluginInfo, error) {
+	return &pluginregistration.PluginInfo{
+		Type: pluginregistration.DRAPlugin, Name: s.claims.id.Driver, Endpoint: s.socket.path,
+		SupportedVersions: []string{drav1.DRAPluginService},
+	}, nil
+}
+
+// NotifyRegistrationStatus records whether the kubelet accepted the driver. If it did not, it will try again.
+func (s *server) NotifyRegistrationStatus(
+	_ context.Context, status *pluginregistration.RegistrationStatus,
+) (*pluginregistration.RegistrationStatusResponse, error) {
+	var err error
+	if !status.GetPluginRegistered() {
+		err = errors.New("the kubelet refused the registration: " + status.GetError())
+	}
+	s.socket.setReason(err)
+	return &pluginregistration.RegistrationStatusResponse{}, nil
+}

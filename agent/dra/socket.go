@@ -1,0 +1,175 @@
+package dra
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/unixsocket"
+	"gpu-cdi-plugin/internal/wake"
+)
+
+const (
+	// checkInterval is how often the socket's file is checked.
+	checkInterval = time.Second
+	// drainTimeout is how long running calls may take when the driver stops.
+	drainTimeout = 5 * time.Second
+	// maxRequest bounds a request, in bytes. A claim has three short names.
+	maxRequest = 1 << 20
+)
+
+// socket serves the kubelet on a socket in its directory plugins_registry, where the kubelet finds it. It is an actor.
+type socket struct {
+	path    string
+	log     *slog.Logger
+	changed wake.Chan // is woken when currentReason has another result; may be nil
+
+	mu     sync.Mutex
+	reason string // why the driver is not registered, or empty
+}
+
+func newSocket(dir, driver string, log *slog.Logger) *socket {
+	return &socket{
+		path: filepath.Join(dir, driver+"-reg.sock"), log: log, reason: "it has not found the socket yet",
+	}
+}
+
+// setReason records why the driver is not registered, or that it is.
+func (s *socket) setReason(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.reason
+	if s.reason = ""; err != nil {
+		s.reason = err.Error()
+	}
+	if s.reason != before {
+		s.changed.Wake()
+	}
+	switch s.reason {
+	case before:
+	case "":
+		s.log.Info("the DRA driver is registered with the kubelet")
+	default:
+		s.log.Warn("the DRA driver is not registered with the kubelet: " + s.reason)
+	}
+}
+
+func (s *socket) currentReason() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reason
+}
+
+// run serves until ctx ends. It makes the socket again if it was removed: a kubelet registers a driver only while the
+// socket exists. It returns fileio.ErrHeld if another instance serves.
+func (s *socket) run(ctx context.Context, register func(*grpc.Server)) (err error) {
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest))
+	register(server)
+	var lock *fileio.Lock
+	var current *listener
+	defer func() {
+		current.remove()
+		force := time.AfterFunc(drainTimeout, server.Stop)
+		server.GracefulStop()
+		force.Stop()
+		current.wait()
+		if lock != nil {
+			err = errors.Join(err, lock.Release())
+		}
+	}()
+	check := time.NewTicker(checkInterval)
+	defer check.Stop()
+	for {
+		lock, err = s.hold(lock)
+		if err == nil && !current.inPlace() {
+			var next *listener
+			if next, err = s.listen(ctx, server); err == nil {
+				current.close()
+				current = next
+			}
+		}
+		switch {
+		case errors.Is(err, fileio.ErrHeld):
+			return fmt.Errorf("serve claims: %w", err)
+		case err != nil:
+			s.setReason(err) // for example, the kubelet's directory does not exist yet
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-check.C:
+		}
+	}
+}
+
+// hold takes the lock of the socket, or restores its file.
+func (s *socket) hold(lock *fileio.Lock) (*fileio.Lock, error) {
+	if lock != nil {
+		return lock, lock.Renew()
+	}
+	return fileio.AcquireLock(filepath.Join(filepath.Dir(s.path), "."+filepath.Base(s.path)+".lock"))
+}
+
+// listener is one file of the socket, and the goroutine that serves it. The methods accept nil.
+type listener struct {
+	*net.UnixListener
+	path  string
+	id    unixsocket.ID
+	ended chan struct{}
+}
+
+// listen serves on a new socket, to which only root can connect. The holder of the lock may replace an existing one.
+func (s *socket) listen(ctx context.Context, server *grpc.Server) (*listener, error) {
+	l, err := unixsocket.Listen(ctx, s.path, unixsocket.OwnerOnly)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", s.path, err)
+	}
+	l.SetUnlinkOnClose(false)
+	one := &listener{UnixListener: l, path: s.path, ended: make(chan struct{})}
+	one.id, _ = unixsocket.Identify(s.path)
+	go func() {
+		defer close(one.ended)
+		_ = server.Serve(l) // returns when the socket is closed, or after an error such as a lack of memory
+	}()
+	return one, nil
+}
+
+func (l *listener) inPlace() bool {
+	if l == nil {
+		return false
+	}
+	select {
+	case <-l.ended:
+		return false
+	default:
+	}
+	id, err := unixsocket.Identify(l.path)
+	return err == nil && id == l.id
+}
+
+func (l *listener) close() {
+	if l != nil {
+		_ = l.Close()
+	}
+}
+
+func (l *listener) remove() {
+	if l.inPlace() {
+		_ = os.Remove(l.path)
+	}
+}
+
+func (l *listener) wait() {
+	if l != nil {
+		<-l.ended
+	}
+}
