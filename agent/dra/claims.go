@@ -24,6 +24,8 @@ type Ledger interface {
 	// TakeClaim records that a claim has devices. If a container of the device plugin or another claim has one of them,
 	// it returns an error that names the holder, and records nothing. A claim may take its devices again.
 	TakeClaim(ctx context.Context, uid, label string, devices []*resource.Device) error
+	// RestoreClaim records what a claim has since an earlier process, whoever else has it.
+	RestoreClaim(uid, label string, devices []*resource.Device)
 	// DropClaim records that a claim has no devices any more.
 	DropClaim(uid string)
 }
@@ -46,7 +48,7 @@ type claims struct {
 
 // newClaims returns claims with the records of an earlier process. Claims of an earlier boot hold no device, since no
 // container runs with them. They are prepared again when the kubelet starts their pods.
-func newClaims(ctx context.Context, c *claims) (*claims, error) {
+func newClaims(c *claims) (*claims, error) {
 	if err := fileio.MakeDirs(c.dir); err != nil {
 		return nil, fmt.Errorf("make the directory of the records of prepared claims: %w", err)
 	}
@@ -61,9 +63,7 @@ func newClaims(ctx context.Context, c *claims) (*claims, error) {
 		if r.Boot != c.boot {
 			continue
 		}
-		if err := c.ledger.TakeClaim(ctx, r.UID, r.label(), r.held()); err != nil {
-			c.log.Warn(r.label() + " keeps a device that another container has too: " + wording.OneLine(err))
-		}
+		c.ledger.RestoreClaim(r.UID, r.label(), r.held())
 		c.records[r.UID] = r
 	}
 	return c, nil

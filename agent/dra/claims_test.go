@@ -21,6 +21,7 @@ import (
 	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"gpu-cdi-plugin/agent/apiserver"
+	"gpu-cdi-plugin/agent/ledger"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
@@ -29,6 +30,8 @@ import (
 	"gpu-cdi-plugin/test/lib/apiservertest"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
+
+var _ Ledger = (*ledger.Ledger)(nil)
 
 // fakeLedger is a ledger of claims. It also knows the devices of pods of the device plugin.
 type fakeLedger struct {
@@ -52,6 +55,14 @@ func (l *fakeLedger) TakeClaim(_ context.Context, uid, _ string, devices []*reso
 		l.claims[d.UUID] = uid
 	}
 	return nil
+}
+
+func (l *fakeLedger) RestoreClaim(uid, _ string, devices []*resource.Device) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, d := range devices {
+		l.claims[d.UUID] = uid
+	}
 }
 
 func (l *fakeLedger) DropClaim(uid string) {
@@ -137,7 +148,7 @@ func (n *claimNode) start() {
 	})
 	testenv.Must(n.t, err)
 	n.log = &testenv.Log{}
-	n.driver, err = New(n.t.Context(), Options{
+	n.driver, err = New(Options{
 		Name: DefaultDriver, API: api, Host: h, Records: n.records(), RegistryDir: filepath.Join(n.root, "registry"),
 		Ledger: n.ledger, Log: slog.New(slog.NewTextHandler(n.log, nil)),
 	})

@@ -48,9 +48,9 @@ type Driver struct {
 }
 
 // New returns a Driver. It reads the records of prepared claims, and tells the ledger who holds which devices.
-func New(ctx context.Context, o Options) (*Driver, error) {
+func New(o Options) (*Driver, error) {
 	id := Identity{Driver: o.Name, Node: o.API.Node}
-	prepared, err := newClaims(ctx, &claims{
+	prepared, err := newClaims(&claims{
 		id: id, api: o.API, dir: o.Records, ledger: o.Ledger, log: o.Log,
 		boot: host.ReadLine(o.Host.Proc("sys", "kernel", "random", "boot_id")),
 	})

@@ -1,6 +1,7 @@
 // Package ledger knows which container holds which GPU or MIG device, under which name. A device has one holder even if
 // its ID or its resource changes: a device that is held under a name which is not advertised any more is not given to
 // another container.
+// ResourceClaims are holders too: a claim and a container of the device plugin never have the same device.
 //
 // The kubelet accounts only for names that are advertised. The ledger reads what it knows of all names (PodResources),
 // and adds what Allocate has given since. The kubelet forgets a pod that is deleted while its containers still end, so
@@ -64,6 +65,7 @@ type Ledger struct {
 	ending  []ending              // what the kubelet has forgotten, until the containers have ended
 	held    map[string]string     // who holds a device under a name that is not advertised, by the device's UUID
 	foreign string                // what Unrecognised returns
+	claims  map[string]claim      // what ResourceClaims have, by the claim's UID
 }
 
 // name is the name under which the kubelet knows a device.
@@ -83,7 +85,9 @@ type ending struct {
 }
 
 // New returns a Ledger; call Run.
-func New(opts Options) *Ledger { return &Ledger{opts: opts, held: map[string]string{}} }
+func New(opts Options) *Ledger {
+	return &Ledger{opts: opts, held: map[string]string{}, claims: map[string]claim{}}
+}
 
 // Run reads the kubelet until ctx ends.
 func (l *Ledger) Run(ctx context.Context) error {
@@ -399,7 +403,7 @@ func (l *Ledger) Take(ctx context.Context, resourceName string, devices []*resou
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, d := range devices {
-		if why := l.reason(d); why != "" {
+		if why := cmp.Or(l.reason(d), l.claimOf(d, "")); why != "" {
 			return fmt.Errorf("%s: %s", d.ID, why)
 		}
 	}

@@ -1,0 +1,83 @@
+package ledger
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"gpu-cdi-plugin/resource"
+)
+
+// claim is what a ResourceClaim has.
+type claim struct {
+	label   string
+	devices []*resource.Device
+}
+
+// TakeClaim records that a ResourceClaim has devices. It returns an error if a container has one of them under any
+// name, or another claim has it, and then records nothing. A claim may take its devices again. Unlike Take it gives
+// nothing while it is unknown which containers hold devices: the kubelet repeats the call.
+func (l *Ledger) TakeClaim(ctx context.Context, uid, label string, devices []*resource.Device) error {
+	if !l.answered() {
+		if _, err := l.Read(ctx); err != nil {
+			return fmt.Errorf("it is unknown which containers hold the devices: %w", err)
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, d := range devices {
+		if why := cmp.Or(l.containerOf(d), l.claimOf(d, uid)); why != "" {
+			return fmt.Errorf("%s: %s", d.UUID, why)
+		}
+	}
+	l.claims[uid] = claim{label, devices}
+	return nil
+}
+
+// RestoreClaim records what a claim has since an earlier process, whoever else has it.
+func (l *Ledger) RestoreClaim(uid, label string, devices []*resource.Device) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.claims[uid] = claim{label, devices}
+}
+
+// DropClaim records that a claim has no devices any more.
+func (l *Ledger) DropClaim(uid string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.claims, uid)
+}
+
+// claimOf says which claim, other than the one with the UID, has a device, its GPU or a part of it, or is empty.
+func (l *Ledger) claimOf(d *resource.Device, except string) string {
+	for uid, c := range l.claims {
+		for _, other := range c.devices {
+			if uid != except && (other.UUID == d.UUID || other.UUID == d.Parent || other.Parent == d.UUID) {
+				return c.label + " holds it as " + other.UUID
+			}
+		}
+	}
+	return ""
+}
+
+// containerOf says which container has a device or its GPU by the device plugin, under any name, or is empty.
+func (l *Ledger) containerOf(d *resource.Device) string {
+	of := func(id string) bool { uuid := resource.UUIDOf(id); return uuid == d.UUID || uuid == d.Parent }
+	for _, h := range l.holders {
+		if slices.ContainsFunc(h.Devices, of) {
+			return h.String() + " holds it"
+		}
+	}
+	for _, g := range l.given {
+		if of(g.id) {
+			return "a container that is starting holds it"
+		}
+	}
+	for _, e := range l.ending {
+		if of(e.id) {
+			return e.holder + ", which is ending, holds it"
+		}
+	}
+	return ""
+}
