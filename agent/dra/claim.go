@@ -16,6 +16,7 @@ type claim struct {
 		Allocation *struct {
 			Devices struct {
 				Results []result `json:"results"`
+				Config  []config `json:"config"`
 			} `json:"devices"`
 		} `json:"allocation"`
 	} `json:"status"`
@@ -30,6 +31,13 @@ type result struct {
 	AdminAccess bool         `json:"adminAccess"`
 	ShareID     string       `json:"shareID"`
 	Tolerations []toleration `json:"tolerations"`
+}
+
+// config is a DeviceAllocationConfiguration: what a claim or its DeviceClass says to a driver.
+type config struct {
+	Opaque *struct {
+		Driver string `json:"driver"`
+	} `json:"opaque"`
 }
 
 // toleration is a DeviceToleration.
@@ -62,6 +70,11 @@ func (c *claim) devices(uid string, id Identity, s *node.State) ([]allotted, err
 		return nil, fmt.Errorf("it was deleted: the claim of this name has the UID %s now", c.Metadata.UID)
 	case c.Status.Allocation == nil:
 		return nil, fmt.Errorf("it is not allocated")
+	}
+	for _, c := range c.Status.Allocation.Devices.Config {
+		if c.Opaque != nil && c.Opaque.Driver == id.Driver { // without it the container would not run as it was meant
+			return nil, fmt.Errorf("it or its DeviceClass has a configuration for the driver %s, which has none", id.Driver)
+		}
 	}
 	byName := offersByName(s)
 	var list []allotted

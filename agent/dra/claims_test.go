@@ -337,6 +337,15 @@ func TestABadClaimFailsAlone(t *testing.T) {
 		"a claim that is not allocated": {func(n *claimNode) {
 			n.server.SetClaim("team", "claim-1", map[string]any{"metadata": map[string]any{"uid": uid(1)}})
 		}, "it is not allocated"},
+		"a claim with a configuration": {func(n *claimNode) {
+			config := []map[string]any{
+				{"opaque": map[string]any{"driver": "other"}}, {"opaque": map[string]any{"driver": DefaultDriver}},
+			}
+			n.server.SetClaim("team", "claim-1", map[string]any{
+				"metadata": map[string]any{"uid": uid(1)},
+				"status":   map[string]any{"allocation": map[string]any{"devices": map[string]any{"config": config}}},
+			})
+		}, "it or its DeviceClass has a configuration for the driver gpu.nvidia.com, which has none"},
 		"a device of another node": {
 			func(n *claimNode) { n.allocate(1, map[string]any{"device": "gpu-1", "pool": "gpu-node-2"}) },
 			"its device gpu-1 belongs to the pool gpu-node-2",
