@@ -32,6 +32,7 @@ func (l *Ledger) TakeClaim(ctx context.Context, uid, label string, devices []*re
 		}
 	}
 	l.claims[uid] = claim{label, devices}
+	l.opts.Changed.Wake()
 	return nil
 }
 
@@ -40,6 +41,7 @@ func (l *Ledger) RestoreClaim(uid, label string, devices []*resource.Device) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.claims[uid] = claim{label, devices}
+	l.opts.Changed.Wake()
 }
 
 // DropClaim records that a claim has no devices any more.
@@ -47,6 +49,17 @@ func (l *Ledger) DropClaim(uid string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.claims, uid)
+	l.opts.Changed.Wake()
+}
+
+// noUID is the UID of no claim.
+const noUID = ""
+
+// Claim says which claim has a device, its GPU or a part of it, or is empty.
+func (l *Ledger) Claim(d *resource.Device) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.claimOf(d, noUID)
 }
 
 // claimOf says which claim, other than the one with the UID, has a device, its GPU or a part of it, or is empty.

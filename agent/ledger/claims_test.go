@@ -72,6 +72,13 @@ func TestAClaimGetsOnlyWhatNobodyHas(t *testing.T) {
 				return
 			}
 			testenv.Must(t, l.TakeClaim(t.Context(), "1", "the claim", devicesOf(c.takes...))) // again
+			held, err := l.Held()
+			testenv.Must(t, err)
+			for _, d := range devicesOf(c.takes...) {
+				if !held[d.UUID] || !strings.Contains(l.Claim(d), "the claim holds it") {
+					t.Errorf("%s is not held: %v, %q", d.UUID, held, l.Claim(d))
+				}
+			}
 			err = l.Take(t.Context(), whole, devicesOf(c.takes...))
 			if err == nil || !strings.Contains(err.Error(), "the claim holds it") {
 				t.Errorf("a container gets it too: %v", err)

@@ -1,7 +1,7 @@
 // Package ledger knows which container holds which GPU or MIG device, under which name. A device has one holder even if
 // its ID or its resource changes: a device that is held under a name which is not advertised any more is not given to
-// another container.
-// ResourceClaims are holders too: a claim and a container of the device plugin never have the same device.
+// another container. ResourceClaims are holders too: a claim and a container of the device plugin never have the same
+// device.
 //
 // The kubelet accounts only for names that are advertised. The ledger reads what it knows of all names (PodResources),
 // and adds what Allocate has given since. The kubelet forgets a pod that is deleted while its containers still end, so
@@ -44,7 +44,7 @@ type Options struct {
 	List func(context.Context) ([]podresources.Holder, error)
 	// InUse reports whether a container uses a device, given by its UUID. An error means that this is unknown.
 	InUse func(ctx context.Context, uuid string) (bool, error)
-	// Changed is woken when Reason, Unknown or Unrecognised may have another result.
+	// Changed is woken when Reason, Claim, Unknown or Unrecognised may have another result.
 	Changed wake.Chan
 	Log     *slog.Logger
 }
@@ -211,7 +211,8 @@ func (l *Ledger) Unknown() string {
 	return unknown + wording.OneLine(l.err)
 }
 
-// Held returns the UUIDs of the devices that containers hold under any name, as of the last read.
+// Held returns the UUIDs of the devices that containers hold under any name, as of the last read, and of those that
+// claims have.
 func (l *Ledger) Held() (map[string]bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -222,6 +223,11 @@ func (l *Ledger) Held() (map[string]bool, error) {
 	for _, h := range l.holders {
 		for _, uuid := range h.UUIDs() {
 			uuids[uuid] = true
+		}
+	}
+	for _, c := range l.claims {
+		for _, d := range c.devices {
+			uuids[d.UUID] = true
 		}
 	}
 	return uuids, nil
@@ -268,13 +274,16 @@ func (l *Ledger) IDs() map[string]bool {
 	return ids
 }
 
-// Offer sets the devices that are advertised from now on. If their names differ from those before, it reads the kubelet
-// first: a container may hold a device under one of the old names.
-func (l *Ledger) Offer(resources []resource.Resource) {
+// Offer sets the devices that the device plugin advertises from now on, and those that only claims can get. If the
+// advertised names differ from those before, it reads the kubelet first: a container may hold a device under one of the
+// old names.
+func (l *Ledger) Offer(advertised []resource.Resource, claimable ...resource.Resource) {
 	names, uuids := map[name]bool{}, map[string]bool{}
-	for i := range resources {
-		for _, d := range resources[i].Devices {
-			names[name{resources[i].Name, d.ID}] = true
+	for i, r := range slices.Concat(advertised, claimable) {
+		for _, d := range r.Devices {
+			if i < len(advertised) {
+				names[name{r.Name, d.ID}] = true
+			}
 			uuids[d.UUID], uuids[d.Parent] = true, true
 		}
 	}
@@ -403,7 +412,7 @@ func (l *Ledger) Take(ctx context.Context, resourceName string, devices []*resou
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, d := range devices {
-		if why := cmp.Or(l.reason(d), l.claimOf(d, "")); why != "" {
+		if why := cmp.Or(l.reason(d), l.claimOf(d, noUID)); why != "" {
 			return fmt.Errorf("%s: %s", d.ID, why)
 		}
 	}

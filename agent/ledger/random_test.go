@@ -16,13 +16,15 @@ import (
 
 var seeds = flag.Int("ledger.seeds", 200, "number of random histories")
 
-// world is a kubelet and the plugins that run one after the other.
+// world is a kubelet and the plugins that run one after the other. Ours may also prepare claims, whose records survive
+// a restart.
 type world struct {
 	t       *testing.T
 	rand    *rand.Rand
 	pods    []podresources.Holder // in the order of admission
 	started int                   // the pods that the kubelet lists
 	ending  []podresources.Holder // the pods that the kubelet has forgotten, and whose containers still run
+	claims  map[string]*resource.Device // the prepared claims, by UID
 	next    int
 	ledger  *Ledger // nil while another plugin runs
 	offered []resource.Resource
@@ -50,20 +52,48 @@ func (w *world) restart() {
 		w.ledger.opts.InUse = func(_ context.Context, uuid string) (bool, error) { return w.uses(uuid), nil }
 	}
 	w.log("restart, ours: %t", w.ledger != nil)
+	if w.ledger != nil {
+		for uid, d := range w.claims {
+			w.ledger.RestoreClaim(uid, uid, []*resource.Device{d})
+		}
+	}
 	w.reload()
+	if w.ledger != nil {
+		read(w.t, w.ledger) // as Run begins
+	}
+}
+
+// reboot ends all containers.
+func (w *world) reboot() {
+	w.pods, w.claims = nil, map[string]*resource.Device{}
+	w.log("reboot")
+	w.restart()
 }
 
 // uses reports whether a container runs with a device.
 func (w *world) uses(uuid string) bool {
-	return slices.ContainsFunc(slices.Concat(w.pods, w.ending), func(h podresources.Holder) bool {
-		return slices.Contains(h.UUIDs(), uuid)
-	})
+	return w.claimOf(uuid) != "" || slices.ContainsFunc(slices.Concat(w.pods, w.ending),
+		func(h podresources.Holder) bool { return slices.Contains(h.UUIDs(), uuid) })
 }
 
-// reload advertises each GPU in a random form.
+// claimOf returns the claim that has a GPU, or nothing.
+func (w *world) claimOf(uuid string) string {
+	for uid, d := range w.claims {
+		if d.UUID == uuid {
+			return uid
+		}
+	}
+	return ""
+}
+
+// reload advertises each GPU in a random form, or leaves it to claims.
 func (w *world) reload() {
-	byName := map[string][]string{}
+	byName, claimable := map[string][]string{}, offer(whole)
 	for g := range 3 {
+		if w.rand.IntN(3) == 0 {
+			claimable.Devices = append(claimable.Devices, offer(whole, fmt.Sprint("GPU-", g)).Devices...)
+			continue
+		}
 		if r, ids := forms[w.rand.IntN(len(forms))](fmt.Sprint("GPU-", g)); w.rand.IntN(5) > 0 {
 			byName[r] = append(byName[r], ids...)
 		}
@@ -74,7 +104,37 @@ func (w *world) reload() {
 	}
 	w.log("advertise %v", byName)
 	if w.ledger != nil {
-		w.ledger.Offer(w.offered)
+		w.ledger.Offer(w.offered, claimable)
+	}
+}
+
+// claim has a claim prepared. The scheduler knows nothing of the device plugin, so the claim may be refused.
+func (w *world) claim() {
+	if w.ledger == nil {
+		return
+	}
+	w.next++
+	uid, d := fmt.Sprint("claim", w.next), &offer(whole, fmt.Sprint("GPU-", w.rand.IntN(3))).Devices[0]
+	err := w.ledger.TakeClaim(w.t.Context(), uid, uid, []*resource.Device{d})
+	w.log("%s wants %s: %v", uid, d.UUID, err)
+	if err != nil {
+		return
+	}
+	if w.uses(d.UUID) {
+		w.t.Fatalf("a claim gets %s, which is in use; the history is\n%q", d.UUID, w.history)
+	}
+	w.claims[uid] = d
+}
+
+// unprepare ends a random claim.
+func (w *world) unprepare() {
+	for uid := range w.claims {
+		delete(w.claims, uid)
+		w.log("%s ends", uid)
+		if w.ledger != nil {
+			w.ledger.DropClaim(uid)
+		}
+		return
 	}
 }
 
@@ -86,7 +146,7 @@ func (w *world) admit() {
 	var free []*resource.Device
 	for i := range r.Devices {
 		d, n := &r.Devices[i], name{r.Name, r.Devices[i].ID}
-		if !slices.ContainsFunc(w.pods, n.isOf) && (w.ledger == nil || w.ledger.Reason(d) == "") {
+		if !slices.ContainsFunc(w.pods, n.isOf) && (w.ledger == nil || w.ledger.Reason(d) == "" && w.ledger.Claim(d) == "") {
 			free = append(free, d)
 		}
 	}
@@ -107,6 +167,9 @@ func (w *world) admit() {
 
 // expectOneHolder checks that whoever holds a device holds it under a name that is advertised.
 func (w *world) expectOneHolder(d *resource.Device) {
+	if uid := w.claimOf(d.UUID); uid != "" {
+		w.t.Fatalf("%s is given although %s has it; the history is\n%q", d.ID, uid, w.history)
+	}
 	for _, p := range slices.Concat(w.pods, w.ending) {
 		for r, ids := range p.ByResource {
 			for _, id := range ids {
@@ -145,6 +208,9 @@ func (w *world) end() {
 
 // expectIdleGPUsAreFree checks that no device is withheld that no pod holds.
 func (w *world) expectIdleGPUsAreFree() {
+	for len(w.claims) > 0 {
+		w.unprepare()
+	}
 	w.ending = nil
 	time.Sleep(2 * gracePeriod)
 	w.started = len(w.pods)
@@ -156,23 +222,32 @@ func (w *world) expectIdleGPUsAreFree() {
 		for j := range w.offered[i].Devices {
 			d := &w.offered[i].Devices[j]
 			held := slices.ContainsFunc(w.pods, func(h podresources.Holder) bool { return slices.Contains(h.UUIDs(), d.UUID) })
-			if why := w.ledger.Reason(d); why != "" && !held {
+			if why := w.ledger.Reason(d) + w.ledger.Claim(d); why != "" && !held {
 				w.t.Errorf("%s is idle, and withheld since %s; the history is\n%q", d.ID, why, w.history)
 			}
 		}
 	}
 }
 
-// Whatever reloads, restarts and other plugins do, no device is given while a pod holds it under another name.
+// Whatever reloads, restarts, reboots and other plugins do, no device is given while a pod holds it under another name
+// or a claim has it, and no claim gets a device that anything uses.
 func TestADeviceHasOneHolderInRandomHistories(t *testing.T) {
 	for seed := range *seeds {
 		synctest.Test(t, func(t *testing.T) {
-			w := &world{t: t, rand: rand.New(rand.NewPCG(uint64(seed), 0))}
+			w := &world{t: t, rand: rand.New(rand.NewPCG(uint64(seed), 0)), claims: map[string]*resource.Device{}}
 			w.restart()
 			for range 40 {
-				switch w.rand.IntN(10) {
+				switch w.rand.IntN(14) {
 				case 0:
 					w.restart()
+				case 10, 11:
+					w.claim()
+				case 12:
+					w.unprepare()
+				case 13:
+					if w.rand.IntN(4) == 0 {
+						w.reboot()
+					}
 				case 1, 2:
 					w.reload()
 				case 3, 4:
