@@ -59,7 +59,8 @@ func (t *toleration) tolerates(taint *Taint) bool {
 // allotted is a device of the node that a claim has.
 type allotted struct {
 	result
-	device *resource.Device
+	device   *resource.Device
+	resource string // its name
 }
 
 // devices returns the devices of the node that a claim has by this driver, or why the claim must not be prepared. UID
@@ -92,7 +93,7 @@ func (c *claim) devices(uid string, id Identity, s *node.State) ([]allotted, err
 		if err := r.check(id.Driver, &o, s); err != nil {
 			return nil, err
 		}
-		list = append(list, allotted{r, o.device})
+		list = append(list, allotted{r, o.device, o.resource.Name})
 	}
 	if len(list) == 0 {
 		return nil, fmt.Errorf("it has no device of the driver %s", id.Driver)

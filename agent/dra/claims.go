@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"maps"
 	"net/url"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
@@ -32,13 +35,15 @@ type Ledger interface {
 
 // claims prepares claims for the kubelet. Its methods may be called concurrently.
 type claims struct {
-	id     Identity
-	api    api
-	dir    string // of the records
-	boot   string // the kernel's boot ID
-	ledger Ledger
-	log    *slog.Logger
-	state  atomic.Pointer[node.State] // nil before the first one
+	driver   string // its name
+	api      api    // nil without credentials
+	node     string // the name of the Node, or empty without credentials
+	dir      string // of the records
+	boot     string // the kernel's boot ID
+	ledger   Ledger
+	preStart func(ctx context.Context, resourceName string, devices []*resource.Device) error
+	log      *slog.Logger
+	state    atomic.Pointer[node.State] // nil before the first one
 
 	mu      sync.Mutex
 	records map[string]*record       // of prepared claims, by UID
@@ -46,27 +51,56 @@ type claims struct {
 	busy    map[string]chan struct{} // the claims that calls work on, by UID; closed at the end of a call
 }
 
-// newClaims returns claims with the records of an earlier process. Claims of an earlier boot hold no device, since no
-// container runs with them. They are prepared again when the kubelet starts their pods.
-func newClaims(c *claims) (*claims, error) {
+// restore reads the records. Claims of an earlier boot hold no device, since no container runs with them. They are
+// prepared again when the kubelet starts their pods.
+func (c *claims) restore(ctx context.Context) error {
 	if err := fileio.MakeDirs(c.dir); err != nil {
-		return nil, fmt.Errorf("make the directory of the records of prepared claims: %w", err)
+		return fmt.Errorf("make the directory of the records of prepared claims: %w", err)
 	}
-	c.records, c.busy = map[string]*record{}, map[string]chan struct{}{}
-	list, bad, err := readRecords(c.dir)
+	uids, err := recorded(c.dir)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	c.bad = bad
-	for i := range list {
-		r := &list[i]
-		if r.Boot != c.boot {
-			continue
+	c.mu.Lock()
+	uids = append(uids, slices.Collect(maps.Keys(c.records))...)
+	c.mu.Unlock()
+	for _, uid := range uids {
+		if err := c.restoreOne(ctx, uid); err != nil {
+			return err
 		}
-		c.ledger.RestoreClaim(r.UID, r.label(), r.held())
-		c.records[r.UID] = r
 	}
-	return c, nil
+	return nil
+}
+
+// restoreOne makes a claim what its record says.
+func (c *claims) restoreOne(ctx context.Context, uid string) error {
+	unlock, err := c.lock(ctx, uid)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	r, err := readRecord(c.dir, uid)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.bad, uid)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		delete(c.records, uid)
+		c.ledger.DropClaim(uid)
+	case err != nil:
+		c.bad[uid] = err
+	case r.Boot == c.boot:
+		c.records[uid] = r
+		c.ledger.RestoreClaim(uid, r.label(), r.held())
+	}
+	return nil
+}
+
+// count returns the number of prepared claims.
+func (c *claims) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.records)
 }
 
 // held returns the devices that no other claim may have.
@@ -126,12 +160,15 @@ func (c *claims) prepare(ctx context.Context, k *drav1.Claim) ([]*drav1.Device, 
 	if r != nil {
 		return c.answer(r, state)
 	}
+	if c.api == nil {
+		return nil, errors.New("the driver was started without the credentials of a service account")
+	}
 	var read claim
 	path := apiPath + "/namespaces/" + url.PathEscape(k.GetNamespace()) + "/resourceclaims/" + url.PathEscape(k.GetName())
 	if err := c.api.Get(ctx, path, &read); err != nil {
 		return nil, fmt.Errorf("read it: %w", err)
 	}
-	list, err := read.devices(k.GetUid(), c.id, state)
+	list, err := read.devices(k.GetUid(), Identity{c.driver, c.node}, state)
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +180,7 @@ func (c *claims) give(
 	ctx context.Context, k *drav1.Claim, list []allotted, state *node.State,
 ) ([]*drav1.Device, error) {
 	r := &record{
-		Version: recordVersion, Namespace: k.GetNamespace(), Name: k.GetName(), UID: k.GetUid(), Boot: c.boot,
+		Version: recordVersion, Namespace: k.GetNamespace(), Name: k.GetName(), UID: k.GetUid(), Boot: c.boot, Pool: c.node,
 	}
 	for _, a := range list {
 		r.Devices = append(r.Devices, recordDevice{
@@ -158,6 +195,10 @@ func (c *claims) give(
 	if err := c.ledger.TakeClaim(ctx, r.UID, r.label(), r.held()); err != nil {
 		return nil, err
 	}
+	if err := c.prepareDevices(ctx, list); err != nil {
+		c.ledger.DropClaim(r.UID)
+		return nil, err
+	}
 	if err := r.write(c.dir); err != nil {
 		c.ledger.DropClaim(r.UID)
 		return nil, fmt.Errorf("record it: %w", errors.Join(err, removeRecord(c.dir, r.UID)))
@@ -170,6 +211,29 @@ func (c *claims) give(
 	return answer, nil
 }
 
+// prepareLimit is how long the preparation of a claim's devices may take. The kubelet ends the call after 45 s.
+const prepareLimit = 40 * time.Second
+
+// prepareDevices prepares the devices of a claim by the policies of their resources, as for a container of the device
+// plugin. Devices with admin access are left alone, since other claims have them. So are faulty devices, which the claim
+// tolerates.
+func (c *claims) prepareDevices(ctx context.Context, list []allotted) error {
+	ctx, cancel := context.WithTimeout(ctx, prepareLimit)
+	defer cancel()
+	byResource := map[string][]*resource.Device{}
+	for _, a := range list {
+		if !a.AdminAccess && a.device.Healthy {
+			byResource[a.resource] = append(byResource[a.resource], a.device)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(byResource)) {
+		if err := c.preStart(ctx, name, byResource[name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // answer returns the devices of a claim with their CDI names of the present spec.
 func (c *claims) answer(r *record, state *node.State) ([]*drav1.Device, error) {
 	byName := offersByName(state)
@@ -180,7 +244,7 @@ func (c *claims) answer(r *record, state *node.State) ([]*drav1.Device, error) {
 			return nil, fmt.Errorf("the node has no device %s any more", d.Device)
 		}
 		one := &drav1.Device{
-			RequestNames: []string{d.Request}, PoolName: c.id.Node, DeviceName: d.Device, CdiDeviceIds: o.cdiNames(),
+			RequestNames: []string{d.Request}, PoolName: r.Pool, DeviceName: d.Device, CdiDeviceIds: o.cdiNames(),
 		}
 		if d.ShareID != "" {
 			one.ShareId = &d.ShareID

@@ -94,10 +94,11 @@ type claimNode struct {
 	root   string
 	state  *node.State
 
-	driver *Driver
-	stop   func()
-	log    *testenv.Log
-	conn   *grpc.ClientConn
+	driver   *Driver
+	preStart func(resourceName string, devices []*resource.Device) error
+	stop     func()
+	log      *testenv.Log
+	conn     *grpc.ClientConn
 }
 
 // newClaimNode returns a node with so many GPUs, whose driver runs.
@@ -108,7 +109,8 @@ func newClaimNode(t testing.TB, gpus int) *claimNode {
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	n := &claimNode{
 		t: t, server: apiservertest.New(t), root: root, state: nodeOf(t, gpus),
-		ledger: &fakeLedger{pods: map[string]string{}, claims: map[string]string{}},
+		ledger:   &fakeLedger{pods: map[string]string{}, claims: map[string]string{}},
+		preStart: func(string, []*resource.Device) error { return nil },
 	}
 	testenv.Must(t, os.Mkdir(filepath.Join(root, "registry"), 0o755))
 	for i := range n.state.Resources {
@@ -120,7 +122,7 @@ func newClaimNode(t testing.TB, gpus int) *claimNode {
 	}
 	n.boot("boot-1")
 	n.start()
-	n.driver.Publish(*n.state)
+	n.publish()
 	return n
 }
 
@@ -148,16 +150,23 @@ func (n *claimNode) start() {
 	})
 	testenv.Must(n.t, err)
 	n.log = &testenv.Log{}
-	n.driver, err = New(Options{
+	n.driver = New(Options{
 		Name: DefaultDriver, API: api, Host: h, Records: n.records(), RegistryDir: filepath.Join(n.root, "registry"),
 		Ledger: n.ledger, Log: slog.New(slog.NewTextHandler(n.log, nil)),
+		PreStart: func(_ context.Context, resourceName string, devices []*resource.Device) error {
+			return n.preStart(resourceName, devices)
+		},
 	})
-	testenv.Must(n.t, err)
-	n.stop = run(n.t, n.driver.Run)
+	testenv.Must(n.t, n.driver.Restore(n.t.Context()))
+	stopPublisher, stopServer := run(n.t, n.driver.Run), run(n.t, n.driver.Serve)
+	n.stop = func() { stopPublisher(); stopServer() }
 	n.conn, err = grpc.NewClient("unix:"+n.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	testenv.Must(n.t, err)
 	n.t.Cleanup(func() { _ = n.conn.Close() })
 }
+
+// publish publishes the state, and offers all of its devices.
+func (n *claimNode) publish() { n.driver.Publish(*n.state, Offer{Resources: n.state.Resources}) }
 
 func (n *claimNode) socket() string {
 	return filepath.Join(n.root, "registry", DefaultDriver+"-reg.sock")
@@ -279,7 +288,7 @@ func TestTheSocketComesBack(t *testing.T) {
 	})
 	n.mustPrepare(1)
 	// Another instance does not take the socket.
-	err := newSocket(filepath.Dir(n.socket()), DefaultDriver, slog.New(slog.DiscardHandler)).run(
+	err := newSocket(filepath.Dir(n.socket()), DefaultDriver, false, slog.New(slog.DiscardHandler)).run(
 		t.Context(), func(*grpc.Server) {})
 	if !errors.Is(err, fileio.ErrHeld) {
 		t.Errorf("a second instance ends with %v", err)
@@ -416,7 +425,7 @@ func (n *claimNode) setHealth(i int, state health.State, reason string) {
 	})
 	uuid := fmt.Sprint("GPU-", i)
 	s.Health = map[string]health.Status{uuid: {UUID: uuid, State: state, Reason: reason}}
-	n.driver.Publish(s)
+	n.driver.Publish(s, Offer{Resources: s.Resources})
 }
 
 func TestClaimsThatMayHaveAnUnhealthyDevice(t *testing.T) {
@@ -468,7 +477,7 @@ func TestARestartKeepsClaims(t *testing.T) {
 	if answer := n.prepare(named(0))[uid(0)]; answer.GetError() != "the GPUs have not been read yet" {
 		t.Errorf("before the first state: %v", answer)
 	}
-	n.driver.Publish(*n.state)
+	n.publish()
 	n.server.SetClaim("team", "claim-0", nil)
 	n.mustPrepare(0)
 	n.allocate(5, device("gpu-1"))
@@ -489,7 +498,7 @@ func TestAReboot(t *testing.T) {
 	n.mustPrepare(1)
 	n.boot("boot-2")
 	n.start()
-	n.driver.Publish(*n.state)
+	n.publish()
 	n.wantHeld()
 	n.allocate(1, device("gpu-0")) // the API server decides, not the record
 	if got := n.mustPrepare(1); !slices.Equal(got, []string{"gpu-0"}) {
@@ -509,7 +518,8 @@ func TestRemarksAboutClaims(t *testing.T) {
 	testenv.Must(t, os.WriteFile(recordPath(n.records(), uid(0)), []byte(`{"version":`), 0o600),
 		os.WriteFile(filepath.Join(n.records(), "notes.json"), []byte(`x`), 0o600))
 	n.start()
-	n.driver.Publish(*nodeOf(t, 1)) // GPU 1 is gone
+	one := nodeOf(t, 1) // GPU 1 is gone
+	n.driver.Publish(*one, Offer{Resources: one.Resources})
 	texts := func() []string {
 		var list []string
 		for _, r := range n.driver.claims.remarks() {
@@ -625,5 +635,109 @@ func BenchmarkPrepare(b *testing.B) {
 		testenv.Must(b, err)
 		_, err = n.driver.claims.give(b.Context(), named(1), list, state)
 		testenv.Must(b, err)
+	}
+}
+
+// As for a container of the device plugin, the policy of the resource decides.
+func TestDevicesArePreparedBeforeTheirClaim(t *testing.T) {
+	t.Parallel()
+	n := newClaimNode(t, 3)
+	var mu sync.Mutex
+	var prepared []string
+	refuse := ""
+	n.preStart = func(resourceName string, devices []*resource.Device) error {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, d := range devices {
+			if d.UUID == refuse {
+				return errors.New(refuse + " is in use by process 42")
+			}
+			prepared = append(prepared, resourceName+" "+d.UUID)
+		}
+		return nil
+	}
+	n.allocate(1, device("gpu-0"), device("gpu-1"))
+	n.mustPrepare(1)
+	n.mustPrepare(1) // a running container has them
+	want := []string{"nvidia.com/gpu GPU-0", "nvidia.com/gpu GPU-1"}
+	if diff := cmp.Diff(want, prepared); diff != "" {
+		t.Errorf("prepared (-want +got)\n%s", diff)
+	}
+
+	refuse = "GPU-2"
+	n.allocate(2, device("gpu-2"))
+	if answer := n.prepare(named(2))[uid(2)]; answer.GetError() != "GPU-2 is in use by process 42" {
+		t.Errorf("a device that cannot be prepared: %v", answer)
+	}
+	n.wantHeld("GPU-0", "GPU-1")
+	if _, err := os.Lstat(recordPath(n.records(), uid(2))); err == nil {
+		t.Error("a record is left")
+	}
+	n.allocate(3, map[string]any{"device": "gpu-2", "adminAccess": true}) // others may have it
+	n.mustPrepare(3)
+}
+
+// Two instances serve claims for a moment when one takes the place of the other.
+func TestAnInstanceTakesTheClaimsOfAnother(t *testing.T) {
+	t.Parallel()
+	n := newClaimNode(t, 3)
+	for i := range 2 {
+		n.allocate(i, device(fmt.Sprint("gpu-", i)))
+		n.mustPrepare(i)
+	}
+	next := &fakeLedger{pods: map[string]string{}, claims: map[string]string{}}
+	h, err := host.New(n.root, "", "")
+	testenv.Must(t, err)
+	second := New(Options{
+		Name: DefaultDriver, Host: h, Records: n.records(), RegistryDir: filepath.Dir(n.socket()), Beside: true,
+		Ledger: next, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	})
+	testenv.Must(t, second.Restore(t.Context()))
+	run(t, second.Serve)
+	beside := filepath.Join(filepath.Dir(n.socket()), DefaultDriver+"-reg-2.sock")
+	testenv.Eventually(t, "the socket beside", func() bool {
+		_, err := os.Lstat(beside)
+		return err == nil
+	})
+	n.allocate(2, device("gpu-2"))
+	n.mustPrepare(2)
+	if text := n.unprepare(0); text != "" {
+		t.Error(text)
+	}
+	n.stop()
+	testenv.Must(t, second.Restore(t.Context()))
+	if diff := cmp.Diff([]string{"GPU-1", "GPU-2"}, next.held()); diff != "" {
+		t.Errorf("held (-want +got)\n%s", diff)
+	}
+}
+
+// Without a claim and without devices the directory of the records goes, which says that the driver need not run.
+func TestTheDirectoryOfTheRecordsGoes(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		claim   bool
+		offered bool
+		stays   bool
+	}{
+		"nothing is offered or prepared": {},
+		"devices are offered":            {offered: true, stays: true},
+		"a claim is prepared":            {claim: true, stays: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newClaimNode(t, 1)
+			if c.claim {
+				n.allocate(1, device("gpu-0"))
+				n.mustPrepare(1)
+			}
+			if !c.offered {
+				n.driver.Publish(*n.state, Offer{})
+				testenv.Eventually(t, "the slices are withdrawn", n.driver.publisher.withdrawn)
+			}
+			n.stop()
+			if _, err := os.Lstat(n.records()); (err == nil) != c.stays {
+				t.Errorf("the directory: %v, want it to stay: %t", err, c.stays)
+			}
+		})
 	}
 }

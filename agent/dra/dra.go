@@ -2,10 +2,12 @@ package dra
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -14,30 +16,39 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/wake"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/resource"
 )
 
-// Options are the parameters of a Driver. All are required but Changed.
+// Options are the parameters of a Driver. All are required but API and Changed.
 type Options struct {
 	// Name is the name of the driver, such as DefaultDriver.
 	Name string
+	// API is nil if the program was started without credentials. Then no slices are published or deleted, and no claim is
+	// prepared. Those that are prepared can be unprepared.
 	API  *apiserver.Client
 	Host host.Host
 	// Records is the directory of the records of prepared claims. It must survive a reboot.
 	Records string
 	// RegistryDir is the kubelet's directory of plugin sockets, plugins_registry.
 	RegistryDir string
-	Ledger      Ledger
-	// Changed is woken when Remarks may have another result.
+	// Beside says that another instance may still serve claims and is about to end. The socket then has another name than
+	// its socket.
+	Beside bool
+	Ledger Ledger
+	// PreStart prepares devices of a resource for containers, before their claim has them.
+	PreStart func(ctx context.Context, resourceName string, devices []*resource.Device) error
+	// Changed is woken when Remarks or Ready may have another result.
 	Changed wake.Chan
 	Log     *slog.Logger
 }
 
-// Driver is the DRA driver of a node. It is an actor: call Run once. The other methods may be called concurrently.
+// Driver is the DRA driver of a node. Before its actors run, call Restore. The other methods may be called concurrently.
 type Driver struct {
 	id        Identity
 	host      host.Host
-	publisher *Publisher
+	publisher *Publisher // nil without an API server
 	claims    *claims
 	socket    *socket
 
@@ -45,76 +56,130 @@ type Driver struct {
 	snapshot *gpu.Snapshot
 	roots    map[string]string // see PCIeRoots, of the snapshot
 	omitted  []string          // see Slices
+	offered  int               // the number of devices in slices
 }
 
-// New returns a Driver. It reads the records of prepared claims, and tells the ledger who holds which devices.
-func New(o Options) (*Driver, error) {
-	id := Identity{Driver: o.Name, Node: o.API.Node}
-	prepared, err := newClaims(&claims{
-		id: id, api: o.API, dir: o.Records, ledger: o.Ledger, log: o.Log,
-		boot: host.ReadLine(o.Host.Proc("sys", "kernel", "random", "boot_id")),
-	})
-	if err != nil {
-		return nil, err
-	}
+// New returns a Driver.
+func New(o Options) *Driver {
 	d := &Driver{
-		id: id, host: o.Host, claims: prepared,
-		publisher: NewPublisher(o.API, id, o.Log), socket: newSocket(o.RegistryDir, o.Name, o.Log),
+		id: Identity{Driver: o.Name}, host: o.Host,
+		socket: newSocket(o.RegistryDir, o.Name, o.Beside, o.Log),
 	}
-	d.publisher.changed, d.socket.changed = o.Changed, o.Changed
-	return d, nil
+	d.socket.changed = o.Changed
+	d.claims = &claims{
+		driver: o.Name, dir: o.Records, ledger: o.Ledger, preStart: o.PreStart, log: o.Log,
+		boot:    host.ReadLine(o.Host.Proc("sys", "kernel", "random", "boot_id")),
+		records: map[string]*record{}, bad: map[string]error{}, busy: map[string]chan struct{}{},
+	}
+	if o.API != nil {
+		d.id.Node = o.API.Node
+		d.claims.api, d.claims.node = o.API, o.API.Node
+		d.publisher = NewPublisher(o.API, d.id, o.Log)
+		d.publisher.changed = o.Changed
+	}
+	return d
 }
 
-// Publish offers the devices of a state, and returns at once. When it returns, devices that are gone can no longer be
-// prepared.
-func (d *Driver) Publish(s node.State) {
+// Restore reads the records of prepared claims, and tells the ledger who holds which devices. Call it again when
+// another instance has ended that served claims meanwhile.
+func (d *Driver) Restore(ctx context.Context) error { return d.claims.restore(ctx) }
+
+// Offer is what a Driver offers of a node.
+type Offer struct {
+	// Resources have the devices that are in slices.
+	Resources []resource.Resource
+	// Displaced are extended resources of which the Node must have no allocatable devices before there are slices. The
+	// scheduler takes it for a node with a device plugin otherwise, and the kubelet then starts pods without any device.
+	Displaced []string
+}
+
+// Publish offers devices of a state, and returns at once. When it returns, devices that have left the state can no
+// longer be prepared. Claims can have devices that are not offered any more.
+func (d *Driver) Publish(s node.State, offer Offer) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.claims.state.Store(&s)
-	if s.Snapshot == nil {
+	if s.Snapshot == nil || d.publisher == nil {
 		return // the slices of an earlier process stay
 	}
 	if s.Snapshot != d.snapshot {
 		d.snapshot, d.roots = s.Snapshot, PCIeRoots(d.host, s.Snapshot)
 	}
+	s.Resources = offer.Resources
 	var list []Slice
 	list, d.omitted = Slices(d.id, &s, d.roots)
-	d.publisher.Publish(list)
-}
-
-// Run serves the kubelet and publishes until ctx ends. It returns earlier with fileio.ErrHeld if another instance
-// serves the kubelet.
-func (d *Driver) Run(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return d.publisher.Run(ctx) })
-	g.Go(func() error {
-		return d.socket.run(ctx, func(s *grpc.Server) {
-			service := &server{claims: d.claims, socket: d.socket}
-			drav1.RegisterDRAPluginServer(s, service)
-			pluginregistration.RegisterRegistrationServer(s, service)
-		})
-	})
-	return g.Wait()
-}
-
-// Remarks says what is wrong: devices that are not in slices, slices that are not published, a kubelet that has not
-// registered the driver, and claims whose devices are gone or unknown.
-func (d *Driver) Remarks() []node.Remark {
-	var list []node.Remark
-	d.mu.Lock()
-	for _, text := range d.omitted {
-		list = append(list, node.Remark{Key: "DRA " + text, Level: slog.LevelWarn, Text: text})
+	d.offered = 0
+	for i := range list {
+		d.offered += len(list[i].Spec.Devices)
 	}
-	d.mu.Unlock()
-	if why := d.publisher.Reason(); why != "" {
-		list = append(list, node.Remark{
-			Key: "ResourceSlices", Level: slog.LevelError, Text: "the ResourceSlices of the node cannot be published: " + why,
-		})
+	d.publisher.Publish(list, offer.Displaced)
+}
+
+// Run publishes until ctx ends. If then nothing is offered and no claim is prepared, it removes the directory of the
+// records, which shows that the node has been used by DRA.
+func (d *Driver) Run(ctx context.Context) error {
+	if d.publisher == nil {
+		return nil
+	}
+	err := d.publisher.Run(ctx)
+	if d.publisher.withdrawn() {
+		_ = os.Remove(d.claims.dir) // fails if it is not empty
+	}
+	return err
+}
+
+// Serve serves the kubelet until ctx ends. It returns earlier with fileio.ErrHeld if another instance serves the
+// kubelet.
+func (d *Driver) Serve(ctx context.Context) error {
+	return d.socket.run(ctx, func(s *grpc.Server) {
+		service := &server{claims: d.claims, socket: d.socket}
+		drav1.RegisterDRAPluginServer(s, service)
+		pluginregistration.RegisterRegistrationServer(s, service)
+	})
+}
+
+// Summary describes the state in a few words.
+func (d *Driver) Summary() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return fmt.Sprintf("%s: %s offered, %s prepared", d.id.Driver, wording.Count(d.offered, "device"),
+		wording.Count(d.claims.count(), "claim"))
+}
+
+// Ready returns an error if the kubelet has not registered the driver, or if the API server does not have the slices.
+func (d *Driver) Ready() error {
+	var errs []error
+	for _, r := range d.notReady() {
+		errs = append(errs, errors.New(r.Text))
+	}
+	return errors.Join(errs...)
+}
+
+func (d *Driver) notReady() []node.Remark {
+	var list []node.Remark
+	if d.publisher != nil {
+		if why := d.publisher.Reason(); why != "" {
+			list = append(list, node.Remark{
+				Key: "ResourceSlices", Level: slog.LevelError, Text: "the ResourceSlices of the node are not published: " + why,
+			})
+		}
 	}
 	if why := d.socket.currentReason(); why != "" {
 		list = append(list, node.Remark{
 			Key: "DRA registration", Level: slog.LevelError, Text: "the DRA driver is not registered with the kubelet: " + why,
 		})
 	}
+	return list
+}
+
+// Remarks says what is wrong: devices that are not in slices, slices that are not published, a kubelet that has not
+// registered the driver, and claims whose devices are gone or unknown.
+func (d *Driver) Remarks() []node.Remark {
+	list := d.notReady()
+	d.mu.Lock()
+	for _, text := range d.omitted {
+		list = append(list, node.Remark{Key: "DRA " + text, Level: slog.LevelWarn, Text: text})
+	}
+	d.mu.Unlock()
 	return append(list, d.claims.remarks()...)
 }

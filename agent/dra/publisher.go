@@ -57,22 +57,28 @@ type Publisher struct {
 	wake    wake.Chan
 	changed wake.Chan // is woken when Reason has another result; may be nil
 
-	mu      sync.Mutex
-	known   bool // whether Publish was called
-	desired []Slice
-	reason  string // why the slices are not the desired ones, or empty
+	mu        sync.Mutex
+	known     bool // whether Publish was called
+	desired   []Slice
+	displaced []string // see Offer
+	reason    string   // why the slices are not the desired ones, or empty
 }
 
 // NewPublisher returns a Publisher.
 func NewPublisher(api api, id Identity, log *slog.Logger) *Publisher {
-	return &Publisher{api: api, id: id, log: log, wake: wake.New()}
+	return &Publisher{api: api, id: id, log: log, wake: wake.New(), reason: notYet}
 }
 
+// notYet is the reason before the API server has answered.
+const notYet = "the API server has not answered yet"
+
 // Publish replaces the slices that the API server shall have, and returns at once. Without any, all are deleted.
-// Before the first call, those of an earlier process stay.
-func (p *Publisher) Publish(list []Slice) {
+// Before the first call, those of an earlier process stay. While the Node has allocatable devices of the displaced
+// resources, no slices are created.
+func (p *Publisher) Publish(list []Slice, displaced []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.displaced = displaced
 	unchanged := slices.EqualFunc(p.desired, list, func(a, b Slice) bool { return same(a.Spec, b.Spec) })
 	if p.known && unchanged {
 		return
@@ -88,6 +94,13 @@ func (p *Publisher) Reason() string {
 	return p.reason
 }
 
+// withdrawn reports whether the API server has no slices any more, as the last Publish said.
+func (p *Publisher) withdrawn() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.known && len(p.desired) == 0 && p.reason == ""
+}
+
 func (p *Publisher) setReason(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -101,9 +114,9 @@ func (p *Publisher) setReason(err error) {
 	switch p.reason {
 	case before:
 	case "":
-		p.log.Info("no longer the case: the ResourceSlices of the node cannot be published")
+		p.log.Info("the ResourceSlices of the node are published")
 	default:
-		p.log.Warn("the ResourceSlices of the node cannot be published; retrying: " + p.reason)
+		p.log.Warn("the ResourceSlices of the node are not published; retrying: " + p.reason)
 	}
 }
 
@@ -121,6 +134,9 @@ func (p *Publisher) Run(ctx context.Context) error {
 			continue
 		}
 		p.setReason(err)
+		if errors.Is(err, errDisplaced) { // the kubelet is about to change it
+			pause = firstPause
+		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause/2 + rand.N(pause)):
@@ -138,6 +154,9 @@ func (p *Publisher) publish(ctx context.Context) error {
 			return err
 		}
 		if !changed {
+			if p.Reason() == notYet { // any other reason, such as a watch that fails, may come back at once
+				p.setReason(nil)
+			}
 			return p.awaitChange(ctx, version)
 		}
 	}
@@ -190,7 +209,7 @@ func (p *Publisher) query(version string) string {
 // was written.
 func (p *Publisher) reconcile(ctx context.Context) (version string, changed bool, err error) {
 	p.mu.Lock()
-	desired := p.desired
+	desired, displaced := p.desired, p.displaced
 	p.mu.Unlock()
 	var list struct {
 		Metadata struct {
@@ -208,25 +227,47 @@ func (p *Publisher) reconcile(ctx context.Context) (version string, changed bool
 	if len(plan) == 0 {
 		return list.Metadata.ResourceVersion, false, nil
 	}
-	owner, err := p.owner(ctx)
-	if err != nil {
-		return "", false, err
+	var n nodeObject
+	if err := p.api.Get(ctx, "/api/v1/nodes/"+url.PathEscape(p.id.Node), &n); err != nil {
+		return "", false, fmt.Errorf("read the Node %s, which owns its ResourceSlices: %w", p.id.Node, err)
 	}
 	for _, w := range plan {
-		if err := p.write(ctx, w, owner); err != nil {
+		if w.method == http.MethodPost {
+			if err := n.checkDisplaced(displaced); err != nil {
+				return "", false, err
+			}
+		}
+		if err := p.write(ctx, w, n.owner(p.id.Node)); err != nil {
 			return "", false, err
 		}
 	}
 	return "", true, nil
 }
 
-// owner returns the Node: the API server deletes the slices when it is deleted.
-func (p *Publisher) owner(ctx context.Context) (Owner, error) {
-	var n struct{ Metadata Metadata }
-	if err := p.api.Get(ctx, "/api/v1/nodes/"+url.PathEscape(p.id.Node), &n); err != nil {
-		return Owner{}, fmt.Errorf("read the Node %s, which owns its ResourceSlices: %w", p.id.Node, err)
+// nodeObject is a Node.
+type nodeObject struct {
+	Metadata Metadata `json:"metadata"`
+	Status   struct {
+		Allocatable map[string]string `json:"allocatable"`
+	} `json:"status"`
+}
+
+// owner returns the Node as the owner of slices: the API server deletes them when the Node is deleted.
+func (n *nodeObject) owner(name string) Owner {
+	return Owner{APIVersion: "v1", Kind: "Node", Name: name, UID: n.Metadata.UID, Controller: true}
+}
+
+// errDisplaced means that the Node still has devices of a device plugin.
+var errDisplaced = errors.New("slices are created once the kubelet has told the API server that there are none")
+
+// checkDisplaced returns errDisplaced if the Node has allocatable devices of one of these resources.
+func (n *nodeObject) checkDisplaced(resources []string) error {
+	for _, name := range resources {
+		if count := n.Status.Allocatable[name]; count != "" && count != "0" {
+			return fmt.Errorf("the Node still has %s allocatable %s of a device plugin: %w", count, name, errDisplaced)
+		}
 	}
-	return Owner{APIVersion: "v1", Kind: "Node", Name: p.id.Node, UID: n.Metadata.UID, Controller: true}, nil
+	return nil
 }
 
 func (p *Publisher) write(ctx context.Context, w write, owner Owner) error {

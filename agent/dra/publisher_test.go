@@ -132,12 +132,12 @@ func TestOnlyDifferencesAreWritten(t *testing.T) {
 			server := apiservertest.New(t)
 			p, _ := publishing(t, server)
 			for _, list := range c.states[:len(c.states)-1] {
-				p.Publish(list)
+				p.Publish(list, nil)
 				awaitPublished(t, server, list)
 				server.Writes()
 			}
 			last := c.states[len(c.states)-1]
-			p.Publish(last)
+			p.Publish(last, nil)
 			awaitPublished(t, server, last)
 			if diff := cmp.Diff(c.want, server.Writes()); diff != "" {
 				t.Errorf("writes (-want +got)\n%s", diff)
@@ -210,12 +210,13 @@ func TestSlicesComeBack(t *testing.T) {
 			t.Parallel()
 			server := apiservertest.New(t)
 			p, log := publishing(t, server)
-			p.Publish(desired)
+			p.Publish(desired, nil)
 			awaitPublished(t, server, desired)
 			harm(server)
 			awaitPublished(t, server, desired)
-			if log.String() != "" || p.Reason() != "" {
-				t.Errorf("it is a remark: %s\n%s", p.Reason(), log)
+			testenv.Eventually(t, "there is no remark", func() bool { return p.Reason() == "" })
+			if strings.Contains(log.String(), "level=WARN") {
+				t.Errorf("it is logged:\n%s", log)
 			}
 		})
 	}
@@ -228,8 +229,8 @@ func TestSlicesComeBack(t *testing.T) {
 			server.PutSlice(map[string]any{"metadata": map[string]any{"name": fmt.Sprint("z", i)}, "spec": spec})
 		}
 		p, _ := publishing(t, server)
-		p.Publish(nil)
-		p.Publish(desired)
+		p.Publish(nil, nil)
+		p.Publish(desired, nil)
 		testenv.Eventually(t, "four slices", func() bool {
 			var got []Slice
 			server.Slices(&got)
@@ -327,7 +328,7 @@ func TestABadAPIServerIsCalledSeldom(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				log := &testenv.Log{}
 				p := NewPublisher(&c.api, onNode, slog.New(slog.NewTextHandler(log, nil)))
-				p.Publish(c.slices)
+				p.Publish(c.slices, nil)
 				stop := run(t, p.Run)
 				time.Sleep(time.Hour)
 				synctest.Wait()
@@ -354,12 +355,36 @@ func TestTheAPIServerIsAwayForAWhile(t *testing.T) {
 	})
 	p, log := publishing(t, server)
 	desired := slicesOf(nodeOf(t, 1))
-	p.Publish(desired)
+	p.Publish(desired, nil)
 	testenv.Eventually(t, "the reason", func() bool { return strings.Contains(p.Reason(), "leader changed") })
 	server.Instead(nil)
 	awaitPublished(t, server, desired)
 	testenv.Eventually(t, "the end of the reason", func() bool { return p.Reason() == "" })
-	if !strings.Contains(log.String(), "no longer the case: the ResourceSlices of the node cannot be published") {
+	if !strings.Contains(log.String(), "the ResourceSlices of the node are published") {
 		t.Errorf("the log:\n%s", log)
 	}
+}
+
+// A node on which the scheduler still sees devices of the device plugin gets no slices, but loses those of devices that
+// are gone.
+func TestSlicesWaitForTheDevicePlugin(t *testing.T) {
+	t.Parallel()
+	server := apiservertest.New(t)
+	server.SetAllocatable(map[string]string{"nvidia.com/gpu": "2", "cpu": "8"})
+	p, log := publishing(t, server)
+	desired := slicesOf(nodeOf(t, 2))
+	p.Publish(desired, []string{"nvidia.com/other", "nvidia.com/gpu"})
+	const why = "the Node still has 2 allocatable nvidia.com/gpu of a device plugin: slices are created once"
+	testenv.Eventually(t, "the reason", func() bool { return strings.Contains(p.Reason(), why) })
+	if p.withdrawn() || len(server.Writes()) > 0 {
+		t.Errorf("slices are written:\n%s", log)
+	}
+	server.SetAllocatable(map[string]string{"nvidia.com/gpu": "0", "cpu": "8"})
+	awaitPublished(t, server, desired)
+	testenv.Eventually(t, "there is no remark", func() bool { return p.Reason() == "" })
+
+	server.SetAllocatable(map[string]string{"nvidia.com/gpu": "2"})
+	p.Publish(nil, nil)
+	awaitPublished(t, server, nil)
+	testenv.Eventually(t, "the slices are withdrawn", p.withdrawn)
 }

@@ -22,6 +22,7 @@ type record struct {
 	Name      string         `json:"name"`
 	UID       string         `json:"uid"`
 	Boot      string         `json:"boot"` // the kernel's boot ID: after another boot no container runs with the claim
+	Pool      string         `json:"pool"` // of the devices
 	Devices   []recordDevice `json:"devices"`
 }
 
@@ -62,26 +63,19 @@ func removeRecord(dir, uid string) error {
 	return nil
 }
 
-// readRecords reads all records. It also returns why some cannot be read, by the UIDs of their claims.
-func readRecords(dir string) (list []record, bad map[string]error, err error) {
+// recorded returns the UIDs of the claims that have a record.
+func recorded(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return nil, nil, fmt.Errorf("read the records of prepared claims: %w", err)
+		return nil, fmt.Errorf("read the records of prepared claims: %w", err)
 	}
-	bad = map[string]error{}
+	var uids []string
 	for _, e := range entries {
-		uid, isRecord := strings.CutSuffix(e.Name(), recordSuffix)
-		if !isRecord || !isUID(uid) {
-			continue
+		if uid, isRecord := strings.CutSuffix(e.Name(), recordSuffix); isRecord && isUID(uid) {
+			uids = append(uids, uid)
 		}
-		r, err := readRecord(dir, uid)
-		if err != nil {
-			bad[uid] = err
-			continue
-		}
-		list = append(list, *r)
 	}
-	return list, bad, nil
+	return uids, nil
 }
 
 func readRecord(dir, uid string) (*record, error) {

@@ -30,6 +30,7 @@ const (
 // socket serves the kubelet on a socket in its directory plugins_registry, where the kubelet finds it. It is an actor.
 type socket struct {
 	path    string
+	beside  string // the path if another instance has that one; empty if that is an error
 	log     *slog.Logger
 	changed wake.Chan // is woken when currentReason has another result; may be nil
 
@@ -37,10 +38,12 @@ type socket struct {
 	reason string // why the driver is not registered, or empty
 }
 
-func newSocket(dir, driver string, log *slog.Logger) *socket {
-	return &socket{
-		path: filepath.Join(dir, driver+"-reg.sock"), log: log, reason: "it has not found the socket yet",
+func newSocket(dir, driver string, beside bool, log *slog.Logger) *socket {
+	s := &socket{path: filepath.Join(dir, driver+"-reg.sock"), log: log, reason: "it has not found the socket yet"}
+	if beside {
+		s.beside = filepath.Join(dir, driver+"-reg-2.sock")
 	}
+	return s
 }
 
 // setReason records why the driver is not registered, or that it is.
@@ -116,7 +119,17 @@ func (s *socket) hold(lock *fileio.Lock) (*fileio.Lock, error) {
 	if lock != nil {
 		return lock, lock.Renew()
 	}
-	return fileio.AcquireLock(filepath.Join(filepath.Dir(s.path), "."+filepath.Base(s.path)+".lock"))
+	lock, err := fileio.AcquireLock(lockPath(s.path))
+	if errors.Is(err, fileio.ErrHeld) && s.beside != "" {
+		s.path, s.beside = s.beside, ""
+		lock, err = fileio.AcquireLock(lockPath(s.path))
+	}
+	return lock, err
+}
+
+// lockPath returns the path of a socket's lock.
+func lockPath(socket string) string {
+	return filepath.Join(filepath.Dir(socket), "."+filepath.Base(socket)+".lock")
 }
 
 // listener is one file of the socket, and the goroutine that serves it. The methods accept nil.

@@ -31,6 +31,8 @@ type resources struct {
 	changes []change                  // of the ResourceSlices
 	changed chan struct{}             // closed and replaced at each change
 	writes  []string
+
+	allocatable map[string]string // of the Node
 }
 
 // change is an event of a watch.
@@ -38,6 +40,13 @@ type change struct {
 	version int
 	Type    string         `json:"type"`
 	Object  map[string]any `json:"object"`
+}
+
+// SetAllocatable sets the allocatable resources of the Node, as the kubelet does.
+func (s *Server) SetAllocatable(resources map[string]string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.allocatable = resources
 }
 
 // SetClaim stores a ResourceClaim, or removes it if the object is nil.
@@ -123,7 +132,10 @@ func (s *Server) serveResource(w http.ResponseWriter, q *http.Request, body map[
 	name, one := strings.CutPrefix(q.URL.Path, slicesPath+"/")
 	switch claim, isClaim := strings.CutPrefix(q.URL.Path, claimsPath); {
 	case q.Method == http.MethodGet && q.URL.Path == nodePath:
-		answer(w, map[string]any{"kind": "Node", "metadata": map[string]any{"name": Node, "uid": NodeUID}})
+		answer(w, map[string]any{
+			"kind": "Node", "metadata": map[string]any{"name": Node, "uid": NodeUID},
+			"status": map[string]any{"allocatable": s.allocatable},
+		})
 	case q.Method == http.MethodGet && isClaim:
 		s.serveClaim(w, claim)
 	case q.Method == http.MethodGet && q.URL.Path == slicesPath:
