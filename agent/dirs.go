@@ -58,6 +58,7 @@ func (e *NotWritableError) Unwrap() error { return e.Err }
 // files that exist.
 func checkDirs(o *Options, log *slog.Logger) error {
 	c := &o.Config
+	watched := c.Registration == config.RegisterWatcher || c.Door != config.PluginDoor
 	var errs []error
 	for _, d := range []struct {
 		option, path string
@@ -69,7 +70,7 @@ func checkDirs(o *Options, log *slog.Logger) error {
 		{"runtime-dir", MPSDir(c), true, len(c.Sharing.MPS.Resources) > 0},
 		{"cdi-dir", c.CDIDir, servedSpec(c) != "", false},
 		{"features-dir", c.FeaturesDir, c.NodeLabels, false},
-		{"plugins-registry-dir", c.PluginsRegistryDir, c.Registration == config.RegisterWatcher, false},
+		{"plugins-registry-dir", c.PluginsRegistryDir, watched, false},
 	} {
 		if !d.used {
 			continue

@@ -280,8 +280,7 @@ func (d *daemon) endOverlap(ctx context.Context) error {
 		}
 	}
 	d.release()
-	d.overlapped(ctx)
-	return nil
+	return d.overlapped(ctx)
 }
 
 // awaitTakeOver waits until the next attempt to take over. It logs the reason when that has changed, and once a minute.

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 
+	"gpu-cdi-plugin/agent/config"
+	"gpu-cdi-plugin/agent/dra"
 	"gpu-cdi-plugin/agent/kubeapi"
 	"gpu-cdi-plugin/agent/ledger"
 	"gpu-cdi-plugin/agent/metrics"
@@ -23,8 +25,10 @@ import (
 
 // publisher passes each state of the node to the kubelet, the metrics and the API server.
 type publisher struct {
+	config    *config.Config // only what needs a restart is used
 	devices   *devices
 	plugin    *plugin.Plugin
+	dra       *dra.Driver // or nil
 	mps       *mps.Monitor
 	ledger    *ledger.Ledger
 	displaced *ledger.Displaced
@@ -53,7 +57,8 @@ func (p *publisher) publish(state node.State) {
 	}
 	p.state = state
 	p.mps.Set(state.Resources)
-	p.ledger.Offer(state.Resources)
+	advertised, claimable := split(p.config, state.Snapshot, state.Resources)
+	p.ledger.Offer(advertised, claimable...)
 	p.advertise()
 }
 
@@ -72,7 +77,7 @@ func (p *publisher) run(ctx context.Context) error {
 }
 
 // advertise passes the last state on. It marks devices as unhealthy that a container holds under another name, or whose
-// MPS daemon is not ready.
+// MPS daemon is not ready, and for the plugin those that a claim has.
 func (p *publisher) advertise() {
 	if p.ended {
 		return
@@ -81,11 +86,16 @@ func (p *publisher) advertise() {
 	state.Resources = resource.MarkUnhealthy(state.Resources, func(d *resource.Device) string {
 		return cmp.Or(p.ledger.Reason(d), p.mps.Reason(d))
 	})
+	advertised, claimable := split(p.config, state.Snapshot, state.Resources)
+	advertised = resource.MarkUnhealthy(advertised, p.ledger.Claim)
 	p.refused = ""
-	if err := p.plugin.Update(state.Resources, p.gpus); err != nil {
+	if err := p.plugin.Update(advertised, p.gpus); err != nil {
 		p.refused = wording.OneLine(err)
 	}
-	p.displaced.Advertised(state.Resources)
+	if p.dra != nil {
+		p.dra.Publish(state, dra.Offer{Resources: claimable, Displaced: displacedBy(p.config, claimable)})
+	}
+	p.displaced.Advertised(advertised)
 	p.metrics.Advertised(state)
 	if err := p.releaser.checkOpen(); err != nil { // faults are not noticed while the driver is released
 		state.Err = fmt.Errorf("%w: %w", gpu.ErrNoDriver, err)

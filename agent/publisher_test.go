@@ -112,7 +112,7 @@ func TestPublisherRemarksThatItCannotAdvertise(t *testing.T) {
 	devs := &devices{host: h, config: &current{}}
 	devs.config.Store(&defaults)
 	pub := &publisher{
-		devices: devs, plugin: p, releaser: &releaser{}, metrics: metrics.New(metrics.BuildInfo{}),
+		config: &defaults, devices: devs, plugin: p, releaser: &releaser{}, metrics: metrics.New(metrics.BuildInfo{}),
 		mps: mps.New(mps.MonitorOptions{Dir: t.TempDir(), Changed: changed.Wake, Log: logger}),
 		ledger: ledger.New(ledger.Options{
 			List:    func(context.Context) ([]podresources.Holder, error) { return nil, nil },

@@ -15,6 +15,7 @@ import (
 
 	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/agent/control"
+	"gpu-cdi-plugin/agent/dra"
 	"gpu-cdi-plugin/agent/kubeapi"
 	"gpu-cdi-plugin/agent/ledger"
 	"gpu-cdi-plugin/agent/metrics"
@@ -71,12 +72,16 @@ func Serve(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
+	claims, err := newDRA(o, held, prep, observer{m, changed, watched}.wake)
+	if err != nil {
+		return err
+	}
 	reporter := newReporter(o)
 	displaced := ledger.NewDisplaced(ledger.DisplacedOptions{
 		Allocatable: kubelet.Allocatable, Watched: func() bool { return p.Ready() == nil }, Changed: changed,
 	})
 	pub := &publisher{
-		devices: devs, plugin: p, mps: daemons, ledger: held, displaced: displaced, releaser: rel, reporter: reporter,
+		config: c, devices: devs, plugin: p, dra: claims, mps: daemons, ledger: held, displaced: displaced, releaser: rel, reporter: reporter,
 		metrics: m, weights: c.Allocation.Weights, again: again, changed: changed,
 	}
 	admin := &administrator{
@@ -87,7 +92,7 @@ func Serve(ctx context.Context, o *Options) error {
 		Runner: runner, State: n.Monitor(), Offered: devs.toCheck, Held: prep.held, Log: o.Log,
 	})
 	s := &service{
-		opts: o, config: effective, plugin: p, publisher: pub, preparer: prep, releaser: rel, ledger: held,
+		opts: o, config: effective, plugin: p, dra: claims, publisher: pub, preparer: prep, releaser: rel, ledger: held,
 		displaced: displaced, node: n, handOver: admin.handOver,
 		control: &control.Server{Dir: c.RuntimeDir, Log: o.Log, Handler: admin},
 		others:  []actor{daemons.Run, reporter.Run, held.Run, displaced.Run, freed.Run},
@@ -97,8 +102,11 @@ func Serve(ctx context.Context, o *Options) error {
 	}
 	d := &daemon{
 		opts: o, role: s, node: n, metrics: m, changed: changed, systemd: sdnotify.New(o.Env), takesOver: c.TakeOver,
-		watched:    watched,
-		overlapped: func(ctx context.Context) { _, _ = held.Read(ctx) }, // the other instance may have given devices
+		watched: watched, locked: s.restoreClaims,
+		overlapped: func(ctx context.Context) error { // the other instance may have given devices
+			_, _ = held.Read(ctx)
+			return s.restoreClaims(ctx)
+		},
 	}
 	return d.run(ctx)
 }
@@ -108,6 +116,7 @@ type service struct {
 	opts      *Options
 	config    *current
 	plugin    *plugin.Plugin
+	dra       *dra.Driver // or nil
 	publisher *publisher
 	preparer  *preparer
 	releaser  *releaser
@@ -138,7 +147,20 @@ func (s *service) check(fresh *Options) error {
 	return checkDirs(fresh, s.opts.Log)
 }
 
-func (s *service) ready() error { return s.plugin.Ready() }
+func (s *service) ready() error {
+	if s.opts.Config.Door == config.PluginDoor {
+		return s.plugin.Ready()
+	}
+	return errors.Join(s.plugin.Ready(), s.dra.Ready())
+}
+
+// restoreClaims reads the records of the prepared claims.
+func (s *service) restoreClaims(ctx context.Context) error {
+	if s.dra == nil {
+		return nil
+	}
+	return s.dra.Restore(ctx)
+}
 
 // summary describes the state of each resource.
 func (s *service) summary() []string {
@@ -149,6 +171,9 @@ func (s *service) summary() []string {
 			text += ", not connected to the kubelet"
 		}
 		parts = append(parts, text)
+	}
+	if s.dra != nil {
+		parts = append(parts, s.dra.Summary())
 	}
 	return parts
 }
@@ -167,6 +192,9 @@ func (s *service) remarks() []node.Remark {
 			list = append(list, r)
 		}
 	}
+	if s.dra != nil {
+		list = append(list, s.dra.Remarks()...)
+	}
 	return slices.Concat(list, s.publisher.remarks(), s.preparer.remarks())
 }
 
@@ -183,8 +211,13 @@ func (s *service) run(ctx context.Context, node actor) error {
 		}
 	}
 	writers := append([]actor{node, s.publisher.run, s.releaser.run, s.handOver.run}, s.others...)
+	doors := []actor{s.plugin.Run}
+	if s.dra != nil {
+		writers, doors = append(writers, s.dra.Run), append(doors, s.dra.Serve)
+	}
 	return runAll(ctx, s.control.Run, func(ctx context.Context) error {
-		err := runAll(ctx, s.runPlugin, func(ctx context.Context) error {
+		serve := func(ctx context.Context) error { return s.runDoors(ctx, doors...) }
+		err := runAll(ctx, serve, func(ctx context.Context) error {
 			err := runAll(ctx, writers...)
 			if errors.Is(err, errHandedOver) {
 				s.publisher.end()
@@ -202,14 +235,14 @@ func (s *service) run(ctx context.Context, node actor) error {
 // its SIGTERM.
 const waitPreparations = 20 * time.Second
 
-// runPlugin runs the plugin and then waits for unfinished preparations, so that all are recorded.
-func (s *service) runPlugin(ctx context.Context) error {
+// runDoors runs the plugin and the DRA driver, and then waits for unfinished preparations, so that all are recorded.
+func (s *service) runDoors(ctx context.Context, doors ...actor) error {
 	afterEnd := context.WithoutCancel(ctx)
 	recording, endRecording := context.WithCancel(afterEnd)
 	defer endRecording()
 	var records errgroup.Group
 	records.Go(func() error { return s.preparer.record.Run(recording) })
-	err := s.plugin.Run(ctx)
+	err := runAll(ctx, doors...)
 	waiting, cancel := context.WithTimeout(afterEnd, waitPreparations)
 	defer cancel()
 	s.preparer.runner.Wait(waiting)
@@ -253,7 +286,7 @@ func newReporter(o *Options) *kubeapi.Reporter {
 	})
 }
 
-// observer passes the plugin's notifications to the metrics, to systemd and to the end of a hand-over.
+// observer passes notifications of the doors to the metrics, to systemd and to the end of a hand-over.
 type observer struct {
 	metrics          *metrics.Metrics
 	changed, watched wake.Chan
@@ -264,6 +297,11 @@ var _ plugin.Observer = observer{}
 // Watched implements plugin.Observer.
 func (o observer) Watched(resource string, watched bool) {
 	o.metrics.Watched(resource, watched)
+	o.wake()
+}
+
+// wake says that the service may be ready, or not any more.
+func (o observer) wake() {
 	o.watched.Wake()
 	o.changed.Wake()
 }

@@ -19,8 +19,8 @@ import (
 // A selector that selects a GPU also selects its MIG devices.
 type Selector string
 
-// check returns an error if the selector can never match.
-func (s Selector) check() error {
+// Validate returns an error if the selector can never match.
+func (s Selector) Validate() error {
 	uuid, isUUID := s.uuid()
 	switch {
 	case strings.TrimSpace(string(s)) == "":

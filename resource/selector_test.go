@@ -36,7 +36,7 @@ func TestSelector(t *testing.T) {
 		"blanks":                         {"  ", false, false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := tt.selector.check(); (err != nil) != tt.malformed {
+			if err := tt.selector.Validate(); (err != nil) != tt.malformed {
 				t.Errorf("check: %v", err)
 			}
 			if tt.malformed {

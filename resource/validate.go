@@ -36,7 +36,7 @@ func (p *problems) add(key string, err error) {
 
 func (p *problems) addSelectors(key string, list []Selector) {
 	for i, s := range list {
-		p.add(fmt.Sprintf("%s[%d]", key, i), s.check())
+		p.add(fmt.Sprintf("%s[%d]", key, i), s.Validate())
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/allocator"
+	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/configfile"
 	"gpu-cdi-plugin/resource"
@@ -56,11 +57,15 @@ type Plugin struct {
 	PluginsRegistryDir string `yaml:"plugins-registry-dir" json:"plugins-registry-dir"`
 	// Registration is the method of registration with the kubelet.
 	Registration Registration `yaml:"registration" json:"registration"`
+	// Door selects how the kubelet gets the devices.
+	Door Door `yaml:"door" json:"door"`
+	// DRAGPUs are the GPUs that DRA offers with BothDoors, with their MIG devices.
+	DRAGPUs []resource.Selector `yaml:"dra-gpus" json:"dra-gpus"`
 	// RuntimeDir has files that need not survive a reboot: the control socket, and the directories that MPS daemons
 	// share with their clients.
 	RuntimeDir string `yaml:"runtime-dir" json:"runtime-dir"`
 	// StateDir has files that must survive a reboot: the descriptors of devices, which the kubelet mounts again when
-	// it restarts a container without a new allocation.
+	// it restarts a container without a new allocation, and the records of prepared claims.
 	StateDir string `yaml:"state-dir" json:"state-dir"`
 	// Strategy lists the ways in which a container gets its devices.
 	Strategy []resource.Strategy `yaml:"strategy" json:"strategy"`
@@ -111,6 +116,24 @@ const (
 	// RegisterWatcher creates a socket in the directory where the kubelet's plugin watcher finds it.
 	RegisterWatcher Registration = "watcher"
 )
+
+// Door is a way in which the kubelet gets devices.
+type Door string
+
+const (
+	// PluginDoor offers devices by the device plugin API.
+	PluginDoor Door = "plugin"
+	// DRADoor offers devices by dynamic resource allocation.
+	DRADoor Door = "dra"
+	// BothDoors offers DRAGPUs by dynamic resource allocation, and all others by the device plugin API.
+	BothDoors Door = "both"
+)
+
+// ByDRA reports whether DRA offers a GPU and its MIG devices.
+func (p *Plugin) ByDRA(d *gpu.Device) bool {
+	f := resource.Filter{Include: p.DRAGPUs}
+	return p.Door == DRADoor || p.Door == BothDoors && f.Selects(d)
+}
 
 // DeviceIDStrategy selects the names that devices have for containers and runtimes.
 type DeviceIDStrategy string
@@ -254,6 +277,8 @@ func Default() Config {
 			DevicePluginDir:     "/var/lib/kubelet/device-plugins",
 			PluginsRegistryDir:  "/var/lib/kubelet/plugins_registry",
 			Registration:        RegisterKubelet,
+			Door:                PluginDoor,
+			DRAGPUs:             []resource.Selector{},
 			RuntimeDir:          "/run/gpu-cdi-plugin",
 			StateDir:            "/var/lib/gpu-cdi-plugin",
 			Strategy:            []resource.Strategy{resource.CDICRI},

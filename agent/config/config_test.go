@@ -77,9 +77,11 @@ device-plugin-dir: /kubelet/device-plugins
 pod-resources-socket: /data/kubelet/pod-resources/kubelet.sock
 plugins-registry-dir: /kubelet/plugins_registry
 registration: watcher
+door: both
+dra-gpus: [1, "*H200*"]
 runtime-dir: /run/other
 state-dir: /var/other
-strategy: [device-specs, envvar]
+strategy: [cdi-cri, device-specs]
 device-id-strategy: index
 cdi-annotation-prefix: nvidia.cdi.k8s.io/
 gpu-timeout: 1m30s
@@ -146,7 +148,8 @@ func fullConfig() Config {
 			DevicePluginDir: "/kubelet/device-plugins", PluginsRegistryDir: "/kubelet/plugins_registry",
 			PodResourcesSocket: "/data/kubelet/pod-resources/kubelet.sock",
 			Registration:       RegisterWatcher, RuntimeDir: "/run/other", StateDir: "/var/other",
-			Strategy: []resource.Strategy{resource.DeviceSpecs, resource.Envvar}, DeviceIDStrategy: ByIndex,
+			Door: BothDoors, DRAGPUs: []resource.Selector{"1", "*H200*"},
+			Strategy: []resource.Strategy{resource.CDICRI, resource.DeviceSpecs}, DeviceIDStrategy: ByIndex,
 			CDIAnnotationPrefix: "nvidia.cdi.k8s.io/", GPUTimeout: configfile.Duration(90 * time.Second), FailOnInitError: true,
 			ReportHealth: []HealthReport{ReportEvents, ReportCondition}, ServiceAccountDir: "/run/account",
 			PreStart: PreStart{

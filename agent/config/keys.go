@@ -35,9 +35,13 @@ var keys = [][2]string{
 	{"device-plugin-dir", "the kubelet's `directory` for the sockets of device plugins"},
 	{"pod-resources-socket", "`path` of the kubelet's socket that lists the devices of pods (default: beside " +
 		"device-plugin-dir, or in the root directory of the running kubelet)"},
-	{"plugins-registry-dir", "the kubelet's `directory` for the sockets of plugins, used with registration watcher"},
+	{"plugins-registry-dir", "the kubelet's `directory` for the sockets of plugins, used with registration watcher and " +
+		"for DRA"},
 	{"registration", "`method` of registration: kubelet (call the kubelet's socket), watcher (create a socket in " +
 		"plugins-registry-dir)"},
+	{"door", "how the kubelet gets the devices: plugin (the device plugin API), dra (dynamic resource allocation), both " +
+		"(dra-gpus by DRA, all others by the device plugin API)"},
+	{"dra-gpus", "`list` of GPUs that DRA offers with door both, selected as in gpus"},
 	{"runtime-dir", "`directory` for the control socket and the files of MPS daemons, in /run; the path must be the " +
 		"same on the host"},
 	{"state-dir", "`directory` for the descriptors and the health of devices, which must survive a reboot; the path " +
@@ -59,7 +63,7 @@ var keys = [][2]string{
 	{"health.xids[].within", "Duration within which that many events must happen."},
 	{"report-health", "`list` of ways to report the health of the devices to the API server: events, node-condition " +
 		"(default: none)"},
-	{"service-account-dir", "`directory` with the token and ca.crt of the service account that report-health uses"},
+	{"service-account-dir", "`directory` with the token and ca.crt of the service account that report-health and DRA use"},
 	{"prestart", "How a device is prepared before a container starts with it. If that fails, the container does " +
 		"not start, and the kubelet retries."},
 	{"prestart.policy", "Policy: none, check (the device is healthy and nothing uses it), clean (also restores its " +
@@ -149,6 +153,7 @@ var values = map[string][]string{
 	"log-level":                   {"debug", "info", "warn", "error"},
 	"log-format":                  {"text", "json"},
 	"registration":                configfile.Texts(RegisterKubelet, RegisterWatcher),
+	"door":                        configfile.Texts(PluginDoor, DRADoor, BothDoors),
 	"strategy":                    resource.Strategies(),
 	"device-id-strategy":          configfile.Texts(ByUUID, ByIndex),
 	"extras":                      configfile.Texts(GDS, GDRCopy, MOFED, NVSwitch),

@@ -33,6 +33,8 @@ func (c *Config) Validate() error {
 		configfile.NotEmpty("device-plugin-dir", c.DevicePluginDir),
 		configfile.NotEmpty("plugins-registry-dir", c.PluginsRegistryDir),
 		known("registration", c.Registration),
+		known("door", c.Door),
+		checkDRA(c),
 		configfile.Absolute("runtime-dir", c.RuntimeDir),
 		configfile.Absolute("state-dir", c.StateDir),
 		checkStrategies(c.Strategy),
@@ -167,6 +169,27 @@ func checkStrategies(list []resource.Strategy) error {
 		return errors.New("strategy is empty; containers would not get their devices")
 	}
 	return knownOnce("strategy", list)
+}
+
+// checkDRA returns an error unless claims can get their devices.
+func checkDRA(c *Config) error {
+	var errs []error
+	if c.Door != PluginDoor && !slices.Contains(c.Strategy, resource.CDICRI) {
+		errs = append(errs, fmt.Errorf("strategy: want %s with door %s, since containers with a claim get their devices by "+
+			"CDI", resource.CDICRI, c.Door))
+	}
+	switch {
+	case c.Door == BothDoors && len(c.DRAGPUs) == 0:
+		errs = append(errs, errors.New("dra-gpus is empty: name the GPUs that DRA offers, or use another door"))
+	case c.Door != BothDoors && len(c.DRAGPUs) > 0:
+		errs = append(errs, fmt.Errorf("dra-gpus: it is used with door %s only", BothDoors))
+	}
+	for i, s := range c.DRAGPUs {
+		if err := s.Validate(); err != nil {
+			errs = append(errs, fmt.Errorf("dra-gpus[%d]: %w", i, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // maxPrefixDomain is the longest domain, and maxPrefixName the longest beginning of a name. The plugin appends up to

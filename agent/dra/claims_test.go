@@ -153,6 +153,7 @@ func (n *claimNode) start() {
 	n.driver = New(Options{
 		Name: DefaultDriver, API: api, Host: h, Records: n.records(), RegistryDir: filepath.Join(n.root, "registry"),
 		Ledger: n.ledger, Log: slog.New(slog.NewTextHandler(n.log, nil)),
+		Changed: func() {},
 		PreStart: func(_ context.Context, resourceName string, devices []*resource.Device) error {
 			return n.preStart(resourceName, devices)
 		},
@@ -254,21 +255,24 @@ func TestAKubeletRegistersTheDriver(t *testing.T) {
 		t.Errorf("the driver's info (-want +got)\n%s", diff)
 	}
 	awaitPublished(t, n.server, slicesOf(n.state))
-	remark := func(part string) func() bool {
+	notReady := func(part string) func() bool {
 		return func() bool {
-			list := n.driver.Remarks()
-			return len(list) == 1 && strings.Contains(list[0].Text, part)
+			err := n.driver.Ready()
+			return err != nil && strings.Contains(err.Error(), part) && strings.Contains(n.driver.Summary(), part)
 		}
 	}
 	notify := func(s *pluginregistration.RegistrationStatus) {
 		_, err := kubelet.NotifyRegistrationStatus(t.Context(), s)
 		testenv.Must(t, err)
 	}
-	testenv.Eventually(t, "the driver is not registered yet", remark("it has not found the socket yet"))
+	testenv.Eventually(t, "the driver is not registered yet", notReady("it has not found the socket yet"))
 	notify(&pluginregistration.RegistrationStatus{Error: "no room"})
-	testenv.Eventually(t, "the refusal", remark("the kubelet refused the registration: no room"))
+	testenv.Eventually(t, "the refusal", notReady("the kubelet refused the registration: no room"))
 	notify(&pluginregistration.RegistrationStatus{PluginRegistered: true})
-	testenv.Eventually(t, "no remark", func() bool { return len(n.driver.Remarks()) == 0 })
+	testenv.Eventually(t, "readiness", func() bool { return n.driver.Ready() == nil })
+	if got := n.driver.Summary(); got != "gpu.nvidia.com: 2 devices offered, 0 claims prepared" {
+		t.Error(got)
+	}
 	n.stop()
 	if _, err := os.Lstat(n.socket()); err == nil {
 		t.Error("the socket is left")
@@ -690,7 +694,7 @@ func TestAnInstanceTakesTheClaimsOfAnother(t *testing.T) {
 	testenv.Must(t, err)
 	second := New(Options{
 		Name: DefaultDriver, Host: h, Records: n.records(), RegistryDir: filepath.Dir(n.socket()), Beside: true,
-		Ledger: next, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		Ledger: next, Changed: func() {}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})
 	testenv.Must(t, second.Restore(t.Context()))
 	run(t, second.Serve)

@@ -15,13 +15,12 @@ import (
 	"gpu-cdi-plugin/agent/apiserver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/resource"
 )
 
-// Options are the parameters of a Driver. All are required but API and Changed.
+// Options are the parameters of a Driver. All are required but API.
 type Options struct {
 	// Name is the name of the driver, such as DefaultDriver.
 	Name string
@@ -39,8 +38,8 @@ type Options struct {
 	Ledger Ledger
 	// PreStart prepares devices of a resource for containers, before their claim has them.
 	PreStart func(ctx context.Context, resourceName string, devices []*resource.Device) error
-	// Changed is woken when Remarks or Ready may have another result.
-	Changed wake.Chan
+	// Changed is called when Remarks or Ready may have another result. It must return at once.
+	Changed func()
 	Log     *slog.Logger
 }
 
@@ -105,9 +104,10 @@ func (d *Driver) Publish(s node.State, offer Offer) {
 	if s.Snapshot != d.snapshot {
 		d.snapshot, d.roots = s.Snapshot, PCIeRoots(d.host, s.Snapshot)
 	}
-	s.Resources = offer.Resources
+	offered := s
+	offered.Resources = offer.Resources
 	var list []Slice
-	list, d.omitted = Slices(d.id, &s, d.roots)
+	list, d.omitted = Slices(d.id, &offered, d.roots)
 	d.offered = 0
 	for i := range list {
 		d.offered += len(list[i].Spec.Devices)
@@ -141,41 +141,33 @@ func (d *Driver) Serve(ctx context.Context) error {
 // Summary describes the state in a few words.
 func (d *Driver) Summary() string {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	return fmt.Sprintf("%s: %s offered, %s prepared", d.id.Driver, wording.Count(d.offered, "device"),
+	offered := d.offered
+	d.mu.Unlock()
+	text := fmt.Sprintf("%s: %s offered, %s prepared", d.id.Driver, wording.Count(offered, "device"),
 		wording.Count(d.claims.count(), "claim"))
+	if err := d.Ready(); err != nil {
+		text += ", " + wording.OneLine(err)
+	}
+	return text
 }
 
 // Ready returns an error if the kubelet has not registered the driver, or if the API server does not have the slices.
 func (d *Driver) Ready() error {
 	var errs []error
-	for _, r := range d.notReady() {
-		errs = append(errs, errors.New(r.Text))
+	if d.publisher != nil {
+		if why := d.publisher.Reason(); why != "" {
+			errs = append(errs, errors.New("the ResourceSlices of the node are not published: "+why))
+		}
+	}
+	if why := d.socket.currentReason(); why != "" {
+		errs = append(errs, errors.New("the DRA driver is not registered with the kubelet: "+why))
 	}
 	return errors.Join(errs...)
 }
 
-func (d *Driver) notReady() []node.Remark {
-	var list []node.Remark
-	if d.publisher != nil {
-		if why := d.publisher.Reason(); why != "" {
-			list = append(list, node.Remark{
-				Key: "ResourceSlices", Level: slog.LevelError, Text: "the ResourceSlices of the node are not published: " + why,
-			})
-		}
-	}
-	if why := d.socket.currentReason(); why != "" {
-		list = append(list, node.Remark{
-			Key: "DRA registration", Level: slog.LevelError, Text: "the DRA driver is not registered with the kubelet: " + why,
-		})
-	}
-	return list
-}
-
-// Remarks says what is wrong: devices that are not in slices, slices that are not published, a kubelet that has not
-// registered the driver, and claims whose devices are gone or unknown.
+// Remarks is about devices that are not in slices, and claims whose devices are gone or unknown.
 func (d *Driver) Remarks() []node.Remark {
-	list := d.notReady()
+	var list []node.Remark
 	d.mu.Lock()
 	for _, text := range d.omitted {
 		list = append(list, node.Remark{Key: "DRA " + text, Level: slog.LevelWarn, Text: text})

@@ -55,7 +55,7 @@ type Publisher struct {
 	id      Identity
 	log     *slog.Logger
 	wake    wake.Chan
-	changed wake.Chan // is woken when Reason has another result; may be nil
+	changed func() // is called when Reason has another result
 
 	mu        sync.Mutex
 	known     bool // whether Publish was called
@@ -66,7 +66,7 @@ type Publisher struct {
 
 // NewPublisher returns a Publisher.
 func NewPublisher(api api, id Identity, log *slog.Logger) *Publisher {
-	return &Publisher{api: api, id: id, log: log, wake: wake.New(), reason: notYet}
+	return &Publisher{api: api, id: id, log: log, wake: wake.New(), changed: func() {}, reason: notYet}
 }
 
 // notYet is the reason before the API server has answered.
@@ -109,7 +109,7 @@ func (p *Publisher) setReason(err error) {
 		p.reason = wording.Shorten(wording.OneLine(err), maxMessage)
 	}
 	if p.reason != before {
-		p.changed.Wake()
+		p.changed()
 	}
 	switch p.reason {
 	case before:

@@ -15,7 +15,6 @@ import (
 
 	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/unixsocket"
-	"gpu-cdi-plugin/internal/wake"
 )
 
 const (
@@ -32,14 +31,16 @@ type socket struct {
 	path    string
 	beside  string // the path if another instance has that one; empty if that is an error
 	log     *slog.Logger
-	changed wake.Chan // is woken when currentReason has another result; may be nil
+	changed func() // is called when currentReason has another result
 
 	mu     sync.Mutex
 	reason string // why the driver is not registered, or empty
 }
 
 func newSocket(dir, driver string, beside bool, log *slog.Logger) *socket {
-	s := &socket{path: filepath.Join(dir, driver+"-reg.sock"), log: log, reason: "it has not found the socket yet"}
+	s := &socket{
+		path: filepath.Join(dir, driver+"-reg.sock"), log: log, changed: func() {}, reason: "it has not found the socket yet",
+	}
 	if beside {
 		s.beside = filepath.Join(dir, driver+"-reg-2.sock")
 	}
@@ -55,7 +56,7 @@ func (s *socket) setReason(err error) {
 		s.reason = err.Error()
 	}
 	if s.reason != before {
-		s.changed.Wake()
+		s.changed()
 	}
 	switch s.reason {
 	case before:

@@ -21,9 +21,9 @@ var seeds = flag.Int("ledger.seeds", 200, "number of random histories")
 type world struct {
 	t       *testing.T
 	rand    *rand.Rand
-	pods    []podresources.Holder // in the order of admission
-	started int                   // the pods that the kubelet lists
-	ending  []podresources.Holder // the pods that the kubelet has forgotten, and whose containers still run
+	pods    []podresources.Holder       // in the order of admission
+	started int                         // the pods that the kubelet lists
+	ending  []podresources.Holder       // the pods that the kubelet has forgotten, and whose containers still run
 	claims  map[string]*resource.Device // the prepared claims, by UID
 	next    int
 	ledger  *Ledger // nil while another plugin runs

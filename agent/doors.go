@@ -1,0 +1,85 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"gpu-cdi-plugin/agent/apiserver"
+	"gpu-cdi-plugin/agent/config"
+	"gpu-cdi-plugin/agent/dra"
+	"gpu-cdi-plugin/agent/ledger"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/resource"
+)
+
+// claimRecords returns the directory of the records of prepared claims.
+func claimRecords(c *config.Config) string { return filepath.Join(c.StateDir, "claims") }
+
+const (
+	// claimTimeout is how long a request to the API server may take. A pod waits for it.
+	claimTimeout = 10 * time.Second
+	// claimIdle is how long a connection to the API server is kept for the next claim.
+	claimIdle = time.Minute
+)
+
+// newDRA returns the DRA driver. It is nil if the node is not used by DRA and has no claims from an earlier time:
+// these must still be unprepared, since their pods cannot end otherwise.
+func newDRA(o *Options, held *ledger.Ledger, prep *preparer, changed func()) (*dra.Driver, error) {
+	c := &o.Config
+	if c.Door == config.PluginDoor {
+		if _, err := os.Lstat(claimRecords(c)); errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		}
+	}
+	api, err := apiserver.New(apiserver.Options{
+		Credentials: c.ServiceAccountDir, Env: o.Env, Timeout: claimTimeout, KeepIdle: claimIdle,
+	})
+	switch {
+	case err != nil && c.Door != config.PluginDoor:
+		return nil, fmt.Errorf("door %s needs the API server: %w", c.Door, err)
+	case err != nil:
+		o.Log.Warn("this program was started without the credentials of a service account, so the ResourceSlices that it " +
+			"may have published are not deleted until the kubelet does: " + err.Error())
+	}
+	return dra.New(dra.Options{
+		Name: dra.DefaultDriver, API: api, Host: o.Host, Records: claimRecords(c), RegistryDir: c.PluginsRegistryDir,
+		Beside: c.TakeOver, Ledger: held, PreStart: prep.preStart, Changed: changed, Log: o.Log,
+	}), nil
+}
+
+// split splits resources by the door through which the kubelet gets their devices. All resources stay those of the
+// plugin, perhaps without devices, so that the kubelet and the scheduler know that there are none.
+func split(c *config.Config, s *gpu.Snapshot, resources []resource.Resource) (plugin, claimable []resource.Resource) {
+	for _, r := range resources {
+		byPlugin, byDRA := r, r
+		byPlugin.Devices, byDRA.Devices = nil, nil
+		for _, d := range r.Devices {
+			if g := s.Find(d.Parent); g != nil && c.ByDRA(g) {
+				byDRA.Devices = append(byDRA.Devices, d)
+			} else {
+				byPlugin.Devices = append(byPlugin.Devices, d)
+			}
+		}
+		plugin = append(plugin, byPlugin)
+		if len(byDRA.Devices) > 0 {
+			claimable = append(claimable, byDRA)
+		}
+	}
+	return plugin, claimable
+}
+
+// displacedBy returns the resources of which the plugin has no device any more, and DRA has.
+func displacedBy(c *config.Config, resources []resource.Resource) []string {
+	if c.Door != config.DRADoor {
+		return nil
+	}
+	var names []string
+	for i := range resources {
+		names = append(names, resources[i].Name)
+	}
+	return names
+}

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"google.golang.org/grpc"
+	grpcinsecure "google.golang.org/grpc/credentials/insecure"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"gpu-cdi-plugin/test/lib/apiservertest"
+	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// claimed is a plugin that also serves claims, with an API server.
+type claimed struct {
+	*served
+	api *apiservertest.Server
+}
+
+func newClaimed(t *testing.T, machine, config string) *claimed {
+	t.Helper()
+	s := &claimed{newServed(t, machine, config), apiservertest.New(t)}
+	testenv.Must(t, os.Mkdir(s.registry(), 0o755))
+	return s
+}
+
+func (s *claimed) registry() string { return filepath.Join(filepath.Dir(s.kubelet.Dir), "plugins_registry") }
+
+// restart ends the process, if there is one, and starts it with a door.
+func (s *claimed) restart(door string) {
+	s.t.Helper()
+	if s.process != nil {
+		testenv.Must(s.t, s.end(syscall.SIGTERM))
+	}
+	s.configure("door: " + door + "\nplugins-registry-dir: " + s.registry() + "\nservice-account-dir: " + s.api.Dir)
+	s.start(s.api.Env()...)
+}
+
+// slices waits for ResourceSlices with these devices: the numbers of GPUs, with the taint of each.
+func (s *claimed) published(want ...string) {
+	s.t.Helper()
+	var got []string
+	waitFor(s.t, "the slices "+strings.Join(want, ", "), func() bool {
+		var list []struct {
+			Spec struct {
+				Devices []struct {
+					Name   string
+					Taints []struct{ Key string }
+				}
+			}
+		}
+		s.api.Slices(&list)
+		got = nil
+		for _, slice := range list {
+			for _, d := range slice.Spec.Devices {
+				text := fmt.Sprint(slices.IndexFunc(s.uuids(), func(uuid string) bool { return d.Name == deviceName(uuid) }))
+				for _, taint := range d.Taints {
+					text += " " + taint.Key
+				}
+				got = append(got, text)
+			}
+		}
+		return slices.Equal(got, want)
+	})
+}
+
+func deviceName(uuid string) string { return strings.ToLower(uuid) }
+
+func claimUID(i int) string { return fmt.Sprintf("00000000-0000-0000-0000-%012d", i) }
+
+func claimOf(i int) *drav1.Claim {
+	return &drav1.Claim{Namespace: "team", Name: fmt.Sprint("claim-", i), Uid: claimUID(i)}
+}
+
+// dial connects to the DRA driver, as the kubelet does.
+func (s *claimed) dial() (drav1.DRAPluginClient, func()) {
+	conn, err := grpc.NewClient("unix:"+filepath.Join(s.registry(), "gpu.nvidia.com-reg.sock"),
+		grpc.WithTransportCredentials(grpcinsecure.NewCredentials()))
+	testenv.Must(s.t, err)
+	return drav1.NewDRAPluginClient(conn), func() { _ = conn.Close() }
+}
+
+// prepare has the claim i prepared with GPUs, and returns the CDI names or the error.
+func (s *claimed) prepare(i int, gpus ...int) string {
+	s.t.Helper()
+	var results []map[string]any
+	for _, g := range gpus {
+		results = append(results, map[string]any{
+			"request": "gpu", "driver": "gpu.nvidia.com", "pool": apiservertest.Node, "device": deviceName(s.uuids()[g]),
+		})
+	}
+	s.api.SetClaim("team", claimOf(i).GetName(), map[string]any{
+		"metadata": map[string]any{"uid": claimUID(i)},
+		"status":   map[string]any{"allocation": map[string]any{"devices": map[string]any{"results": results}}},
+	})
+	client, done := s.dial()
+	defer done()
+	ctx, cancel := context.WithTimeout(s.t.Context(), prompt)
+	defer cancel()
+	answer, err := client.NodePrepareResources(ctx,
+		&drav1.NodePrepareResourcesRequest{Claims: []*drav1.Claim{claimOf(i)}}, grpc.WaitForReady(true))
+	testenv.Must(s.t, err)
+	one := answer.GetClaims()[claimUID(i)]
+	if one.GetError() != "" {
+		return one.GetError()
+	}
+	var names []string
+	for _, d := range one.GetDevices() {
+		names = append(names, d.GetCdiDeviceIds()...)
+	}
+	return strings.Join(names, " ")
+}
+
+func (s *claimed) unprepare(i int) {
+	s.t.Helper()
+	client, done := s.dial()
+	defer done()
+	ctx, cancel := context.WithTimeout(s.t.Context(), prompt)
+	defer cancel()
+	answer, err := client.NodeUnprepareResources(ctx,
+		&drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{claimOf(i)}}, grpc.WaitForReady(true))
+	testenv.Must(s.t, err)
+	if text := answer.GetClaims()[claimUID(i)].GetError(); text != "" {
+		s.t.Error(text)
+	}
+}
+
+// A node goes from the device plugin to DRA and back, and what runs keeps its GPU.
+func TestServeMovesANodeBetweenTheDoors(t *testing.T) {
+	t.Parallel()
+	s := newClaimed(t, "pcie-quad", "")
+	s.api.SetAllocatable(map[string]string{gpuResource: "4"})
+	s.restart("plugin")
+	s.listed(gpuResource, 4, 0)
+	s.kubelet.Pods.Set(kubelettest.Pod("ml", "train", "main", gpuResource, s.uuids()[0]))
+
+	s.restart("dra")
+	s.listed(gpuResource, 0, 0)
+	s.logs("the Node still has 4 allocatable nvidia.com/gpu of a device plugin")
+	s.published()
+	s.api.SetAllocatable(map[string]string{gpuResource: "0"})
+	s.published("0 gpu.nvidia.com/unavailable", "1", "2", "3")
+	const why = "container main of pod ml/train holds it"
+	if text := s.prepare(1, 0); !strings.Contains(text, why) {
+		t.Errorf("a claim gets the GPU of a pod: %s", text)
+	}
+	s.kubelet.Pods.Set()
+	s.restart("dra") // a new process need not wait for the end of a pod that it has not seen
+	s.published("0", "1", "2", "3")
+	if text := s.prepare(1, 0); text != "nvidia.com/gpu="+s.uuids()[0] {
+		t.Errorf("a claim gets %s", text)
+	}
+	s.unprepare(1)
+	if text := s.prepare(2, 1, 2); text != "nvidia.com/gpu="+s.uuids()[1]+" nvidia.com/gpu="+s.uuids()[2] {
+		t.Errorf("a claim gets %s", text)
+	}
+
+	s.restart("plugin")
+	e := s.listed(gpuResource, 2, 2)
+	s.published()
+	if _, err := s.tryAllocate(e, s.uuids()[1]); err == nil ||
+		!strings.Contains(err.Error(), "ResourceClaim team/claim-2 holds it") {
+		t.Errorf("a container gets the GPU of a claim: %v", err)
+	}
+	s.unprepare(2)
+	s.listed(gpuResource, 4, 0)
+
+	s.restart("plugin")
+	s.listed(gpuResource, 4, 0)
+	for _, text := range []string{"which the node does not offer", "level=ERROR"} {
+		if strings.Contains(s.log.String(), text) {
+			t.Errorf("%s: it is logged", text)
+		}
+	}
+	if left, err := os.ReadDir(s.registry()); err != nil || len(left) > 0 {
+		t.Errorf("left in plugins_registry: %v, %v", left, err)
+	}
+}
