@@ -270,6 +270,11 @@ func pluginOptions(
 		Log:      o.Log,
 		Observer: observer,
 	}
+	if c.Door == config.DRADoor {
+		// A kubelet refuses a container that gets the resource by DRA if the plugin of the resource, which has no devices
+		// then, wants to prepare them (1.37, callPreStartContainerIfNeeded).
+		options.Allocate.PreStart = nil
+	}
 	if c.Registration == config.RegisterWatcher {
 		options.RegistryDir = c.PluginsRegistryDir
 	}

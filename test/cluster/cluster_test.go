@@ -211,6 +211,16 @@ func (c *Cluster) check(t testing.TB, p PodStatus, count int) []string {
 	if len(given) != count {
 		t.Errorf("pod %s has the GPUs %v, want %d", p.Metadata.Name, given, count)
 	}
+	seen := c.seen(t, p, count)
+	if diff := cmp.Diff(given, seen); diff != "" {
+		t.Errorf("GPUs of pod %s (-given +seen):\n%s", p.Metadata.Name, diff)
+	}
+	return seen
+}
+
+// seen returns the UUIDs of the GPUs that a running pod sees, and checks that it may open their device nodes.
+func (c *Cluster) seen(t testing.TB, p PodStatus, count int) []string {
+	t.Helper()
 	const script = `nvidia-smi -L; for node in /dev/nvidia[0-9]*; do echo "$node"; (: <>"$node"); done 2>&1; true`
 	out := c.kubectl(t, "exec", p.Metadata.Name, "--", "sh", "-c", script)
 	var seen []string
@@ -218,9 +228,6 @@ func (c *Cluster) check(t testing.TB, p PodStatus, count int) []string {
 		seen = append(seen, m[1])
 	}
 	slices.Sort(seen)
-	if diff := cmp.Diff(given, seen); diff != "" {
-		t.Errorf("GPUs of pod %s (-given +seen):\n%s", p.Metadata.Name, diff)
-	}
 	if n := strings.Count(out, "/dev/nvidia"); n < count || strings.Contains(out, "not permitted") {
 		t.Errorf("device nodes of pod %s:\n%s", p.Metadata.Name, out)
 	}

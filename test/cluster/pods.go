@@ -20,8 +20,9 @@ type Pod struct {
 	Name string
 	// Node is the name of the node that the scheduler must choose; empty for any.
 	Node string
-	// GPUs is how many GPUs it requests.
-	GPUs int
+	// GPUs is how many GPUs it requests, and Claims are the templates of its claims.
+	GPUs   int
+	Claims []string
 	// Command replaces the default, which waits for the end of the pod.
 	Command []string
 	Labels  map[string]string
@@ -36,14 +37,24 @@ func (p Pod) manifest() map[string]any {
 	if p.Node != "" {
 		selector["kubernetes.io/hostname"] = p.Node
 	}
+	var claims, uses []any
+	for _, name := range p.Claims {
+		claims = append(claims, map[string]any{"name": name, "resourceClaimTemplateName": name})
+		uses = append(uses, map[string]any{"name": name})
+	}
+	limits := map[string]any{}
+	if p.GPUs > 0 {
+		limits[gpuName] = p.GPUs
+	}
 	return map[string]any{
 		"apiVersion": "v1", "kind": "Pod",
 		"metadata": map[string]any{"name": p.Name, "labels": p.Labels},
 		"spec": map[string]any{
-			"restartPolicy": "Never", "terminationGracePeriodSeconds": 5, "nodeSelector": selector,
+			"resourceClaims": claims,
+			"restartPolicy":  "Never", "terminationGracePeriodSeconds": 5, "nodeSelector": selector,
 			"containers": []any{map[string]any{
 				"name": "main", "image": GPUImage, "imagePullPolicy": "Never", "command": command,
-				"resources": map[string]any{"limits": map[string]any{gpuName: p.GPUs}},
+				"resources": map[string]any{"limits": limits, "claims": uses},
 			}},
 		},
 	}

@@ -83,3 +83,8 @@ default of the other. */}}
 {{- end -}}
 {{ toYaml $affinity }}
 {{- end -}}
+
+{{/* Whether the plugin calls the API server. */}}
+{{- define "gpu-cdi-plugin.callsAPI" -}}
+{{- if or .Values.reportHealth .Values.dra.enabled -}}true{{- end -}}
+{{- end -}}
