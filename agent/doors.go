@@ -26,15 +26,16 @@ const (
 	claimIdle = time.Minute
 )
 
-// newDRA returns the DRA driver. It is nil if the node is not used by DRA and has no claims from an earlier time:
-// these must still be unprepared, since their pods cannot end otherwise.
+// servesClaims reports whether the DRA driver must run: the node is used by DRA, or was, and may have prepared claims
+// from that time. They must be unprepared, since their pods cannot end otherwise.
+func servesClaims(c *config.Config) bool {
+	_, err := os.Lstat(claimRecords(c))
+	return c.Door != config.PluginDoor || !errors.Is(err, fs.ErrNotExist)
+}
+
+// newDRA returns the DRA driver.
 func newDRA(o *Options, held *ledger.Ledger, prep *preparer, changed func()) (*dra.Driver, error) {
 	c := &o.Config
-	if c.Door == config.PluginDoor {
-		if _, err := os.Lstat(claimRecords(c)); errors.Is(err, fs.ErrNotExist) {
-			return nil, nil
-		}
-	}
 	api, err := apiserver.New(apiserver.Options{
 		Credentials: c.ServiceAccountDir, Env: o.Env, Timeout: claimTimeout, KeepIdle: claimIdle,
 	})

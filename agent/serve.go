@@ -72,17 +72,19 @@ func Serve(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	claims, err := newDRA(o, held, prep, observer{m, changed, watched}.wake)
-	if err != nil {
-		return err
+	var claims *dra.Driver
+	if servesClaims(c) {
+		if claims, err = newDRA(o, held, prep, observer{m, changed, watched}.wake); err != nil {
+			return err
+		}
 	}
 	reporter := newReporter(o)
 	displaced := ledger.NewDisplaced(ledger.DisplacedOptions{
 		Allocatable: kubelet.Allocatable, Watched: func() bool { return p.Ready() == nil }, Changed: changed,
 	})
 	pub := &publisher{
-		config: c, devices: devs, plugin: p, dra: claims, mps: daemons, ledger: held, displaced: displaced, releaser: rel, reporter: reporter,
-		metrics: m, weights: c.Allocation.Weights, again: again, changed: changed,
+		config: c, devices: devs, plugin: p, dra: claims, mps: daemons, ledger: held, displaced: displaced, releaser: rel,
+		reporter: reporter, metrics: m, weights: c.Allocation.Weights, again: again, changed: changed,
 	}
 	admin := &administrator{
 		node: n, monitor: n.Monitor(), devices: devs, runner: runner, releaser: rel, reporter: reporter, mps: daemons,

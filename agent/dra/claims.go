@@ -215,7 +215,7 @@ func (c *claims) give(
 const prepareLimit = 40 * time.Second
 
 // prepareDevices prepares the devices of a claim by the policies of their resources, as for a container of the device
-// plugin. Devices with admin access are left alone, since other claims have them. So are faulty devices, which the claim
+// plugin. Devices with admin access are left alone, since other claims have them. So are faulty devices that the claim
 // tolerates.
 func (c *claims) prepareDevices(ctx context.Context, list []allotted) error {
 	ctx, cancel := context.WithTimeout(ctx, prepareLimit)

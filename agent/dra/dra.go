@@ -43,7 +43,8 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// Driver is the DRA driver of a node. Before its actors run, call Restore. The other methods may be called concurrently.
+// Driver is the DRA driver of a node. Before its actors run, call Restore. The other methods may be called
+// concurrently.
 type Driver struct {
 	id        Identity
 	host      host.Host

@@ -91,7 +91,7 @@ func TestAClaimGetsOnlyWhatNobodyHas(t *testing.T) {
 
 func TestAClaimGetsNothingWhileTheHoldersAreUnknown(t *testing.T) {
 	t.Parallel()
-	var err error = errors.New("connection refused")
+	err := errors.New("connection refused")
 	l := newLedger(func() ([]podresources.Holder, error) { return nil, err })
 	const want = "it is unknown which containers hold the devices: connection refused"
 	got := l.TakeClaim(t.Context(), "1", "the claim", devicesOf("GPU-a"))

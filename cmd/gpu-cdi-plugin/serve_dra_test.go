@@ -32,7 +32,9 @@ func newClaimed(t *testing.T, machine, config string) *claimed {
 	return s
 }
 
-func (s *claimed) registry() string { return filepath.Join(filepath.Dir(s.kubelet.Dir), "plugins_registry") }
+func (s *claimed) registry() string {
+	return filepath.Join(filepath.Dir(s.kubelet.Dir), "plugins_registry")
+}
 
 // restart ends the process, if there is one, and starts it with a door.
 func (s *claimed) restart(door string) {
