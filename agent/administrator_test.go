@@ -32,7 +32,7 @@ func TestAdministratorFindsDevices(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "mig-h100", mixed)
 	f.start(Serve)
-	f.listed(gpuResource, 2, 0)
+	f.kubelet.WaitListed(gpuResource, 2, 0)
 	gpus := f.driver.snapshot.Devices
 	mig := gpus[0].MIG[1]
 	for name, c := range map[string]struct{ device, want, wrong string }{
@@ -65,11 +65,11 @@ func TestAdministratorCordonsAbsentDevices(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "pcie-quad", func(c *config.Config) { c.FailOnInitError = false })
 	f.start(Serve)
-	f.listed(gpuResource, 4, 0)
+	f.kubelet.WaitListed(gpuResource, 4, 0)
 	f.does("is cordoned", control.Request{Act: control.Cordon, Device: "1", Reason: "it is old"})
 	f.driver.set(func() { f.driver.snapshot.Devices = f.driver.snapshot.Devices[:3] })
 	f.reconfigure(func(*config.Config) {}) // has the GPUs read again
-	f.listed(gpuResource, 2, 1)
+	f.kubelet.WaitListed(gpuResource, 2, 1)
 	all := newFakeDriver(t, f.node).snapshot.Devices
 	f.does("the absent device ("+all[3].UUID+") is cordoned",
 		control.Request{Act: control.Cordon, Device: all[3].UUID, Reason: "x"})
@@ -81,7 +81,7 @@ func TestAdministratorCordonsAbsentDevices(t *testing.T) {
 		f.driver.err = fmt.Errorf("%w: the module is not loaded", gpu.ErrNoDriver)
 	})
 	f.start(Serve)
-	f.listed(gpuResource, 0, 0)
+	f.kubelet.WaitListed(gpuResource, 0, 0)
 	f.does("the absent device ("+all[2].UUID+") is cordoned",
 		control.Request{Act: control.Cordon, Device: all[2].UUID, Reason: "a fan is loud"})
 	f.does("the absent device ("+all[1].UUID+") is uncordoned",
@@ -89,9 +89,9 @@ func TestAdministratorCordonsAbsentDevices(t *testing.T) {
 	f.refuses("no device", control.Request{Act: control.Cordon, Device: "GPU-unknown", Reason: "x"})
 	f.refuses("no device", control.Request{Act: control.Reset, Device: all[2].UUID})
 	f.driver.set(func() { f.driver.err = nil })
-	f.listed(gpuResource, 2, 2)
+	f.kubelet.WaitListed(gpuResource, 2, 2)
 	f.does("GPU 2 ("+all[2].UUID+") is uncordoned", control.Request{Act: control.Uncordon, Device: "2"})
-	f.listed(gpuResource, 3, 1)
+	f.kubelet.WaitListed(gpuResource, 3, 1)
 }
 
 // An allocation is what Allocate answered: the CDI names of the devices that the kubelet says a container has.
@@ -99,7 +99,7 @@ func TestAllocation(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "pcie-quad")
 	f.start(Serve)
-	f.listed(gpuResource, 4, 0)
+	f.kubelet.WaitListed(gpuResource, 4, 0)
 	name := func(index int) string { return "nvidia.com/gpu=" + f.uuid(index) }
 	two := kubelettest.Pod("team-a", "job", "main", gpuResource, f.uuid(2), f.uuid(1)+"::0")
 	two.Containers = append(two.Containers, kubelettest.Pod("", "", "other", gpuResource, f.uuid(0)).GetContainers()...)
@@ -209,7 +209,7 @@ func TestAdministratorDoesNotResetAGPUInUse(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t, "pcie-quad")
 			f.start(Serve)
-			f.listed(gpuResource, 4, 0)
+			f.kubelet.WaitListed(gpuResource, 4, 0)
 			c.given(f)
 			f.refuses(c.want, control.Request{Act: control.Reset, Device: "1"})
 			f.refuses(c.want, control.Request{Act: control.Reset, Device: "1", Force: true})

@@ -349,20 +349,6 @@ func (f *fixture) runs() {
 	}
 }
 
-// listed waits until the kubelet has so many healthy and unhealthy devices of a resource.
-func (f *fixture) listed(resource string, healthy, unhealthy int) *kubelettest.Endpoint {
-	f.t.Helper()
-	return f.kubelet.WaitFor(resource, func(list []*v1beta1.Device) bool {
-		good := 0
-		for _, d := range list {
-			if d.GetHealth() == v1beta1.Healthy {
-				good++
-			}
-		}
-		return good == healthy && len(list) == healthy+unhealthy
-	})
-}
-
 // writeForeign writes the spec of another program, with the name of a GPU, and returns the file's path.
 func (f *fixture) writeForeign(index int) string {
 	f.t.Helper()

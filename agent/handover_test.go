@@ -58,20 +58,36 @@ func (f *fixture) wants(path string, status int, text string) {
 
 func TestHandOver(t *testing.T) {
 	t.Parallel()
+	for name, loses := range map[string]bool{"kubelet 1.37": false, "a kubelet before 1.37": true} {
+		t.Run(name, func(t *testing.T) { t.Parallel(); testHandOver(t, loses) })
+	}
+}
+
+// testHandOver has one instance take over from another. If the kubelet loses the new plugin with the old one, the new
+// one registers again.
+func testHandOver(t *testing.T, loses bool) {
+	t.Helper()
 	f := newFixture(t, "pcie-quad", listening, func(c *config.Config) { c.PodMetrics = true })
+	f.kubelet.Loses = loses
 	f.kubelet.Pods.Set(kubelettest.Pod("ns", "job", "main", gpuResource, f.uuid(0)))
 	f.start(Serve)
-	first := f.listed(gpuResource, 4, 0)
+	first := f.kubelet.WaitListed(gpuResource, 4, 0)
 	f.does("is cordoned", control.Request{Act: control.Cordon, Device: "2", Reason: "a fan is loud"})
 	f.driver.xid(3, 79)
-	f.listed(gpuResource, 2, 2)
+	f.kubelet.WaitListed(gpuResource, 2, 2)
 	g := f.successor()
 	g.start(Serve)
 	g.logs(handedOver, 1)
 	f.logs(standsBy, 1)
-	f.logs("the kubelet no longer watches "+gpuResource+": the ListAndWatch stream ended", 1) // not: the plugin stopped
-	testenv.Eventually(t, "the new instance's registration", func() bool { return f.kubelet.Registrations() == 2 })
-	e := g.listed(gpuResource, 2, 2)
+	f.logs("the kubelet no longer watches "+gpuResource+": the plugin stopped", 1)
+	registrations := 1
+	if loses {
+		registrations = 2
+	}
+	g.logs("the kubelet watches "+gpuResource, registrations)
+	g.logs("the kubelet no longer watches "+gpuResource+": the ListAndWatch stream ended", registrations-1)
+	f.kubelet.WaitRegistrations(1 + registrations)
+	e := g.kubelet.WaitListed(gpuResource, 2, 2)
 	if names, err := g.allocate(e, g.uuid(1)); err != nil || len(names) != 1 {
 		t.Errorf("Allocate returns %v, %v", names, err)
 	}
@@ -93,11 +109,11 @@ func TestHandOver(t *testing.T) {
 		t.Error("the old instance has metrics of devices")
 	}
 	g.does("is uncordoned", control.Request{Act: control.Uncordon, Device: "2"})
-	g.listed(gpuResource, 3, 1)
+	g.kubelet.WaitListed(gpuResource, 3, 1)
 	f.stop()
 	testenv.Must(t, f.result())
 	g.runs()
-	g.listed(gpuResource, 3, 1)
+	g.kubelet.WaitListed(gpuResource, 3, 1)
 }
 
 // The old instance does not serve beside another one, and is started again when that has ended.
@@ -105,11 +121,11 @@ func TestTheOldInstanceServesAgainWhenTheNewOneHasEnded(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "pcie-quad", func(c *config.Config) { c.TakeOver = true })
 	f.start(Serve)
-	f.listed(gpuResource, 4, 0)
+	f.kubelet.WaitListed(gpuResource, 4, 0)
 	g := f.successor()
 	g.start(Serve)
 	f.logs(standsBy, 1)
-	g.listed(gpuResource, 4, 0)
+	g.kubelet.WaitListed(gpuResource, 4, 0)
 	g.stop()
 	testenv.Must(t, g.result())
 	if err := f.result(); !errors.Is(err, ErrSuccessorEnded) {
@@ -118,7 +134,7 @@ func TestTheOldInstanceServesAgainWhenTheNewOneHasEnded(t *testing.T) {
 	again := f.successor()
 	again.start(Serve)
 	again.logs("the kubelet watches "+gpuResource, 1)
-	again.listed(gpuResource, 4, 0)
+	again.kubelet.WaitListed(gpuResource, 4, 0)
 }
 
 // Another instance must not open the driver, and so does not take over.
@@ -152,7 +168,7 @@ func TestNoHandOverWhileTheDriverIsClosed(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t, "pcie-quad", listening)
 			f.start(Serve)
-			e := f.listed(gpuResource, 4, 0)
+			e := f.kubelet.WaitListed(gpuResource, 4, 0)
 			end := c.begin(f)
 			g := f.successor()
 			g.start(Serve)
@@ -166,7 +182,7 @@ func TestNoHandOverWhileTheDriverIsClosed(t *testing.T) {
 			}
 			end()
 			g.logs("the kubelet watches "+gpuResource, 1)
-			g.listed(gpuResource, 4, 0)
+			g.kubelet.WaitListed(gpuResource, 4, 0)
 			f.logs(standsBy, 1)
 		})
 	}
@@ -199,7 +215,7 @@ func TestAnInstanceThatCannotServeDoesNotTakeOver(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t, "pcie-quad")
 			f.start(Serve)
-			e := f.listed(gpuResource, 4, 0)
+			e := f.kubelet.WaitListed(gpuResource, 4, 0)
 			g := f.successor()
 			c.given(g)
 			g.start(Serve)
@@ -216,7 +232,7 @@ func TestAnInstanceThatCannotServeDoesNotTakeOver(t *testing.T) {
 		t.Parallel()
 		f := newFixture(t, "pcie-quad")
 		f.start(Serve)
-		f.listed(gpuResource, 4, 0)
+		f.kubelet.WaitListed(gpuResource, 4, 0)
 		g := f.successor(func(c *config.Config) { c.FailOnInitError = false })
 		noDriver(g)
 		g.start(Serve)
@@ -227,7 +243,7 @@ func TestAnInstanceThatCannotServeDoesNotTakeOver(t *testing.T) {
 		g.logs(handedOver, 1)                  // since neither can use the driver
 		f.logs(standsBy, 1)
 		g.driver.set(func() { g.driver.err = nil })
-		g.listed(gpuResource, 4, 0)
+		g.kubelet.WaitListed(gpuResource, 4, 0)
 	})
 }
 
@@ -255,7 +271,7 @@ func TestAnInstanceThatIsEndingIsWaitedFor(t *testing.T) {
 		return strings.Contains(body, "is about to hand over")
 	})
 	testenv.Must(t, lock.Release())
-	g.listed(gpuResource, 4, 0)
+	g.kubelet.WaitListed(gpuResource, 4, 0)
 }
 
 func TestALockWhoseHolderNeverAnswersIsAnError(t *testing.T) {
@@ -283,7 +299,7 @@ func TestAnInstanceThatGoesAwayDoesNotKeepTheDriverOpen(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "pcie-quad")
 	f.start(Serve)
-	e := f.listed(gpuResource, 4, 0)
+	e := f.kubelet.WaitListed(gpuResource, 4, 0)
 	f.refuses("the driver is not held open", control.Request{Act: control.HandOver})
 	ctx, cancel := context.WithCancel(t.Context())
 	held, ended := make(chan struct{}), make(chan error, 1)
@@ -310,7 +326,7 @@ func TestOneOfSeveralInstancesServes(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "pcie-quad")
 	f.start(Serve)
-	f.listed(gpuResource, 4, 0)
+	f.kubelet.WaitListed(gpuResource, 4, 0)
 	all := []*fixture{f}
 	for range 3 {
 		all = append(all, f.successor())
@@ -325,9 +341,9 @@ func TestOneOfSeveralInstancesServes(t *testing.T) {
 	})
 	for _, one := range all {
 		if one.logged(standsBy) == 0 {
-			one.listed(gpuResource, 4, 0)
+			one.kubelet.WaitListed(gpuResource, 4, 0)
 			one.does("is cordoned", control.Request{Act: control.Cordon, Device: "2", Reason: "x"})
-			one.listed(gpuResource, 3, 1)
+			one.kubelet.WaitListed(gpuResource, 3, 1)
 		}
 		one.runs()
 	}
@@ -338,14 +354,14 @@ func TestTheNewInstanceKnowsWhatContainersHold(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "pcie-quad")
 	f.start(Serve)
-	f.listed(gpuResource, 4, 0)
+	f.kubelet.WaitListed(gpuResource, 4, 0)
 	f.kubelet.Pods.Set(kubelettest.Pod("ns", "job", "main", gpuResource, f.uuid(1)))
 	g := f.successor(func(c *config.Config) {
 		inReplicas(2)(c)
 		c.Sharing.TimeSlicing.Resources[0].Rename = "acme.com/shared"
 	})
 	g.start(Serve)
-	g.listed("acme.com/shared", 6, 2)
+	g.kubelet.WaitListed("acme.com/shared", 6, 2)
 }
 
 // An instance that takes over may be killed at any time, also before the old one knows that it hands over.
@@ -413,7 +429,7 @@ func TestAnInstanceThatDoesNotHandOver(t *testing.T) {
 			}
 			testenv.Eventually(t, "the warning", func() bool { return g.logged(c.waits) > 0 })
 			testenv.Must(t, lock.Release()) // as when it is killed
-			g.listed(gpuResource, 4, 0)
+			g.kubelet.WaitListed(gpuResource, 4, 0)
 		})
 	}
 }
@@ -423,7 +439,7 @@ func TestAWaitingInstanceEnds(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "pcie-quad")
 	f.start(Serve)
-	f.listed(gpuResource, 4, 0)
+	f.kubelet.WaitListed(gpuResource, 4, 0)
 	f.does("is released", toRelease)
 	g := f.successor()
 	g.start(Serve)

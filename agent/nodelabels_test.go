@@ -64,12 +64,12 @@ func TestLabelsStay(t *testing.T) {
 	testenv.Must(t, f.result())
 	f.driver.set(func() { f.driver.err = gpu.ErrNoDriver })
 	f.start(Serve)
-	f.listed(gpuResource, 0, 0)
+	f.kubelet.WaitListed(gpuResource, 0, 0)
 	if got := f.labels(); got != want {
 		t.Errorf("labels without a driver:\n%s", got)
 	}
 	f.driver.set(func() { f.driver.err = nil })
-	f.listed(gpuResource, 2, 0)
+	f.kubelet.WaitListed(gpuResource, 2, 0)
 	again, err := os.Stat(LabelsFile(&f.opts.Config))
 	testenv.Must(t, err)
 	if got := f.labels(); got != want || !os.SameFile(info, again) {
@@ -94,7 +94,7 @@ func TestLabelsAreRemovedAtTheNextStartWithout(t *testing.T) {
 			file := LabelsFile(&f.opts.Config)
 			testenv.Must(t, os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte("nvidia.com/a=b\n"), 0o644))
 			f.start(Serve)
-			f.listed(gpuResource, 2, 0)
+			f.kubelet.WaitListed(gpuResource, 2, 0)
 			if got := f.labels(); (got == "") != c.removed {
 				t.Errorf("labels: %q", got)
 			}
@@ -111,7 +111,7 @@ func TestLabelsThatCannotBeWritten(t *testing.T) {
 	f := newFixture(t, "pcie-pair", labelled(t))
 	testenv.Must(t, os.WriteFile(f.opts.Config.FeaturesDir, nil, 0o644)) // no directory
 	f.start(Serve)
-	f.listed(gpuResource, 2, 0)
+	f.kubelet.WaitListed(gpuResource, 2, 0)
 	f.logs("the node keeps its old labels: write the node's labels: ", 1)
 	testenv.Must(t, os.Remove(f.opts.Config.FeaturesDir))
 	f.reload <- os.Interrupt

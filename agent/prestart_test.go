@@ -22,11 +22,11 @@ func TestPreStartRefusesDevices(t *testing.T) {
 	healthy := func(*fixture) {}
 	cordoned := func(f *fixture) {
 		f.does("is cordoned", control.Request{Act: control.Cordon, Device: "1", Reason: "a fan is loud"})
-		f.listed(gpuResource, 3, 1)
+		f.kubelet.WaitListed(gpuResource, 3, 1)
 	}
 	faulty := func(f *fixture) {
 		f.driver.set(func() { f.driver.faults[1] = gpu.Probe{RemapPending: true} })
-		f.listed(gpuResource, 3, 1)
+		f.kubelet.WaitListed(gpuResource, 3, 1)
 	}
 	unknown := func(f *fixture) { f.kubelet.StopPods() }
 	released := func(f *fixture) { f.does("is released", toRelease) }
@@ -50,7 +50,7 @@ func TestPreStartRefusesDevices(t *testing.T) {
 			prepare.None,
 			func(f *fixture) {
 				f.writeForeign(1)
-				f.listed(gpuResource, 3, 1)
+				f.kubelet.WaitListed(gpuResource, 3, 1)
 			},
 			"UUID is not ready for a container: ",
 		},
@@ -73,14 +73,14 @@ func TestPreStartRefusesDevices(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t, "pcie-quad", policy(c.policy))
 			f.start(Serve)
-			e := f.listed(gpuResource, 4, 0)
+			e := f.kubelet.WaitListed(gpuResource, 4, 0)
 			c.given(f)
 			wantError(t, f.preStart(e, f.uuid(1)), strings.ReplaceAll(c.want, "UUID", f.uuid(1)))
 			if strings.Contains(c.want, "is not ready") {
 				f.logs(strings.ReplaceAll(c.want, "UUID", f.uuid(1)), 1)
 			}
 			if strings.Contains(name, "not noticed") {
-				f.listed(gpuResource, 3, 1) // now it is known
+				f.kubelet.WaitListed(gpuResource, 3, 1) // now it is known
 			}
 		})
 	}
@@ -91,14 +91,14 @@ func TestAContainerRestartsAfterAReload(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "pcie-quad", policy(prepare.Check))
 	f.start(Serve)
-	e := f.listed(gpuResource, 4, 0)
+	e := f.kubelet.WaitListed(gpuResource, 4, 0)
 	_, err := f.allocate(e, f.uuid(1))
 	testenv.Must(t, err)
 	f.reconfigure(func(c *config.Config) {
 		policy(prepare.Check)(c)
 		inReplicas(2, "1")(c)
 	})
-	f.listed(gpuResource, 3, 2)
+	f.kubelet.WaitListed(gpuResource, 3, 2)
 	testenv.Must(t, f.preStart(e, f.uuid(1))) // which the kubelet need not list yet
 	f.kubelet.Pods.Set(kubelettest.Pod("ns", "job", "main", gpuResource, f.uuid(1)))
 	f.does(f.uuid(1), allocationOf("ns/job/main")) // which reads the pods
@@ -115,7 +115,7 @@ func TestAllocateGivesDevicesWhileTheHoldersAreUnknown(t *testing.T) {
 	f := newFixture(t, "pcie-quad")
 	f.kubelet.StopPods()
 	f.start(Serve)
-	_, err := f.allocate(f.listed(gpuResource, 4, 0), f.uuid(1))
+	_, err := f.allocate(f.kubelet.WaitListed(gpuResource, 4, 0), f.uuid(1))
 	testenv.Must(t, err)
 	f.logs("it is unknown which containers hold devices", 1)
 }
@@ -124,7 +124,7 @@ func TestPreStartPreparesTheReplicasOfADeviceOnce(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "pcie-quad", inReplicas(3, "1"))
 	f.start(Serve)
-	e := f.listed(gpuResource, 6, 0)
+	e := f.kubelet.WaitListed(gpuResource, 6, 0)
 	testenv.Must(t, f.preStart(e, f.uuid(1)+"::0", f.uuid(1)+"::2", f.uuid(2)))
 	for _, uuid := range []string{f.uuid(1), f.uuid(2)} {
 		f.logs(uuid+" was prepared for a container of "+gpuResource, 1)
@@ -138,7 +138,7 @@ func TestTheEndOfTheServiceWaitsForPreparations(t *testing.T) {
 	probing, answer := make(chan struct{}), make(chan struct{})
 	f.driver.probing = func() { close(probing); <-answer }
 	f.start(Serve)
-	e := f.listed(gpuResource, 4, 0)
+	e := f.kubelet.WaitListed(gpuResource, 4, 0)
 	prepared := make(chan error, 1)
 	go func() { prepared <- f.preStart(e, f.uuid(1)) }()
 	<-probing

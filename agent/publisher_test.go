@@ -72,7 +72,7 @@ func TestDevicesThatNoContainerCanHave(t *testing.T) {
 				f.kubelet.Pods.Set(kubelettest.Pod("ns", "job", "main", c.pod, held))
 			}
 			f.start(Serve)
-			e := f.listed(c.resource, c.healthy, c.unhealthy)
+			e := f.kubelet.WaitListed(c.resource, c.healthy, c.unhealthy)
 			id := uuid
 			if c.resource == sharedResource {
 				id += "::1"
@@ -86,7 +86,7 @@ func TestDevicesThatNoContainerCanHave(t *testing.T) {
 			}
 			f.kubelet.Pods.Set()
 			f.refuses("the kubelet gave the container no device", allocationOf("ns/job/main")) // which reads the pods
-			_, err = f.allocate(f.listed(gpuResource, 4, 0), id)
+			_, err = f.allocate(f.kubelet.WaitListed(gpuResource, 4, 0), id)
 			testenv.Must(t, err)
 		})
 	}
@@ -171,9 +171,9 @@ func TestPublisherWarnsOfMIGDevicesThatAreRefused(t *testing.T) {
 		c.PreStart.Resources = []config.PreStartRule{{Name: "nvidia.com/mig-1g.10gb", Policy: prepare.Clean}}
 	})
 	f.start(Serve)
-	f.listed("nvidia.com/mig-7g.80gb", 1, 0)
+	f.kubelet.WaitListed("nvidia.com/mig-7g.80gb", 1, 0)
 	f.reconfigure(inReplicas(2, "6")) // has the state published again
-	f.listed(gpuResource, 3, 0)
+	f.kubelet.WaitListed(gpuResource, 3, 0)
 	f.logs("no container gets a MIG device of nvidia.com/mig-7g.80gb, since policy reset cannot reset them", 1)
 	f.logs("no container gets a MIG device of nvidia.com/mig-1g.10gb,", 0)
 	if _, body := f.get("/readyz"); !strings.Contains(body, "no container gets a MIG device of nvidia.com/mig-7g.80gb") {

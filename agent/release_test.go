@@ -33,7 +33,7 @@ func TestReleaseAndReopen(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "pcie-quad")
 	f.start(Serve)
-	e := f.listed(gpuResource, 4, 0)
+	e := f.kubelet.WaitListed(gpuResource, 4, 0)
 	f.refuses("the NVIDIA driver is not released", toReopen)
 	for round := 1; round <= 2; round++ {
 		f.does("the NVIDIA driver is released; open it again with: gpu-cdi-plugin device reopen", toRelease)
@@ -45,9 +45,9 @@ func TestReleaseAndReopen(t *testing.T) {
 		f.refuses(errReleased.Error(), control.Request{Act: control.Reset, Device: "1"})
 		wantError(t, f.preStart(e, f.uuid(1)), errReleased.Error())
 		f.does("is cordoned", control.Request{Act: control.Cordon, Device: "2", Reason: "x"}) // needs no driver
-		f.listed(gpuResource, 3, 1)
+		f.kubelet.WaitListed(gpuResource, 3, 1)
 		f.does("is uncordoned", control.Request{Act: control.Uncordon, Device: "2"})
-		f.listed(gpuResource, 4, 0)
+		f.kubelet.WaitListed(gpuResource, 4, 0)
 
 		f.does("the NVIDIA driver is opened again", toReopen)
 		f.refuses("the NVIDIA driver is not released", toReopen)
@@ -60,7 +60,7 @@ func TestTheEndOfTheServiceDoesNotReopenTheDriver(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "pcie-quad")
 	f.start(Serve)
-	f.listed(gpuResource, 4, 0)
+	f.kubelet.WaitListed(gpuResource, 4, 0)
 	f.does("is released", toRelease)
 	f.stop()
 	if err := f.result(); err != nil || !f.driver.Released() {

@@ -60,12 +60,12 @@ func TestReloadChangesDevicesAndTheirPreparationAtOnce(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t, "pcie-quad")
 			f.start(Serve)
-			f.listed(gpuResource, 4, 0)
+			f.kubelet.WaitListed(gpuResource, 4, 0)
 			// The directories are in use already, so they are not checked again.
 			f.next.Trust = fakeTrust{hook: errors.New("not root's"), dirs: map[string]error{"cdi-dir": errors.New("not root's")}}
 			f.reconfigure(c.change)
 			for resource, healthy := range c.want {
-				f.listed(resource, healthy, 0)
+				f.kubelet.WaitListed(resource, healthy, 0)
 			}
 			f.logs(readAgain, 1)
 			if got := f.kubelet.Registrations(); got != c.registrations {
@@ -82,19 +82,19 @@ func TestReloadRegistersNoResourceThatNeverHadADevice(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "pcie-quad", named("nvidia.com/big"))
 	f.start(Serve)
-	f.listed("nvidia.com/big", 4, 0)
+	f.kubelet.WaitListed("nvidia.com/big", 4, 0)
 	// The resources of a reconciliation are registered together, so a second one shows that none is missing.
 	f.reconfigure(named("nvidia.com/other"))
-	f.listed("nvidia.com/other", 4, 0)
-	f.listed("nvidia.com/big", 0, 0)
+	f.kubelet.WaitListed("nvidia.com/other", 4, 0)
+	f.kubelet.WaitListed("nvidia.com/big", 0, 0)
 	if n := f.kubelet.Registrations(); n != 2 || f.kubelet.Lists(gpuResource) != 0 {
 		t.Errorf("%d registrations, %d lists of %s; want 2 and none", n, f.kubelet.Lists(gpuResource), gpuResource)
 	}
 	f.reconfigure(func(c *config.Config) { c.Names.GPUs = nil })
-	f.listed(gpuResource, 4, 0)
+	f.kubelet.WaitListed(gpuResource, 4, 0)
 	f.reconfigure(named("nvidia.com/big"))
-	f.listed("nvidia.com/big", 4, 0)
-	f.listed(gpuResource, 0, 0)
+	f.kubelet.WaitListed("nvidia.com/big", 4, 0)
+	f.kubelet.WaitListed(gpuResource, 0, 0)
 }
 
 func TestReloadOfOtherKeysNeedsARestart(t *testing.T) {
@@ -114,7 +114,7 @@ func TestReloadOfOtherKeysNeedsARestart(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t, "pcie-quad")
 			f.start(Serve)
-			f.listed(gpuResource, 4, 0)
+			f.kubelet.WaitListed(gpuResource, 4, 0)
 			f.reconfigure(change)
 			if err := f.result(); !errors.Is(err, ErrRestart) {
 				t.Errorf("it ends with %v, want ErrRestart", err)
@@ -175,7 +175,7 @@ func TestReloadKeepsTheOldConfigurationIfTheNewOneCannotBeUsed(t *testing.T) {
 				return ""
 			}
 			f.start(Serve)
-			e := f.listed(gpuResource, 4, 0)
+			e := f.kubelet.WaitListed(gpuResource, 4, 0)
 			c.make(f)
 			f.logs(invalid+c.want, 1)
 			if names, err := f.allocate(e, f.uuid(1)); err != nil || len(names) != 1 {
@@ -186,7 +186,7 @@ func TestReloadKeepsTheOldConfigurationIfTheNewOneCannotBeUsed(t *testing.T) {
 			}
 			f.next.Trust = f.opts.Trust
 			f.reconfigure(inReplicas(3, "0"))
-			f.listed(gpuResource, 6, 0)
+			f.kubelet.WaitListed(gpuResource, 6, 0)
 		})
 	}
 }
@@ -204,7 +204,7 @@ func TestARestartWaitsForPreparations(t *testing.T) {
 		c.PreStart.ExecTimeout = configfile.Duration(20 * time.Second)
 	})
 	f.start(Serve)
-	e := f.listed(gpuResource, 4, 0)
+	e := f.kubelet.WaitListed(gpuResource, 4, 0)
 	started := make(chan error, 1)
 	go func() { started <- f.preStart(e, f.uuid(1)) }()
 	end, err := os.OpenFile(fifo, os.O_WRONLY, 0) // waits for the program
@@ -228,7 +228,7 @@ func TestReloadWaitsWithARestartWhileTheDriverIsReleased(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "pcie-quad")
 	f.start(Serve)
-	e := f.listed(gpuResource, 4, 0)
+	e := f.kubelet.WaitListed(gpuResource, 4, 0)
 	f.does("is released", toRelease)
 	for i := range 2 {
 		f.reconfigure(byVariable)

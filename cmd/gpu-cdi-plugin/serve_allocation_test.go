@@ -19,7 +19,7 @@ func TestServeSaysWhatTheKubeletGave(t *testing.T) {
 	s := newServed(t, "pcie-quad", "")
 	pods := s.kubelet.Pods
 	s.start()
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.awaitControl()
 	uuids := s.uuids()
 	pods.Set(kubelettest.Pod("team-a", "job", "main", gpuResource, uuids[1]+"::0", uuids[2]),

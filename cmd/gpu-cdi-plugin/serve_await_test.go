@@ -58,7 +58,7 @@ func TestServeAwaitsTheDriver(t *testing.T) {
 			c.without(t, s.node)
 			testenv.Must(t, os.MkdirAll(s.node.Root(), 0o755))
 			s.start()
-			s.listed(gpuResource, 0, 0)
+			s.kubelet.WaitListed(gpuResource, 0, 0)
 			waitFor(t, "readiness", func() bool { _, status, _ := s.get("/readyz"); return status == http.StatusOK })
 			if body, status, _ := s.get("/healthz"); status != http.StatusOK {
 				t.Errorf("/healthz: %d %s", status, body)
@@ -68,7 +68,7 @@ func TestServeAwaitsTheDriver(t *testing.T) {
 			}
 			process := s.process.Pid
 			c.with(t, s.node)
-			e := s.listed(gpuResource, 4, 0)
+			e := s.kubelet.WaitListed(gpuResource, 4, 0)
 			s.offered(s.allocate(e, s.node.Machine().GPUs[2].UUID)...)
 			if got := s.prefers(e, 2, 1, 2, 3); !slices.Equal(got, []int{2, 3}) {
 				t.Errorf("GPUs %v are preferred", got)
@@ -88,7 +88,7 @@ func TestServeKeepsASpecWhileItAwaitsTheDriver(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "fail-on-init-error: false")
 	s.start()
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	if err := s.end(syscall.SIGTERM); err != nil {
 		t.Error(err)
 	}
@@ -96,7 +96,7 @@ func TestServeKeepsASpecWhileItAwaitsTheDriver(t *testing.T) {
 	testenv.Must(t, err)
 	testenv.Must(t, s.node.Fail("nvmlInit", sim.AnyGPU, 9))
 	s.start()
-	s.listed(gpuResource, 0, 0)
+	s.kubelet.WaitListed(gpuResource, 0, 0)
 	s.signal(syscall.SIGHUP)
 	waitFor(
 		t,
@@ -107,7 +107,7 @@ func TestServeKeepsASpecWhileItAwaitsTheDriver(t *testing.T) {
 		t.Errorf("the spec is another: %v", err)
 	}
 	testenv.Must(t, s.node.Clear())
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 }
 
 // Without the option a node without a driver ends it, with what to do about it.

@@ -102,7 +102,7 @@ func TestServeKeepsACordonOverARestart(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "")
 	s.start()
-	e := s.listed(gpuResource, 4, 0)
+	e := s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.awaitControl()
 	s.does("GPU 2 ("+s.uuids()[2]+") is cordoned", "cordon", "2", "--reason", "a fan is loud")
 	s.onlyUnhealthy(2)
@@ -130,11 +130,11 @@ func TestServeKeepsACordonOverARestart(t *testing.T) {
 	s.onlyUnhealthy(1)
 	s.awaitControl()
 	s.does("GPU 1 ("+s.uuids()[1]+") is uncordoned", "uncordon", s.uuids()[1])
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 
 	// One that is not there can be cordoned too.
 	testenv.Must(t, s.node.Unplug(3))
-	s.listed(gpuResource, 3, 0)
+	s.kubelet.WaitListed(gpuResource, 3, 0)
 	s.does("the absent device ("+s.uuids()[3]+") is cordoned", "cordon", s.uuids()[3], "--reason", "x")
 	testenv.Must(t, s.end(syscall.SIGTERM))
 	testenv.Must(t, s.node.Plug(3))
@@ -152,14 +152,14 @@ func TestServeCordonsMIGDevices(t *testing.T) {
 	for i := 1; i < len(s.node.Machine().GPUs); i++ {
 		testenv.Must(t, s.node.SetMIG(i, nil))
 	}
-	s.listed(small, 2, 0)
+	s.kubelet.WaitListed(small, 2, 0)
 	s.awaitControl()
 	s.does("MIG device 0:1", "cordon", "0:1", "--reason", "x")
-	s.listed(small, 1, 1)
+	s.kubelet.WaitListed(small, 1, 1)
 	s.does("GPU 0", "cordon", "0", "--reason", "x")
-	s.listed(small, 0, 2)
+	s.kubelet.WaitListed(small, 0, 2)
 	testenv.Must(t, s.node.SetMIG(0, []string{"1g.10gb", "1g.10gb", "1g.10gb"}))
-	s.listed(small, 0, 3)
+	s.kubelet.WaitListed(small, 0, 3)
 	s.does("GPU 0", "uncordon", "0")
 	s.kubelet.WaitFor(small, func(list []*v1beta1.Device) bool {
 		for _, d := range list {
@@ -178,7 +178,7 @@ func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
 	s.addLoader("usr/bin/nvidia-smi")
 	s.start()
 	s.withoutRecoveryAction()
-	s.listed(gpuResource, 8, 0)
+	s.kubelet.WaitListed(gpuResource, 8, 0)
 	s.awaitControl()
 	s.fails(13, "no program answers at the control socket", "reset", "3", "--runtime-dir", filepath.Join(s.dir, "none"))
 	s.fails(1, `no device "9"`, "reset", "9")
@@ -224,7 +224,7 @@ func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
 	if values["memory-used"] != 0 {
 		t.Errorf("the GPU was not reset: %v", values)
 	}
-	s.listed(gpuResource, 8, 0)
+	s.kubelet.WaitListed(gpuResource, 8, 0)
 	s.logs("GPU 3 is healthy again")
 
 	// What was cordoned before stays so.
@@ -238,7 +238,7 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "")
 	s.start()
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.awaitControl()
 	s.kubelet.Pods.Set(kubelettest.Pod("ns", "job", "main", gpuResource, s.uuids()[3]))
 	begin := func() *verb {
@@ -261,14 +261,14 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 		t.Errorf("exit %d, %q, want %q", code, stderr, closed)
 	}
 	s.start()
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.logs("GPU 3 is no longer held for a reset, during which this program restarted")
 	waitFor(t, "the record", func() bool { return !strings.Contains(recorded(), "heldSince") })
 	testenv.Must(t, s.end(syscall.SIGTERM))
 
 	// An administrator's own cordon outlives the reset.
 	s.start()
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.awaitControl()
 	reset = begin()
 	reset.prints("waiting: GPU 3 is in use by container main")
@@ -280,7 +280,7 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	waitFor(t, "the end of the reset", func() bool { return !strings.Contains(recorded(), "heldSince") })
 	s.onlyUnhealthy(3)
 	s.does("is uncordoned", "uncordon", "3")
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 
 	// While the driver is released, a reset that waits says so.
 	reset = begin()
@@ -288,7 +288,7 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	reset.prints("waiting: the users of GPU 3 are unknown: wait for the driver (it is released")
 	_ = reset.interrupt()
 	s.does("is opened again", "reopen")
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 }
 
 // A reset goes on when serve is killed. The next serve holds its GPU until nvidia-smi has ended.
@@ -309,7 +309,7 @@ func TestServeHoldsAGPUWhoseResetOutlivedTheServeBefore(t *testing.T) {
 			s := newServed(t, "pcie-quad", reset.config)
 			s.addLoader("usr/bin/nvidia-smi")
 			s.start()
-			e := s.listed(gpuResource, 4, 0)
+			e := s.kubelet.WaitListed(gpuResource, 4, 0)
 			s.awaitControl()
 			testenv.Must(t, s.node.Set(3, map[string]string{"memory-used": "2GiB"}))
 			testenv.Must(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks, Delay: time.Hour}))
@@ -329,7 +329,7 @@ func TestServeHoldsAGPUWhoseResetOutlivedTheServeBefore(t *testing.T) {
 			s.onlyUnhealthy(3)
 			const why = "held for a reset that has not ended: nvidia-smi, which this program started before it was restarted"
 			s.logs("GPU 3 is " + why)
-			e = s.listed(gpuResource, 3, 1)
+			e = s.kubelet.WaitListed(gpuResource, 3, 1)
 			s.wantRefused(e, s.uuids()[3], "is not ready for a container: "+why)
 			s.awaitControl()
 			s.fails(1, "GPU 3 is "+why, "reset", "3")
@@ -339,10 +339,10 @@ func TestServeHoldsAGPUWhoseResetOutlivedTheServeBefore(t *testing.T) {
 
 			testenv.Must(t, syscall.Kill(smi, syscall.SIGKILL))
 			testenv.Must(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks}))
-			s.listed(gpuResource, 4, 0)
+			s.kubelet.WaitListed(gpuResource, 4, 0)
 			s.logs("GPU 3 is no longer held: the nvidia-smi that was resetting it has ended, with an unknown result")
 			s.does("was reset", "reset", "3")
-			s.listed(gpuResource, 4, 0)
+			s.kubelet.WaitListed(gpuResource, 4, 0)
 		})
 	}
 }
@@ -379,7 +379,7 @@ func TestServeNamesWhatKeepsAGPUFromAForcedReset(t *testing.T) {
 	testenv.Must(t, os.Remove(path))
 	testenv.Must(t, unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 7)))) // /dev/full, which can be opened
 	s.start()
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.awaitControl()
 	open, err := os.Open(path)
 	testenv.Must(t, err)
@@ -408,7 +408,7 @@ func TestServeReleasesTheDriver(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "")
 	s.start()
-	e := s.listed(gpuResource, 4, 0)
+	e := s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.awaitControl()
 	open := func() bool {
 		fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", s.process.Pid))
@@ -444,7 +444,7 @@ func TestServeReleasesTheDriver(t *testing.T) {
 	testenv.Must(t, s.node.Lose(0))
 	s.reconcile()
 	s.reconcile()
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	testenv.Must(t, s.node.ClearGPU(0))
 	s.does("the NVIDIA driver is opened again", "reopen")
 	s.onlyUnhealthy(3)
@@ -473,7 +473,7 @@ func TestServeReleasesTheDriver(t *testing.T) {
 	testenv.Must(t, err)
 	s.logs("the NVIDIA driver was replaced: its libraries now have version 590.44.01")
 	waitFor(t, "a device of the new driver", func() bool {
-		e = s.listed(gpuResource, 4, 0)
+		e = s.kubelet.WaitListed(gpuResource, 4, 0)
 		return s.tryPreStart(e, s.uuids()[1]) == nil
 	})
 	s.awaitControl()

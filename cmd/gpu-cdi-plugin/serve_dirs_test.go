@@ -25,10 +25,10 @@ func TestServeGoesOnWithoutRoom(t *testing.T) {
 	testenv.Must(t, os.Mkdir(filepath.Join(state, "devices"), 0o755))
 	fill()
 	s.start()
-	s.listed(gpuResource, 0, 4)
+	s.kubelet.WaitListed(gpuResource, 0, 4)
 	s.logs("until it has space")
 	testenv.Must(t, os.Remove(full))
-	e := s.listed(gpuResource, 4, 0)
+	e := s.kubelet.WaitListed(gpuResource, 4, 0)
 	first := s.node.Machine().GPUs[0].UUID
 	s.allocate(e, first)
 
@@ -39,7 +39,7 @@ func TestServeGoesOnWithoutRoom(t *testing.T) {
 	s.configure("strategy: [envvar]")
 	s.signal(syscall.SIGHUP)
 	waitFor(t, "a refusal", func() bool { return strings.Contains(s.log.String(), "the old one stays in use") })
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.allocate(e, first)
 	testenv.Must(t, unix.Mount("", state, "", unix.MS_REMOUNT, ""))
 	testenv.Must(t, os.Remove(full))

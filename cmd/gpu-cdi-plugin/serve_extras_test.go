@@ -27,7 +27,7 @@ func TestServeGivesExtras(t *testing.T) {
 	)
 	testenv.Must(t, err)
 	s.start()
-	e := s.listed(gpuResource, 8, 0)
+	e := s.kubelet.WaitListed(gpuResource, 8, 0)
 	uuid := s.node.Machine().GPUs[3].UUID
 	names := s.allocate(e, uuid)
 	want := []string{
@@ -91,7 +91,7 @@ cdi-annotation-prefix: nvidia.cdi.k8s.io/
 		{gpuResource, 2, s.node.Machine().GPUs[6].UUID, "6"},
 		{"nvidia.com/mig-4g.40gb", 1, s.migDevices(5, "4g.40gb")[0], "5:0"},
 	} {
-		e := s.listed(c.resource, c.devices, 0)
+		e := s.kubelet.WaitListed(c.resource, c.devices, 0)
 		answer, err := e.Client.Allocate(t.Context(), &v1beta1.AllocateRequest{
 			ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{c.id}}},
 		})

@@ -80,12 +80,12 @@ func TestServeSaysWhichDeviceAnotherSpecTakes(t *testing.T) {
 		"listen: 127.0.0.1:0\ngpu-timeout: 90s",
 	) // so that the next reconciliation is half a minute away
 	s.start()
-	e := s.listed(gpuResource, 8, 0)
+	e := s.kubelet.WaitListed(gpuResource, 8, 0)
 	taken, others := s.uuids()[3], slices.Delete(s.uuids(), 3, 4)
 
 	path := s.writeForeign(cdi.DefaultKind, taken)
 	begin := time.Now()
-	s.listed(gpuResource, 7, 1)
+	s.kubelet.WaitListed(gpuResource, 7, 1)
 	s.measured(7, 1)
 	why := path + " also defines " + cdi.DefaultKind + "=" + taken
 	waitFor(t, "a warning", func() bool { return strings.Contains(s.log.String(), why) })
@@ -108,14 +108,14 @@ func TestServeSaysWhichDeviceAnotherSpecTakes(t *testing.T) {
 	}
 
 	s.writeForeign(cdi.DefaultKind, s.uuids()...) // now there is nothing to give
-	s.listed(gpuResource, 0, 8)
+	s.kubelet.WaitListed(gpuResource, 0, 8)
 	waitFor(t, "a /readyz that names the file", func() bool {
 		body, status := s.ask("/readyz")
 		return status == http.StatusServiceUnavailable && strings.Contains(body, path)
 	})
 
 	testenv.Must(t, os.Remove(path))
-	s.allocate(s.listed(gpuResource, 8, 0), s.uuids()...)
+	s.allocate(s.kubelet.WaitListed(gpuResource, 8, 0), s.uuids()...)
 	s.measured(8, 0)
 	waitFor(t, "a /readyz that names no file", func() bool {
 		body, status := s.ask("/readyz")
@@ -153,7 +153,7 @@ func TestDiffAllowsForNamesThatAnotherSpecHas(t *testing.T) {
 	s := newServed(t, "dgx-h100", "")
 	s.writeForeign(cdi.DefaultKind, s.uuids()[3], cdi.AllDevices)
 	s.start()
-	s.listed(gpuResource, 7, 1)
+	s.kubelet.WaitListed(gpuResource, 7, 1)
 	if out, err := s.diff(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}

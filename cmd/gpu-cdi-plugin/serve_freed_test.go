@@ -23,7 +23,7 @@ func TestServeChecksAGPUAfterItsPod(t *testing.T) {
 	s := newServed(t, "pcie-quad", "prestart: {policy: clean}")
 	pods := s.kubelet.Pods
 	s.start()
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	pod := func(gpu int) *podresources.PodResources {
 		return kubelettest.Pod("ns", "job", "main", gpuResource, s.uuids()[gpu])
 	}
@@ -32,7 +32,7 @@ func TestServeChecksAGPUAfterItsPod(t *testing.T) {
 	s.leftOver(3) // which no pod has had
 	testenv.Must(t, s.node.SetSilently(1, map[string]string{"power-limit": "200000"}))
 	s.rounds(pods, 3)
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 
 	pods.Set()
 	s.onlyUnhealthy(1)
@@ -46,14 +46,14 @@ func TestServeChecksAGPUAfterItsPod(t *testing.T) {
 
 	// A pod that gets it all the same is refused by what it finds itself.
 	pods.Set(pod(1))
-	e := s.listed(gpuResource, 4, 0)
+	e := s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.wantRefused(e, s.uuids()[1], "(memory): 1024 MiB are in use")
 	pods.Set()
 	s.onlyUnhealthy(1)
 
 	testenv.Must(t, cmd.Process.Kill())
 	_ = cmd.Wait()
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.logs("GPU 1 is healthy again")
 }
 
@@ -63,24 +63,24 @@ func TestServeChecksAGPUAfterItsPodOverARestart(t *testing.T) {
 	s := newServed(t, "pcie-quad", "prestart: {policy: clean}")
 	pods := s.kubelet.Pods
 	s.start()
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	pods.Set(kubelettest.Pod("ns", "job", "main", gpuResource, s.uuids()[1], s.uuids()[2]))
 	first, second := s.leftOver(1), s.leftOver(2)
 	s.rounds(pods, 1)
 	pods.Set()
-	s.listed(gpuResource, 2, 2)
+	s.kubelet.WaitListed(gpuResource, 2, 2)
 	testenv.Must(t, s.end(syscall.SIGTERM))
 	testenv.Must(t, first.Process.Kill())
 	_ = first.Wait()
 
 	s.start()
-	s.listed(gpuResource, 2, 2)
+	s.kubelet.WaitListed(gpuResource, 2, 2)
 	s.onlyUnhealthy(2)
 	testenv.Must(t, s.end(syscall.SIGTERM))
 
 	s.configure("prestart: {policy: none}")
 	s.start()
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	if err := second.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("the process was ended: %v", err)
 	}

@@ -32,7 +32,7 @@ func (s *served) startsWith(healthy, unhealthy int) (*kubelettest.Endpoint, time
 	s.t.Helper()
 	begin := time.Now()
 	s.start()
-	e := s.listed(gpuResource, healthy, unhealthy)
+	e := s.kubelet.WaitListed(gpuResource, healthy, unhealthy)
 	return e, time.Since(begin)
 }
 
@@ -92,7 +92,7 @@ func TestServeStartsBesideAGPUThatHangs(t *testing.T) {
 		t.Errorf("/healthz: %d %s after %v", status, body, took)
 	}
 	testenv.Must(t, s.node.Clear())
-	s.listed(gpuResource, 8, 0)
+	s.kubelet.WaitListed(gpuResource, 8, 0)
 	testenv.Must(t, s.end(syscall.SIGTERM))
 }
 
@@ -110,7 +110,7 @@ func TestServeWithADriverThatHangsAtTheStart(t *testing.T) {
 	}
 	s.logs("nvmlInit")
 	testenv.Must(t, s.node.Clear())
-	s.listed(gpuResource, 8, 0)
+	s.kubelet.WaitListed(gpuResource, 8, 0)
 }
 
 // A GPU that stops answering is unhealthy soon, and so are all GPUs of a driver that does. Nothing else waits for them.
@@ -136,7 +136,7 @@ func TestServeGoesOnBesideAGPUThatHangs(t *testing.T) {
 			if gpu == sim.AnyGPU {
 				hung = 8
 			}
-			s.listed(gpuResource, 8-hung, hung)
+			s.kubelet.WaitListed(gpuResource, 8-hung, hung)
 			took := time.Since(begin)
 			others.Wait()
 			t.Logf("it was unhealthy after %v", took)
@@ -164,7 +164,7 @@ func TestServeGoesOnBesideAGPUThatHangs(t *testing.T) {
 				}
 			}
 			testenv.Must(t, s.node.Clear())
-			s.listed(gpuResource, devices, 0)
+			s.kubelet.WaitListed(gpuResource, devices, 0)
 			testenv.Must(t, s.node.Hang(sim.AnyFunction, gpu))
 			begin = time.Now()
 			for range 3 { // the first of them has the GPU asked, of which it is not known yet that it hangs
@@ -188,15 +188,15 @@ func TestServeReconcilesWhileLinksHang(t *testing.T) {
 	s := newServed(t, "dgx-h100", "health: {clean-for: 1ms}")
 	testenv.Must(t, s.node.Hang("nvmlDeviceGetNvLinkState", sim.AnyGPU))
 	s.start()
-	s.listed(gpuResource, 8, 0)
+	s.kubelet.WaitListed(gpuResource, 8, 0)
 	for range 3 {
 		testenv.Must(t, s.node.Lose(2))
 		s.signal(syscall.SIGHUP)
 		begin := time.Now()
-		e := s.listed(gpuResource, 7, 1)
+		e := s.kubelet.WaitListed(gpuResource, 7, 1)
 		testenv.Must(t, s.node.ClearGPU(2))
 		s.signal(syscall.SIGHUP)
-		s.listed(gpuResource, 8, 0)
+		s.kubelet.WaitListed(gpuResource, 8, 0)
 		if took := time.Since(begin); took > prompt {
 			t.Errorf("it took %v to notice that a GPU was lost and came back", took)
 		}

@@ -63,7 +63,7 @@ func TestServeRemembersAnUnhealthyGPU(t *testing.T) {
 	s := newServed(t, "pcie-quad", "")
 	s.withoutRecoveryAction()
 	s.start()
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.xid(2, 95, nil)
 	s.onlyUnhealthy(2)
 	testenv.Must(t, s.end(syscall.SIGTERM))
@@ -72,7 +72,7 @@ func TestServeRemembersAnUnhealthyGPU(t *testing.T) {
 
 	// After a kill as well: the record was written when the state changed.
 	s.xid(1, 95, nil)
-	s.listed(gpuResource, 2, 2)
+	s.kubelet.WaitListed(gpuResource, 2, 2)
 	record := filepath.Join(s.dir, "state", "health.json")
 	waitFor(t, "the record", func() bool {
 		data, err := os.ReadFile(record)
@@ -80,13 +80,13 @@ func TestServeRemembersAnUnhealthyGPU(t *testing.T) {
 	})
 	_ = s.end(syscall.SIGKILL)
 	s.start()
-	s.listed(gpuResource, 2, 2)
+	s.kubelet.WaitListed(gpuResource, 2, 2)
 
 	// A damaged record is set aside.
 	testenv.Must(t, s.end(syscall.SIGTERM))
 	testenv.Must(t, os.WriteFile(record, []byte(`{"version": 1, "devices": [{`), 0o644))
 	s.start()
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.logs("the recorded health of the devices cannot be used; cordons are lost, and devices are suspect until ")
 	if _, err := os.Stat(record + ".damaged"); err != nil {
 		t.Error(err)

@@ -14,7 +14,7 @@ func TestServeLetsGPUsGoAndTakesThemBack(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "dgx-h100", "")
 	s.start()
-	s.listed(gpuResource, 8, 0)
+	s.kubelet.WaitListed(gpuResource, 8, 0)
 	const limit = 15 * time.Second // on a busy machine; otherwise the 3 s between two polls
 	for _, change := range []struct {
 		what string

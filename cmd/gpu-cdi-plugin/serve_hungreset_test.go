@@ -38,7 +38,7 @@ prestart:
 `)
 	s.addLoader("usr/bin/nvidia-smi")
 	s.start()
-	e := s.listed(gpuResource, 2, 0)
+	e := s.kubelet.WaitListed(gpuResource, 2, 0)
 	hung, other := s.uuids()[6], s.uuids()[7]
 	refused := s.hangReset(e, 6)
 	began := time.Now()
@@ -63,7 +63,7 @@ prestart:
 	<-refused
 
 	began = time.Now()
-	e = s.listed(gpuResource, 1, 1)
+	e = s.kubelet.WaitListed(gpuResource, 1, 1)
 	s.wantRefused(e, hung, "is not ready for a container: held for a reset that has not ended, since 20")
 	s.wantRefused(e, other, still+hung)
 	if took := time.Since(began); took > prompt {
@@ -78,7 +78,7 @@ prestart:
 	// When the reset has ended, the GPU is back.
 	testenv.Must(t, syscall.Kill(s.childNamed("nvidia-smi"), syscall.SIGKILL))
 	s.logs("the reset of " + hung + " that took too long has failed")
-	e = s.listed(gpuResource, 2, 0)
+	e = s.kubelet.WaitListed(gpuResource, 2, 0)
 	testenv.Must(t, s.node.SetReset(6, sim.ResetFault{Result: sim.ResetWorks}))
 	s.wantReady(e, hung, other)
 }
@@ -90,7 +90,7 @@ func TestServeReloadsWhileAResetHangs(t *testing.T) {
 	s := newServed(t, "pcie-quad", "prestart: {policy: reset}")
 	s.addLoader("usr/bin/nvidia-smi")
 	s.start()
-	e := s.listed(gpuResource, 4, 0)
+	e := s.kubelet.WaitListed(gpuResource, 4, 0)
 	total := s.kubelet.Registrations()
 	refused := s.hangReset(e, 3)
 	s.configure(`prestart: {policy: none}
@@ -98,7 +98,7 @@ sharing: {time-slicing: {resources: [{name: nvidia.com/gpu, devices: [0], replic
 `)
 	began := time.Now()
 	s.signal(syscall.SIGHUP)
-	s.listed(gpuResource, 6, 0)
+	s.kubelet.WaitListed(gpuResource, 6, 0)
 	s.wantReady(e, s.uuids()[1]) // by the new policy
 	if took := time.Since(began); took > prompt {
 		t.Errorf("the configuration took effect after %s", took)
@@ -116,6 +116,6 @@ sharing: {time-slicing: {resources: [{name: nvidia.com/gpu, devices: [0], replic
 	if took := time.Since(began); took > prompt {
 		t.Errorf("the devices are served again after %s", took)
 	}
-	e = s.listed(gpuResource, 3, 1)
+	e = s.kubelet.WaitListed(gpuResource, 3, 1)
 	s.wantRefused(e, s.uuids()[3], "held for a reset that has not ended")
 }

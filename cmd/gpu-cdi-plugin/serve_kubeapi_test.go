@@ -18,7 +18,7 @@ func TestServeReportsHealthToTheAPIServer(t *testing.T) {
 	s := newServed(t, "dgx-h100", "report-health: [events, node-condition]\ngpus: {exclude: [2]}\n")
 	s.withoutRecoveryAction()
 	s.start(append(api.Env(), "GPU_CDI_SERVICE_ACCOUNT_DIR="+api.Dir)...)
-	s.listed(gpuResource, 7, 0)
+	s.kubelet.WaitListed(gpuResource, 7, 0)
 	condition := func(status, reason, message string) {
 		t.Helper()
 		waitFor(t, "the condition "+status+" "+message, func() bool {
@@ -91,7 +91,7 @@ func TestServeWithoutCredentialsServes(t *testing.T) {
 	s := newServed(t, "pcie-quad", "report-health: events,node-condition\n")
 	s.start("NODE_NAME=n", "KUBERNETES_SERVICE_HOST=127.0.0.1", "KUBERNETES_SERVICE_PORT=1",
 		"GPU_CDI_SERVICE_ACCOUNT_DIR="+filepath.Join(s.dir, "none"))
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.withoutRecoveryAction()
 	s.xid(3, 95, nil)
 	s.onlyUnhealthy(3)
@@ -110,7 +110,7 @@ func TestServeDoesNotWaitForTheAPIServer(t *testing.T) {
 	s := newServed(t, "pcie-quad", "report-health: events,node-condition\n")
 	s.withoutRecoveryAction()
 	s.start(append(api.Env(), "GPU_CDI_SERVICE_ACCOUNT_DIR="+api.Dir)...)
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.xid(3, 95, nil)
 	s.onlyUnhealthy(3)
 	waitFor(t, "a request", func() bool { return api.Requests() > 0 })

@@ -138,11 +138,11 @@ func TestServeSharesByMPS(t *testing.T) {
 	t.Parallel()
 	s, uuid := newMPS(t, 4)
 	s.start()
-	s.listed(gpuResource, 3, 0)
-	s.listed(sharedResource, 0, 4) // there is no daemon yet
+	s.kubelet.WaitListed(gpuResource, 3, 0)
+	s.kubelet.WaitListed(sharedResource, 0, 4) // there is no daemon yet
 	s.logs("its MPS control daemon is not running: start gpu-cdi-mps@" + uuid + ".service")
 	s.runMPS(filepath.Join(s.mpsDir(), uuid, "shm"), "--gpu", uuid)
-	e := s.listed(sharedResource, 4, 0)
+	e := s.kubelet.WaitListed(sharedResource, 4, 0)
 	answer := s.allocateOne(e, uuid+"::2")
 	limit := fmt.Sprintf("uuid=%s pinned_mem_limit=%d", uuid, s.node.Machine().GPUs[1].MemoryBytes>>20/4<<20)
 	s.wantClient(answer, "active_thread_percentage=25.0", limit)
@@ -156,13 +156,13 @@ func TestServeSharesByMPS(t *testing.T) {
 		_ = s.end(sig)
 		s.wantClient(answer, limit)
 		s.start()
-		s.listed(sharedResource, 4, 0)
+		s.kubelet.WaitListed(sharedResource, 4, 0)
 	}
 
 	// With more replicas each gets less, from the running server too.
 	s.configure(fmt.Sprintf(byMPS, 8))
 	s.signal(syscall.SIGHUP)
-	e = s.listed(sharedResource, 8, 0)
+	e = s.kubelet.WaitListed(sharedResource, 8, 0)
 	answer = s.allocateOne(e, uuid+"::7")
 	s.wantClient(answer, "active_thread_percentage=12.0",
 		fmt.Sprintf("pinned_mem_limit=%d", s.node.Machine().GPUs[1].MemoryBytes>>20/8<<20))
@@ -180,10 +180,10 @@ func TestServeSharesByMPS(t *testing.T) {
 	testenv.Must(t, s.end(syscall.SIGTERM))
 	s.configure("")
 	s.start()
-	s.listed(gpuResource, 3, 1) // a whole GPU cannot be used while it is exclusive
+	s.kubelet.WaitListed(gpuResource, 3, 1) // a whole GPU cannot be used while it is exclusive
 	testenv.Must(t, client.Process.Kill())
 	_ = client.Wait()
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	if mode := s.computeMode(uuid); mode != 0 || s.daemon(uuid) != 0 {
 		t.Errorf("compute mode %d, daemon %d", mode, s.daemon(uuid))
 	}
@@ -196,14 +196,14 @@ func TestMPSRunsTheDaemonsOfAllSharedGPUs(t *testing.T) {
 	s.configure(strings.Replace(fmt.Sprintf(byMPS, 2), "[1]", "[1, 2]", 1))
 	s.runMPS(filepath.Join(s.mpsDir(), "shm"), "--all")
 	s.start()
-	e := s.listed(sharedResource, 4, 0)
+	e := s.kubelet.WaitListed(sharedResource, 4, 0)
 	other := s.node.Machine().GPUs[2].UUID
 	s.wantClient(s.allocateOne(e, uuid+"::0"), "uuid="+uuid)
 	s.wantClient(s.allocateOne(e, other+"::0"), "uuid="+other)
 	lists := s.kubelet.Lists(sharedResource)
 	testenv.Must(t, syscall.Kill(s.daemon(uuid), syscall.SIGKILL))
 	waitFor(t, "lists without and with the devices", func() bool { return s.kubelet.Lists(sharedResource) >= lists+2 })
-	s.listed(sharedResource, 4, 0)
+	s.kubelet.WaitListed(sharedResource, 4, 0)
 	s.wantClient(s.allocateOne(e, uuid+"::0"), "uuid="+uuid)
 	if !strings.Contains(s.log.String(), uuid+": nvidia-cuda-mps-control ended (signal: killed)") {
 		t.Error("the log has no reason for the daemon's end")
@@ -217,12 +217,12 @@ func TestServeResetsAGPUThatMPSShares(t *testing.T) {
 	s.addLoader("usr/bin/nvidia-smi")
 	s.start()
 	s.runMPS(filepath.Join(s.mpsDir(), "shm"), "--all")
-	e := s.listed(sharedResource, 2, 0)
+	e := s.kubelet.WaitListed(sharedResource, 2, 0)
 	s.awaitControl()
 	s.wantClient(s.allocateOne(e, uuid+"::1"), "uuid="+uuid) // starts a server, which stays
 	before := s.daemon(uuid)
 	s.does("was reset", "reset", "1")
-	s.listed(sharedResource, 2, 0)
+	s.kubelet.WaitListed(sharedResource, 2, 0)
 	if now := s.daemon(uuid); now == before || now == 0 || s.computeMode(uuid) != 3 {
 		t.Errorf("daemon %d after %d, compute mode %d", now, before, s.computeMode(uuid))
 	}
@@ -237,11 +237,11 @@ func TestServeNeedsPermissionForMPS(t *testing.T) {
 	testenv.Must(t, s.node.Fail("nvmlDeviceSetComputeMode", 1, noPermission))
 	s.runMPS(filepath.Join(s.mpsDir(), "shm"), "--all")
 	s.start()
-	s.listed(gpuResource, 3, 0)
-	e := s.listed(sharedResource, 0, 2)
+	s.kubelet.WaitListed(gpuResource, 3, 0)
+	e := s.kubelet.WaitListed(sharedResource, 0, 2)
 	s.logs("the GPU's compute mode cannot be set, so processes could use the GPU without MPS: ")
 	s.logs("no permission to use the NVIDIA driver")
 	s.wantRefused(e, uuid+"::0", "is not ready for a container: the GPU's compute mode cannot be set")
 	testenv.Must(t, s.node.Clear())
-	s.listed(sharedResource, 2, 0)
+	s.kubelet.WaitListed(sharedResource, 2, 0)
 }

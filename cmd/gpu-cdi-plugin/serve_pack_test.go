@@ -45,7 +45,7 @@ func TestServePacksMIGDevicesOnTheFullestGPU(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "mig-h100", "{mig-strategy: mixed, allocation: {shared-policy: pack}}")
 	s.start()
-	small := s.listed("nvidia.com/mig-1g.10gb", 9, 0)
+	small := s.kubelet.WaitListed("nvidia.com/mig-1g.10gb", 9, 0)
 	of := func(gpu int) []string { return s.migDevices(gpu, "1g.10gb") }
 	available := slices.Concat(of(0), of(4)[1:], of(5)) // a pod has the first one of GPU 4
 	if got := s.prefersOf(small, 1, available...); !slices.Equal(got, of(4)[1:2]) {

@@ -41,7 +41,7 @@ func TestServePrefersWellConnectedGPUs(t *testing.T) {
 	preferred := func(healthy, lost int, want ...int) {
 		t.Helper()
 		waitFor(t, "the preference", func() bool {
-			return slices.Equal(s.prefers(s.listed(gpuResource, healthy, lost), 2, 0, 1, 2, 3), want)
+			return slices.Equal(s.prefers(s.kubelet.WaitListed(gpuResource, healthy, lost), 2, 0, 1, 2, 3), want)
 		})
 	}
 	preferred(4, 0, 2, 3)
@@ -66,7 +66,7 @@ func TestServesFirstPreferenceIsRight(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "dgx1-v100", "")
 	s.start()
-	if got := s.prefers(s.listed(gpuResource, 8, 0), 2, 0, 4, 5); !slices.Equal(got, []int{0, 4}) {
+	if got := s.prefers(s.kubelet.WaitListed(gpuResource, 8, 0), 2, 0, 4, 5); !slices.Equal(got, []int{0, 4}) {
 		t.Errorf("of 0, 4 and 5 %v are preferred", got)
 	}
 }

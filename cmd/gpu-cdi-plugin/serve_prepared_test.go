@@ -18,7 +18,7 @@ func TestDevicesShowsTheLastPreparations(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "prestart: {policy: clean}")
 	s.start()
-	e := s.listed(gpuResource, 4, 0)
+	e := s.kubelet.WaitListed(gpuResource, 4, 0)
 	shown := func(want ...string) {
 		t.Helper()
 		out := ""
@@ -49,13 +49,13 @@ func TestDevicesShowsTheLastPreparations(t *testing.T) {
 	testenv.Must(t, s.end(syscall.SIGTERM))
 	s.configure("prestart: {policy: check}")
 	s.start()
-	e = s.listed(gpuResource, 4, 0)
+	e = s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.wantReady(e, s.uuids()[2])
 	shown(ok, failed, when+" check ok"+took, "-")
 	testenv.Must(t, s.end(syscall.SIGTERM))
 	s.configure("gpus: {exclude: [1]}\nprestart: {policy: check}")
 	s.start()
-	e = s.listed(gpuResource, 3, 0)
+	e = s.kubelet.WaitListed(gpuResource, 3, 0)
 	s.wantReady(e, s.uuids()[0])
 	shown(when+" check ok"+took, "-", when+" check ok"+took, "-")
 
@@ -98,7 +98,7 @@ func TestServeRecordsAPreparationThatEndsAfterSIGTERM(t *testing.T) {
 	testenv.Must(t, os.WriteFile(program, []byte("#!/bin/sh\ntouch $0.began\nsleep 1\n"), 0o755))
 	s := newServed(t, "pcie-quad", "prestart: {exec: "+program+"}")
 	s.start()
-	e := s.listed(gpuResource, 4, 0)
+	e := s.kubelet.WaitListed(gpuResource, 4, 0)
 	prepared := make(chan error, 1)
 	go func() { prepared <- s.tryPreStart(e, s.uuids()[1]) }()
 	waitFor(t, "the preparation", func() bool { _, err := os.Stat(program + ".began"); return err == nil })

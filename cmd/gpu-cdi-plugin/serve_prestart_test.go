@@ -57,7 +57,7 @@ func TestServeGivesNoContainerAGPUThatIsUsed(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "listen: 127.0.0.1:0\nprestart: {policy: clean}")
 	s.start()
-	e := s.listed(gpuResource, 4, 0)
+	e := s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.wantReady(e, s.uuids()...)
 	cmd := s.leftOver(1)
 	// The node's /proc has no processes, so only the memory is seen.
@@ -107,7 +107,7 @@ func TestServeRemembersWhichGPUCannotBeReset(t *testing.T) {
 	s.addLoader("usr/bin/nvidia-smi")
 	testenv.Must(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetNotSupported}))
 	s.start()
-	e := s.listed(gpuResource, 4, 0)
+	e := s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.wantRefused(e, s.uuids()[3], "(reset): the GPU must be reset and cannot be: nvidia-smi: ")
 	waitFor(t, "the record", func() bool {
 		data, err := os.ReadFile(filepath.Join(s.dir, "state", "health.json"))
@@ -116,7 +116,7 @@ func TestServeRemembersWhichGPUCannotBeReset(t *testing.T) {
 	_ = s.end(syscall.SIGKILL)
 	testenv.Must(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks}))
 	s.start()
-	e = s.listed(gpuResource, 4, 0)
+	e = s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.wantRefused(e, s.uuids()[3], "Not Supported (found by an earlier reset)")
 	s.wantReady(e, s.uuids()[2])
 	s.awaitControl()
@@ -132,7 +132,7 @@ func TestServeSaysWhichStepsItCannotDo(t *testing.T) {
 	s.addLoader("usr/bin/nvidia-smi")
 	testenv.Must(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetNotSupported}))
 	s.start()
-	e := s.listed(gpuResource, 4, 0)
+	e := s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.wantReady(e, s.uuids()...)
 	want := "\n" + s.uuids()[3] + " was given to a container although these steps could not be done: reset (not reset: "
 	waitFor(t, "the remark", func() bool { body, _ := s.ask("/readyz"); return strings.Contains(body, want) })
@@ -158,7 +158,7 @@ func TestServeHealsAGPUByAReset(t *testing.T) {
 	s := newServed(t, "dgx-h100", "prestart: {policy: reset}\nhealth: {clean-for: 100ms}")
 	s.addLoader("usr/bin/nvidia-smi")
 	s.start()
-	e := s.listed(gpuResource, 8, 0)
+	e := s.kubelet.WaitListed(gpuResource, 8, 0)
 	testenv.Must(t, s.node.Set(3, map[string]string{"recovery-action": "reset", "memory-used": "2GiB"}))
 	s.onlyUnhealthy(3)
 	s.wantReady(e, s.uuids()[3], s.uuids()[4])
@@ -167,13 +167,13 @@ func TestServeHealsAGPUByAReset(t *testing.T) {
 	if values["memory-used"] != 0 {
 		t.Errorf("the GPU was not reset: %v", values)
 	}
-	s.listed(gpuResource, 8, 0)
+	s.kubelet.WaitListed(gpuResource, 8, 0)
 	s.xid(3, 31, nil)                                               // its events are received after the reset
 	testenv.Must(t, s.node.Fail("nvmlDeviceGetTemperature", 3, 16)) // NVML_ERROR_RESET_REQUIRED
 	s.onlyUnhealthy(3)
 	s.logs("GPU 3 is unhealthy: the driver cannot use the GPU before a reset; it needs a reset")
 	s.wantReady(e, s.uuids()[3])
-	s.listed(gpuResource, 8, 0)
+	s.kubelet.WaitListed(gpuResource, 8, 0)
 	testenv.Must(t, s.node.Set(3, map[string]string{"recovery-action": "reboot"}))
 	s.onlyUnhealthy(3)
 	s.wantRefused(e, s.uuids()[3], "(health): it is unhealthy: the driver requires a reboot of the node")
@@ -186,7 +186,7 @@ func TestServeResetsAGPUThatTheDriverDoesNotUseBefore(t *testing.T) {
 	s := newServed(t, "dgx-h100", "prestart: {policy: reset}\nhealth: {clean-for: 100ms}")
 	s.addLoader("usr/bin/nvidia-smi")
 	s.start()
-	e := s.listed(gpuResource, 8, 0)
+	e := s.kubelet.WaitListed(gpuResource, 8, 0)
 	for _, function := range []string{
 		"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetPowerManagementLimit",
 		"nvmlDeviceGetHandleByUUID",
@@ -202,7 +202,7 @@ func TestServeResetsAGPUThatTheDriverDoesNotUseBefore(t *testing.T) {
 			t.Errorf("%s: the GPU was not reset: %v", function, faults)
 			testenv.Must(t, s.node.ClearGPU(3))
 		}
-		e = s.listed(gpuResource, 8, 0)
+		e = s.kubelet.WaitListed(gpuResource, 8, 0)
 	}
 
 	// A GPU that cannot be read at all is for an administrator to reset.
@@ -214,5 +214,5 @@ func TestServeResetsAGPUThatTheDriverDoesNotUseBefore(t *testing.T) {
 	s.wantRefused(e, s.uuids()[3], "cannot be read: nvmlDeviceGetName: GPU requires reset")
 	s.awaitControl()
 	s.does("was reset", "reset", "3")
-	s.listed(gpuResource, 8, 0)
+	s.kubelet.WaitListed(gpuResource, 8, 0)
 }

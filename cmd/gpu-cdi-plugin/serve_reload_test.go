@@ -41,7 +41,7 @@ func TestServeEndsInsteadOfRestarting(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "workstation", "")
 	s.start()
-	s.listed(gpuResource, 1, 0)
+	s.kubelet.WaitListed(gpuResource, 1, 0)
 	s.hold()
 	s.signal(syscall.SIGHUP)
 	pipe := s.asked()

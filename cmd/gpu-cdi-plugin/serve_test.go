@@ -116,20 +116,6 @@ func (s *served) signal(sig os.Signal) {
 	testenv.Must(s.t, s.process.Signal(sig))
 }
 
-// listed waits for a list of so many healthy and unhealthy devices.
-func (s *served) listed(resource string, healthy, unhealthy int) *kubelettest.Endpoint {
-	s.t.Helper()
-	return s.kubelet.WaitFor(resource, func(list []*v1beta1.Device) bool {
-		good := 0
-		for _, d := range list {
-			if d.GetHealth() == v1beta1.Healthy {
-				good++
-			}
-		}
-		return good == healthy && len(list) == healthy+unhealthy
-	})
-}
-
 const gpuResource = "nvidia.com/gpu"
 
 // allocate asks for devices and returns the CDI names.
@@ -173,7 +159,7 @@ func TestServe(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "dgx-h100", "")
 	s.start()
-	e := s.listed(gpuResource, 8, 0)
+	e := s.kubelet.WaitListed(gpuResource, 8, 0)
 	a, b := s.node.Machine().GPUs[2].UUID, s.node.Machine().GPUs[5].UUID
 	names := s.allocate(e, a, b)
 	if want := []string{cdi.DefaultKind + "=" + a, cdi.DefaultKind + "=" + b}; !slices.Equal(names, want) {
@@ -183,7 +169,7 @@ func TestServe(t *testing.T) {
 
 	// A kubelet that starts again has the devices again, from the same process.
 	s.kubelet.Restart()
-	s.listed(gpuResource, 8, 0)
+	s.kubelet.WaitListed(gpuResource, 8, 0)
 
 	if err := s.end(syscall.SIGTERM); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
@@ -199,46 +185,46 @@ func TestServe(t *testing.T) {
 
 	// One that was killed left its socket and its lock, and is followed by another.
 	s.start()
-	s.listed(gpuResource, 8, 0)
+	s.kubelet.WaitListed(gpuResource, 8, 0)
 	if err := s.end(syscall.SIGKILL); err == nil {
 		t.Error("it was killed and ended well")
 	}
 	s.start()
-	s.listed(gpuResource, 8, 0)
+	s.kubelet.WaitListed(gpuResource, 8, 0)
 }
 
 func TestServeFollowsTheNode(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "dgx-h100", "mig-strategy: mixed")
 	s.start()
-	s.listed(gpuResource, 8, 0)
+	s.kubelet.WaitListed(gpuResource, 8, 0)
 
 	// MIG is reconfigured, without a signal or a restart.
 	testenv.Must(t, s.node.SetMIG(4, []string{"3g.40gb", "1g.10gb", "1g.10gb"}))
-	s.listed(gpuResource, 7, 0)
-	small := s.listed("nvidia.com/mig-1g.10gb", 2, 0)
-	s.listed("nvidia.com/mig-3g.40gb", 1, 0)
+	s.kubelet.WaitListed(gpuResource, 7, 0)
+	small := s.kubelet.WaitListed("nvidia.com/mig-1g.10gb", 2, 0)
+	s.kubelet.WaitListed("nvidia.com/mig-3g.40gb", 1, 0)
 	s.offered(s.allocate(small, s.kubelet.Devices("nvidia.com/mig-1g.10gb")[1].GetID())...)
 	testenv.Must(t, s.node.SetMIG(4, []string{"1g.10gb"}))
-	s.listed("nvidia.com/mig-1g.10gb", 1, 0)
-	s.listed("nvidia.com/mig-3g.40gb", 0, 0)
+	s.kubelet.WaitListed("nvidia.com/mig-1g.10gb", 1, 0)
+	s.kubelet.WaitListed("nvidia.com/mig-3g.40gb", 0, 0)
 	testenv.Must(t, s.node.DisableMIG(4))
-	s.listed(gpuResource, 8, 0)
-	s.listed("nvidia.com/mig-1g.10gb", 0, 0)
+	s.kubelet.WaitListed(gpuResource, 8, 0)
+	s.kubelet.WaitListed("nvidia.com/mig-1g.10gb", 0, 0)
 
 	// A GPU falls off the bus, and comes back. SIGHUP has the node reconciled now instead of within 30 seconds.
 	testenv.Must(t, s.node.Lose(3))
 	s.signal(syscall.SIGHUP)
-	e := s.listed(gpuResource, 7, 1)
+	e := s.kubelet.WaitListed(gpuResource, 7, 1)
 	s.offered(s.allocate(e, s.node.Machine().GPUs[0].UUID)...)
 	testenv.Must(t, s.node.ClearGPU(3))
 	s.signal(syscall.SIGHUP)
-	s.listed(gpuResource, 8, 0)
+	s.kubelet.WaitListed(gpuResource, 8, 0)
 
 	// A GPU is gone.
 	testenv.Must(t, s.node.Unplug(7))
 	s.signal(syscall.SIGHUP)
-	s.listed(gpuResource, 7, 0)
+	s.kubelet.WaitListed(gpuResource, 7, 0)
 	waitFor(t, "a spec without it", func() bool {
 		return !slices.Contains(cdi.Load(filepath.Dir(s.spec)).Names(), cdi.DefaultKind+"=7")
 	})
@@ -252,7 +238,7 @@ func TestServeRestartsWithAnotherDriver(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "")
 	s.start()
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	_, err := sim.Create(t.Context(), s.node.Root(), s.node.Machine(), sim.Options{Driver: "590.44.01", Force: true})
 	testenv.Must(t, err)
 	waitFor(t, "a spec of the new driver", func() bool {
@@ -260,7 +246,7 @@ func TestServeRestartsWithAnotherDriver(t *testing.T) {
 		return err == nil && bytes.Contains(data, []byte("590.44.01")) &&
 			!bytes.Contains(data, []byte(sim.DefaultDriver))
 	})
-	s.offered(s.allocate(s.listed(gpuResource, 4, 0), s.node.Machine().GPUs[0].UUID)...)
+	s.offered(s.allocate(s.kubelet.WaitListed(gpuResource, 4, 0), s.node.Machine().GPUs[0].UUID)...)
 	if log := s.log.String(); !strings.Contains(
 		log,
 		"the NVIDIA driver was replaced: its libraries now have version 590.44.01",
@@ -276,12 +262,12 @@ func TestServeReadsItsConfigurationAgain(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "")
 	s.start()
-	e := s.listed(gpuResource, 4, 0)
+	e := s.kubelet.WaitListed(gpuResource, 4, 0)
 	total := s.kubelet.Registrations()
 
 	s.configure("sharing: {time-slicing: {resources: [{name: nvidia.com/gpu, devices: [0], replicas: 3}]}}")
 	s.signal(syscall.SIGHUP)
-	s.listed(gpuResource, 6, 0)
+	s.kubelet.WaitListed(gpuResource, 6, 0)
 	if got := s.kubelet.Registrations(); got != total {
 		t.Errorf("%d registrations for a new list, want none", got-total)
 	}
@@ -302,7 +288,7 @@ func TestServeReadsItsConfigurationAgain(t *testing.T) {
 	s.configure("strategy: [envvar]")
 	s.signal(syscall.SIGHUP)
 	s.kubelet.WaitRegistrations(total + 1)
-	e = s.listed(gpuResource, 4, 0)
+	e = s.kubelet.WaitListed(gpuResource, 4, 0)
 	if names := s.allocate(e, s.node.Machine().GPUs[0].UUID); len(names) > 0 {
 		t.Errorf("CDI names %v with the strategy envvar", names)
 	}
@@ -318,7 +304,7 @@ func TestServeTellsSystemd(t *testing.T) {
 		text = until("STATUS=nvidia.com/gpu: 4 of 4 devices healthy")
 	}
 	until("WATCHDOG=1")
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.kubelet.Stop()
 	until("STATUS=nvidia.com/gpu: 4 of 4 devices healthy, not connected to the kubelet")
 	s.signal(syscall.SIGHUP)
@@ -334,7 +320,7 @@ func TestServeAnswersForItsHealth(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "listen: 127.0.0.1:0")
 	s.start()
-	s.allocate(s.listed(gpuResource, 4, 0), s.node.Machine().GPUs[0].UUID)
+	s.allocate(s.kubelet.WaitListed(gpuResource, 4, 0), s.node.Machine().GPUs[0].UUID)
 	// The kubelet can have the list, and allocate, before the plugin has noticed that it is watched.
 	waitFor(t, "readiness", func() bool { _, status := s.ask("/readyz"); return status == http.StatusOK })
 	if body, status := s.ask("/healthz"); status != http.StatusOK {
@@ -366,7 +352,7 @@ func TestServeNamesTheHoldersOfDevices(t *testing.T) {
 			s := newServed(t, "pcie-quad", "listen: 127.0.0.1:0\n"+option)
 			s.kubelet.Pods.Set(kubelettest.Pod("ml", "train", "main", gpuResource, s.uuids()[1]))
 			s.start()
-			s.listed(gpuResource, 4, 0)
+			s.kubelet.WaitListed(gpuResource, 4, 0)
 			s.rounds(s.kubelet.Pods, 1)
 			line := `gpu_cdi_plugin_device_held{container="main",namespace="ml",pod="train",resource="nvidia.com/gpu",uuid="` +
 				s.uuids()[1] + `"} 1`
@@ -402,7 +388,7 @@ func TestServeHandlesSIGHUPDuringStart(t *testing.T) {
 		_, err = pipe.WriteString("{}\n")
 		testenv.Must(t, err)
 		testenv.Must(t, pipe.Close())
-		s.listed(gpuResource, 1, 0)
+		s.kubelet.WaitListed(gpuResource, 1, 0)
 	}
 	if err := s.end(syscall.SIGTERM); err != nil {
 		t.Error(err)

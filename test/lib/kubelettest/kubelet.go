@@ -1,5 +1,6 @@
 // Package kubelettest has a kubelet in memory, for tests of device plugins. It accepts registrations on a real socket
-// and watches devices like the device manager of Kubernetes 1.36. Tests can make it misbehave.
+// and watches devices like the device manager of Kubernetes 1.31 to 1.36, or like that of 1.37. Tests can make it
+// misbehave.
 package kubelettest
 
 import (
@@ -37,6 +38,9 @@ type Kubelet struct {
 	// Pods is the PodResources service, which serves on PodsSocket from Start to Stop.
 	Pods       *PodResources
 	PodsSocket string
+	// Loses says that the end of one plugin of a resource disconnects the plugin that has registered last, as in
+	// kubelets before 1.37. Otherwise a plugin that is left takes its place.
+	Loses bool
 
 	t         testing.TB
 	stopPods  func() // nil while the PodResources service does not run
@@ -48,7 +52,8 @@ type Kubelet struct {
 	unwatched bool
 	total     int
 	asked     time.Time
-	endpoints map[string]*Endpoint // by resource
+	endpoints map[string]*Endpoint // by resource: the plugin that has registered last
+	connected []*Endpoint          // since the start, in the order of their registrations
 }
 
 // Endpoint is a registered plugin of one resource.
@@ -58,9 +63,10 @@ type Endpoint struct {
 	// Client calls the plugin, on the connection of the ListAndWatch stream.
 	Client v1beta1.DevicePluginClient
 
-	conn   *grpc.ClientConn
-	cancel context.CancelFunc
-	done   chan struct{}
+	resource string
+	conn     *grpc.ClientConn
+	cancel   context.CancelFunc
+	done     chan struct{}
 
 	// The kubelet's mutex guards these.
 	lists   int
@@ -146,10 +152,10 @@ func (k *Kubelet) Stop() {
 	server.Stop()
 	k.serving.Wait()
 	k.mu.Lock()
-	endpoints := k.endpoints
-	k.endpoints = map[string]*Endpoint{}
+	connected := k.connected
+	k.endpoints, k.connected = map[string]*Endpoint{}, nil
 	k.mu.Unlock()
-	for _, e := range endpoints {
+	for _, e := range connected {
 		e.close()
 	}
 	k.notify()
@@ -240,34 +246,30 @@ func connect(ctx context.Context, socket string) (*Endpoint, error) {
 	return e, nil
 }
 
-// adopt makes e the resource's endpoint and closes the earlier one. It reports whether the kubelet runs.
+// adopt makes e the resource's endpoint. An earlier one stays connected. It reports whether the kubelet runs.
 func (k *Kubelet) adopt(resource string, e *Endpoint) bool {
+	defer k.notify()
 	k.mu.Lock()
+	defer k.mu.Unlock()
 	if k.server == nil {
-		k.mu.Unlock()
 		close(e.done)
 		return false
 	}
-	old := k.endpoints[resource]
+	e.resource = resource
 	k.endpoints[resource] = e
 	ctx, cancel := context.WithCancel(context.Background())
 	e.cancel = cancel
+	k.connected = append(k.connected, e)
 	if k.unwatched {
 		close(e.done)
 	} else {
 		go k.watch(ctx, e)
 	}
-	k.mu.Unlock()
-	if old != nil {
-		old.close()
-	}
-	k.notify()
 	return true
 }
 
 // watch receives lists of devices until the stream ends. Like the kubelet, it does not open the stream again.
 func (k *Kubelet) watch(ctx context.Context, e *Endpoint) {
-	defer close(e.done)
 	stream, err := e.Client.ListAndWatch(ctx, &v1beta1.Empty{})
 	for err == nil {
 		var list *v1beta1.ListAndWatchResponse
@@ -279,10 +281,32 @@ func (k *Kubelet) watch(ctx context.Context, e *Endpoint) {
 			k.notify()
 		}
 	}
-	k.mu.Lock()
-	e.ended = err
-	k.mu.Unlock()
+	lost := k.end(e, err)
+	close(e.done)
+	if lost != nil {
+		lost.close()
+	}
 	k.notify()
+}
+
+// end records the end of a stream. It returns a plugin that the kubelet loses with it, or nil.
+func (k *Kubelet) end(e *Endpoint, err error) (lost *Endpoint) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	e.ended = err
+	last := k.endpoints[e.resource]
+	switch {
+	case last == nil || last.ended != nil && last != e: // nothing is left to lose
+	case k.Loses && last != e:
+		return last
+	case !k.Loses:
+		for _, other := range k.connected {
+			if other.resource == e.resource && other.ended == nil {
+				k.endpoints[e.resource] = other
+			}
+		}
+	}
+	return nil
 }
 
 func (e *Endpoint) close() {
@@ -363,6 +387,20 @@ func (k *Kubelet) WaitFor(resource string, fits func([]*v1beta1.Device) bool) *E
 func (k *Kubelet) WaitRegistered(resource string) *Endpoint {
 	k.t.Helper()
 	return k.WaitFor(resource, func([]*v1beta1.Device) bool { return true })
+}
+
+// WaitListed waits until the plugin of a resource has sent a list of so many healthy and unhealthy devices.
+func (k *Kubelet) WaitListed(resource string, healthy, unhealthy int) *Endpoint {
+	k.t.Helper()
+	return k.WaitFor(resource, func(list []*v1beta1.Device) bool {
+		good := 0
+		for _, d := range list {
+			if d.GetHealth() == v1beta1.Healthy {
+				good++
+			}
+		}
+		return good == healthy && len(list) == healthy+unhealthy
+	})
 }
 
 // WaitRegistrations waits for the n-th Register call.
