@@ -25,6 +25,7 @@ type endpoint struct {
 	opts    *Options
 	log     *slog.Logger
 	server  *server
+	conns   connections
 
 	// Only the goroutine of run uses these.
 	path    string // of the socket
@@ -39,7 +40,7 @@ type endpoint struct {
 
 func newEndpoint(name, path string, s *server, o *Options) *endpoint {
 	return &endpoint{
-		name: name, planned: path, opts: o, server: s, log: o.Log.With("resource", name),
+		name: name, planned: path, opts: o, server: s, conns: connections{wake: s.wake}, log: o.Log.With("resource", name),
 		status: Status{Resource: name, Reason: "it is not registered yet"},
 	}
 }
@@ -132,7 +133,7 @@ func (e *endpoint) restore(ctx context.Context) error {
 
 // listen serves on a new socket. Connections to the old socket stay open.
 func (e *endpoint) listen(ctx context.Context) error {
-	s, err := listen(ctx, e.path)
+	s, err := listen(ctx, e.path, &e.conns)
 	if err != nil {
 		return err
 	}

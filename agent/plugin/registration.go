@@ -21,9 +21,11 @@ import (
 
 const (
 	// There is a pause before each registration with a kubelet, except with one that runs when the plugin starts. The
-	// first pause is short, but long enough for a kubelet that is starting: its socket file exists some 20
-	// microseconds before it listens. Each pause is twice as long as the one before.
-	firstPause = time.Millisecond
+	// first pause is short, but long enough for a kubelet that is starting, whose socket file exists some 20 microseconds
+	// before it listens, and for one before 1.37 that has just lost this plugin with another one of the resource: if the
+	// plugin registers before the kubelet has forgotten the lost one, the kubelet loses it again. Each pause is twice as
+	// long as the one before.
+	firstPause = 5 * time.Millisecond
 	lastPause  = 5 * time.Second
 	// steady is how long a watch must last before the next pause is firstPause again. So if a kubelet ends every watch
 	// at once, the pauses become longer.
@@ -98,6 +100,7 @@ func (e *endpoint) stayRegisteredWith(
 				return e.maintainUntil(ctx, forever, func() bool { return false })
 			}
 			e.server.watchers.Store(new(atomic.Int32))
+			e.conns.lost.Store(false)
 			answer, err := e.register(ctx, replaced)
 			if err != nil {
 				return err
@@ -107,7 +110,9 @@ func (e *endpoint) stayRegisteredWith(
 			if answer.err != nil {
 				continue
 			}
-			if err := e.maintainUntil(ctx, e.opts.streamGrace, decided); err != nil {
+			// A kubelet before 1.37 may lose the plugin before it has called ListAndWatch.
+			lost := func() bool { return e.conns.lost.Load() && e.conns.open.Load() == 0 }
+			if err := e.maintainUntil(ctx, e.opts.streamGrace, func() bool { return decided() || lost() }); err != nil {
 				return err
 			}
 		}

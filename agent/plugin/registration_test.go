@@ -79,6 +79,20 @@ func TestAKubeletThatWatchesAndRefusesIsNotCalledAgain(t *testing.T) {
 	}
 }
 
+// A kubelet before 1.37 closes the connection of a plugin that has just registered when another plugin ends.
+func TestAPluginThatIsLostBeforeItIsWatchedRegistersAtOnce(t *testing.T) {
+	k := kubelettest.New(t)
+	k.Unwatch(true)
+	k.Start()
+	o := optionsFor(k)
+	o.streamGrace = time.Hour
+	p := start(t, o, gpusOf(1))
+	p.awaitProblem("the kubelet has not called ListAndWatch yet")
+	k.Unwatch(false)
+	k.Drop(gpus)
+	k.WaitRegistered(gpus)
+}
+
 func TestAKubeletWithoutItsSocketStillWatches(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()

@@ -8,9 +8,11 @@ import (
 	"net"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"gpu-cdi-plugin/internal/unixsocket"
+	"gpu-cdi-plugin/internal/wake"
 )
 
 const (
@@ -65,18 +67,55 @@ type socket struct {
 	path  string
 	id    unixsocket.ID // zero if another program removed the socket at once
 	ended atomic.Bool   // whether the server of the socket has returned
+	conns *connections
+}
+
+// Accept implements net.Listener.
+func (s *socket) Accept() (net.Conn, error) {
+	c, err := s.AcceptUnix()
+	if err != nil {
+		return nil, err
+	}
+	s.conns.open.Add(1)
+	return &conn{UnixConn: c, closed: sync.OnceFunc(s.conns.closed)}, nil
+}
+
+// connections counts the open connections of an endpoint.
+type connections struct {
+	open atomic.Int32
+	lost atomic.Bool // whether the last one was closed
+	wake wake.Chan   // woken then
+}
+
+func (c *connections) closed() {
+	if c.open.Add(-1) == 0 {
+		c.lost.Store(true)
+		c.wake.Wake()
+	}
+}
+
+// conn is a connection of the kubelet.
+type conn struct {
+	*net.UnixConn
+	closed func()
+}
+
+// Close implements net.Conn.
+func (c *conn) Close() error {
+	defer c.closed()
+	return c.UnixConn.Close()
 }
 
 // listen listens on a socket to which only root can connect. It replaces an existing socket: the caller holds the
 // lock, so no other instance listens there. If the file at the path is not a socket, that is an error.
-func listen(ctx context.Context, path string) (*socket, error) {
+func listen(ctx context.Context, path string, conns *connections) (*socket, error) {
 	l, err := unixsocket.Listen(ctx, path, unixsocket.OwnerOnly)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	l.SetUnlinkOnClose(false)
 	id, _ := unixsocket.Identify(path)
-	return &socket{UnixListener: l, path: path, id: id}, nil
+	return &socket{UnixListener: l, path: path, id: id, conns: conns}, nil
 }
 
 // inPlace reports whether the socket's file is still at its path.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/internal/unixsocket"
+	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -74,7 +75,7 @@ func TestASocketThatIsMadeAnewHasAnotherID(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	seen := map[unixsocket.ID]bool{}
 	for range 10 {
-		s, err := listen(t.Context(), path)
+		s, err := listen(t.Context(), path, &connections{wake: wake.New()})
 		testenv.Must(t, err)
 		testenv.Must(t, os.Chmod(path, 0o666)) // which changes nothing
 		if !s.inPlace() || seen[s.id] {
@@ -88,7 +89,7 @@ func TestASocketThatIsMadeAnewHasAnotherID(t *testing.T) {
 
 func TestASocketOfAnotherProgramIsNotTakenForOurs(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	s, err := listen(t.Context(), path)
+	s, err := listen(t.Context(), path, &connections{wake: wake.New()})
 	testenv.Must(t, err)
 	defer s.Close()
 	if !s.inPlace() {
@@ -126,7 +127,7 @@ func TestASocketThatIsRemovedAtOnceIsNotInPlace(t *testing.T) {
 		}
 	})
 	for range 300 {
-		s, err := listen(t.Context(), path)
+		s, err := listen(t.Context(), path, &connections{wake: wake.New()})
 		testenv.Must(t, err)
 		eventually(t, "the socket is removed", func() bool { return !s.inPlace() })
 		_ = s.Close()
