@@ -9,8 +9,8 @@ import (
 )
 
 // stayDiscovered keeps the endpoint available to a kubelet that finds the socket in its registry directory. If the
-// kubelet does not begin to watch in time, a new socket is made. When a watch has ended, the kubelet may find the same
-// socket again.
+// kubelet does not begin to watch in time, or a watch has ended, a new socket is made: a kubelet that has found a socket
+// does not connect to it again. Kubelets before 1.37 end the watch when another instance ends.
 func (e *endpoint) stayDiscovered(ctx context.Context) error {
 	for {
 		if err := e.maintainUntil(ctx, e.opts.streamGrace, e.server.watched); err != nil {
@@ -20,12 +20,12 @@ func (e *endpoint) stayDiscovered(ctx context.Context) error {
 			if err := e.watch(ctx, func() bool { return !e.server.watched() }); err != nil {
 				return err
 			}
-			continue
+		} else {
+			e.setReason(errNotWatched)
 		}
 		if e.opts.retired.Load() {
 			return e.maintainUntil(ctx, forever, func() bool { return false })
 		}
-		e.setReason(errNotWatched)
 		if err := e.listen(ctx); err != nil {
 			e.setReason(err)
 		}

@@ -33,6 +33,7 @@ type endpoint struct {
 	serving sync.WaitGroup // the goroutines that serve sockets
 	lock    *fileio.Lock
 	socket  *socket
+	cleared error // of the attempt to remove what another instance has left
 
 	mu     sync.Mutex
 	status Status // without the numbers of devices
@@ -121,6 +122,7 @@ func (e *endpoint) restore(ctx context.Context) error {
 	if err := e.lock.Renew(); err != nil {
 		return err
 	}
+	e.clear()
 	if e.socket.inPlace() && !e.socket.ended.Load() {
 		return nil
 	}
@@ -129,6 +131,26 @@ func (e *endpoint) restore(ctx context.Context) error {
 	}
 	e.log.Info("the socket " + e.path + " is restored: it was removed or closed")
 	return nil
+}
+
+// clear removes what an instance that was killed has left at the endpoint's other path: a kubelet that finds a socket in
+// its registry directory connects to it again and again.
+func (e *endpoint) clear() {
+	if e.cleared != nil { // another attempt would change the directory, and so wake the endpoint for the next one
+		return
+	}
+	other := besidePath(e.planned, e.name)
+	if e.path == other {
+		other = e.planned
+	}
+	var removed bool
+	removed, e.cleared = removeStale(other)
+	switch {
+	case e.cleared != nil:
+		e.log.Warn("the socket " + other + " of an instance that has ended cannot be removed: " + e.cleared.Error())
+	case removed:
+		e.log.Info("the socket " + other + " is removed: the instance that made it was killed")
+	}
 }
 
 // listen serves on a new socket. Connections to the old socket stay open.

@@ -23,6 +23,7 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -587,7 +588,7 @@ func TestAnInstanceBesideAnother(t *testing.T) {
 	beside.Beside = true
 	old := start(t, beside, gpusOf(2))
 	k.WaitRegistered(gpus)
-	for _, socket := range []string{"gpu-cdi-nvidia-com-gpu-2.sock", "gpu-cdi-nvidia-com-gpu.sock"} {
+	for _, socket := range []string{"gpu-cdi-nvidia-com-gpu.2.sock", "gpu-cdi-nvidia-com-gpu.sock"} {
 		before := k.Registrations()
 		old.Retire()
 		next := start(t, beside, gpusOf(3))
@@ -605,5 +606,80 @@ func TestAnInstanceBesideAnother(t *testing.T) {
 			t.Errorf("%d registrations, want %d: the old instance registers too", n, before+1)
 		}
 		old = next
+	}
+}
+
+// A kubelet that finds sockets in plugins_registry connects to each new one. One before 1.37 loses the new instance with
+// the old one.
+func TestAnInstanceBesideAnotherIsDiscovered(t *testing.T) {
+	leaves(t)
+	k := kubelettest.New(t)
+	k.Loses = true
+	k.Start()
+	o := optionsFor(k)
+	o.Beside, o.Dir, o.RegistryDir, o.streamGrace = true, "", k.Dir, time.Hour
+	old := start(t, o, gpusOf(2))
+	connect := func(path string) {
+		t.Helper()
+		eventually(t, "the kubelet connects to "+path, func() bool { return k.Connect(gpus, path) == nil })
+	}
+	connect(ownSocket(k))
+	k.WaitListed(gpus, 2, 0)
+	old.Retire()
+	next := start(t, o, gpusOf(3))
+	beside := besidePath(ownSocket(k), gpus)
+	connect(beside)
+	k.WaitListed(gpus, 3, 0)
+	before := socketAt(beside)
+	testenv.Must(t, old.stop())
+	eventually(t, "a new socket", func() bool {
+		id := socketAt(beside)
+		return id != unixsocket.ID{} && id != before
+	})
+	connect(beside)
+	k.WaitListed(gpus, 3, 0)
+	eventually(t, "the plugin is ready", func() bool { return next.Ready() == nil })
+}
+
+// A plugin removes what an instance that was killed has left, and nothing of one that runs.
+func TestWhatAKilledInstanceHasLeft(t *testing.T) {
+	for name, c := range map[string]struct {
+		planned bool // whether the instance that was killed had the first path
+		socket  bool // whether it had made its socket
+	}{
+		"the new one":                    {false, true},
+		"the new one, before its socket": {false, false},
+		"the old one":                    {true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			leaves(t)
+			k := kubelettest.New(t)
+			k.Start()
+			left, own := besidePath(ownSocket(k), gpus), ownSocket(k)
+			if c.planned {
+				left, own = own, left
+			}
+			other, err := fileio.AcquireLock(lockPath(left))
+			testenv.Must(t, err)
+			if c.socket {
+				leaveSocket(t, left)
+			}
+			if !c.planned { // else the new plugin has the other path while the other instance runs
+				testenv.Must(t, other.File().Close()) // as when it is killed: the file stays
+			}
+			o := optionsFor(k)
+			o.Beside = true
+			p := start(t, o, gpusOf(2))
+			k.WaitRegistered(gpus)
+			if c.planned {
+				if _, err := os.Lstat(left); err != nil {
+					t.Errorf("the socket of an instance that runs: %v", err)
+				}
+				testenv.Must(t, other.File().Close())
+				p.wakeAll()
+			}
+			want := []string{"." + filepath.Base(own) + ".lock", filepath.Base(own), kubelettest.Socket}
+			eventually(t, "it is removed", func() bool { return cmp.Equal(want, inDir(t, k.Dir)) })
+		})
 	}
 }

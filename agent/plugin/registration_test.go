@@ -109,7 +109,7 @@ func TestANewKubeletIsCalledAtOnceHoweverOftenTheLastRefused(t *testing.T) {
 	k.Refuse(errors.New("no"))
 	k.Start()
 	start(t, optionsFor(k), gpusOf(1))
-	const refusals = 13
+	const refusals = 10
 	k.WaitRegistrations(refusals)
 	pause := firstPause << (refusals - 1) // until the next call, at least
 	k.Refuse(nil)

@@ -4,13 +4,16 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/internal/wake"
 )
@@ -32,13 +35,14 @@ func socketPath(dir, name string, taken func(path string) bool) string {
 	return filepath.Join(dir, hashedName(name))
 }
 
-// besidePath returns the path of a resource's socket for an instance that begins while another has the planned path.
+// besidePath returns the path of a resource's socket for an instance that begins while another has the planned path. No
+// other resource has that path: planned names have no other dot, and names of resources no other slash.
 func besidePath(planned, name string) string {
-	path := strings.TrimSuffix(planned, socketSuffix) + "-2" + socketSuffix
+	path := strings.TrimSuffix(planned, socketSuffix) + ".2" + socketSuffix
 	if len(path) <= unixsocket.MaxPath {
 		return path
 	}
-	return filepath.Join(filepath.Dir(planned), hashedName(name+"-2"))
+	return filepath.Join(filepath.Dir(planned), hashedName(name+"/2"))
 }
 
 // lockPath returns the path of a socket's lock.
@@ -116,6 +120,27 @@ func listen(ctx context.Context, path string, conns *connections) (*socket, erro
 	l.SetUnlinkOnClose(false)
 	id, _ := unixsocket.Identify(path)
 	return &socket{UnixListener: l, path: path, id: id, conns: conns}, nil
+}
+
+// removeStale removes a socket and its lock's file if the instance that made them was killed.
+func removeStale(path string) (removed bool, err error) {
+	_, noSocket := os.Lstat(path)
+	_, noLock := os.Lstat(lockPath(path))
+	if noSocket != nil && noLock != nil {
+		return false, nil
+	}
+	if held, err := fileio.IsHeld(lockPath(path)); held || err != nil {
+		return false, err
+	}
+	lock, err := fileio.AcquireLock(lockPath(path))
+	if errors.Is(err, fileio.ErrHeld) { // by an instance that has just begun
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	err = unixsocket.Remove(path)
+	return err == nil, errors.Join(err, lock.Release())
 }
 
 // inPlace reports whether the socket's file is still at its path.

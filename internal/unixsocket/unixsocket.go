@@ -24,7 +24,7 @@ const OwnerOnly = -1
 // replaces an existing socket: the caller must know, by a lock or by connecting, that no process listens on that
 // socket. If another kind of file is there, that is an error.
 func Listen(ctx context.Context, path string, group int) (*net.UnixListener, error) {
-	if err := removeSocket(path); err != nil {
+	if err := Remove(path); err != nil {
 		return nil, err
 	}
 	l, err := listen(ctx, path)
@@ -37,7 +37,8 @@ func Listen(ctx context.Context, path string, group int) (*net.UnixListener, err
 	return l, nil
 }
 
-func removeSocket(path string) error {
+// Remove removes the socket at a path, if there is one. If another kind of file is there, that is an error.
+func Remove(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
