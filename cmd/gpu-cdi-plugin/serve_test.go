@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"io"
 	"net/http"
@@ -32,6 +33,7 @@ type served struct {
 	spec    string
 	config  string // the file of --config
 	log     *testenv.Log
+	watch   io.Writer // gets the log too; optional
 	process *os.Process
 	done    chan error
 }
@@ -59,8 +61,10 @@ func (s *served) configure(text string) {
 func (s *served) start(env ...string) {
 	s.t.Helper()
 	s.startVerb(env, "serve", "--device-plugin-dir", s.kubelet.Dir,
-		"--runtime-dir", filepath.Join(s.dir, "run"), "--state-dir", filepath.Join(s.dir, "state"))
+		"--runtime-dir", s.runtimeDir(), "--state-dir", filepath.Join(s.dir, "state"))
 }
+
+func (s *served) runtimeDir() string { return filepath.Join(s.dir, "run") }
 
 func (s *served) startVerb(env []string, args ...string) {
 	s.t.Helper()
@@ -72,7 +76,7 @@ func (s *served) startVerb(env []string, args ...string) {
 		"--hook-path", "/bin/true",
 	}, args...)
 	cmd.Env = append(append(os.Environ(), insecure), env...)
-	cmd.Stderr = io.MultiWriter(s.log, s.t.Output())
+	cmd.Stderr = io.MultiWriter(s.log, s.t.Output(), cmp.Or[io.Writer](s.watch, io.Discard))
 	testenv.Must(s.t, cmd.Start())
 	done := make(chan error, 1)
 	go func() {
