@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -14,6 +15,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -145,6 +150,47 @@ func TestOneInstanceHasTheSocket(t *testing.T) {
 	})
 	if n := strings.Count(log.String(), "another instance holds it"); n != 1 {
 		t.Errorf("%d warnings", n)
+	}
+}
+
+// The pause between attempts grows, but not while another instance has the socket, which may be about to end.
+func TestThePauseBetweenAttempts(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		want time.Duration
+	}{
+		"another instance has the socket": {fmt.Errorf("make the control socket: %w", fileio.ErrHeld), retryHeld},
+		"no space":                        {unix.ENOSPC, retryAfter},
+	} {
+		pause := firstRetry
+		for range 20 {
+			pause = nextPause(pause, retryAfter, c.err)
+		}
+		if pause != c.want {
+			t.Errorf("%s: %v, want %v", name, pause, c.want)
+		}
+	}
+}
+
+// A hook whose request ends with the service sends it again, to the instance that takes over.
+func TestTheEndOfTheServiceDoesNotAnswerAHook(t *testing.T) {
+	dir := t.TempDir()
+	began := make(chan struct{})
+	_, end := serve(t, dir, func(ctx context.Context, _ Request, _ func(string)) (string, error) {
+		close(began)
+		<-ctx.Done()
+		return "", context.Cause(ctx)
+	})
+	awaitSocket(t, dir)
+	sent := make(chan error, 1)
+	go func() {
+		_, err := Send(t.Context(), dir, Request{Act: Allocation, Namespace: "ns", Pod: "job", Container: "main"}, none)
+		sent <- err
+	}()
+	<-began
+	end()
+	if err := <-sent; !errors.Is(err, unixsocket.ErrEnded) {
+		t.Errorf("error %v", err)
 	}
 }
 

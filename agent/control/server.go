@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/unixsocket"
 )
 
@@ -27,9 +28,10 @@ type Server struct {
 }
 
 const (
-	// retryAfter is the longest time between two attempts to create the socket. The first ones are firstRetry apart, in
-	// case another instance is just ending.
+	// retryAfter is the longest time between two attempts to create the socket, and retryHeld that while another instance
+	// has it, which may be about to end: prestart-hook waits for 2 s. The first attempts are firstRetry apart.
 	retryAfter = 5 * time.Second
+	retryHeld  = 100 * time.Millisecond
 	firstRetry = 10 * time.Millisecond
 	// requestTime is how long a client may take to send its request, and to read a line of the answer.
 	requestTime = unixsocket.RequestTime
@@ -42,9 +44,9 @@ const (
 // instance has it, Run logs the error and tries again: containers can get GPUs without this socket.
 func (s *Server) Run(ctx context.Context) error {
 	logged, longest, pause := "", cmp.Or(s.retry, retryAfter), firstRetry
-	for ctx.Err() == nil {
+	for began := time.Now(); ctx.Err() == nil; {
 		err := s.serve(ctx)
-		if err != nil && err.Error() != logged && ctx.Err() == nil && pause >= longest {
+		if err != nil && err.Error() != logged && ctx.Err() == nil && time.Since(began) >= longest {
 			logged = err.Error()
 			s.Log.Warn("the control socket cannot be served to administrators; retrying: " + logged)
 		}
@@ -52,9 +54,17 @@ func (s *Server) Run(ctx context.Context) error {
 		case <-time.After(pause):
 		case <-ctx.Done():
 		}
-		pause = min(2*pause, longest)
+		pause = nextPause(pause, longest, err)
 	}
 	return nil
+}
+
+// nextPause returns the pause after the attempt that follows a pause.
+func nextPause(last, longest time.Duration, err error) time.Duration {
+	if errors.Is(err, fileio.ErrHeld) {
+		longest = min(longest, retryHeld)
+	}
+	return min(2*last, longest)
 }
 
 // serve creates the socket and serves until ctx ends. If it ends earlier, it returns an error.
@@ -124,6 +134,9 @@ func (s *Server) answer(w http.ResponseWriter, q *http.Request, r Request, peer 
 	case err != nil && errors.Is(err, context.Cause(q.Context())):
 		log.Log(q.Context(), info,
 			"a request of "+caller+" was not carried out, since the client or this program has ended: "+what)
+		if r.Act == Allocation { // the hook sends it to the instance that has taken over
+			return
+		}
 		send(message{Error: "the service is shutting down"})
 		return
 	case err != nil:

@@ -130,8 +130,10 @@ func editsOf(spec *specs.Spec, name string) *specs.ContainerEdits {
 }
 
 const (
-	// allocatedTime is how long "gpu-cdi-plugin serve" may take to answer.
-	allocatedTime = 2 * time.Second
+	// allocatedTime is how long "gpu-cdi-plugin serve" may take to answer. While one instance takes over from another,
+	// nobody may answer for a moment, so the request is sent again after allocatedPause.
+	allocatedTime  = 2 * time.Second
+	allocatedPause = 20 * time.Millisecond
 	// maxAnswer bounds the answer, in bytes.
 	maxAnswer = 128 << 10
 )
@@ -146,9 +148,14 @@ func (i Injector) allocated(p *pod) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the request: %w", err)
 	}
-	answer, err := post(socket, request)
+	deadline := time.Now().Add(allocatedTime)
+	answer, err := post(socket, request, deadline)
+	for isUnanswered(err) && time.Until(deadline) > allocatedPause {
+		time.Sleep(allocatedPause)
+		answer, err = post(socket, request, deadline)
+	}
 	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ECONNREFUSED):
+	case isNotServed(err):
 		return nil, fmt.Errorf("gpu-cdi-plugin serve does not run: no program answers at %s", socket)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, fmt.Errorf("gpu-cdi-plugin serve did not answer at %s within %v", socket, allocatedTime)
@@ -168,9 +175,20 @@ func (i Injector) allocated(p *pod) ([]string, error) {
 	return strings.Split(message.Result, ","), nil
 }
 
+// isNotServed reports whether the error of a request means that no program listens at the socket.
+func isNotServed(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) }
+
+// errUnanswered means that the program at the socket ended before it answered.
+var errUnanswered = errors.New("it closed the connection before it answered")
+
+// isUnanswered reports whether another instance may answer the same request.
+func isUnanswered(err error) bool {
+	return isNotServed(err) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) || errors.Is(err, errUnanswered)
+}
+
 // post sends a request to the control socket and returns the body of the answer. It does not use net/http, which would
 // double the size of this program. In HTTP 1.0 the end of the connection ends the answer.
-func post(socket string, request []byte) ([]byte, error) {
+func post(socket string, request []byte, deadline time.Time) ([]byte, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
@@ -187,7 +205,7 @@ func post(socket string, request []byte) ([]byte, error) {
 	if peer.Uid != 0 {
 		return nil, fmt.Errorf("user %d listens there, want root", peer.Uid)
 	}
-	if err := f.SetDeadline(time.Now().Add(allocatedTime)); err != nil {
+	if err := f.SetDeadline(deadline); err != nil {
 		return nil, err
 	}
 	const head = "POST /v1 HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
@@ -200,7 +218,12 @@ func post(socket string, request []byte) ([]byte, error) {
 	}
 	header, body, found := bytes.Cut(answer, []byte("\r\n\r\n"))
 	status, _, _ := bytes.Cut(header, []byte("\r\n"))
-	if fields := strings.Fields(string(status)); !found || len(fields) < 2 || fields[1] != "200" {
+	fields := strings.Fields(string(status))
+	succeeded := found && len(fields) >= 2 && fields[1] == "200"
+	switch {
+	case len(answer) == 0, succeeded && len(body) == 0:
+		return nil, errUnanswered
+	case !succeeded:
 		return nil, fmt.Errorf("it answers %.100q: %.500q", status, bytes.TrimSpace(body))
 	}
 	return body, nil

@@ -300,6 +300,61 @@ func TestAllocatedWithoutAnAnswer(t *testing.T) {
 	}
 }
 
+// While one instance of the plugin takes over from another, nobody may answer for a moment.
+func TestAllocatedWhileTheSocketChangesHands(t *testing.T) {
+	// once serves one connection, after the socket has been removed.
+	once := func(n *node, serve func(net.Conn)) {
+		n.must(os.Mkdir(n.RuntimeDir, 0o755))
+		l, err := net.Listen("unix", control.SocketPath(n.RuntimeDir))
+		n.must(err)
+		go func() {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = l.Close()
+			serve(c)
+			_ = c.Close()
+		}()
+	}
+	for name, first := range map[string]func(n *node){
+		"nobody has made it yet": func(*node) {},
+		"nobody listens": func(n *node) {
+			n.must(os.Mkdir(n.RuntimeDir, 0o755))
+			fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+			n.must(errors.Join(err, unix.Bind(fd, &unix.SockaddrUnix{Name: control.SocketPath(n.RuntimeDir)}), unix.Close(fd)))
+		},
+		"the old instance ends before it reads the request": func(n *node) { once(n, func(net.Conn) {}) },
+		"the old instance ends before it answers": func(n *node) {
+			once(n, func(c net.Conn) { _, _ = c.Read(make([]byte, 4096)) })
+		},
+		"the old instance ends after the header": func(n *node) {
+			once(n, func(c net.Conn) {
+				_, _ = c.Read(make([]byte, 4096))
+				_, _ = c.Write([]byte("HTTP/1.0 200 OK\r\n\r\n"))
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newPodNode(t)
+			first(n)
+			done := make(chan error, 1)
+			go func() { _, err := n.Config([]byte(own("nvidia.com/gpu=0"))); done <- err }()
+			testenv.Eventually(t, "it is about to try again, or has failed", func() bool {
+				buf := make([]byte, 1<<20)
+				for g := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+					if strings.Contains(g, "inject.Injector.allocated") && strings.Contains(g, "time.Sleep") {
+						return true
+					}
+				}
+				return len(done) > 0
+			})
+			n.serve(given{"team-a/job/main": "nvidia.com/gpu=GPU-0"})
+			n.must(<-done)
+		})
+	}
+}
+
 // Another user's program at the socket is not believed.
 func TestAllocatedByAnotherUser(t *testing.T) {
 	n := newPodNode(t)
