@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,8 +18,10 @@ import (
 
 	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/agent/control"
+	"gpu-cdi-plugin/agent/metrics"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/sdnotify"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -294,6 +297,37 @@ func TestALockWhoseHolderNeverAnswersIsAnError(t *testing.T) {
 	})
 }
 
+// An instance stands by as long as the other one has the files.
+func TestStandingByLastsUntilTheOtherEnds(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, "pcie-quad")
+	lock := f.lockDescriptors()
+	synctest.Test(t, func(t *testing.T) {
+		d := &daemon{
+			opts: f.opts, metrics: metrics.New(metrics.BuildInfo{}), systemd: sdnotify.New(nil),
+			node: node.New(node.Options{
+				Host: f.opts.Host, Source: f.driver, DescriptorDir: DescriptorDir(&f.opts.Config), Log: f.opts.Log,
+			}),
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- d.standBy(t.Context()) }()
+		time.Sleep(10*standByPoll + standByPoll/2)
+		synctest.Wait()
+		if len(ended) > 0 {
+			t.Fatalf("it ends with %v", <-ended)
+		}
+		testenv.Must(t, lock.Release())
+		time.Sleep(standByPoll)
+		synctest.Wait()
+		if len(ended) == 0 {
+			t.Fatal("it stands by although the other one has ended")
+		}
+		if err := <-ended; !errors.Is(err, ErrSuccessorEnded) {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
 // While an instance is about to take over, no GPU is reset. If it goes away, everything is as before.
 func TestAnInstanceThatGoesAwayDoesNotKeepTheDriverOpen(t *testing.T) {
 	t.Parallel()
@@ -431,6 +465,36 @@ func TestAnInstanceThatDoesNotHandOver(t *testing.T) {
 			testenv.Must(t, lock.Release()) // as when it is killed
 			g.kubelet.WaitListed(gpuResource, 4, 0)
 		})
+	}
+}
+
+// What an instance has read before the other one refused to hand over may have changed when it serves.
+func TestAnInstanceThatDidNotTakeOverReadsTheNodeAgain(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, "pcie-quad")
+	lock := f.lockDescriptors()
+	g := f.successor()
+	f.controlServer(func(w http.ResponseWriter, r *http.Request) {
+		var request control.Request
+		testenv.Must(t, json.NewDecoder(r.Body).Decode(&request))
+		if request.Act == control.HoldOpen {
+			_, _ = io.WriteString(w, `{"progress":"the driver stays open"}`+"\n")
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+			return
+		}
+		g.driver.set(func() { // two GPUs are unplugged
+			s := &g.driver.snapshot
+			s.Devices, s.Links = s.Devices[:2], s.Links[:1]
+		})
+		testenv.Must(t, lock.Release())
+		_, _ = io.WriteString(w, `{"error":"not now"}`+"\n")
+	})
+	g.start(Serve)
+	g.kubelet.WaitListed(gpuResource, 2, 0)
+	g.logs("the kubelet watches "+gpuResource, 1)
+	if g.logged("devices=4") > 0 {
+		t.Error("it has offered the GPUs that it had read before")
 	}
 }
 

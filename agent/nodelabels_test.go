@@ -9,6 +9,7 @@ import (
 
 	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -103,6 +104,20 @@ func TestLabelsAreRemovedAtTheNextStartWithout(t *testing.T) {
 			}
 			f.logs("the node keeps labels that node-labels does not want any more: others can change it", 1)
 		})
+	}
+}
+
+// An instance that cannot serve, since another one does, does not touch the labels of that one.
+func TestASecondInstanceKeepsTheLabelsOfTheFirst(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, "pcie-pair", labelled(t))
+	f.start(Serve)
+	f.hasLabel("gpu.count=2")
+	g := f.successor(func(c *config.Config) { c.TakeOver, c.NodeLabels = false, false })
+	g.start(Serve)
+	wantError(t, g.result(), fileio.ErrHeld.Error())
+	if f.labels() == "" {
+		t.Error("the labels are gone")
 	}
 }
 

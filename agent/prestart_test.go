@@ -1,12 +1,16 @@
 package agent
 
 import (
+	"context"
+	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/agent/control"
+	"gpu-cdi-plugin/agent/plugin"
 	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/test/lib/kubelettest"
@@ -131,23 +135,56 @@ func TestPreStartPreparesTheReplicasOfADeviceOnce(t *testing.T) {
 	}
 }
 
-// The service ends when the driver's calls for a container have returned, also those that are abandoned.
+// hangingState is a node where a probe of a device does not return before answer is closed.
+type hangingState struct {
+	prepare.State
+
+	probing, answer chan struct{}
+}
+
+// Healthy implements prepare.State.
+func (s *hangingState) Healthy(context.Context, string) error {
+	close(s.probing)
+	<-s.answer
+	return nil
+}
+
+// Shared implements prepare.State.
+func (s *hangingState) Shared(string) string { return "" }
+
+// The plugin ends when the driver's calls for a container have returned, also those that are abandoned.
 func TestTheEndOfTheServiceWaitsForPreparations(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t, "pcie-quad")
-	probing, answer := make(chan struct{}), make(chan struct{})
-	f.driver.probing = func() { close(probing); <-answer }
-	f.start(Serve)
-	e := f.kubelet.WaitListed(gpuResource, 4, 0)
-	prepared := make(chan error, 1)
-	go func() { prepared <- f.preStart(e, f.uuid(1)) }()
-	<-probing
-	f.stop()
-	if err := <-prepared; err == nil { // after some seconds
-		t.Error("the device was prepared")
-	}
-	time.Sleep(time.Second) // so that an end that does not wait would be seen
-	f.runs()
-	close(answer)
-	testenv.Must(t, f.result())
+	f := newFixtureOn(t, sharedNode(t, "pcie-quad")) // without a kubelet, which synctest could not wait for
+	testenv.Must(t, os.RemoveAll(f.kubelet.Dir))
+	synctest.Test(t, func(t *testing.T) {
+		state := &hangingState{probing: make(chan struct{}), answer: make(chan struct{})}
+		runner := prepare.New(prepare.Options{Host: f.opts.Host, Driver: f.driver, State: state, Log: f.opts.Log})
+		offered := func(string) bool { return true }
+		p, err := plugin.New(plugin.Options{Dir: f.kubelet.Dir, Log: f.opts.Log})
+		testenv.Must(t, err)
+		s := &service{opts: f.opts, plugin: p, preparer: &preparer{
+			runner: runner, record: prepare.NewRecordFile(Preparations(&f.opts.Config), offered, f.opts.Log),
+		}}
+		ctx, stop := context.WithCancel(t.Context())
+		ended, prepared := make(chan error, 1), make(chan error, 1)
+		go func() { ended <- s.runPlugin(ctx) }()
+		go func() {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			_, err := runner.Run(ctx, []prepare.Device{{UUID: f.uuid(1), GPU: f.uuid(1)}}, prepare.Rules{Policy: prepare.Check})
+			prepared <- err
+		}()
+		<-state.probing
+		stop()
+		if err := <-prepared; err == nil {
+			t.Error("the device was prepared")
+		}
+		synctest.Wait()
+		if len(ended) > 0 {
+			t.Errorf("the plugin has ended with %v", <-ended)
+		}
+		close(state.answer)
+		testenv.Must(t, <-ended)
+	})
 }
