@@ -182,7 +182,7 @@ func TestTheEndOfTheServiceWaitsForPreparations(t *testing.T) {
 		}
 		synctest.Wait()
 		if len(ended) > 0 {
-			t.Errorf("the plugin has ended with %v", <-ended)
+			t.Fatalf("the plugin has ended with %v", <-ended)
 		}
 		close(state.answer)
 		testenv.Must(t, <-ended)
