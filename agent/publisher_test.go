@@ -182,3 +182,15 @@ func TestPublisherWarnsOfMIGDevicesThatAreRefused(t *testing.T) {
 	f.reconfigure(func(c *config.Config) { c.PreStart.Strict = false })
 	f.logs("no longer the case: no container gets a MIG device of nvidia.com/mig-7g.80gb", 1)
 }
+
+// Kubelets before 1.37 may lose the devices of a plugin that they watch.
+func TestAResourceThatTheKubeletHasLostIsRegisteredAgain(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, "pcie-quad")
+	f.kubelet.Pods.Allocatable = map[string][]string{}
+	f.start(Serve)
+	f.kubelet.WaitListed(gpuResource, 4, 0)
+	f.kubelet.WaitRegistrations(2)
+	f.logs("the kubelet watches "+gpuResource+" and has none of its devices: it is registered again", 1)
+	f.kubelet.WaitListed(gpuResource, 4, 0)
+}

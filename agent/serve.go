@@ -81,6 +81,10 @@ func Serve(ctx context.Context, o *Options) error {
 	reporter := newReporter(o)
 	displaced := ledger.NewDisplaced(ledger.DisplacedOptions{
 		Allocatable: kubelet.Allocatable, Watched: func() bool { return p.Ready() == nil }, Changed: changed,
+		Lost: func(resource string) {
+			o.Log.Warn("the kubelet watches " + resource + " and has none of its devices: it is registered again")
+			p.Reconnect(resource)
+		},
 	})
 	pub := &publisher{
 		config: c, devices: devs, plugin: p, dra: claims, mps: daemons, ledger: held, displaced: displaced, releaser: rel,

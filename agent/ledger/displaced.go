@@ -14,7 +14,10 @@ import (
 
 // Displaced notices that another device plugin has registered a resource of this one. The kubelet then uses the later
 // plugin, and does not notify the earlier one. Displaced compares the devices that the kubelet has with those that are
-// advertised. It does not notice a plugin that advertises the same devices. It is an actor.
+// advertised. It does not notice a plugin that advertises the same devices.
+//
+// It also notices that the kubelet watches a plugin and has lost its devices all the same: one before 1.37 does if the
+// plugin registers while it still forgets another plugin of the resource. It is an actor.
 type Displaced struct {
 	opts DisplacedOptions
 
@@ -32,6 +35,8 @@ type DisplacedOptions struct {
 	Allocatable func(context.Context) (map[string]map[string]bool, error)
 	// Watched reports whether the kubelet watches all resources. Otherwise it need not have their devices.
 	Watched func() bool
+	// Lost is called for a resource of which the kubelet has no healthy device.
+	Lost func(resource string)
 	// Changed is woken when Text has another result.
 	Changed wake.Chan
 }
@@ -93,6 +98,11 @@ func (d *Displaced) check(ctx context.Context) {
 	}
 	lasting := slices.DeleteFunc(slices.Sorted(maps.Keys(differ)), func(name string) bool { return !d.differed[name] })
 	d.differed = differ
+	for _, name := range lasting {
+		if len(list[name]) == 0 {
+			d.opts.Lost(name)
+		}
+	}
 	text := ""
 	if len(lasting) > 0 {
 		text = "the kubelet has other devices of " + strings.Join(lasting, ", ") + " than this plugin advertises: another " +

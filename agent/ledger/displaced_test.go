@@ -13,12 +13,18 @@ import (
 func TestAnotherPluginWithTheSameResourceIsNoticed(t *testing.T) {
 	ours := map[string]map[string]bool{whole: {"GPU-a": true, "GPU-b": true}}
 	theirs := map[string]map[string]bool{whole: {"GPU-a::0": true, "GPU-a::1": true}}
+	none := map[string]map[string]bool{}
 	for name, c := range map[string]struct {
 		checks []map[string]map[string]bool // what the kubelet has at each check; nil is an error
 		away   bool                         // the kubelet does not watch
 		change int                          // the check after which a device becomes unhealthy, from 1
 		want   bool
+		lost   int // how often the resource is registered again
 	}{
+		"the kubelet has none": {
+			checks: []map[string]map[string]bool{ours, none, none, none, ours}, lost: 2,
+		},
+		"the kubelet has none for a moment":      {checks: []map[string]map[string]bool{ours, none, ours, none, ours}},
 		"the kubelet has the advertised devices": {checks: []map[string]map[string]bool{ours, ours, ours}},
 		"the kubelet has others":                 {checks: []map[string]map[string]bool{ours, theirs, theirs}, want: true},
 		"the kubelet has them a moment later":    {checks: []map[string]map[string]bool{theirs, ours, ours}},
@@ -34,6 +40,7 @@ func TestAnotherPluginWithTheSameResourceIsNoticed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var answer map[string]map[string]bool
+			var lost []string
 			d := NewDisplaced(DisplacedOptions{
 				Allocatable: func(context.Context) (map[string]map[string]bool, error) {
 					if answer == nil {
@@ -42,6 +49,7 @@ func TestAnotherPluginWithTheSameResourceIsNoticed(t *testing.T) {
 					return answer, nil
 				},
 				Watched: func() bool { return !c.away },
+				Lost:    func(name string) { lost = append(lost, name) },
 				Changed: wake.New(),
 			})
 			devices := offer(whole, "GPU-a", "GPU-b")
@@ -58,6 +66,9 @@ func TestAnotherPluginWithTheSameResourceIsNoticed(t *testing.T) {
 			if got := d.Text(); (got != "") != c.want || c.want && !strings.Contains(got, "other devices of "+whole) {
 				t.Errorf("the text is %q", got)
 			}
+			if len(lost) != c.lost || c.lost > 0 && lost[0] != whole {
+				t.Errorf("%v are registered again, want %d times", lost, c.lost)
+			}
 		})
 	}
 }
@@ -71,6 +82,7 @@ func TestTheBeginAndTheEndOfADisplacementAreSeen(t *testing.T) {
 			return map[string]map[string]bool{whole: answer}, nil
 		},
 		Watched: func() bool { return true },
+		Lost:    func(string) { t.Error("a resource is lost") },
 		Changed: wake.New(),
 	})
 	d.Advertised([]resource.Resource{offer(whole, "GPU-a")})

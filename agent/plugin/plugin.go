@@ -163,6 +163,15 @@ func (p *Plugin) update(r resource.Resource, gpus *allocator.GPUs) error {
 // Retire makes the plugin register no more, since another instance does. It serves until Run ends.
 func (p *Plugin) Retire() { p.opts.retired.Store(true) }
 
+// Reconnect ends the kubelet's watch of a resource, so that the resource is registered again.
+func (p *Plugin) Reconnect(resource string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e := p.endpoints[resource]; e != nil {
+		e.server.endWatchers()
+	}
+}
+
 // Check returns ErrNoKubelet if the path of the directory for the sockets leads to something else. A directory that
 // does not exist is not an error: Run waits for it.
 func (p *Plugin) Check() error {

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"net"
 	"path/filepath"
-	"sync/atomic"
 	"time"
 
 	"gpu-cdi-plugin/internal/unixsocket"
@@ -99,7 +98,7 @@ func (e *endpoint) stayRegisteredWith(
 			if e.opts.retired.Load() {
 				return e.maintainUntil(ctx, forever, func() bool { return false })
 			}
-			e.server.watchers.Store(new(atomic.Int32))
+			e.server.watchers.Store(newWatchers())
 			e.conns.lost.Store(false)
 			answer, err := e.register(ctx, replaced)
 			if err != nil {

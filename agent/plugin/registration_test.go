@@ -93,6 +93,18 @@ func TestAPluginThatIsLostBeforeItIsWatchedRegistersAtOnce(t *testing.T) {
 	k.WaitRegistered(gpus)
 }
 
+func TestAResourceIsRegisteredAgainOnDemand(t *testing.T) {
+	k := kubelettest.New(t)
+	k.Start()
+	p := start(t, optionsFor(k), gpusOf(1))
+	k.WaitRegistered(gpus)
+	eventually(t, "the plugin is ready", func() bool { return p.Ready() == nil })
+	p.Reconnect(gpus)
+	k.WaitRegistrations(2)
+	k.WaitListed(gpus, 1, 0)
+	eventually(t, "the plugin is ready again", func() bool { return p.Ready() == nil })
+}
+
 func TestAKubeletWithoutItsSocketStillWatches(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()

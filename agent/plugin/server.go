@@ -30,14 +30,23 @@ type server struct {
 	observer Observer
 
 	list atomic.Pointer[list]
-	// watchers is the number of open ListAndWatch streams that began after the last Register call. Each Register
-	// replaces the counter, so older streams no longer count.
-	watchers atomic.Pointer[atomic.Int32]
+	// watchers are the open ListAndWatch streams that began after the last Register call. Each Register replaces them, so
+	// older streams no longer count.
+	watchers atomic.Pointer[watchers]
 	wake     wake.Chan     // the socket or the watchers may have changed
 	stopped  chan struct{} // closed to end the streams
 }
 
 var _ v1beta1.DevicePluginServer = (*server)(nil)
+
+// watchers counts ListAndWatch streams.
+type watchers struct {
+	atomic.Int32
+
+	ended chan struct{} // closed to end them
+}
+
+func newWatchers() *watchers { return &watchers{ended: make(chan struct{})} }
 
 // list is one state of the resource's devices. It is immutable.
 type list struct {
@@ -66,7 +75,7 @@ func newServer(
 		options: o, used: used, log: log.With("resource", r.Name), observer: observer,
 		wake: wake.New(), stopped: make(chan struct{}),
 	}
-	s.watchers.Store(new(atomic.Int32))
+	s.watchers.Store(newWatchers())
 	s.list.Store(&list{message: &v1beta1.ListAndWatchResponse{}, replaced: make(chan struct{})})
 	return s, s.update(r, gpus)
 }
@@ -191,11 +200,11 @@ func (s *server) ofContainer(l *list, ids []string) ([]*resource.Device, error) 
 // ListAndWatch sends the list, and each later list. If lists change faster than they can be sent, only the newest is
 // sent.
 func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
-	watchers := s.watchers.Load()
-	watchers.Add(1)
+	w := s.watchers.Load()
+	w.Add(1)
 	s.wake.Wake()
 	defer func() {
-		watchers.Add(-1)
+		w.Add(-1)
 		s.wake.Wake()
 	}()
 	for {
@@ -209,8 +218,16 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 			return status.FromContextError(stream.Context().Err()).Err()
 		case <-s.stopped:
 			return status.Error(codes.Unavailable, "the device plugin is stopping")
+		case <-w.ended:
+			return status.Error(codes.Unavailable, "the device plugin registers again")
 		}
 	}
+}
+
+// endWatchers ends the streams.
+func (s *server) endWatchers() {
+	close(s.watchers.Swap(newWatchers()).ended)
+	s.wake.Wake()
 }
 
 // watched reports whether a stream is open that began after the last Register call.
