@@ -176,7 +176,9 @@ func (i Injector) allocated(p *pod) ([]string, error) {
 }
 
 // isNotServed reports whether the error of a request means that no program listens at the socket.
-func isNotServed(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) }
+func isNotServed(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED)
+}
 
 // errUnanswered means that the program at the socket ended before it answered.
 var errUnanswered = errors.New("it closed the connection before it answered")

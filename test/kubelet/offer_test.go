@@ -46,7 +46,7 @@ func TestStrategies(t *testing.T) {
 	}
 }
 
-// TestTheKubeletDiscoversThePlugin registers by the kubelet's plugin watcher.
+// TestTheKubeletDiscoversThePlugin registers by the kubelet's plugin watcher, also when another instance takes over.
 func TestTheKubeletDiscoversThePlugin(t *testing.T) {
 	f := setUp(t, "workstation", "--registration=watcher")
 	f.awaitDevices(t, gpuName, f.uuids(t))
@@ -55,6 +55,9 @@ func TestTheKubeletDiscoversThePlugin(t *testing.T) {
 	ids := f.check(t, p, s)
 	f.killKubelet(t)
 	f.startKubelet(t)
+	f.awaitDevices(t, gpuName, f.uuids(t))
+	f.checkUnchanged(t, p, s, ids)
+	f.takeOver(t, shared.Program(t, "gpu-cdi-plugin"), "--registration=watcher")
 	f.awaitDevices(t, gpuName, f.uuids(t))
 	f.checkUnchanged(t, p, s, ids)
 }
