@@ -9,8 +9,8 @@ import (
 )
 
 // stayDiscovered keeps the endpoint available to a kubelet that finds the socket in its registry directory. If the
-// kubelet does not begin to watch in time, or a watch has ended, a new socket is made: a kubelet that has found a socket
-// does not connect to it again. Kubelets before 1.37 end the watch when another instance ends.
+// kubelet does not begin to watch in time, or a watch has ended, a new socket is made: a kubelet that has found a
+// socket does not connect to it again. Kubelets before 1.37 end the watch when another instance ends.
 func (e *endpoint) stayDiscovered(ctx context.Context) error {
 	for {
 		if err := e.maintainUntil(ctx, e.opts.streamGrace, e.server.watched); err != nil {

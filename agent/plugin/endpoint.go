@@ -133,8 +133,8 @@ func (e *endpoint) restore(ctx context.Context) error {
 	return nil
 }
 
-// clear removes what an instance that was killed has left at the endpoint's other path: a kubelet that finds a socket in
-// its registry directory connects to it again and again.
+// clear removes what an instance that was killed has left at the endpoint's other path: a kubelet that finds a socket
+// in its registry directory connects to it again and again.
 func (e *endpoint) clear() {
 	if e.cleared != nil { // another attempt would change the directory, and so wake the endpoint for the next one
 		return
@@ -143,11 +143,12 @@ func (e *endpoint) clear() {
 	if e.path == other {
 		other = e.planned
 	}
-	var removed bool
-	removed, e.cleared = removeStale(other)
+	removed, err := removeStale(other)
 	switch {
-	case e.cleared != nil:
-		e.log.Warn("the socket " + other + " of an instance that has ended cannot be removed: " + e.cleared.Error())
+	case errors.Is(err, fileio.ErrHeld): // by an instance that has just begun
+	case err != nil:
+		e.cleared = err
+		e.log.Warn("the socket " + other + " of an instance that has ended cannot be removed: " + err.Error())
 	case removed:
 		e.log.Info("the socket " + other + " is removed: the instance that made it was killed")
 	}

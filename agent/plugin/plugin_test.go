@@ -609,8 +609,8 @@ func TestAnInstanceBesideAnother(t *testing.T) {
 	}
 }
 
-// A kubelet that finds sockets in plugins_registry connects to each new one. One before 1.37 loses the new instance with
-// the old one.
+// A kubelet that finds sockets in plugins_registry connects to each new one. One before 1.37 loses the new instance
+// with the old one.
 func TestAnInstanceBesideAnotherIsDiscovered(t *testing.T) {
 	leaves(t)
 	k := kubelettest.New(t)

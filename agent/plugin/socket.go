@@ -122,7 +122,8 @@ func listen(ctx context.Context, path string, conns *connections) (*socket, erro
 	return &socket{UnixListener: l, path: path, id: id, conns: conns}, nil
 }
 
-// removeStale removes a socket and its lock's file if the instance that made them was killed.
+// removeStale removes a socket and its lock's file if the instance that made them was killed. If another instance locks
+// the file meanwhile, the error wraps fileio.ErrHeld.
 func removeStale(path string) (removed bool, err error) {
 	_, noSocket := os.Lstat(path)
 	_, noLock := os.Lstat(lockPath(path))
@@ -133,9 +134,6 @@ func removeStale(path string) (removed bool, err error) {
 		return false, err
 	}
 	lock, err := fileio.AcquireLock(lockPath(path))
-	if errors.Is(err, fileio.ErrHeld) { // by an instance that has just begun
-		return false, nil
-	}
 	if err != nil {
 		return false, err
 	}

@@ -185,7 +185,8 @@ var errUnanswered = errors.New("it closed the connection before it answered")
 
 // isUnanswered reports whether another instance may answer the same request.
 func isUnanswered(err error) bool {
-	return isNotServed(err) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) || errors.Is(err, errUnanswered)
+	return isNotServed(err) || errors.Is(err, errUnanswered) || errors.Is(err, unix.ECONNRESET) ||
+		errors.Is(err, unix.EPIPE)
 }
 
 // post sends a request to the control socket and returns the body of the answer. It does not use net/http, which would
