@@ -163,12 +163,12 @@ func TestTheEndOfTheServiceWaitsForPreparations(t *testing.T) {
 		offered := func(string) bool { return true }
 		p, err := plugin.New(plugin.Options{Dir: f.kubelet.Dir, Log: f.opts.Log})
 		testenv.Must(t, err)
-		s := &service{opts: f.opts, plugin: p, preparer: &preparer{
+		s := &service{preparer: &preparer{
 			runner: runner, record: prepare.NewRecordFile(Preparations(&f.opts.Config), offered, f.opts.Log),
 		}}
 		ctx, stop := context.WithCancel(t.Context())
 		ended, prepared := make(chan error, 1), make(chan error, 1)
-		go func() { ended <- s.runPlugin(ctx) }()
+		go func() { ended <- s.runDoors(ctx, p.Run) }()
 		go func() {
 			ctx, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()

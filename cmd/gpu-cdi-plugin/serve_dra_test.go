@@ -141,11 +141,11 @@ func TestServeMovesANodeBetweenTheDoors(t *testing.T) {
 	s := newClaimed(t, "pcie-quad", "")
 	s.api.SetAllocatable(map[string]string{gpuResource: "4"})
 	s.restart("plugin")
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.kubelet.Pods.Set(kubelettest.Pod("ml", "train", "main", gpuResource, s.uuids()[0]))
 
 	s.restart("dra")
-	s.listed(gpuResource, 0, 0)
+	s.kubelet.WaitListed(gpuResource, 0, 0)
 	s.logs("the Node still has 4 allocatable nvidia.com/gpu of a device plugin")
 	s.published()
 	s.api.SetAllocatable(map[string]string{gpuResource: "0"})
@@ -166,17 +166,17 @@ func TestServeMovesANodeBetweenTheDoors(t *testing.T) {
 	}
 
 	s.restart("plugin")
-	e := s.listed(gpuResource, 2, 2)
+	e := s.kubelet.WaitListed(gpuResource, 2, 2)
 	s.published()
 	if _, err := s.tryAllocate(e, s.uuids()[1]); err == nil ||
 		!strings.Contains(err.Error(), "ResourceClaim team/claim-2 holds it") {
 		t.Errorf("a container gets the GPU of a claim: %v", err)
 	}
 	s.unprepare(2)
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 
 	s.restart("plugin")
-	s.listed(gpuResource, 4, 0)
+	s.kubelet.WaitListed(gpuResource, 4, 0)
 	for _, text := range []string{"which the node does not offer", "level=ERROR"} {
 		if strings.Contains(s.log.String(), text) {
 			t.Errorf("%s: it is logged", text)
