@@ -29,7 +29,9 @@ const (
 // socket serves the kubelet on a socket in its directory plugins_registry, where the kubelet finds it. It is an actor.
 type socket struct {
 	path    string
-	beside  string // the path if another instance has that one; empty if that is an error
+	other   string // the path if another instance has that one
+	beside  bool   // whether another instance may have it
+	cleared error  // of the attempt to remove what another instance has left
 	log     *slog.Logger
 	changed func() // is called when currentReason has another result
 
@@ -38,13 +40,10 @@ type socket struct {
 }
 
 func newSocket(dir, driver string, beside bool, log *slog.Logger) *socket {
-	s := &socket{
-		path: filepath.Join(dir, driver+"-reg.sock"), log: log, changed: func() {}, reason: "it has not found the socket yet",
+	return &socket{
+		path: filepath.Join(dir, driver+"-reg.sock"), other: filepath.Join(dir, driver+"-reg-2.sock"), beside: beside,
+		log: log, changed: func() {}, reason: "it has not found the socket yet",
 	}
-	if beside {
-		s.beside = filepath.Join(dir, driver+"-reg-2.sock")
-	}
-	return s
 }
 
 // setReason records why the driver is not registered, or that it is.
@@ -94,6 +93,9 @@ func (s *socket) run(ctx context.Context, register func(*grpc.Server)) (err erro
 	defer check.Stop()
 	for {
 		lock, err = s.hold(lock)
+		if err == nil && s.cleared == nil { // the kubelet would try to connect to it again and again
+			s.cleared = unixsocket.RemoveStale(s.other, lockPath(s.other), s.log)
+		}
 		if err == nil && !current.inPlace() {
 			var next *listener
 			if next, err = s.listen(ctx, server); err == nil {
@@ -121,8 +123,8 @@ func (s *socket) hold(lock *fileio.Lock) (*fileio.Lock, error) {
 		return lock, lock.Renew()
 	}
 	lock, err := fileio.AcquireLock(lockPath(s.path))
-	if errors.Is(err, fileio.ErrHeld) && s.beside != "" {
-		s.path, s.beside = s.beside, ""
+	if errors.Is(err, fileio.ErrHeld) && s.beside {
+		s.path, s.other, s.beside = s.other, s.path, false
 		lock, err = fileio.AcquireLock(lockPath(s.path))
 	}
 	return lock, err

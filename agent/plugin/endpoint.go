@@ -15,6 +15,7 @@ import (
 	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -143,15 +144,7 @@ func (e *endpoint) clear() {
 	if e.path == other {
 		other = e.planned
 	}
-	removed, err := removeStale(other)
-	switch {
-	case errors.Is(err, fileio.ErrHeld): // by an instance that has just begun
-	case err != nil:
-		e.cleared = err
-		e.log.Warn("the socket " + other + " of an instance that has ended cannot be removed: " + err.Error())
-	case removed:
-		e.log.Info("the socket " + other + " is removed: the instance that made it was killed")
-	}
+	e.cleared = unixsocket.RemoveStale(other, lockPath(other), e.log)
 }
 
 // listen serves on a new socket. Connections to the old socket stay open.

@@ -4,16 +4,13 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 
-	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/internal/wake"
 )
@@ -120,25 +117,6 @@ func listen(ctx context.Context, path string, conns *connections) (*socket, erro
 	l.SetUnlinkOnClose(false)
 	id, _ := unixsocket.Identify(path)
 	return &socket{UnixListener: l, path: path, id: id, conns: conns}, nil
-}
-
-// removeStale removes a socket and its lock's file if the instance that made them was killed. If another instance locks
-// the file meanwhile, the error wraps fileio.ErrHeld.
-func removeStale(path string) (removed bool, err error) {
-	_, noSocket := os.Lstat(path)
-	_, noLock := os.Lstat(lockPath(path))
-	if noSocket != nil && noLock != nil {
-		return false, nil
-	}
-	if held, err := fileio.IsHeld(lockPath(path)); held || err != nil {
-		return false, err
-	}
-	lock, err := fileio.AcquireLock(lockPath(path))
-	if err != nil {
-		return false, err
-	}
-	err = unixsocket.Remove(path)
-	return err == nil, errors.Join(err, lock.Release())
 }
 
 // inPlace reports whether the socket's file is still at its path.

@@ -7,11 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net"
 	"os"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/fileio"
 )
 
 // MaxPath is the length of the longest path of a unix socket, in bytes: sun_path of unix(7) without the final NUL.
@@ -50,6 +53,41 @@ func Remove(path string) error {
 		return fmt.Errorf("%s is not a socket: remove it", path)
 	}
 	return os.Remove(path)
+}
+
+// RemoveStale removes a socket and its lock's file if the process that made them was killed. A process that serves the
+// socket holds the lock. If the error is not nil, another attempt would fail too.
+func RemoveStale(path, lockPath string, log *slog.Logger) error {
+	_, noSocket := os.Lstat(path)
+	_, noLock := os.Lstat(lockPath)
+	if noSocket != nil && noLock != nil {
+		return nil
+	}
+	removed, err := removeUnlocked(path, lockPath)
+	if err != nil {
+		log.Warn("the socket " + path + " of an instance that has ended cannot be removed: " + err.Error())
+		return err
+	}
+	if removed {
+		log.Info("the socket " + path + " is removed: the instance that made it was killed")
+	}
+	return nil
+}
+
+// removeUnlocked removes a socket and its lock's file if no process holds the lock.
+func removeUnlocked(path, lockPath string) (removed bool, err error) {
+	if held, err := fileio.IsHeld(lockPath); held || err != nil {
+		return false, err
+	}
+	lock, err := fileio.AcquireLock(lockPath)
+	switch {
+	case err == nil:
+		err = Remove(path)
+		return err == nil, errors.Join(err, lock.Release())
+	case errors.Is(err, fileio.ErrHeld): // by a process that has just begun
+		err = nil
+	}
+	return false, err
 }
 
 // listen creates the socket. The file gets its mode before it has a name: after a later chmod, a process might already
