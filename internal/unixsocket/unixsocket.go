@@ -58,9 +58,7 @@ func Remove(path string) error {
 // RemoveStale removes a socket and its lock's file if the process that made them was killed. A process that serves the
 // socket holds the lock. If the error is not nil, another attempt would fail too.
 func RemoveStale(path, lockPath string, log *slog.Logger) error {
-	_, noSocket := os.Lstat(path)
-	_, noLock := os.Lstat(lockPath)
-	if noSocket != nil && noLock != nil {
+	if !exists(path) && !exists(lockPath) { // in most cases
 		return nil
 	}
 	removed, err := removeUnlocked(path, lockPath)
@@ -72,6 +70,11 @@ func RemoveStale(path, lockPath string, log *slog.Logger) error {
 		log.Info("the socket " + path + " is removed: the instance that made it was killed")
 	}
 	return nil
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 // removeUnlocked removes a socket and its lock's file if no process holds the lock.
