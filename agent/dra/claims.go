@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -43,7 +42,7 @@ type claims struct {
 	ledger   Ledger
 	preStart func(ctx context.Context, resourceName string, devices []*resource.Device) error
 	log      *slog.Logger
-	state    atomic.Pointer[node.State] // nil before the first one
+	state    *published
 
 	mu      sync.Mutex
 	records map[string]*record       // of prepared claims, by UID
@@ -150,7 +149,7 @@ func (c *claims) prepare(ctx context.Context, k *drav1.Claim) ([]*drav1.Device, 
 		return nil, err
 	}
 	defer unlock()
-	state := c.state.Load()
+	state, _ := c.state.get()
 	if state == nil || state.Snapshot == nil {
 		return nil, errors.New("the GPUs have not been read yet")
 	}
@@ -300,7 +299,7 @@ func (c *claims) remarks() []node.Remark {
 		add("claim "+uid, "it is unknown which devices the claim with the UID "+uid+" has, since its record cannot be read: "+
 			wording.Shorten(wording.OneLine(err), maxMessage))
 	}
-	if state := c.state.Load(); state != nil && state.Snapshot != nil {
+	if state, _ := c.state.get(); state != nil && state.Snapshot != nil {
 		byName := offersByName(state)
 		for _, r := range c.records {
 			for _, d := range r.Devices {

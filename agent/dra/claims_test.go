@@ -250,7 +250,7 @@ func TestAKubeletRegistersTheDriver(t *testing.T) {
 	info, err := kubelet.GetInfo(t.Context(), &pluginregistration.InfoRequest{}, grpc.WaitForReady(true))
 	testenv.Must(t, err)
 	want := &pluginregistration.PluginInfo{
-		Type: "DRAPlugin", Name: "gpu.nvidia.com", Endpoint: n.socket(), SupportedVersions: []string{"v1.DRAPlugin"},
+		Type: "DRAPlugin", Name: "gpu.nvidia.com", Endpoint: n.socket(), SupportedVersions: []string{"v1.DRAPlugin", "v1.DRAResourceHealth"},
 	}
 	if diff := cmp.Diff(want, info, protocmp.Transform()); diff != "" {
 		t.Errorf("the driver's info (-want +got)\n%s", diff)
@@ -654,7 +654,7 @@ func BenchmarkPrepare(b *testing.B) {
 	n.allocate(1, device("gpu-0"))
 	read := &claim{}
 	testenv.Must(b, n.driver.claims.api.Get(b.Context(), apiPath+"/namespaces/team/resourceclaims/claim-1", read))
-	state := n.driver.claims.state.Load()
+	state, _ := n.driver.claims.state.get()
 	for b.Loop() {
 		list, err := read.devices(uid(1), n.driver.id, state)
 		testenv.Must(b, err)

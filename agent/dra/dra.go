@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"google.golang.org/grpc"
+	drahealthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -69,7 +70,7 @@ func New(o Options) *Driver {
 	d.claims = &claims{
 		driver: o.Name, dir: o.Records, ledger: o.Ledger, preStart: o.PreStart, log: o.Log,
 		boot:    host.ReadLine(o.Host.Proc("sys", "kernel", "random", "boot_id")),
-		records: map[string]*record{}, bad: map[string]error{}, busy: map[string]chan struct{}{},
+		state: newPublished(), records: map[string]*record{}, bad: map[string]error{}, busy: map[string]chan struct{}{},
 	}
 	if o.API != nil {
 		d.id.Node = o.API.Node
@@ -98,7 +99,7 @@ type Offer struct {
 func (d *Driver) Publish(s node.State, offer Offer) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.claims.state.Store(&s)
+	d.claims.state.set(&s)
 	if s.Snapshot == nil || d.publisher == nil {
 		return // the slices of an earlier process stay
 	}
@@ -133,8 +134,9 @@ func (d *Driver) Run(ctx context.Context) error {
 // kubelet.
 func (d *Driver) Serve(ctx context.Context) error {
 	return d.socket.run(ctx, func(s *grpc.Server) {
-		service := &server{claims: d.claims, socket: d.socket}
+		service := &server{claims: d.claims, socket: d.socket, stopping: ctx.Done()}
 		drav1.RegisterDRAPluginServer(s, service)
+		drahealthv1.RegisterDRAResourceHealthServer(s, service)
 		pluginregistration.RegisterRegistrationServer(s, service)
 	})
 }

@@ -78,7 +78,7 @@ func publishing(t testing.TB, server *apiservertest.Server) (*Publisher, *testen
 }
 
 // published reports whether the API server has the slices, with one generation and the Node as the owner.
-func published(server *apiservertest.Server, want []Slice) bool {
+func isPublished(server *apiservertest.Server, want []Slice) bool {
 	var got []Slice
 	server.Slices(&got)
 	return slices.EqualFunc(want, got, func(a, b Slice) bool {
@@ -90,7 +90,7 @@ func published(server *apiservertest.Server, want []Slice) bool {
 
 func awaitPublished(t testing.TB, server *apiservertest.Server, want []Slice) {
 	t.Helper()
-	testenv.Eventually(t, "the slices are published", func() bool { return published(server, want) })
+	testenv.Eventually(t, "the slices are published", func() bool { return isPublished(server, want) })
 }
 
 const first, second = "gpu-node-1-gpu.nvidia.com-0", "gpu-node-1-gpu.nvidia.com-1"

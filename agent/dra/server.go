@@ -5,21 +5,26 @@ import (
 	"errors"
 	"sync"
 
+	drahealthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// server is what the kubelet calls: the registration service of plugins_registry and the DRA service, on one socket.
+// server is what the kubelet calls: the registration service of plugins_registry, the DRA service and that of the
+// devices' health, on one socket.
 type server struct {
 	drav1.UnimplementedDRAPluginServer
+	drahealthv1.UnimplementedDRAResourceHealthServer
 	pluginregistration.UnimplementedRegistrationServer
 
-	claims *claims
-	socket *socket
+	claims   *claims
+	socket   *socket
+	stopping <-chan struct{} // closed when streams must end
 }
 
 var (
 	_ drav1.DRAPluginServer                 = (*server)(nil)
+	_ drahealthv1.DRAResourceHealthServer   = (*server)(nil)
 	_ pluginregistration.RegistrationServer = (*server)(nil)
 )
 
@@ -74,7 +79,7 @@ func forEach[T any](list []*drav1.Claim, f func(*drav1.Claim) T, answers map[str
 func (s *server) GetInfo(context.Context, *pluginregistration.InfoRequest) (*pluginregistration.PluginInfo, error) {
 	return &pluginregistration.PluginInfo{
 		Type: pluginregistration.DRAPlugin, Name: s.claims.driver, Endpoint: s.socket.path,
-		SupportedVersions: []string{drav1.DRAPluginService},
+		SupportedVersions: []string{drav1.DRAPluginService, drahealthv1.DRAResourceHealthService},
 	}, nil
 }
 
