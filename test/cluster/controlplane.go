@@ -39,6 +39,7 @@ type controlPlane struct {
 	dir, peers string
 	admin      credentials
 	proxy      net.Listener // on the machine, to the API server
+	daemons    map[string]*kubenode.Daemon
 }
 
 // startControlPlane starts the programs, which are in the directory peers, and waits until the API server is ready.
@@ -47,7 +48,7 @@ func startControlPlane(ctx context.Context, peers string) (*controlPlane, error)
 	if err != nil {
 		return nil, err
 	}
-	p := &controlPlane{dir: dir, peers: peers}
+	p := &controlPlane{dir: dir, peers: peers, daemons: map[string]*kubenode.Daemon{}}
 	if err := p.start(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start the control plane: %w", err), p.Close())
 	}
@@ -88,16 +89,21 @@ func (p *controlPlane) start(ctx context.Context) (err error) {
 	}
 	for _, args := range programs {
 		d := p.NewDaemon(args[0], append([]string{filepath.Join(p.peers, args[0])}, args[1:]...)...)
-		if err := d.Start(); err != nil {
+		p.daemons[args[0]] = d
+		if err := p.startDaemon(ctx, args[0]); err != nil {
 			return err
-		}
-		if args[0] == "kube-apiserver" {
-			if err := d.WithLog(p.awaitAPIServer(ctx, d)); err != nil {
-				return err
-			}
 		}
 	}
 	return nil
+}
+
+// startDaemon starts a program, for the API server until it is ready.
+func (p *controlPlane) startDaemon(ctx context.Context, name string) error {
+	d := p.daemons[name]
+	if err := d.Start(); err != nil || name != "kube-apiserver" {
+		return err
+	}
+	return d.WithLog(p.awaitAPIServer(ctx, d))
 }
 
 // write writes the files of the programs.

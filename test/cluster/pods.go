@@ -23,6 +23,8 @@ type Pod struct {
 	// GPUs is how many GPUs it requests, and Claims are the templates of its claims.
 	GPUs   int
 	Claims []string
+	// Restarts has the container started again when it has ended.
+	Restarts bool
 	// Command replaces the default, which waits for the end of the pod.
 	Command []string
 	Labels  map[string]string
@@ -46,12 +48,16 @@ func (p Pod) manifest() map[string]any {
 	if p.GPUs > 0 {
 		limits[gpuName] = p.GPUs
 	}
+	policy := "Never"
+	if p.Restarts {
+		policy = "Always"
+	}
 	return map[string]any{
 		"apiVersion": "v1", "kind": "Pod",
 		"metadata": map[string]any{"name": p.Name, "labels": p.Labels},
 		"spec": map[string]any{
 			"resourceClaims": claims,
-			"restartPolicy":  "Never", "terminationGracePeriodSeconds": 5, "nodeSelector": selector,
+			"restartPolicy":  policy, "terminationGracePeriodSeconds": 5, "nodeSelector": selector,
 			"containers": []any{map[string]any{
 				"name": "main", "image": GPUImage, "imagePullPolicy": "Never", "command": command,
 				"resources": map[string]any{"limits": limits, "claims": uses},
@@ -68,6 +74,7 @@ type PodStatus struct {
 		Phase, Reason, Message string
 		ContainerStatuses      []struct {
 			ContainerID  string
+			Ready        bool
 			RestartCount int
 		}
 	}
