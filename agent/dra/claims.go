@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"gpu-cdi-plugin/agent/apiserver"
 	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/node"
@@ -41,6 +43,7 @@ type claims struct {
 	boot     string // the kernel's boot ID
 	ledger   Ledger
 	preStart func(ctx context.Context, resourceName string, devices []*resource.Device) error
+	inUse    func(ctx context.Context, uuid string) (bool, error)
 	log      *slog.Logger
 	state    *published
 
@@ -162,9 +165,8 @@ func (c *claims) prepare(ctx context.Context, k *drav1.Claim) ([]*drav1.Device, 
 	if c.api == nil {
 		return nil, errors.New("the driver was started without the credentials of a service account")
 	}
-	var read claim
-	path := apiPath + "/namespaces/" + url.PathEscape(k.GetNamespace()) + "/resourceclaims/" + url.PathEscape(k.GetName())
-	if err := c.api.Get(ctx, path, &read); err != nil {
+	read, err := c.read(ctx, k.GetNamespace(), k.GetName())
+	if err != nil {
 		return nil, fmt.Errorf("read it: %w", err)
 	}
 	list, err := read.devices(k.GetUid(), Identity{c.driver, c.node}, state)
@@ -172,6 +174,40 @@ func (c *claims) prepare(ctx context.Context, k *drav1.Claim) ([]*drav1.Device, 
 		return nil, err
 	}
 	return c.give(ctx, k, list, state)
+}
+
+// read reads a claim from the API server.
+func (c *claims) read(ctx context.Context, namespace, name string) (*claim, error) {
+	var one claim
+	path := apiPath + "/namespaces/" + url.PathEscape(namespace) + "/resourceclaims/" + url.PathEscape(name)
+	return &one, c.api.Get(ctx, path, &one)
+}
+
+// dropGone drops the prepared claims that the API server does not have any more and whose devices nothing uses. The
+// kubelet unprepares a claim only if it knows of it, which it does not after the node was made new without a reboot.
+func (c *claims) dropGone(ctx context.Context) {
+	c.mu.Lock()
+	list := slices.Collect(maps.Values(c.records))
+	c.mu.Unlock()
+	for _, r := range list {
+		one, err := c.read(ctx, r.Namespace, r.Name)
+		switch {
+		case err != nil && !apiserver.Answered(err, http.StatusNotFound):
+			return // the claims stay prepared until the next start
+		case err == nil && one.Metadata.UID == r.UID:
+			continue
+		case slices.ContainsFunc(r.held(), func(d *resource.Device) bool {
+			used, err := c.inUse(ctx, d.UUID)
+			return used || err != nil
+		}):
+			c.log.Warn(r.label() + " is gone, and its devices may still be in use: they are kept for it")
+			continue
+		}
+		c.log.Info(r.label() + " is gone: its devices are taken back")
+		if err := c.unprepare(ctx, &drav1.Claim{Namespace: r.Namespace, Name: r.Name, Uid: r.UID}); err != nil {
+			c.log.Warn(r.label() + " is gone, and cannot be unprepared: " + wording.OneLine(err))
+		}
+	}
 }
 
 // give records that a claim has devices: in the ledger, which decides, and then on disk.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -97,6 +98,7 @@ type claimNode struct {
 
 	driver   *Driver
 	preStart func(resourceName string, devices []*resource.Device) error
+	inUse    func(uuid string) (bool, error)
 	stop     func()
 	log      *testenv.Log
 	conn     *grpc.ClientConn
@@ -112,6 +114,7 @@ func newClaimNode(t testing.TB, gpus int) *claimNode {
 		t: t, server: apiservertest.New(t), root: root, state: nodeOf(t, gpus),
 		ledger:   &fakeLedger{pods: map[string]string{}, claims: map[string]string{}},
 		preStart: func(string, []*resource.Device) error { return nil },
+		inUse:    func(string) (bool, error) { return false, nil },
 	}
 	testenv.Must(t, os.Mkdir(filepath.Join(root, "registry"), 0o755))
 	for i := range n.state.Resources {
@@ -155,6 +158,7 @@ func (n *claimNode) start() {
 		Name: DefaultDriver, API: api, Host: h, Records: n.records(), RegistryDir: filepath.Join(n.root, "registry"),
 		Ledger: n.ledger, Log: slog.New(slog.NewTextHandler(n.log, nil)),
 		Changed: func() {},
+		InUse:   func(_ context.Context, uuid string) (bool, error) { return n.inUse(uuid) },
 		PreStart: func(_ context.Context, resourceName string, devices []*resource.Device) error {
 			return n.preStart(resourceName, devices)
 		},
@@ -763,6 +767,51 @@ func TestTheDirectoryOfTheRecordsGoes(t *testing.T) {
 			if _, err := os.Lstat(n.records()); (err == nil) != c.stays {
 				t.Errorf("the directory: %v, want it to stay: %t", err, c.stays)
 			}
+		})
+	}
+}
+
+// A node that was made new does not unprepare the claims that it had.
+func TestClaimsThatAreGoneAtTheStart(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		harm  func(*claimNode)
+		inUse func(string) (bool, error)
+		stays bool
+	}{
+		"a claim that is there": {harm: func(*claimNode) {}, stays: true},
+		"a claim that is gone":  {},
+		"another claim has its name": {harm: func(n *claimNode) {
+			n.server.SetClaim("team", "claim-0", map[string]any{"metadata": map[string]any{"uid": uid(9)}})
+		}},
+		"a claim that is gone, and a GPU in use": {inUse: func(string) (bool, error) { return true, nil }, stays: true},
+		"a claim that is gone, and unknown use": {
+			inUse: func(string) (bool, error) { return false, errors.New("no driver") }, stays: true,
+		},
+		"no answer": {harm: func(n *claimNode) {
+			n.server.Instead(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) })
+		}, stays: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newClaimNode(t, 2)
+			n.allocate(0, device("gpu-0"))
+			n.mustPrepare(0)
+			if c.inUse != nil {
+				n.inUse = c.inUse
+			}
+			if c.harm == nil {
+				n.server.SetClaim("team", "claim-0", nil)
+			} else {
+				c.harm(n)
+			}
+			n.start()
+			if c.stays {
+				n.driver.claims.dropGone(t.Context()) // has nothing to do
+				n.wantHeld("GPU-0")
+				return
+			}
+			testenv.Eventually(t, "the GPU is free", func() bool { return len(n.ledger.held()) == 0 })
 		})
 	}
 }

@@ -39,6 +39,8 @@ type Options struct {
 	Ledger Ledger
 	// PreStart prepares devices of a resource for containers, before their claim has them.
 	PreStart func(ctx context.Context, resourceName string, devices []*resource.Device) error
+	// InUse reports whether a process uses a device, given by its UUID. An error means that this is unknown.
+	InUse func(ctx context.Context, uuid string) (bool, error)
 	// Changed is called when Remarks or Ready may have another result. It must return at once.
 	Changed func()
 	Log     *slog.Logger
@@ -68,8 +70,8 @@ func New(o Options) *Driver {
 	}
 	d.socket.changed = o.Changed
 	d.claims = &claims{
-		driver: o.Name, dir: o.Records, ledger: o.Ledger, preStart: o.PreStart, log: o.Log,
-		boot:    host.ReadLine(o.Host.Proc("sys", "kernel", "random", "boot_id")),
+		driver: o.Name, dir: o.Records, ledger: o.Ledger, preStart: o.PreStart, inUse: o.InUse, log: o.Log,
+		boot:  host.ReadLine(o.Host.Proc("sys", "kernel", "random", "boot_id")),
 		state: newPublished(), records: map[string]*record{}, bad: map[string]error{}, busy: map[string]chan struct{}{},
 	}
 	if o.API != nil {
@@ -117,13 +119,16 @@ func (d *Driver) Publish(s node.State, offer Offer) {
 	d.publisher.Publish(list, offer.Displaced)
 }
 
-// Run publishes until ctx ends. If then nothing is offered and no claim is prepared, it removes the directory of the
+// Run publishes until ctx ends. At first it drops claims that are gone. If at the end nothing is offered and no claim is prepared, it removes the directory of the
 // records, which shows that the node has been used by DRA.
 func (d *Driver) Run(ctx context.Context) error {
 	if d.publisher == nil {
 		return nil
 	}
+	var dropping sync.WaitGroup
+	dropping.Go(func() { d.claims.dropGone(ctx) })
 	err := d.publisher.Run(ctx)
+	dropping.Wait()
 	if d.publisher.withdrawn() {
 		_ = os.Remove(d.claims.dir) // fails if it is not empty
 	}

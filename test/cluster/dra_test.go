@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"gpu-cdi-plugin/test/lib/guide"
 	"gpu-cdi-plugin/test/lib/kubenode"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -98,6 +99,78 @@ func TestTheDoors(t *testing.T) {
 	}
 }
 
+// TestTheGuideToDRA runs the commands and the examples of docs/dra.md.
+func TestTheGuideToDRA(t *testing.T) {
+	c := start(t)
+	defer func() {
+		if t.Failed() {
+			c.describe(t)
+		}
+	}()
+	out := c.follow(t, "docs/dra.md", map[string]string{"kubectl wait": "kubectl wait --timeout=2m"})
+	if strings.Count(out, "(UUID: ") != 1 {
+		t.Errorf("the output of the guide's commands:\n%s", out)
+	}
+	root := c.addNIC(t)
+	for _, example := range guide.Manifests(t, "docs/dra.md") {
+		c.apply(t, example)
+	}
+	for pod, gpus := range map[string]int{
+		"default/large-gpu": 1, "default/nvlink-pair": 2, "gpu-monitor/monitor": -1, "default/one-gpu-for-two": 1,
+	} {
+		namespace, name, _ := strings.Cut(pod, "/")
+		c.kubectl(t, "-n", namespace, "wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/"+name, "--timeout=2m")
+		logs := c.kubectl(t, "-n", namespace, "logs", name)
+		if n := strings.Count(logs, "(UUID: "); gpus > 0 && n != gpus || n != 4 && n != 8 && gpus < 0 {
+			t.Errorf("pod %s sees %d GPUs, want %d:\n%s", pod, n, gpus, logs)
+		}
+	}
+	first, second := c.kubectl(t, "logs", "one-gpu-for-two", "-c", "first"),
+		c.kubectl(t, "logs", "one-gpu-for-two", "-c", "second")
+	if first != second {
+		t.Errorf("the containers of a pod see different GPUs:\n%s%s", first, second)
+	}
+	testenv.Must(t, kubenode.Wait(t.Context(), patience, "the GPU beside the adapter", func() error {
+		device := c.kubectl(t, "get", "resourceclaim", "gpu-and-nic", "-o",
+			"jsonpath={.status.allocation.devices.results[?(@.request=='gpu')].device}")
+		got := c.kubectl(t, "get", "resourceslices", "-o",
+			`jsonpath={.items[*].spec.devices[?(@.name=="`+device+`")].attributes.resource\.kubernetes\.io/pcieRoot.string}`)
+		if device == "" || got != root {
+			return fmt.Errorf("it is %q on %q, want one on %q", device, got, root)
+		}
+		return nil
+	}))
+	for _, example := range guide.Manifests(t, "docs/dra.md") {
+		c.removeAll(t, example)
+	}
+	c.kubectl(t, "delete", "-f", "../../docs/gpu-claim.yaml")
+	c.kubectl(t, "delete", "resourceslice,deviceclass", "nic.example.com")
+	c.uninstall(t)
+}
+
+// addNIC adds a network adapter to node2, which no driver prepares, and returns its PCIe root. A GPU has the same.
+func (c *Cluster) addNIC(t testing.TB) (root string) {
+	t.Helper()
+	root = strings.Fields(c.kubectl(t, "get", "resourceslices", "--field-selector", "spec.nodeName=node2", "-o",
+		`jsonpath={.items[*].spec.devices[*].attributes.resource\.kubernetes\.io/pcieRoot.string}`))[5]
+	c.apply(t, `
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: nic.example.com}
+spec: {selectors: [{cel: {expression: "device.driver == 'nic.example.com'"}}]}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: nic.example.com}
+spec:
+  driver: nic.example.com
+  nodeName: node2
+  pool: {name: node2, generation: 1, resourceSliceCount: 1}
+  devices: [{name: nic-0, attributes: {resource.kubernetes.io/pcieRoot: {string: "`+root+`"}}}]
+`)
+	return root
+}
+
 // claimTemplate makes a template of claims for a number of GPUs.
 func (c *Cluster) claimTemplate(t testing.TB, name string, count int) {
 	t.Helper()
@@ -112,9 +185,21 @@ spec: {spec: {devices: {requests: [{name: gpus, exactly: {deviceClassName: gpu.n
 // apply applies a manifest.
 func (c *Cluster) apply(t testing.TB, manifest string) {
 	t.Helper()
-	file := filepath.Join(c.Dir(), "manifest.yaml") // kubectl splits a path with a comma, as that of t.TempDir may be
+	c.kubectl(t, "apply", "-f", c.file(t, manifest))
+}
+
+// removeAll removes what is in a manifest.
+func (c *Cluster) removeAll(t testing.TB, manifest string) {
+	t.Helper()
+	c.kubectl(t, "delete", "--timeout=2m", "-f", c.file(t, manifest))
+}
+
+// file writes a manifest into a file. kubectl splits a path with a comma, as that of t.TempDir may be.
+func (c *Cluster) file(t testing.TB, manifest string) string {
+	t.Helper()
+	file := filepath.Join(c.Dir(), "manifest.yaml")
 	testenv.Must(t, os.WriteFile(file, []byte(manifest), 0o600))
-	c.kubectl(t, "apply", "-f", file)
+	return file
 }
 
 // published waits until the ResourceSlices of a node have this many devices, of which so many have a taint.

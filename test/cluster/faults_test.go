@@ -201,9 +201,10 @@ func TestAnAPIServerThatIsAway(t *testing.T) {
 	c.checkClaims(t, kept, 1)
 
 	// The kubelet removes the slices of a driver that is gone, and the driver makes them again.
-	c.helm(t, "upgrade", release, chart, "--reuse-values", "--set", "nodeSelector.none=here")
+	c.helm(t, "upgrade", release, chart, "--reuse-values", "--set", "nodeSelector.driver=here")
 	c.published(t, "node2", 0, 0)
-	c.helm(t, "upgrade", release, chart, "--reuse-values", "--set", "nodeSelector.none=null")
+	c.kubectl(t, "label", "node", "node2", "driver=here")
+	defer c.kubectl(t, "label", "node", "node2", "driver-")
 	c.published(t, "node2", 8, 0)
 	third := c.launch(t, Pod{Name: "third", Claims: []string{"one"}})
 	c.distinct(t, append(c.checkClaims(t, third, 1), append(c.checkClaims(t, second, 1), held...)...))

@@ -102,6 +102,7 @@ sed -i 's/"terminal": true/"terminal": false/; s/"sh"/"nvidia-smi", "-L"/' bundl
 		// The engine's files are those of this machine, and not those of the simulated one.
 		before: "unset GPU_CDI_ROOT", want: []string{"50-gpu-cdi-plugin.conf", isListed},
 	},
+	"docs/dra.md":        {elsewhere: inCluster},
 	"docs/kubernetes.md": {elsewhere: inCluster},
 	"docs/migrating.md":  {elsewhere: inCluster},
 	"docs/mig.md": {

@@ -51,6 +51,18 @@ func Blocks(t testing.TB, name string) []string {
 	return blocks
 }
 
+var manifests = regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$")
+
+// Manifests returns the blocks of YAML in a document.
+func Manifests(t testing.TB, name string) []string {
+	t.Helper()
+	var blocks []string
+	for _, match := range manifests.FindAllStringSubmatch(Read(t, name), -1) {
+		blocks = append(blocks, match[1])
+	}
+	return blocks
+}
+
 // First returns the first block of commands in a document: what a user copies.
 func First(t testing.TB, name string) string {
 	t.Helper()
