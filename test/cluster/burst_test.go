@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -63,7 +64,12 @@ func (c *Cluster) measureSingles(t testing.TB, by string, p Pod) {
 func (c *Cluster) measureBurst(t testing.TB, by string, p Pod) {
 	t.Helper()
 	const count = 64
-	t.Logf("%d pods with a GPU by %s have ended after %.1f s", count, by, c.burst(t, p, count).Seconds())
+	took := c.burst(t, p, count).Seconds()
+	res, err := c.Nodes[1].Run(t.Context(), "sh", "-c", `for p in /proc/[0-9]*; do
+read -r name <$p/comm; [ "$name" = gpu-cdi-plugin ] && grep RssAnon $p/status; done; true`)
+	testenv.Must(t, err)
+	t.Logf("%d pods with a GPU by %s have ended after %.1f s; memory of serve: %s", count, by, took,
+		strings.Join(strings.Fields(res.Stdout), " "))
 }
 
 // burst creates pods at once, each of which lists its GPUs, and waits until all have succeeded. It returns how long that

@@ -24,6 +24,9 @@ func TestNewPodsDuringRollouts(t *testing.T) {
 	if ours := c.rollOutPlugin(t, 20); ours.Failures() > 0 {
 		t.Errorf("new pods during rollouts: %v", ours)
 	}
+	if ours := c.rollOutDRA(t, 5); ours.Failures() > 0 {
+		t.Errorf("new pods with claims during rollouts: %v", ours)
+	}
 	c.rollOutNVIDIA(t, 5)
 }
 
@@ -32,7 +35,19 @@ func (c *Cluster) rollOutPlugin(t testing.TB, times int) Outcome {
 	t.Helper()
 	c.install(t, "--set", `nodeSelector.kubernetes\.io/hostname=node2`)
 	defer c.uninstall(t)
-	return c.rollOut(t, plugin, times)
+	c.offers(t, 0, 8)
+	return c.rollOut(t, plugin, times, Pod{Node: "node2", GPUs: 1})
+}
+
+// rollOutDRA does the same with the door dra and pods with claims, which wait for a driver that is away.
+func (c *Cluster) rollOutDRA(t testing.TB, times int) Outcome {
+	t.Helper()
+	c.install(t, "--set", `nodeSelector.kubernetes\.io/hostname=node2,dra.enabled=true,door=dra`)
+	defer c.uninstall(t)
+	c.published(t, "node2", 8, 0)
+	c.claimTemplate(t, "one", 1)
+	defer c.kubectl(t, "delete", "resourceclaimtemplates", "--all")
+	return c.rollOut(t, plugin, times, Pod{Node: "node2", Claims: []string{"one"}})
 }
 
 // rollOutNVIDIA does the same with NVIDIA's device plugin and its default strategy, maxUnavailable 1.
@@ -40,16 +55,16 @@ func (c *Cluster) rollOutNVIDIA(t testing.TB, times int) Outcome {
 	t.Helper()
 	c.installNVIDIA(t)
 	defer c.removeNVIDIA(t)
-	return c.rollOut(t, nvidia, times)
+	c.offers(t, 0, 8)
+	return c.rollOut(t, nvidia, times, Pod{Node: "node2", GPUs: 1})
 }
 
 // rollOut has a DaemonSet of node2 replace its pod a number of times, one rollout after the other, each until a new pod
 // with a GPU has succeeded. It returns what became of the pods that a stream created meanwhile.
-func (c *Cluster) rollOut(t testing.TB, d daemonSet, times int) Outcome {
+func (c *Cluster) rollOut(t testing.TB, d daemonSet, times int, p Pod) Outcome {
 	t.Helper()
 	c.rolledOut(t, d)
-	c.offers(t, 0, 8)
-	s := c.startStream(t.Context(), "node2")
+	s := c.startStream(t.Context(), p)
 	testenv.Must(t, s.awaitSuccess(t.Context()))
 	for range times {
 		c.kubectl(t, "-n", d.namespace, "rollout", "restart", "daemonset", d.name)

@@ -24,6 +24,8 @@ type Outcome struct {
 	Succeeded int
 	// Failed has the number of pods that failed, by reason.
 	Failed map[string]int
+	// Longest is the longest time from the creation of a pod to its end.
+	Longest time.Duration
 }
 
 // String returns the outcome as a line.
@@ -32,7 +34,7 @@ func (o Outcome) String() string {
 	for _, reason := range slices.Sorted(maps.Keys(o.Failed)) {
 		line = append(line, fmt.Sprintf("%d failed with %s", o.Failed[reason], reason))
 	}
-	return strings.Join(line, ", ")
+	return strings.Join(line, ", ") + fmt.Sprintf(", the slowest after %.1f s", o.Longest.Seconds())
 }
 
 // Failures is how many pods failed.
@@ -43,22 +45,25 @@ func (o Outcome) Failures() (n int) {
 	return n
 }
 
-// Stream creates short pods with one GPU each on a node, until it is stopped.
+// Stream creates short pods on a node, each with a GPU, until it is stopped.
 type Stream struct {
 	stop      context.CancelFunc
 	done      chan struct{}
 	succeeded atomic.Int64
 	failed    map[string]int
+	longest   time.Duration // from the creation of a pod to its end, as seen by the stream
+	created   map[string]time.Time
 	err       error
 }
 
-// startStream starts a stream of pods on a node.
-func (c *Cluster) startStream(ctx context.Context, node string) *Stream {
+// startStream starts a stream of pods like this one.
+func (c *Cluster) startStream(ctx context.Context, p Pod) *Stream {
 	running, stop := context.WithCancel(ctx)
-	s := &Stream{stop: stop, done: make(chan struct{}), failed: map[string]int{}}
+	s := &Stream{stop: stop, done: make(chan struct{}), failed: map[string]int{}, created: map[string]time.Time{}}
+	p.Command, p.Labels = []string{"true"}, map[string]string{"stream": p.Node}
 	go func() {
 		defer close(s.done)
-		s.err = s.run(ctx, running, c, node)
+		s.err = s.run(ctx, running, c, p)
 	}()
 	return s
 }
@@ -67,7 +72,7 @@ func (c *Cluster) startStream(ctx context.Context, node string) *Stream {
 func (s *Stream) Stop() (Outcome, error) {
 	s.stop()
 	<-s.done
-	return Outcome{int(s.succeeded.Load()), s.failed}, s.err
+	return Outcome{int(s.succeeded.Load()), s.failed, s.longest}, s.err
 }
 
 // awaitSuccess waits until one more pod has succeeded.
@@ -82,17 +87,16 @@ func (s *Stream) awaitSuccess(ctx context.Context) error {
 }
 
 // run creates pods until running ends, and counts those that have ended.
-func (s *Stream) run(ctx, running context.Context, c *Cluster, node string) error {
-	label := "stream=" + node
+func (s *Stream) run(ctx, running context.Context, c *Cluster, p Pod) error {
+	label := "stream=" + p.Node
 	ticker := time.NewTicker(streamInterval)
 	defer ticker.Stop()
 	for i := 0; running.Err() == nil; i++ {
 		left, err := s.count(ctx, c, label)
 		if err == nil && left < streamPods {
-			err = c.create(ctx, Pod{
-				Name: fmt.Sprintf("stream-%s-%d", node, i), Node: node, GPUs: 1, Command: []string{"true"},
-				Labels: map[string]string{"stream": node},
-			})
+			p.Name = fmt.Sprintf("stream-%s-%d", p.Node, i)
+			s.created[p.Name] = time.Now()
+			err = c.create(ctx, p)
 		}
 		if err != nil {
 			return err
@@ -102,7 +106,7 @@ func (s *Stream) run(ctx, running context.Context, c *Cluster, node string) erro
 		case <-ticker.C:
 		}
 	}
-	return kubenode.Wait(ctx, patience, "the pods of the stream on "+node+" have ended", func() error {
+	return kubenode.Wait(ctx, patience, "the pods of the stream on "+p.Node+" have ended", func() error {
 		left, err := s.count(ctx, c, label)
 		if err == nil && left > 0 {
 			err = fmt.Errorf("%d have not", left)
@@ -129,6 +133,7 @@ func (s *Stream) count(ctx context.Context, c *Cluster, label string) (left int,
 			left++
 			continue
 		}
+		s.longest = max(s.longest, time.Since(s.created[p.Metadata.Name]))
 		if err := c.remove(ctx, p.Metadata.Name); err != nil {
 			return 0, err
 		}
