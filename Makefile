@@ -96,6 +96,7 @@ dist: ## dist/: what a release is: tar, deb and rpm for amd64 and arm64, the ima
 bench: setup build ## benchmarks; those of whole programs beside a floor and a peer in the same run
 	$(GO) test -run '^$$' -bench . -benchmem $$($(GO) list ./... | grep -v /test/)
 	$(GO) test -timeout 40m -run '^$$' -bench . ./test/bench ./test/allocation
+	$(GO) test -timeout 20m -run '^$$' -bench . -benchtime 1x ./test/cluster
 	$(GO) test -C test/allocation/peer -timeout 20m -run '^$$' -bench . .
 
 .PHONY: bench-manager
