@@ -456,6 +456,48 @@ func TestRequiredNeedsChannels(t *testing.T) {
 }
 
 // Policy reset cannot reset replicas, so with strict no container would get one.
+func TestDoors(t *testing.T) {
+	for name, c := range map[string]struct {
+		door     Door
+		gpus     []resource.Selector
+		strategy resource.Strategy
+		want     string
+	}{
+		"claims":                 {door: DRADoor, strategy: resource.CDICRI},
+		"both":                   {door: BothDoors, gpus: []resource.Selector{"0", "*H100*"}, strategy: resource.CDICRI},
+		"the plugin without CDI": {door: PluginDoor, strategy: resource.Envvar},
+		"claims without CDI": {
+			door: DRADoor, strategy: resource.Envvar,
+			want: "strategy: want cdi-cri with door dra, since containers with a claim get their devices by CDI",
+		},
+		"both without GPUs for DRA": {
+			door: BothDoors, strategy: resource.CDICRI,
+			want: "dra-gpus is empty: name the GPUs that DRA offers, or use another door",
+		},
+		"GPUs for DRA without both": {
+			door: DRADoor, gpus: []resource.Selector{"0"}, strategy: resource.CDICRI,
+			want: "dra-gpus: it is used with door both only",
+		},
+		"a UUID that is none": {
+			door: BothDoors, gpus: []resource.Selector{"0", "GPU-1"}, strategy: resource.CDICRI,
+			want: `dra-gpus[1]: "GPU-1" is not GPU- or MIG- followed by a UUID`,
+		},
+		"another door": {door: "nri", strategy: resource.CDICRI, want: `door: unknown value "nri"; known are plugin, dra, both`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			all := Default()
+			all.Door, all.DRAGPUs, all.Strategy = c.door, c.gpus, []resource.Strategy{c.strategy}
+			got := ""
+			if err := all.Validate(); err != nil {
+				got = err.Error()
+			}
+			if got != c.want {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
 func TestStrictResetOfReplicas(t *testing.T) {
 	const gpu, other = "a.b/gpu", "a.b/other.shared" // the names of the replicas
 	for name, tt := range map[string]struct {

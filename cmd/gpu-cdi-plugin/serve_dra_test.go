@@ -186,3 +186,35 @@ func TestServeMovesANodeBetweenTheDoors(t *testing.T) {
 		t.Errorf("left in plugins_registry: %v, %v", left, err)
 	}
 }
+
+// With both doors each has its own GPUs.
+func TestServeOpensBothDoors(t *testing.T) {
+	t.Parallel()
+	s := newClaimed(t, "pcie-quad", "")
+	s.api.SetAllocatable(map[string]string{gpuResource: "2"})
+	s.restart("both\ndra-gpus: [1, 3]")
+	e := s.listed(gpuResource, 2, 0)
+	s.published("1", "3")
+	uuids := s.uuids()
+	if _, err := s.tryAllocate(e, uuids[1]); err == nil {
+		t.Error("a container gets a GPU of DRA")
+	}
+	s.allocate(e, uuids[0])
+	if text := s.prepare(1, 3); text != "nvidia.com/gpu="+uuids[3] {
+		t.Errorf("a claim gets %s", text)
+	}
+	if text := s.prepare(2, 0); !strings.Contains(text, "a container that is starting holds it") {
+		t.Errorf("a claim gets the GPU of a container: %s", text)
+	}
+}
+
+// Without the credentials of a pod claims cannot be read.
+func TestServeWithoutCredentialsOpensNoDRADoor(t *testing.T) {
+	t.Parallel()
+	s := newClaimed(t, "pcie-quad", "door: dra\n")
+	s.start()
+	if err := s.ended(); err == nil {
+		t.Error("it ended well")
+	}
+	s.logs("door dra needs the API server: the environment variable KUBERNETES_SERVICE_HOST is not set")
+}
