@@ -17,6 +17,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/resource"
 )
 
 // administrator carries out the requests that administrators and the hook send to the control socket.
@@ -171,8 +172,8 @@ func (a *administrator) awaitFree(
 	}
 }
 
-// usersOf lists what uses a GPU or one of its MIG devices: containers as the kubelet reports them, processes as the
-// driver does, and processes that have the device node open. With force, processes outside containers are left out,
+// usersOf lists what uses a GPU or one of its MIG devices: containers as the kubelet reports them, claims, processes as
+// the driver reports them, and processes that have the device node open. With force, processes outside containers are left out,
 // unless they have the device node open: the driver does not reset the GPU then.
 func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, usersLimit) // the driver may hang, or be released
@@ -190,6 +191,9 @@ func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) 
 		if slices.ContainsFunc(h.UUIDs(), func(uuid string) bool { return slices.Contains(uuids, uuid) }) {
 			users = append(users, h.String())
 		}
+	}
+	if claim := a.ledger.Claim(&resource.Device{UUID: d.UUID, Parent: d.UUID}); claim != "" {
+		users = append(users, claim)
 	}
 	programs := a.devices.preStart().RulesOf("").Programs
 	for _, uuid := range uuids {

@@ -25,13 +25,13 @@ type daemon struct {
 	systemd *sdnotify.Notifier
 	changed wake.Chan // the state that is reported in one line may have changed
 
-	takesOver  bool                        // whether another instance hands over
-	watched    wake.Chan                   // woken when the kubelet begins or ends to watch a resource
-	locked     func(context.Context) error // called when the node's files are locked; may be nil
-	overlapped func(context.Context) error // called when the other instance has been released
-	release    func()                      // lets that instance end its plugin; nil without one
-	idle       atomic.Pointer[idle]        // nil while the node is served
-	logged     time.Time                   // when awaitTakeOver last logged why it waits
+	takesOver bool                        // whether another instance hands over
+	watched   wake.Chan                   // woken when the kubelet begins or ends to watch a resource
+	locked    func(context.Context) error // called when the node's files are locked; may be nil
+	alone     func(context.Context) error // called when no other instance serves any more; may be nil
+	release   func()                      // lets that instance end its plugin; nil without one
+	idle      atomic.Pointer[idle]        // nil while the node is served
+	logged    time.Time                   // when awaitTakeOver last logged why it waits
 }
 
 // How much the heap may grow before a garbage collection, in percent of the memory in use: at the start, and later. A

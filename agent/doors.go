@@ -48,7 +48,7 @@ func newDRA(o *Options, held *ledger.Ledger, prep *preparer, changed func()) (*d
 	}
 	return dra.New(dra.Options{
 		Name: dra.DefaultDriver, API: api, Host: o.Host, Records: claimRecords(c), RegistryDir: c.PluginsRegistryDir,
-		Beside: c.TakeOver, Ledger: held, PreStart: prep.preStart, InUse: prep.containerUses,
+		Leaving: c.Door == config.PluginDoor, Beside: c.TakeOver, Ledger: held, PreStart: prep.preStart, InUse: prep.containerUses,
 		Changed: changed, Log: o.Log,
 	}), nil
 }

@@ -265,12 +265,9 @@ func (d *daemon) requestHandOver(ctx context.Context) error {
 	return nil
 }
 
-// endOverlap lets the other instance end its plugin when the kubelet watches this one's.
+// endOverlap lets the other instance, if there is one, end its plugin when the kubelet watches this one's.
 func (d *daemon) endOverlap(ctx context.Context) error {
-	if d.release == nil {
-		return nil
-	}
-	for limit, over := time.After(overlapLimit), false; !over && d.role.ready() != nil; {
+	for limit, over := time.After(overlapLimit), false; d.release != nil && !over && d.role.ready() != nil; {
 		select {
 		case <-ctx.Done():
 			return nil
@@ -279,8 +276,13 @@ func (d *daemon) endOverlap(ctx context.Context) error {
 			over = true
 		}
 	}
-	d.release()
-	return d.overlapped(ctx)
+	if d.release != nil {
+		d.release()
+	}
+	if d.alone == nil {
+		return nil
+	}
+	return d.alone(ctx)
 }
 
 // awaitTakeOver waits until the next attempt to take over. It logs the reason when that has changed, and once a minute.

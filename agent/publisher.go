@@ -45,6 +45,7 @@ type publisher struct {
 	unknown  string          // why that is unknown, or empty
 	outdated string          // why the node has older labels, or empty
 	ended    bool            // set by end
+	held     bool            // set by holdBack
 	refused  string          // why the kubelet still has older devices of some resources, or empty
 }
 
@@ -88,6 +89,12 @@ func (p *publisher) advertise() {
 	})
 	advertised, claimable := split(p.config, state.Snapshot, state.Resources)
 	advertised = resource.MarkUnhealthy(advertised, p.ledger.Claim)
+	if p.held {
+		advertised = slices.Clone(advertised)
+		for i := range advertised {
+			advertised[i].Devices = nil
+		}
+	}
 	p.refused = ""
 	if err := p.plugin.Update(advertised, p.gpus); err != nil {
 		p.refused = wording.OneLine(err)
@@ -106,6 +113,15 @@ func (p *publisher) advertise() {
 		p.outdated = wording.OneLine(err)
 	}
 	p.changed.Wake()
+}
+
+// holdBack has the plugin advertise no devices, or all of them again: while ResourceSlices are withdrawn, claims can
+// still be allocated, and a pod that gets the same device by the plugin would fail.
+func (p *publisher) holdBack(held bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.held = held
+	p.again.Wake()
 }
 
 // end makes the publisher pass on nothing more, since another instance does. The driver may still report events.

@@ -108,11 +108,7 @@ func Serve(ctx context.Context, o *Options) error {
 	}
 	d := &daemon{
 		opts: o, role: s, node: n, metrics: m, changed: changed, systemd: sdnotify.New(o.Env), takesOver: c.TakeOver,
-		watched: watched, locked: s.restoreClaims,
-		overlapped: func(ctx context.Context) error { // the other instance may have given devices
-			_, _ = held.Read(ctx)
-			return s.restoreClaims(ctx)
-		},
+		watched: watched, locked: s.restoreClaims, alone: s.alone,
 	}
 	return d.run(ctx)
 }
@@ -165,7 +161,24 @@ func (s *service) restoreClaims(ctx context.Context) error {
 	if s.dra == nil {
 		return nil
 	}
+	s.publisher.holdBack(s.dra.Offered())
 	return s.dra.Restore(ctx)
+}
+
+// alone reads what another instance has given, and offers what was held back because of that.
+func (s *service) alone(ctx context.Context) error {
+	_, _ = s.ledger.Read(ctx) // Unknown has the error
+	if s.dra == nil {
+		return nil
+	}
+	if err := s.dra.RestoreAfter(ctx); err != nil {
+		return err
+	}
+	if s.dra.Offered() {
+		s.dra.Leave(ctx)
+	}
+	s.publisher.holdBack(false)
+	return nil
 }
 
 // summary describes the state of each resource.

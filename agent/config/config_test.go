@@ -227,7 +227,7 @@ func TestOptionsSetTheConfiguration(t *testing.T) {
 	for _, o := range Keys.Options(&want) {
 		set[o.Name()] = o.String()
 	}
-	if len(set) != 34 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
+	if len(set) != 36 || set["strategy"] != "cdi-cri,device-specs" || set["gpu-timeout"] != "1m30s" {
 		t.Errorf("options %q", set)
 	}
 	for _, o := range Keys.Options(&c) {
@@ -258,6 +258,7 @@ func TestOptionsRefuseWrongValues(t *testing.T) {
 		"log-level":          `unknown value "wrong"; known are debug, info, warn, error`,
 		"log-format":         `unknown value "wrong"; known are text, json`,
 		"registration":       `unknown value "wrong"; known are kubelet, watcher`,
+		"door":               `unknown value "wrong"; known are plugin, dra, both`,
 		"device-id-strategy": `unknown value "wrong"; known are uuid, index`,
 		"gpu-timeout":        `"wrong" is not a duration of more than 0, such as 10s or 1m30s`,
 		"fail-on-init-error": `want true or false, got "wrong"`,
@@ -384,6 +385,7 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		"device-plugin-dir is empty",
 		"plugins-registry-dir is empty",
 		`registration: unknown value ""; known are kubelet, watcher`,
+		`door: unknown value ""; known are plugin, dra, both`,
 		`runtime-dir "": want an absolute path, the same as on the host`,
 		`state-dir "state": want an absolute path, the same as on the host`,
 		`strategy: unknown value "cdi"; known are cdi-cri, cdi-annotations, device-specs, envvar`,

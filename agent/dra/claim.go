@@ -2,9 +2,11 @@ package dra
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/resource"
 )
@@ -63,6 +65,21 @@ type allotted struct {
 	resource string // its name
 }
 
+// has reports whether the claim still has the devices of a record.
+func (c *claim) has(r *record) bool {
+	if c.Metadata.UID != r.UID || c.Status.Allocation == nil {
+		return false
+	}
+	for _, d := range r.Devices {
+		if !slices.ContainsFunc(c.Status.Allocation.Devices.Results, func(one result) bool {
+			return one.Pool == r.Pool && one.Device == d.Device
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
 // devices returns the devices of the node that a claim has by this driver, or why the claim must not be prepared. UID
 // is that of the claim which the kubelet names: another claim may have the same name by now.
 func (c *claim) devices(uid string, id Identity, s *node.State) ([]allotted, error) {
@@ -101,12 +118,14 @@ func (c *claim) devices(uid string, id Identity, s *node.State) ([]allotted, err
 	return list, nil
 }
 
-// check returns why a claim must not have a device. It may have become unhealthy since the scheduler chose it.
+// check returns why a claim must not have a device. It may have become unhealthy since the scheduler chose it. What else
+// is against it, the ledger and the preparation of the device say.
 func (r *result) check(driver string, o *offer, s *node.State) error {
 	if o.device.Shared() {
 		return fmt.Errorf("%s is shared, which DRA does not offer", o.label)
 	}
-	if o.device.Healthy || r.AdminAccess {
+	status, known := s.Health[o.device.UUID]
+	if r.AdminAccess || !known || status.State == health.Healthy {
 		return nil
 	}
 	for _, taint := range taintsOf(driver, o.device, s.Health) {
@@ -115,7 +134,7 @@ func (r *result) check(driver string, o *offer, s *node.State) error {
 			tolerated = tolerated || t.tolerates(&taint)
 		}
 		if !tolerated {
-			return fmt.Errorf("%s (%s) is not ready for a container: %s", o.label, o.device.UUID, o.device.Reason)
+			return fmt.Errorf("%s (%s) is not ready for a container: %s", o.label, o.device.UUID, status.Reason)
 		}
 	}
 	return nil

@@ -53,8 +53,8 @@ type claims struct {
 	busy    map[string]chan struct{} // the claims that calls work on, by UID; closed at the end of a call
 }
 
-// restore reads the records. Claims of an earlier boot hold no device, since no container runs with them. They are
-// prepared again when the kubelet starts their pods.
+// restore reads the records. Claims of an earlier boot hold their devices too, and are prepared again when the kubelet
+// starts their pods.
 func (c *claims) restore(ctx context.Context) error {
 	if err := fileio.MakeDirs(c.dir); err != nil {
 		return fmt.Errorf("make the directory of the records of prepared claims: %w", err)
@@ -91,18 +91,18 @@ func (c *claims) restoreOne(ctx context.Context, uid string) error {
 		c.ledger.DropClaim(uid)
 	case err != nil:
 		c.bad[uid] = err
-	case r.Boot == c.boot:
+	default:
 		c.records[uid] = r
 		c.ledger.RestoreClaim(uid, r.label(), r.held())
 	}
 	return nil
 }
 
-// count returns the number of prepared claims.
+// count returns the number of claims that have a record.
 func (c *claims) count() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.records)
+	return len(c.records) + len(c.bad)
 }
 
 // held returns the devices that no other claim may have.
@@ -159,7 +159,7 @@ func (c *claims) prepare(ctx context.Context, k *drav1.Claim) ([]*drav1.Device, 
 	c.mu.Lock()
 	r := c.records[k.GetUid()]
 	c.mu.Unlock()
-	if r != nil {
+	if r != nil && r.Boot == c.boot {
 		return c.answer(r, state)
 	}
 	if c.api == nil {
@@ -183,31 +183,46 @@ func (c *claims) read(ctx context.Context, namespace, name string) (*claim, erro
 	return &one, c.api.Get(ctx, path, &one)
 }
 
-// dropGone drops the prepared claims that the API server does not have any more and whose devices nothing uses. The
-// kubelet unprepares a claim only if it knows of it, which it does not after the node was made new without a reboot.
+// dropGone drops the claims that do not have their devices any more by the API server, and whose devices nothing uses.
+// The kubelet unprepares a claim only if it knows of it, which it does not after the node was made new. Without an
+// answer of the API server it asks again later.
 func (c *claims) dropGone(ctx context.Context) {
 	c.mu.Lock()
 	list := slices.Collect(maps.Values(c.records))
 	c.mu.Unlock()
-	for _, r := range list {
-		one, err := c.read(ctx, r.Namespace, r.Name)
-		switch {
-		case err != nil && !apiserver.Answered(err, http.StatusNotFound):
-			return // the claims stay prepared until the next start
-		case err == nil && one.Metadata.UID == r.UID:
-			continue
-		case slices.ContainsFunc(r.held(), func(d *resource.Device) bool {
-			used, err := c.inUse(ctx, d.UUID)
-			return used || err != nil
-		}):
-			c.log.Warn(r.label() + " is gone, and its devices may still be in use: they are kept for it")
-			continue
+	for pause := firstPause; len(list) > 0; pause = min(2*pause, longestPause) {
+		// Without the API group all claims seem to be gone.
+		if err := c.api.Get(ctx, apiPath, &struct{}{}); err == nil {
+			list = slices.DeleteFunc(list, func(r *record) bool { return c.checkGone(ctx, r) })
 		}
-		c.log.Info(r.label() + " is gone: its devices are taken back")
-		if err := c.unprepare(ctx, &drav1.Claim{Namespace: r.Namespace, Name: r.Name, Uid: r.UID}); err != nil {
-			c.log.Warn(r.label() + " is gone, and cannot be unprepared: " + wording.OneLine(err))
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
 		}
 	}
+}
+
+// checkGone drops a claim if it is gone. It returns false if that is unknown.
+func (c *claims) checkGone(ctx context.Context, r *record) (known bool) {
+	one, err := c.read(ctx, r.Namespace, r.Name)
+	switch {
+	case err != nil && !apiserver.Answered(err, http.StatusNotFound):
+		return false
+	case err == nil && one.has(r):
+		return true
+	}
+	for _, d := range r.held() {
+		if used, err := c.inUse(ctx, d.UUID); used || err != nil {
+			c.log.Warn(r.label() + " is gone, and its devices may still be in use: they are kept for it")
+			return true
+		}
+	}
+	c.log.Info(r.label() + " is gone: its devices are taken back")
+	if err := c.unprepare(ctx, &drav1.Claim{Namespace: r.Namespace, Name: r.Name, Uid: r.UID}); err != nil {
+		c.log.Warn(r.label() + " is gone, and cannot be unprepared: " + wording.OneLine(err))
+	}
+	return true
 }
 
 // give records that a claim has devices: in the ledger, which decides, and then on disk.
@@ -231,12 +246,10 @@ func (c *claims) give(
 		return nil, err
 	}
 	if err := c.prepareDevices(ctx, list); err != nil {
-		c.ledger.DropClaim(r.UID)
-		return nil, err
+		return nil, errors.Join(err, c.drop(r.UID))
 	}
 	if err := r.write(c.dir); err != nil {
-		c.ledger.DropClaim(r.UID)
-		return nil, fmt.Errorf("record it: %w", errors.Join(err, removeRecord(c.dir, r.UID)))
+		return nil, fmt.Errorf("record it: %w", errors.Join(err, c.drop(r.UID)))
 	}
 	c.mu.Lock()
 	c.records[r.UID] = r
@@ -249,15 +262,28 @@ func (c *claims) give(
 // prepareLimit is how long the preparation of a claim's devices may take. The kubelet ends the call after 45 s.
 const prepareLimit = 40 * time.Second
 
+// drop takes the devices of a claim back, and removes its record, which may be of an earlier boot. The caller has
+// locked the claim.
+func (c *claims) drop(uid string) error {
+	c.ledger.DropClaim(uid)
+	c.mu.Lock()
+	delete(c.records, uid)
+	delete(c.bad, uid)
+	c.mu.Unlock()
+	if err := removeRecord(c.dir, uid); err != nil {
+		return fmt.Errorf("remove its record: %w", err)
+	}
+	return nil
+}
+
 // prepareDevices prepares the devices of a claim by the policies of their resources, as for a container of the device
-// plugin. Devices with admin access are left alone, since other claims have them. So are faulty devices that the claim
-// tolerates.
+// plugin. Devices with admin access are left alone, since other claims have them.
 func (c *claims) prepareDevices(ctx context.Context, list []allotted) error {
 	ctx, cancel := context.WithTimeout(ctx, prepareLimit)
 	defer cancel()
 	byResource := map[string][]*resource.Device{}
 	for _, a := range list {
-		if !a.AdminAccess && a.device.Healthy {
+		if !a.AdminAccess {
 			byResource[a.resource] = append(byResource[a.resource], a.device)
 		}
 	}
@@ -278,8 +304,9 @@ func (c *claims) answer(r *record, state *node.State) ([]*drav1.Device, error) {
 		if !offered {
 			return nil, fmt.Errorf("the node has no device %s any more", d.Device)
 		}
+		request, _, _ := strings.Cut(d.Request, "/") // the kubelet compares without the subrequest of firstAvailable
 		one := &drav1.Device{
-			RequestNames: []string{d.Request}, PoolName: r.Pool, DeviceName: d.Device, CdiDeviceIds: o.cdiNames(),
+			RequestNames: []string{request}, PoolName: r.Pool, DeviceName: d.Device, CdiDeviceIds: o.cdiNames(),
 		}
 		if d.ShareID != "" {
 			one.ShareId = &d.ShareID
@@ -308,15 +335,12 @@ func (c *claims) unprepare(ctx context.Context, k *drav1.Claim) error {
 		return err
 	}
 	defer unlock()
-	if err := removeRecord(c.dir, uid); err != nil {
-		return fmt.Errorf("remove its record: %w", err)
-	}
-	c.ledger.DropClaim(uid)
 	c.mu.Lock()
 	r := c.records[uid]
-	delete(c.records, uid)
-	delete(c.bad, uid)
 	c.mu.Unlock()
+	if err := c.drop(uid); err != nil {
+		return err
+	}
 	if r != nil {
 		c.log.Info(r.label()+" is unprepared", "devices", r.uuids())
 	}

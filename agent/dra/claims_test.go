@@ -99,6 +99,7 @@ type claimNode struct {
 	driver   *Driver
 	preStart func(resourceName string, devices []*resource.Device) error
 	inUse    func(uuid string) (bool, error)
+	leaving  bool // see Options
 	stop     func()
 	log      *testenv.Log
 	conn     *grpc.ClientConn
@@ -159,10 +160,12 @@ func (n *claimNode) start() {
 		Ledger: n.ledger, Log: slog.New(slog.NewTextHandler(n.log, nil)),
 		Changed: func() {},
 		InUse:   func(_ context.Context, uuid string) (bool, error) { return n.inUse(uuid) },
+		Leaving: n.leaving,
 		PreStart: func(_ context.Context, resourceName string, devices []*resource.Device) error {
 			return n.preStart(resourceName, devices)
 		},
 	})
+	n.driver.least = 0
 	testenv.Must(n.t, n.driver.Restore(n.t.Context()))
 	stopPublisher, stopServer := run(n.t, n.driver.Run), run(n.t, n.driver.Serve)
 	n.stop = func() { stopPublisher(); stopServer() }
@@ -336,7 +339,7 @@ func TestPrepareAndUnprepare(t *testing.T) {
 			CdiDeviceIds: []string{"nvidia.com/gds=all", "nvidia.com/gpu=GPU-2"},
 		},
 		{
-			RequestNames: []string{"more/second"}, PoolName: "gpu-node-1", DeviceName: "gpu-0", ShareId: &share,
+			RequestNames: []string{"more"}, PoolName: "gpu-node-1", DeviceName: "gpu-0", ShareId: &share,
 			CdiDeviceIds: []string{"nvidia.com/gds=all", "nvidia.com/gpu=GPU-0"},
 		},
 	}}}
@@ -355,8 +358,8 @@ func TestPrepareAndUnprepare(t *testing.T) {
 		}
 		n.wantHeld()
 	}
-	if entries, err := os.ReadDir(n.records()); err != nil || len(entries) > 0 {
-		t.Errorf("records are left: %v, %v", entries, err)
+	if left, err := filepath.Glob(n.records() + "/*.json"); err != nil || len(left) > 0 {
+		t.Errorf("records are left: %v, %v", left, err)
 	}
 }
 
@@ -519,7 +522,7 @@ func TestARestartKeepsClaims(t *testing.T) {
 	n.mustPrepare(5)
 }
 
-// After a reboot no container runs, and the kubelet prepares the claims of its pods again.
+// After a reboot the kubelet prepares the claims of its pods again. Until then they keep their devices.
 func TestAReboot(t *testing.T) {
 	t.Parallel()
 	n := newClaimNode(t, 2)
@@ -528,7 +531,11 @@ func TestAReboot(t *testing.T) {
 	n.boot("boot-2")
 	n.start()
 	n.publish()
-	n.wantHeld()
+	n.wantHeld("GPU-1")
+	n.allocate(2, device("gpu-1"))
+	if answer := n.prepare(named(2))[uid(2)]; !strings.Contains(answer.GetError(), "GPU-1: the claim "+uid(1)) {
+		t.Errorf("another claim gets the device: %v", answer)
+	}
 	n.allocate(1, device("gpu-0")) // the API server decides, not the record
 	if got := n.mustPrepare(1); !slices.Equal(got, []string{"gpu-0"}) {
 		t.Errorf("devices %v", got)
@@ -734,40 +741,56 @@ func TestAnInstanceTakesTheClaimsOfAnother(t *testing.T) {
 		t.Error(text)
 	}
 	n.stop()
-	testenv.Must(t, second.Restore(t.Context()))
+	testenv.Must(t, second.RestoreAfter(t.Context()))
 	if diff := cmp.Diff([]string{"GPU-1", "GPU-2"}, next.held()); diff != "" {
 		t.Errorf("held (-want +got)\n%s", diff)
 	}
 }
 
-// Without a claim and without devices the directory of the records goes, which says that the driver need not run.
-func TestTheDirectoryOfTheRecordsGoes(t *testing.T) {
+// A node that has left DRA serves until no claim has a device, and then nothing shows that it was there.
+func TestANodeLeaves(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		claim   bool
-		offered bool
-		stays   bool
-	}{
-		"nothing is offered or prepared": {},
-		"devices are offered":            {offered: true, stays: true},
-		"a claim is prepared":            {claim: true, stays: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := newClaimNode(t, 1)
-			if c.claim {
-				n.allocate(1, device("gpu-0"))
-				n.mustPrepare(1)
-			}
-			if !c.offered {
-				n.driver.Publish(*n.state, Offer{})
-				testenv.Eventually(t, "the slices are withdrawn", n.driver.publisher.withdrawn)
-			}
-			n.stop()
-			if _, err := os.Lstat(n.records()); (err == nil) != c.stays {
-				t.Errorf("the directory: %v, want it to stay: %t", err, c.stays)
-			}
-		})
+	n := newClaimNode(t, 2)
+	n.allocate(1, device("gpu-0"))
+	n.mustPrepare(1)
+	n.leaving = true
+	n.start()
+	if !n.driver.Offered() {
+		t.Error("it is unknown that there may be slices")
+	}
+	n.driver.Publish(*n.state, Offer{})
+	awaitPublished(t, n.server, nil)
+	n.driver.Leave(t.Context())
+	if n.driver.Offered() {
+		t.Error("there are slices after it has left")
+	}
+	n.mustPrepare(1) // the kubelet has started again
+	n.allocate(2, device("gpu-1"))
+	n.mustPrepare(2) // the scheduler was faster
+	for i := range 2 {
+		if text := n.unprepare(i + 1); text != "" {
+			t.Error(text)
+		}
+	}
+	testenv.Eventually(t, "nothing is left", func() bool {
+		_, records := os.Lstat(n.records())
+		_, socket := os.Lstat(n.socket())
+		return records != nil && socket != nil
+	})
+}
+
+// While the API server is away, a node waits a while for the deletion of its slices.
+func TestANodeLeavesWithoutTheAPIServer(t *testing.T) {
+	t.Parallel()
+	n := newClaimNode(t, 1)
+	n.leaving = true
+	n.server.Instead(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) })
+	n.start()
+	n.driver.Publish(*n.state, Offer{})
+	begun := time.Now()
+	n.driver.Leave(t.Context())
+	if took := time.Since(begun); took < withdrawLimit || n.driver.Offered() {
+		t.Errorf("it left after %v, and there may be slices: %t", took, n.driver.Offered())
 	}
 }
 
@@ -807,7 +830,9 @@ func TestClaimsThatAreGoneAtTheStart(t *testing.T) {
 			}
 			n.start()
 			if c.stays {
-				n.driver.claims.dropGone(t.Context()) // has nothing to do
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second) // it asks again without an answer
+				defer cancel()
+				n.driver.claims.dropGone(ctx)
 				n.wantHeld("GPU-0")
 				return
 			}

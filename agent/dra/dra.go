@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
+	"path/filepath"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	drahealthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
@@ -15,6 +18,7 @@ import (
 
 	"gpu-cdi-plugin/agent/apiserver"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/node"
@@ -33,6 +37,8 @@ type Options struct {
 	Records string
 	// RegistryDir is the kubelet's directory of plugin sockets, plugins_registry.
 	RegistryDir string
+	// Leaving says that nothing is offered any more. The driver then ends when no claim has a device.
+	Leaving bool
 	// Beside says that another instance may still serve claims and is about to end. The socket then has another name than
 	// its socket.
 	Beside bool
@@ -49,6 +55,8 @@ type Options struct {
 // Driver is the DRA driver of a node. Before its actors run, call Restore. The other methods may be called
 // concurrently.
 type Driver struct {
+	leaving   bool
+	least     time.Duration // how long it serves at least if it is leaving
 	id        Identity
 	host      host.Host
 	publisher *Publisher // nil without an API server
@@ -65,7 +73,7 @@ type Driver struct {
 // New returns a Driver.
 func New(o Options) *Driver {
 	d := &Driver{
-		id: Identity{Driver: o.Name}, host: o.Host,
+		leaving: o.Leaving, least: servedLeaving, id: Identity{Driver: o.Name}, host: o.Host,
 		socket: newSocket(o.RegistryDir, o.Name, o.Beside, o.Log),
 	}
 	d.socket.changed = o.Changed
@@ -83,9 +91,59 @@ func New(o Options) *Driver {
 	return d
 }
 
-// Restore reads the records of prepared claims, and tells the ledger who holds which devices. Call it again when
-// another instance has ended that served claims meanwhile.
-func (d *Driver) Restore(ctx context.Context) error { return d.claims.restore(ctx) }
+// Restore reads the records of prepared claims, and tells the ledger who holds which devices.
+func (d *Driver) Restore(ctx context.Context) error {
+	err := d.claims.restore(ctx)
+	if err == nil && !d.leaving {
+		err = fileio.WriteDurably(d.offeredFile(), nil, 0o600)
+	}
+	return err
+}
+
+// offeredFile is there while the API server may have slices of the node.
+func (d *Driver) offeredFile() string { return filepath.Join(d.claims.dir, "offered") }
+
+// endLimit is how long another instance may take to end, and withdrawLimit how long the API server may take to delete
+// the slices.
+const (
+	endLimit      = drainTimeout + 2*time.Second
+	withdrawLimit = 10 * time.Second
+)
+
+// RestoreAfter reads the records again when another instance has ended that served claims meanwhile.
+func (d *Driver) RestoreAfter(ctx context.Context) error {
+	poll(ctx, endLimit, func() bool { return !d.socket.otherServes() })
+	return d.claims.restore(ctx)
+}
+
+// Offered reports whether the API server may still have slices that Leave deletes.
+func (d *Driver) Offered() bool {
+	_, err := os.Lstat(d.offeredFile())
+	return d.leaving && err == nil
+}
+
+// Leave waits until the API server has deleted the slices, at most for withdrawLimit: it may be away.
+func (d *Driver) Leave(ctx context.Context) {
+	poll(ctx, withdrawLimit, func() bool { return d.publisher != nil && d.publisher.withdrawn() })
+	if ctx.Err() == nil {
+		_ = os.Remove(d.offeredFile()) // otherwise the next process waits too
+	}
+}
+
+// poll calls a function until it returns true, the limit is over or ctx ends.
+func poll(ctx context.Context, limit time.Duration, done func() bool) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	for !done() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
 
 // Offer is what a Driver offers of a node.
 type Offer struct {
@@ -119,25 +177,36 @@ func (d *Driver) Publish(s node.State, offer Offer) {
 	d.publisher.Publish(list, offer.Displaced)
 }
 
-// Run publishes until ctx ends. At first it drops claims that are gone. If at the end nothing is offered and no claim is prepared, it removes the directory of the
-// records, which shows that the node has been used by DRA.
+// Run publishes until ctx ends. At first it drops claims that are gone.
 func (d *Driver) Run(ctx context.Context) error {
 	if d.publisher == nil {
 		return nil
 	}
 	var dropping sync.WaitGroup
+	defer dropping.Wait()
 	dropping.Go(func() { d.claims.dropGone(ctx) })
-	err := d.publisher.Run(ctx)
-	dropping.Wait()
-	if d.publisher.withdrawn() {
-		_ = os.Remove(d.claims.dir) // fails if it is not empty
-	}
-	return err
+	return d.publisher.Run(ctx)
 }
 
-// Serve serves the kubelet until ctx ends. It returns earlier with fileio.ErrHeld if another instance serves the
-// kubelet.
+// servedLeaving is how long a driver that offers nothing any more serves at least: the scheduler may have allocated
+// devices just before.
+const servedLeaving = time.Minute
+
+// Serve serves the kubelet until ctx ends, or a driver that offers nothing has no claims any more. It returns earlier
+// with fileio.ErrHeld if another instance serves the kubelet.
 func (d *Driver) Serve(ctx context.Context) error {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	if d.leaving {
+		go func() {
+			defer end()
+			begun := time.Now()
+			poll(ctx, math.MaxInt64, func() bool { return time.Since(begun) > d.least && d.claims.count() == 0 })
+			if ctx.Err() == nil {
+				_ = os.Remove(d.claims.dir) // fails if it is not empty
+			}
+		}()
+	}
 	return d.socket.run(ctx, func(s *grpc.Server) {
 		service := &server{claims: d.claims, socket: d.socket, stopping: ctx.Done()}
 		drav1.RegisterDRAPluginServer(s, service)

@@ -21,7 +21,7 @@ type record struct {
 	Namespace string         `json:"namespace"`
 	Name      string         `json:"name"`
 	UID       string         `json:"uid"`
-	Boot      string         `json:"boot"` // the kernel's boot ID: after another boot no container runs with the claim
+	Boot      string         `json:"boot"` // the kernel's boot ID: after another boot the claim must be prepared again
 	Pool      string         `json:"pool"` // of the devices
 	Devices   []recordDevice `json:"devices"`
 }

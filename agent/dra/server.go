@@ -8,6 +8,8 @@ import (
 	drahealthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"gpu-cdi-plugin/agent/ledger"
 )
 
 // server is what the kubelet calls: the registration service of plugins_registry, the DRA service and that of the
@@ -38,11 +40,19 @@ func (s *server) NodePrepareResources(
 		devices, err := s.claims.prepare(ctx, k)
 		if err != nil {
 			s.claims.log.Warn("ResourceClaim " + k.GetNamespace() + "/" + k.GetName() + " is not prepared: " + err.Error())
-			return &drav1.NodePrepareResourceResponse{Error: err.Error()}
+			return &drav1.NodePrepareResourceResponse{Error: textForPod(err)}
 		}
 		return &drav1.NodePrepareResourceResponse{Devices: devices}
 	}, answer.Claims)
 	return answer, nil
+}
+
+// textForPod returns what the events of a pod may say: they do not name the pods and claims of others.
+func textForPod(err error) string {
+	if held, ok := errors.AsType[*ledger.HeldError](err); ok {
+		return held.UUID + ": another pod has it; the log of gpu-cdi-plugin on the node says which"
+	}
+	return err.Error()
 }
 
 // NodeUnprepareResources takes the devices of claims back.

@@ -28,14 +28,14 @@ const (
 
 // socket serves the kubelet on a socket in its directory plugins_registry, where the kubelet finds it. It is an actor.
 type socket struct {
-	path    string
-	other   string // the path if another instance has that one
-	beside  bool   // whether another instance may have it
-	cleared error  // of the attempt to remove what another instance has left
+	beside  bool  // whether another instance may have the path
+	cleared error // of the attempt to remove what another instance has left
 	log     *slog.Logger
 	changed func() // is called when currentReason has another result
 
 	mu     sync.Mutex
+	path   string // changes before the socket is made
+	other  string // the path if another instance has that one
 	reason string // why the driver is not registered, or empty
 }
 
@@ -64,6 +64,14 @@ func (s *socket) setReason(err error) {
 	default:
 		s.log.Warn("the DRA driver is not registered with the kubelet: " + s.reason)
 	}
+}
+
+// otherServes reports whether another instance serves claims.
+func (s *socket) otherServes() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	held, err := fileio.IsHeld(lockPath(s.other))
+	return held && err == nil
 }
 
 func (s *socket) currentReason() string {
@@ -124,7 +132,9 @@ func (s *socket) hold(lock *fileio.Lock) (*fileio.Lock, error) {
 	}
 	lock, err := fileio.AcquireLock(lockPath(s.path))
 	if errors.Is(err, fileio.ErrHeld) && s.beside {
+		s.mu.Lock()
 		s.path, s.other, s.beside = s.other, s.path, false
+		s.mu.Unlock()
 		lock, err = fileio.AcquireLock(lockPath(s.path))
 	}
 	return lock, err

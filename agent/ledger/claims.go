@@ -15,20 +15,27 @@ type claim struct {
 	devices []*resource.Device
 }
 
-// TakeClaim records that a ResourceClaim has devices. It returns an error if a container has one of them under any
-// name, or another claim has it, and then records nothing. A claim may take its devices again. Unlike Take it gives
-// nothing while it is unknown which containers hold devices: the kubelet repeats the call.
+// HeldError means that a claim cannot have a device, since a container or another claim has it.
+type HeldError struct {
+	UUID string
+	Why  string // names the holder, which may be another tenant's
+}
+
+func (e *HeldError) Error() string { return e.UUID + ": " + e.Why }
+
+// TakeClaim records that a ResourceClaim has devices. It returns a HeldError if a container has one of them under any
+// name, or another claim has it, and then records nothing. A claim may take its devices again. Unlike Take it always
+// reads the kubelet first, and gives nothing while it is unknown which containers hold devices: the kubelet repeats the
+// call.
 func (l *Ledger) TakeClaim(ctx context.Context, uid, label string, devices []*resource.Device) error {
-	if !l.answered() {
-		if _, err := l.Read(ctx); err != nil {
-			return fmt.Errorf("it is unknown which containers hold the devices: %w", err)
-		}
+	if _, err := l.Read(ctx); err != nil {
+		return fmt.Errorf("it is unknown which containers hold the devices: %w", err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, d := range devices {
 		if why := cmp.Or(l.containerOf(d), l.claimOf(d, uid)); why != "" {
-			return fmt.Errorf("%s: %s", d.UUID, why)
+			return &HeldError{d.UUID, why}
 		}
 	}
 	l.claims[uid] = claim{label, devices}

@@ -57,6 +57,7 @@ type Ledger struct {
 
 	mu      sync.Mutex
 	offered map[name]bool         // the advertised names
+	ours    map[string]bool       // the advertised resources, also those without devices
 	uuids   map[string]bool       // of the advertised devices and their GPUs
 	holders []podresources.Holder // the last answer of the kubelet
 	known   bool                  // the kubelet has answered once
@@ -278,8 +279,9 @@ func (l *Ledger) IDs() map[string]bool {
 // advertised names differ from those before, it reads the kubelet first: a container may hold a device under one of the
 // old names.
 func (l *Ledger) Offer(advertised []resource.Resource, claimable ...resource.Resource) {
-	names, uuids := map[name]bool{}, map[string]bool{}
+	names, uuids, ours := map[name]bool{}, map[string]bool{}, map[string]bool{}
 	for i, r := range slices.Concat(advertised, claimable) {
+		ours[r.Name] = true
 		for _, d := range r.Devices {
 			if i < len(advertised) {
 				names[name{r.Name, d.ID}] = true
@@ -287,20 +289,20 @@ func (l *Ledger) Offer(advertised []resource.Resource, claimable ...resource.Res
 			uuids[d.UUID], uuids[d.Parent] = true, true
 		}
 	}
-	if l.offer(names, uuids) {
+	if l.offer(names, uuids, ours) {
 		_, _ = l.Read(context.Background()) // Unknown has the error, and Run reads again
 	}
 }
 
-// offer sets the advertised names and UUIDs, and reports whether the names differ from those before.
-func (l *Ledger) offer(names map[name]bool, uuids map[string]bool) bool {
+// offer sets the advertised names, UUIDs and resources, and reports whether the names differ from those before.
+func (l *Ledger) offer(names map[name]bool, uuids, ours map[string]bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	same := len(names) == len(l.offered)
 	for n := range names {
 		same = same && l.offered[n]
 	}
-	l.offered, l.uuids = names, uuids
+	l.offered, l.uuids, l.ours = names, uuids, ours
 	l.update()
 	return !same
 }
@@ -355,15 +357,11 @@ func (l *Ledger) Unrecognised() string {
 }
 
 func (l *Ledger) unrecognised() string {
-	ours := map[string]bool{}
-	for n := range l.offered {
-		ours[n.resource] = true
-	}
 	var list []string
 	for _, h := range l.holders {
 		for _, r := range slices.Sorted(maps.Keys(h.ByResource)) {
 			for _, id := range h.ByResource[r] {
-				if ours[r] && !hasUUID(id) {
+				if l.ours[r] && !hasUUID(id) {
 					list = append(list, fmt.Sprintf("%s holds %q of %s", h.String(), wording.Shorten(id, shortID), r))
 				}
 			}

@@ -150,10 +150,10 @@ func TestServeMovesANodeBetweenTheDoors(t *testing.T) {
 	s.published()
 	s.api.SetAllocatable(map[string]string{gpuResource: "0"})
 	s.published("0 gpu.nvidia.com/unavailable", "1", "2", "3")
-	const why = "container main of pod ml/train holds it"
-	if text := s.prepare(1, 0); !strings.Contains(text, why) {
+	if text := s.prepare(1, 0); !strings.Contains(text, "another pod has it") || strings.Contains(text, "train") {
 		t.Errorf("a claim gets the GPU of a pod: %s", text)
 	}
+	s.logs("ResourceClaim team/claim-1 is not prepared: " + s.uuids()[0] + ": container main of pod ml/train holds it")
 	s.kubelet.Pods.Set()
 	s.restart("dra") // a new process need not wait for the end of a pod that it has not seen
 	s.published("0", "1", "2", "3")
@@ -182,6 +182,7 @@ func TestServeMovesANodeBetweenTheDoors(t *testing.T) {
 			t.Errorf("%s: it is logged", text)
 		}
 	}
+	testenv.Must(t, s.end(syscall.SIGTERM))
 	if left, err := os.ReadDir(s.registry()); err != nil || len(left) > 0 {
 		t.Errorf("left in plugins_registry: %v, %v", left, err)
 	}
@@ -193,7 +194,7 @@ func TestServeOpensBothDoors(t *testing.T) {
 	s := newClaimed(t, "pcie-quad", "")
 	s.api.SetAllocatable(map[string]string{gpuResource: "2"})
 	s.restart("both\ndra-gpus: [1, 3]")
-	e := s.listed(gpuResource, 2, 0)
+	e := s.kubelet.WaitListed(gpuResource, 2, 0)
 	s.published("1", "3")
 	uuids := s.uuids()
 	if _, err := s.tryAllocate(e, uuids[1]); err == nil {
@@ -203,7 +204,7 @@ func TestServeOpensBothDoors(t *testing.T) {
 	if text := s.prepare(1, 3); text != "nvidia.com/gpu="+uuids[3] {
 		t.Errorf("a claim gets %s", text)
 	}
-	if text := s.prepare(2, 0); !strings.Contains(text, "a container that is starting holds it") {
+	if text := s.prepare(2, 0); !strings.Contains(text, "another pod has it") {
 		t.Errorf("a claim gets the GPU of a container: %s", text)
 	}
 }

@@ -136,6 +136,8 @@ func (s *Server) serveResource(w http.ResponseWriter, q *http.Request, body map[
 			"kind": "Node", "metadata": map[string]any{"name": Node, "uid": NodeUID},
 			"status": map[string]any{"allocatable": s.allocatable},
 		})
+	case q.Method == http.MethodGet && q.URL.Path == resourceAPI:
+		answer(w, map[string]any{"kind": "APIResourceList"})
 	case q.Method == http.MethodGet && isClaim:
 		s.serveClaim(w, claim)
 	case q.Method == http.MethodGet && q.URL.Path == slicesPath:
