@@ -17,7 +17,6 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/node"
-	"gpu-cdi-plugin/resource"
 )
 
 // administrator carries out the requests that administrators and the hook send to the control socket.
@@ -44,6 +43,8 @@ func (a *administrator) Handle(ctx context.Context, r control.Request, progress 
 		return "the NVIDIA driver is released; open it again with: gpu-cdi-plugin device reopen", a.releaser.release(ctx)
 	case control.Reopen:
 		return "the NVIDIA driver is opened again", a.releaser.reopen(ctx)
+	case control.Claims:
+		return a.claims(ctx)
 	case control.Allocation:
 		return a.allocation(ctx, r)
 	case control.HoldOpen:
@@ -173,7 +174,7 @@ func (a *administrator) awaitFree(
 }
 
 // usersOf lists what uses a GPU or one of its MIG devices: containers as the kubelet reports them, claims, processes as
-// the driver reports them, and processes that have the device node open. With force, processes outside containers are left out,
+// the driver does, and processes that have the device node open. With force, processes outside containers are left out,
 // unless they have the device node open: the driver does not reset the GPU then.
 func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, usersLimit) // the driver may hang, or be released
@@ -192,8 +193,10 @@ func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) 
 			users = append(users, h.String())
 		}
 	}
-	if claim := a.ledger.Claim(&resource.Device{UUID: d.UUID, Parent: d.UUID}); claim != "" {
-		users = append(users, claim)
+	for _, h := range a.ledger.Holdings() {
+		if h.Claim != "" && slices.Contains(uuids, h.UUID) {
+			users = append(users, h.String())
+		}
 	}
 	programs := a.devices.preStart().RulesOf("").Programs
 	for _, uuid := range uuids {

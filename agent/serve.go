@@ -66,7 +66,7 @@ func Serve(ctx context.Context, o *Options) error {
 	}
 
 	if c.PodMetrics {
-		m.AddHolders(held.Holders)
+		m.AddHolders(held.Holdings)
 	}
 	p, err := plugin.New(pluginOptions(o, prep, held, observer{m, changed, watched}))
 	if err != nil {

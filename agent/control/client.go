@@ -37,9 +37,9 @@ func (e *RefusedError) Error() string { return e.Reason }
 const aliveTime = 10 * time.Second
 
 // Send sends a request to the program that serves the socket in a directory, and returns the sentence about what was
-// done. The function `progress` gets sentences about the work in progress. If no program answers, nothing was done and
-// the error wraps ErrNoServer. If the program refuses the request, the error is a *RefusedError, or wraps
-// ErrOtherVersion.
+// done, or what the act returns. The function `progress` gets sentences about the work in progress. If no program
+// answers, nothing was done and the error wraps ErrNoServer. If the program refuses the request, the error is a
+// *RefusedError, or wraps ErrOtherVersion.
 func Send(ctx context.Context, dir string, r Request, progress func(string)) (string, error) {
 	if err := r.Check(); err != nil {
 		return "", err

@@ -33,6 +33,8 @@ const (
 	// Release closes the driver until Reopen.
 	Release Act = "release"
 	Reopen  Act = "reopen"
+	// Claims returns who holds which devices, as JSON.
+	Claims Act = "claims"
 	// Allocation returns the qualified names of the CDI devices that the kubelet gave a container, separated by
 	// commas. Only prestart-hook sends it.
 	Allocation Act = "allocation"
@@ -50,6 +52,7 @@ var acts = map[Act]struct{ device, reason, options, container, driver bool }{
 	Reset:      {device: true, options: true},
 	Release:    {},
 	Reopen:     {},
+	Claims:     {},
 	Allocation: {container: true},
 	HoldOpen:   {},
 	HandOver:   {driver: true},
@@ -141,7 +144,7 @@ func checkText(name, text string, most int) error {
 // maxRequest bounds a request, and maxLine a line of an answer, in bytes.
 const (
 	maxRequest = 16 << 10
-	maxLine    = 64 << 10
+	maxLine    = 4 << 20 // a holding of Claims has some 300 bytes, and a node some hundred of them
 )
 
 // parseRequest reads a request and returns an error if anything follows it.
@@ -169,15 +172,15 @@ func parseRequest(from io.Reader) (Request, error) {
 type message struct {
 	// Progress is a sentence about the work in progress.
 	Progress string `json:"progress,omitempty"`
-	// Result is a sentence about what was done.
+	// Result is a sentence about what was done, or what the act returns.
 	Result string `json:"result,omitempty"`
 	// Error says why the request was not carried out.
 	Error string `json:"error,omitempty"`
 }
 
 // Handler carries out requests. Handle may be called by several goroutines at once. Its context ends when the client
-// disconnects. Handle returns a sentence about what was done. While it works, it may pass sentences about that to the
-// function `progress`.
+// disconnects. Handle returns a sentence about what was done, or what the act returns. While it works, it may pass
+// sentences about that to the function `progress`.
 type Handler interface {
 	Handle(ctx context.Context, r Request, progress func(string)) (result string, err error)
 }

@@ -99,6 +99,22 @@ func TestRequest(t *testing.T) {
 	}
 }
 
+// Whoever asks often who holds devices does not fill the log, and the answer may be long.
+func TestTheAnswerAboutClaimsIsNotLogged(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	long := strings.Repeat("a", 1<<20)
+	log, _ := serve(t, dir, func(context.Context, Request, func(string)) (string, error) { return long, nil })
+	awaitSocket(t, dir)
+	got, err := Send(t.Context(), dir, Request{Act: Claims}, none)
+	if err != nil || got != long {
+		t.Errorf("%d bytes, error %v, want %d bytes", len(got), err, len(long))
+	}
+	if log.String() != "" {
+		t.Errorf("it is logged: %.200s", log.String())
+	}
+}
+
 // A request that waits for long is not ended by the time that its reading may take, and ends when its client goes.
 func TestTheRequestEndsWithItsClient(t *testing.T) {
 	t.Parallel()

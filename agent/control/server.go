@@ -111,6 +111,8 @@ func (s *Server) answer(w http.ResponseWriter, q *http.Request, r Request, peer 
 	what, caller, info := r.String(), "an administrator", slog.LevelInfo
 	failed := slog.LevelWarn
 	switch r.Act {
+	case Claims: // it changes nothing, and its result is long
+		info = slog.LevelDebug
 	case Allocation: // each container may send one, and the hook reports a refusal
 		caller, info = "the hook of a container", slog.LevelDebug
 	case HoldOpen, HandOver: // the service and the other instance log them

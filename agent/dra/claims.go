@@ -25,11 +25,12 @@ import (
 
 // Ledger knows who holds which devices, by both doors.
 type Ledger interface {
-	// TakeClaim records that a claim has devices. If a container of the device plugin or another claim has one of them,
-	// it returns an error that names the holder, and records nothing. A claim may take its devices again.
-	TakeClaim(ctx context.Context, uid, label string, devices []*resource.Device) error
-	// RestoreClaim records what a claim has since an earlier process, whoever else has it.
-	RestoreClaim(uid, label string, devices []*resource.Device)
+	// TakeClaim records that a claim, given by its UID and "NAMESPACE/NAME", has devices. If a container of the device
+	// plugin or another claim has one of them, it returns an error that names the holder, and records nothing. A claim may
+	// take its devices again.
+	TakeClaim(ctx context.Context, uid, name string, devices []*resource.Device) error
+	// RestoreClaim records what a claim has since a time in an earlier process, whoever else has it.
+	RestoreClaim(uid, name string, since time.Time, devices []*resource.Device)
 	// DropClaim records that a claim has no devices any more.
 	DropClaim(uid string)
 }
@@ -93,7 +94,7 @@ func (c *claims) restoreOne(ctx context.Context, uid string) error {
 		c.bad[uid] = err
 	default:
 		c.records[uid] = r
-		c.ledger.RestoreClaim(uid, r.label(), r.held())
+		c.ledger.RestoreClaim(uid, r.claim(), r.Since, r.held())
 	}
 	return nil
 }
@@ -231,6 +232,7 @@ func (c *claims) give(
 ) ([]*drav1.Device, error) {
 	r := &record{
 		Version: recordVersion, Namespace: k.GetNamespace(), Name: k.GetName(), UID: k.GetUid(), Boot: c.boot, Pool: c.node,
+		Since: time.Now().UTC().Truncate(time.Second),
 	}
 	for _, a := range list {
 		r.Devices = append(r.Devices, recordDevice{
@@ -242,7 +244,7 @@ func (c *claims) give(
 	if err != nil {
 		return nil, err
 	}
-	if err := c.ledger.TakeClaim(ctx, r.UID, r.label(), r.held()); err != nil {
+	if err := c.ledger.TakeClaim(ctx, r.UID, r.claim(), r.held()); err != nil {
 		return nil, err
 	}
 	if err := c.prepareDevices(ctx, list); err != nil {

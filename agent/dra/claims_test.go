@@ -59,7 +59,7 @@ func (l *fakeLedger) TakeClaim(_ context.Context, uid, _ string, devices []*reso
 	return nil
 }
 
-func (l *fakeLedger) RestoreClaim(uid, _ string, devices []*resource.Device) {
+func (l *fakeLedger) RestoreClaim(uid, _ string, _ time.Time, devices []*resource.Device) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, d := range devices {

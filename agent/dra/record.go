@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"gpu-cdi-plugin/internal/fileio"
 )
@@ -23,6 +24,7 @@ type record struct {
 	UID       string         `json:"uid"`
 	Boot      string         `json:"boot"` // the kernel's boot ID: after another boot the claim must be prepared again
 	Pool      string         `json:"pool"` // of the devices
+	Since     time.Time      `json:"since"`
 	Devices   []recordDevice `json:"devices"`
 }
 
@@ -44,7 +46,9 @@ const (
 	maxRecord = 64 << 10
 )
 
-func (r *record) label() string { return "ResourceClaim " + r.Namespace + "/" + r.Name }
+func (r *record) claim() string { return r.Namespace + "/" + r.Name }
+
+func (r *record) label() string { return "ResourceClaim " + r.claim() }
 
 func recordPath(dir, uid string) string { return filepath.Join(dir, uid+recordSuffix) }
 

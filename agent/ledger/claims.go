@@ -5,14 +5,16 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"gpu-cdi-plugin/resource"
 )
 
 // claim is what a ResourceClaim has.
 type claim struct {
-	label   string
+	name    string // like "default/claim-1"
 	devices []*resource.Device
+	since   time.Time
 }
 
 // HeldError means that a claim cannot have a device, since a container or another claim has it.
@@ -23,11 +25,11 @@ type HeldError struct {
 
 func (e *HeldError) Error() string { return e.UUID + ": " + e.Why }
 
-// TakeClaim records that a ResourceClaim has devices. It returns a HeldError if a container has one of them under any
-// name, or another claim has it, and then records nothing. A claim may take its devices again. Unlike Take it always
-// reads the kubelet first, and gives nothing while it is unknown which containers hold devices: the kubelet repeats the
-// call.
-func (l *Ledger) TakeClaim(ctx context.Context, uid, label string, devices []*resource.Device) error {
+// TakeClaim records that a ResourceClaim, given by its UID and "NAMESPACE/NAME", has devices. It returns a HeldError if
+// a container has one of them under any name, or another claim has it, and then records nothing. A claim may take its
+// devices again. Unlike Take it always reads the kubelet first, and gives nothing while it is unknown which containers
+// hold devices: the kubelet repeats the call.
+func (l *Ledger) TakeClaim(ctx context.Context, uid, name string, devices []*resource.Device) error {
 	if _, err := l.Read(ctx); err != nil {
 		return fmt.Errorf("it is unknown which containers hold the devices: %w", err)
 	}
@@ -38,16 +40,20 @@ func (l *Ledger) TakeClaim(ctx context.Context, uid, label string, devices []*re
 			return &HeldError{d.UUID, why}
 		}
 	}
-	l.claims[uid] = claim{label, devices}
+	since := time.Now().UTC().Truncate(time.Second) // as on record
+	if c, again := l.claims[uid]; again {
+		since = c.since
+	}
+	l.claims[uid] = claim{name, devices, since}
 	l.opts.Changed.Wake()
 	return nil
 }
 
-// RestoreClaim records what a claim has since an earlier process, whoever else has it.
-func (l *Ledger) RestoreClaim(uid, label string, devices []*resource.Device) {
+// RestoreClaim records what a claim has since a time in an earlier process, whoever else has it.
+func (l *Ledger) RestoreClaim(uid, name string, since time.Time, devices []*resource.Device) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.claims[uid] = claim{label, devices}
+	l.claims[uid] = claim{name, devices, since}
 	l.opts.Changed.Wake()
 }
 
@@ -74,7 +80,7 @@ func (l *Ledger) claimOf(d *resource.Device, except string) string {
 	for uid, c := range l.claims {
 		for _, other := range c.devices {
 			if uid != except && (other.UUID == d.UUID || other.UUID == d.Parent || other.Parent == d.UUID) {
-				return c.label + " holds it as " + other.UUID
+				return "ResourceClaim " + c.name + " holds it as " + other.UUID
 			}
 		}
 	}
@@ -96,7 +102,7 @@ func (l *Ledger) containerOf(d *resource.Device) string {
 	}
 	for _, e := range l.ending {
 		if of(e.id) {
-			return e.holder + ", which is ending, holds it"
+			return e.holder.String() + ", which is ending, holds it"
 		}
 	}
 	return ""

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/resource"
@@ -51,10 +52,11 @@ func TestAClaimGetsOnlyWhatNobodyHas(t *testing.T) {
 			given: []string{"GPU-a"}, takes: []string{"GPU-a"}, want: "a container that is starting holds it",
 		},
 		"a device of another claim": {
-			claimed: []string{"GPU-a"}, takes: []string{"GPU-a"}, want: "GPU-a: the other claim holds it as GPU-a",
+			claimed: []string{"GPU-a"}, takes: []string{"GPU-a"}, want: "GPU-a: ResourceClaim team/other holds it as GPU-a",
 		},
 		"a GPU of which another claim has a part": {
-			claimed: []string{"MIG-1@GPU-a"}, takes: []string{"GPU-a"}, want: "GPU-a: the other claim holds it as MIG-1",
+			claimed: []string{"MIG-1@GPU-a"}, takes: []string{"GPU-a"},
+			want: "GPU-a: ResourceClaim team/other holds it as MIG-1",
 		},
 		"another part of the GPU": {claimed: []string{"MIG-1@GPU-a"}, takes: []string{"MIG-2@GPU-a"}},
 	} {
@@ -62,25 +64,25 @@ func TestAClaimGetsOnlyWhatNobodyHas(t *testing.T) {
 			t.Parallel()
 			l := newLedger(func() ([]podresources.Holder, error) { return c.holders, nil })
 			testenv.Must(t, l.Take(t.Context(), whole, devicesOf(c.given...)))
-			testenv.Must(t, l.TakeClaim(t.Context(), "2", "the other claim", devicesOf(c.claimed...)))
-			err := l.TakeClaim(t.Context(), "1", "the claim", devicesOf(c.takes...))
+			testenv.Must(t, l.TakeClaim(t.Context(), "2", "team/other", devicesOf(c.claimed...)))
+			err := l.TakeClaim(t.Context(), "1", "team/claim", devicesOf(c.takes...))
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("%v, want an error with %q", err, c.want)
 			}
 			if err != nil { // it has recorded nothing
-				testenv.Must(t, l.TakeClaim(t.Context(), "3", "a third claim", devicesOf("GPU-b")))
+				testenv.Must(t, l.TakeClaim(t.Context(), "3", "team/third", devicesOf("GPU-b")))
 				return
 			}
-			testenv.Must(t, l.TakeClaim(t.Context(), "1", "the claim", devicesOf(c.takes...))) // again
+			testenv.Must(t, l.TakeClaim(t.Context(), "1", "team/claim", devicesOf(c.takes...))) // again
 			held, err := l.Held()
 			testenv.Must(t, err)
 			for _, d := range devicesOf(c.takes...) {
-				if !held[d.UUID] || !strings.Contains(l.Claim(d), "the claim holds it") {
+				if !held[d.UUID] || !strings.Contains(l.Claim(d), "ResourceClaim team/claim holds it") {
 					t.Errorf("%s is not held: %v, %q", d.UUID, held, l.Claim(d))
 				}
 			}
 			err = l.Take(t.Context(), whole, devicesOf(c.takes...))
-			if err == nil || !strings.Contains(err.Error(), "the claim holds it") {
+			if err == nil || !strings.Contains(err.Error(), "ResourceClaim team/claim holds it") {
 				t.Errorf("a container gets it too: %v", err)
 			}
 			l.DropClaim("1")
@@ -94,13 +96,13 @@ func TestAClaimGetsNothingWhileTheHoldersAreUnknown(t *testing.T) {
 	err := errors.New("connection refused")
 	l := newLedger(func() ([]podresources.Holder, error) { return nil, err })
 	const want = "it is unknown which containers hold the devices: connection refused"
-	got := l.TakeClaim(t.Context(), "1", "the claim", devicesOf("GPU-a"))
+	got := l.TakeClaim(t.Context(), "1", "team/claim", devicesOf("GPU-a"))
 	if got == nil || !strings.Contains(got.Error(), want) {
 		t.Errorf("it got the device: %v", got)
 	}
-	l.RestoreClaim("2", "an old claim", devicesOf("GPU-b")) // it runs all the same
+	l.RestoreClaim("2", "team/old", time.Now(), devicesOf("GPU-b")) // it runs all the same
 	err = nil
-	testenv.Must(t, l.TakeClaim(t.Context(), "1", "the claim", devicesOf("GPU-a")))
+	testenv.Must(t, l.TakeClaim(t.Context(), "1", "team/claim", devicesOf("GPU-a")))
 	if got := l.Take(t.Context(), whole, devicesOf("GPU-b")); got == nil {
 		t.Error("a container gets the device of an old claim")
 	}
@@ -116,7 +118,7 @@ func TestBothDoorsAtOnce(t *testing.T) {
 		var running sync.WaitGroup
 		for i := range 4 {
 			running.Go(func() {
-				if l.TakeClaim(context.Background(), fmt.Sprint(i), "a claim", devicesOf("GPU-a")) == nil {
+				if l.TakeClaim(context.Background(), fmt.Sprint(i), "team/claim", devicesOf("GPU-a")) == nil {
 					claims.Add(1)
 				}
 			})

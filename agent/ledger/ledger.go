@@ -81,7 +81,7 @@ type given struct {
 // ending is a device of a container that the kubelet has forgotten.
 type ending struct {
 	name
-	holder string
+	holder podresources.Holder
 	since  time.Time
 }
 
@@ -142,12 +142,12 @@ func (l *Ledger) addEnding(now []podresources.Holder) {
 	listed := func(holder string, of name) bool {
 		return slices.ContainsFunc(now, func(h podresources.Holder) bool { return h.String() == holder && of.isOf(h) })
 	}
-	l.ending = slices.DeleteFunc(l.ending, func(e ending) bool { return listed(e.holder, e.name) })
+	l.ending = slices.DeleteFunc(l.ending, func(e ending) bool { return listed(e.holder.String(), e.name) })
 	for _, h := range l.holders {
 		for r, ids := range h.ByResource {
 			for _, id := range ids {
 				if of := (name{r, id}); hasUUID(id) && !listed(h.String(), of) {
-					l.ending = append(l.ending, ending{of, h.String(), time.Now()})
+					l.ending = append(l.ending, ending{of, h, time.Now()})
 				}
 			}
 		}
@@ -234,30 +234,6 @@ func (l *Ledger) Held() (map[string]bool, error) {
 	return uuids, nil
 }
 
-// Holders returns the containers that hold devices of advertised GPUs under any name, as of the last read. ByResource
-// has only these devices, each once: the kubelet lists a device for each of its NUMA nodes.
-func (l *Ledger) Holders() []podresources.Holder {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var list []podresources.Holder
-	for _, h := range l.holders {
-		ours := map[string][]string{}
-		for r, ids := range h.ByResource {
-			for _, id := range ids {
-				if l.uuids[resource.UUIDOf(id)] && !slices.Contains(ours[r], id) {
-					ours[r] = append(ours[r], id)
-				}
-			}
-		}
-		if len(ours) > 0 {
-			list = append(list, podresources.Holder{
-				Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, ByResource: ours,
-			})
-		}
-	}
-	return list
-}
-
 // IDs returns the IDs of the devices that containers hold under any name, as of the last read, and of those that
 // Allocate has given since.
 func (l *Ledger) IDs() map[string]bool {
@@ -331,7 +307,7 @@ func (l *Ledger) update() {
 		add(g.name, "a container that is starting")
 	}
 	for _, e := range l.ending {
-		add(e.name, e.holder+", which is ending,")
+		add(e.name, e.holder.String()+", which is ending,")
 	}
 	if maps.Equal(before, l.held) {
 		return

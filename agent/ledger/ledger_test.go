@@ -320,20 +320,3 @@ func TestTheIDsThatAreHeld(t *testing.T) {
 		t.Errorf("-want +got\n%s", diff)
 	}
 }
-
-// Holders has the devices of GPUs that are advertised, under any name.
-func TestHolders(t *testing.T) {
-	l := newLedger(func() ([]podresources.Holder, error) {
-		x := holder("x", whole, "GPU-a", "GPU-b", "GPU-b")
-		x.ByResource["example.com/nic"] = []string{"nic-0"}
-		return []podresources.Holder{x, holder("y", "example.com/nic", "nic-1"), holder("z", shared, "GPU-c::1")}, nil
-	})
-	l.Offer([]resource.Resource{offer(whole, "GPU-a", "GPU-b", "GPU-c")})
-	want := []podresources.Holder{
-		{Namespace: "default", Pod: "x", Container: "main", ByResource: map[string][]string{whole: {"GPU-a", "GPU-b"}}},
-		{Namespace: "default", Pod: "z", Container: "main", ByResource: map[string][]string{shared: {"GPU-c::1"}}},
-	}
-	if diff := cmp.Diff(want, l.Holders()); diff != "" {
-		t.Errorf("-want +got\n%s", diff)
-	}
-}

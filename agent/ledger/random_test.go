@@ -54,7 +54,7 @@ func (w *world) restart() {
 	w.log("restart, ours: %t", w.ledger != nil)
 	if w.ledger != nil {
 		for uid, d := range w.claims {
-			w.ledger.RestoreClaim(uid, uid, []*resource.Device{d})
+			w.ledger.RestoreClaim(uid, uid, time.Now(), []*resource.Device{d})
 		}
 	}
 	w.reload()

@@ -8,52 +8,78 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
-	"gpu-cdi-plugin/agent/podresources"
+	"gpu-cdi-plugin/agent/ledger"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestHolders(t *testing.T) {
 	const gpus, shared, migs = "nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"
-	holder := func(pod, container string, byResource map[string][]string) podresources.Holder {
-		return podresources.Holder{Namespace: "ml", Pod: pod, Container: container, ByResource: byResource}
+	holding := func(uuid, resource string, replicas int, pod, container string) ledger.Holding {
+		return ledger.Holding{
+			UUID: uuid, Resource: resource, Replicas: replicas, Namespace: "ml",
+			Containers: []ledger.Container{{Pod: pod, Container: container}},
+		}
 	}
-	var holders []podresources.Holder
+	ending := holding("GPU-a", gpus, 1, "old", "main")
+	ending.State = ledger.Ending
+	var holders []ledger.Holding
 	m := New(BuildInfo{})
-	m.AddHolders(func() []podresources.Holder { return holders })
+	m.AddHolders(func() []ledger.Holding { return holders })
 	for _, c := range []struct {
 		name    string
-		holders []podresources.Holder
+		holders []ledger.Holding
 		want    []string
 	}{
 		{name: "no container"},
 		{
 			"GPUs, MIG devices and replicas",
-			[]podresources.Holder{
-				holder("train", "main", map[string][]string{gpus: {"GPU-a", "GPU-b"}, migs: {"MIG-c"}}),
-				holder("infer", "one", map[string][]string{shared: {"GPU-d::0", "GPU-d::2", "GPU-e::1"}}),
-				holder("infer", "two", map[string][]string{shared: {"GPU-d::1"}}),
+			[]ledger.Holding{
+				holding("GPU-a", gpus, 1, "train", "main"),
+				holding("GPU-b", gpus, 1, "train", "main"),
+				holding("MIG-c", migs, 1, "train", "main"),
+				holding("GPU-d", shared, 2, "infer", "one"),
+				holding("GPU-e", shared, 1, "infer", "one"),
+				holding("GPU-d", shared, 1, "infer", "two"),
 			},
 			[]string{
-				`gpu_cdi_plugin_device_held{container="main",namespace="ml",pod="train",resource="nvidia.com/gpu",uuid="GPU-a"} 1`,
-				`gpu_cdi_plugin_device_held{container="main",namespace="ml",pod="train",resource="nvidia.com/gpu",uuid="GPU-b"} 1`,
-				`gpu_cdi_plugin_device_held{container="main",namespace="ml",pod="train",resource="nvidia.com/mig-1g.10gb",` +
-					`uuid="MIG-c"} 1`,
-				`gpu_cdi_plugin_device_held{container="one",namespace="ml",pod="infer",resource="nvidia.com/gpu.shared",` +
-					`uuid="GPU-d"} 2`,
-				`gpu_cdi_plugin_device_held{container="one",namespace="ml",pod="infer",resource="nvidia.com/gpu.shared",` +
-					`uuid="GPU-e"} 1`,
-				`gpu_cdi_plugin_device_held{container="two",namespace="ml",pod="infer",resource="nvidia.com/gpu.shared",` +
-					`uuid="GPU-d"} 1`,
+				`gpu_cdi_plugin_device_held{container="main",dra_claim_name="",namespace="ml",pod="train",` +
+					`resource="nvidia.com/gpu",uuid="GPU-a"} 1`,
+				`gpu_cdi_plugin_device_held{container="main",dra_claim_name="",namespace="ml",pod="train",` +
+					`resource="nvidia.com/gpu",uuid="GPU-b"} 1`,
+				`gpu_cdi_plugin_device_held{container="main",dra_claim_name="",namespace="ml",pod="train",` +
+					`resource="nvidia.com/mig-1g.10gb",uuid="MIG-c"} 1`,
+				`gpu_cdi_plugin_device_held{container="one",dra_claim_name="",namespace="ml",pod="infer",` +
+					`resource="nvidia.com/gpu.shared",uuid="GPU-d"} 2`,
+				`gpu_cdi_plugin_device_held{container="one",dra_claim_name="",namespace="ml",pod="infer",` +
+					`resource="nvidia.com/gpu.shared",uuid="GPU-e"} 1`,
+				`gpu_cdi_plugin_device_held{container="two",dra_claim_name="",namespace="ml",pod="infer",` +
+					`resource="nvidia.com/gpu.shared",uuid="GPU-d"} 1`,
 			},
 		},
 		{
 			"hostile names",
-			[]podresources.Holder{
-				holder("a\"} 1\nevil{x=\"", "c\xff\\", map[string][]string{gpus: {"GPU-a"}}),
-			},
+			[]ledger.Holding{holding("GPU-a", gpus, 1, "a\"} 1\nevil{x=\"", "c\xff\\")},
 			[]string{
 				`gpu_cdi_plugin_device_held{container="c` + "\uFFFD" +
-					`\\",namespace="ml",pod="a\"} 1\nevil{x=\"",resource="nvidia.com/gpu",uuid="GPU-a"} 1`,
+					`\\",dra_claim_name="",namespace="ml",pod="a\"} 1\nevil{x=\"",resource="nvidia.com/gpu",uuid="GPU-a"} 1`,
+			},
+		},
+		{
+			"a claim of two containers, one that no container has yet, and containers that the kubelet does not list",
+			[]ledger.Holding{
+				{
+					UUID: "GPU-a", Namespace: "ml", Claim: "one", ClaimUID: "1",
+					Containers: []ledger.Container{{Pod: "train", Container: "a"}, {Pod: "train", Container: "b"}},
+				},
+				{UUID: "GPU-b", Namespace: "ml", Claim: "two", ClaimUID: "2"},
+				{UUID: "GPU-c", Resource: gpus, Replicas: 1, State: ledger.Starting},
+				ending,
+			},
+			[]string{
+				`gpu_cdi_plugin_device_held{container="a",dra_claim_name="one",namespace="ml",pod="train",` +
+					`resource="",uuid="GPU-a"} 1`,
+				`gpu_cdi_plugin_device_held{container="b",dra_claim_name="one",namespace="ml",pod="train",` +
+					`resource="",uuid="GPU-a"} 1`,
 			},
 		},
 		{name: "the containers have ended"},

@@ -6,7 +6,7 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Holder is a container that holds devices.
+// Holder is a container that holds devices, of a device plugin or by a ResourceClaim.
 type Holder struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
@@ -15,6 +15,10 @@ type Holder struct {
 	Devices []string `json:"devices"`
 	// ByResource has the same IDs by resource.
 	ByResource map[string][]string `json:"-"`
+	// Claims are the ResourceClaims of the container, like "default/claim-1".
+	Claims []string `json:"-"`
+	// ClaimDevices are the names of the devices of the claims, of any DRA driver.
+	ClaimDevices []string `json:"-"`
 }
 
 // String names the container, like "container main of pod default/train".

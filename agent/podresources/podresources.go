@@ -1,6 +1,6 @@
 // Package podresources reads from the kubelet which containers have which devices; a container that has a device is
 // its holder. It uses the PodResources service (k8s.io/kubelet/pkg/apis/podresources/v1), which covers the devices of
-// all device plugins.
+// all device plugins, and all ResourceClaims.
 package podresources
 
 import (
@@ -25,8 +25,8 @@ const (
 		"maxBackoff": "0.5s", "backoffMultiplier": 2, "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}`
 )
 
-// List returns the containers that have devices, sorted by namespace, pod and container, as the kubelet at a socket
-// reports them. If the socket does not exist, the error wraps fs.ErrNotExist.
+// List returns the containers that have devices or claims, sorted by namespace, pod and container, as the kubelet at a
+// socket reports them. If the socket does not exist, the error wraps fs.ErrNotExist.
 func List(ctx context.Context, socket string) ([]Holder, error) {
 	var resp *v1.ListPodResourcesResponse
 	err := call(ctx, socket, func(ctx context.Context, c v1.PodResourcesListerClient) (err error) {
@@ -87,7 +87,8 @@ func call(ctx context.Context, socket string, f func(context.Context, v1.PodReso
 	return f(ctx, v1.NewPodResourcesListerClient(conn))
 }
 
-// fromPods returns the containers that have devices. The kubelet lists a device once for each of its NUMA nodes.
+// fromPods returns the containers that have devices or claims. The kubelet lists a device once for each of its NUMA
+// nodes.
 func fromPods(pods []*v1.PodResources) []Holder {
 	list := []Holder{}
 	for _, p := range pods {
@@ -99,8 +100,14 @@ func fromPods(pods []*v1.PodResources) []Holder {
 				h.Devices = append(h.Devices, d.GetDeviceIds()...)
 				h.ByResource[d.GetResourceName()] = append(h.ByResource[d.GetResourceName()], d.GetDeviceIds()...)
 			}
-			slices.Sort(h.Devices)
-			if h.Devices = slices.Compact(h.Devices); len(h.Devices) > 0 {
+			for _, r := range c.GetDynamicResources() {
+				h.Claims = append(h.Claims, r.GetClaimNamespace()+"/"+r.GetClaimName())
+				for _, d := range r.GetClaimResources() {
+					h.ClaimDevices = append(h.ClaimDevices, d.GetDeviceName())
+				}
+			}
+			h.Devices, h.Claims, h.ClaimDevices = sorted(h.Devices), sorted(h.Claims), sorted(h.ClaimDevices)
+			if len(h.Devices) > 0 || len(h.Claims) > 0 {
 				list = append(list, h)
 			}
 		}
@@ -112,4 +119,9 @@ func fromPods(pods []*v1.PodResources) []Holder {
 		)
 	})
 	return list
+}
+
+func sorted(list []string) []string {
+	slices.Sort(list)
+	return slices.Compact(list)
 }

@@ -28,6 +28,10 @@ func TestList(t *testing.T) {
 			{ResourceName: "example.com/nic", DeviceIds: []string{"eth1"}},
 		},
 	})
+	twoClaims := kubelettest.PodWithClaim("b", "q", "c", "two", "gpu-2", "gpu-1")
+	two := twoClaims.GetContainers()[0].GetDynamicResources()[0]
+	twoClaims.Containers[0].DynamicResources = append(twoClaims.Containers[0].DynamicResources,
+		&v1.DynamicResource{ClaimNamespace: "b", ClaimName: "one"}, two)
 	for name, c := range map[string]struct {
 		pods []*v1.PodResources
 		want []podresources.Holder
@@ -38,6 +42,13 @@ func TestList(t *testing.T) {
 				Namespace: "a", Name: "p", Containers: []*v1.ContainerResources{{Name: "c"}},
 			}},
 			[]podresources.Holder{},
+		},
+		"claims, each once": {
+			[]*v1.PodResources{twoClaims},
+			[]podresources.Holder{{
+				Namespace: "b", Pod: "q", Container: "c", ByResource: map[string][]string{},
+				Claims: []string{"b/one", "b/two"}, ClaimDevices: []string{"gpu-1", "gpu-2"},
+			}},
 		},
 		"sorted, each device once": {
 			[]*v1.PodResources{kubelettest.Pod("b", "q", "c", "nvidia.com/gpu", "GPU-0::1"), twoContainers},

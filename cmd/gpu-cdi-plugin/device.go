@@ -224,19 +224,24 @@ func (a *app) setCordon(ctx context.Context, r control.Request) error {
 
 // ask sends a request to the running `serve` and prints what was done.
 func (a *app) ask(ctx context.Context, r control.Request) error {
-	if err := r.Check(); err != nil {
-		return cli.With(cli.Usage, "", err)
-	}
-	if err := a.CheckDir("runtime-dir", a.plugin.RuntimeDir); err != nil { // otherwise another program could answer
-		return err
-	}
-	progress := func(text string) { fmt.Fprintln(a.Stderr, text) }
-	result, err := control.Send(ctx, a.plugin.RuntimeDir, r, progress)
+	result, err := a.send(ctx, r)
 	if err != nil {
 		return err
 	}
 	_, err = fmt.Fprintln(a.Stdout, result)
 	return err
+}
+
+// send sends a request to the running `serve` and returns its result.
+func (a *app) send(ctx context.Context, r control.Request) (string, error) {
+	if err := r.Check(); err != nil {
+		return "", cli.With(cli.Usage, "", err)
+	}
+	if err := a.CheckDir("runtime-dir", a.plugin.RuntimeDir); err != nil { // otherwise another program could answer
+		return "", err
+	}
+	progress := func(text string) { fmt.Fprintln(a.Stderr, text) }
+	return control.Send(ctx, a.plugin.RuntimeDir, r, progress)
 }
 
 // recordedDevice finds a device in the health record by its UUID, or else among the driver's devices by its UUID or

@@ -147,7 +147,7 @@ var statuses = map[cli.Code]string{
 	cli.OK:          "done",
 	cli.Failure:     "an error",
 	cli.Usage:       "a usage error, or a wrong value in the environment or the configuration file",
-	cli.Partial:     "partly done: some of the GPUs, or some of the files, are missing from the result",
+	cli.Partial:     "partly done: some of the GPUs, files or containers are missing from the result",
 	cli.Differs:     "the check found differences",
 	cli.NoDriver:    "there is no NVIDIA driver, or it cannot be used",
 	cli.NoGPU:       "there is a driver, but no GPU",

@@ -58,6 +58,7 @@ Options come from flags, then from the environment (--cdi-dir is GPU_CDI_CDI_DIR
 	},
 		a.devicesCommand(),
 		a.deviceCommand(),
+		a.claimsCommand(),
 		a.topologyCommand(),
 		a.cdiCommand(),
 		a.hookCommand(),

@@ -27,7 +27,7 @@ func (s *served) device(args ...string) (code int, stdout, stderr string) {
 	return s.startDevice(args...).wait()
 }
 
-// verb is a verb of an administrator that was started.
+// verb is a verb that was started.
 type verb struct {
 	*exec.Cmd
 	t              *testing.T
@@ -36,13 +36,29 @@ type verb struct {
 
 func (s *served) startDevice(args ...string) *verb {
 	s.t.Helper()
+	return s.begin(append([]string{
+		"device", "--runtime-dir", filepath.Join(s.dir, "run"), "--state-dir", filepath.Join(s.dir, "state"),
+	}, args...)...)
+}
+
+// claims runs the verb claims, which must succeed, and returns what it prints.
+func (s *served) claims(args ...string) (stdout, stderr string) {
+	s.t.Helper()
+	args = append([]string{"claims", "--runtime-dir", filepath.Join(s.dir, "run")}, args...)
+	code, stdout, stderr := s.begin(args...).wait()
+	if code != 0 {
+		s.t.Errorf("%v: exit %d, %s", args, code, stderr)
+	}
+	return stdout, stderr
+}
+
+// begin starts a verb.
+func (s *served) begin(args ...string) *verb {
+	s.t.Helper()
 	exe, err := os.Executable()
 	testenv.Must(s.t, err)
 	v := &verb{t: s.t, Cmd: exec.CommandContext(s.t.Context(), exe)}
-	v.Args = append([]string{
-		"gpu-cdi-plugin", "--root", s.node.Root(), "device",
-		"--runtime-dir", filepath.Join(s.dir, "run"), "--state-dir", filepath.Join(s.dir, "state"),
-	}, args...)
+	v.Args = append([]string{"gpu-cdi-plugin", "--root", s.node.Root()}, args...)
 	v.Env = append(os.Environ(), insecure)
 	v.Stdout, v.Stderr = &v.stdout, &v.stderr
 	testenv.Must(s.t, v.Start())

@@ -358,8 +358,8 @@ func TestServeNamesTheHoldersOfDevices(t *testing.T) {
 			s.start()
 			s.kubelet.WaitListed(gpuResource, 4, 0)
 			s.rounds(s.kubelet.Pods, 1)
-			line := `gpu_cdi_plugin_device_held{container="main",namespace="ml",pod="train",resource="nvidia.com/gpu",uuid="` +
-				s.uuids()[1] + `"} 1`
+			line := `gpu_cdi_plugin_device_held{container="main",dra_claim_name="",namespace="ml",pod="train",` +
+				`resource="nvidia.com/gpu",uuid="` + s.uuids()[1] + `"} 1`
 			if !named {
 				if body, _ := s.ask("/metrics"); strings.Contains(body, "train") {
 					t.Errorf("metrics:\n%s", body)

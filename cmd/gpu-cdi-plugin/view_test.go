@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"gpu-cdi-plugin/agent"
+	"gpu-cdi-plugin/agent/config"
+	"gpu-cdi-plugin/agent/ledger"
 	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/cmd/gpu-cdi-plugin/topology"
 	"gpu-cdi-plugin/gpu"
@@ -71,13 +74,39 @@ var (
 	}
 )
 
+// holders hold devices by both doors.
+var holders = agent.Claims{Holders: []agent.Holding{
+	{Index: "0", Door: config.PluginDoor, Holding: ledger.Holding{
+		UUID: "GPU-a", Resource: "nvidia.com/gpu.shared", Replicas: 2, Namespace: "ml",
+		Containers: []ledger.Container{{Pod: "train", Container: "main"}},
+	}},
+	{Index: "0", Door: config.PluginDoor, Holding: ledger.Holding{
+		UUID: "GPU-a", Resource: "nvidia.com/gpu.shared", Replicas: 1, Namespace: "ml", State: ledger.Ending,
+		Containers: []ledger.Container{{Pod: "old", Container: "main"}},
+	}},
+	{Index: "0", Door: config.PluginDoor, Holding: ledger.Holding{
+		UUID: "GPU-a", Resource: "nvidia.com/gpu.shared", Replicas: 1, State: ledger.Starting,
+		Containers: []ledger.Container{},
+	}},
+	{Index: "1:0", Door: config.DRADoor, Holding: ledger.Holding{
+		UUID: "MIG-c", Namespace: "team", Claim: "infer-gpu-x7x2q", ClaimUID: "4b0c7d2e-0000-4000-8000-000000000001",
+		Containers: []ledger.Container{{Pod: "infer", Container: "main"}, {Pod: "infer", Container: "sidecar"}},
+		Since:      time.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600)),
+	}},
+	{Door: config.DRADoor, Holding: ledger.Holding{
+		UUID: "MIG-gone", Namespace: "team", Claim: "old", ClaimUID: "4b0c7d2e-0000-4000-8000-000000000002",
+		Containers: []ledger.Container{}, Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+	}},
+}}
+
 func TestViews(t *testing.T) {
 	for name, v := range map[string]cli.View{
+		"claims":   claimsView(holders),
 		"devices":  devicesView(snapshot(), recordedStatuses, preparations, nil, "nvidia.com/gpu"),
 		"topology": topologyView(topology.Node{Snapshot: snapshot(), HoldersUnknown: "there is no kubelet"}),
 	} {
 		for _, format := range []string{"table", "wide", "json", "yaml", "name"} {
-			if name == "topology" && (format == "wide" || format == "name") {
+			if name == "topology" && (format == "wide" || format == "name") || name == "claims" && format == "name" {
 				continue
 			}
 			t.Run(name+" as "+format, func(t *testing.T) {

@@ -48,6 +48,7 @@ func TestTheDoors(t *testing.T) {
 			plain = c.launch(t, Pod{Name: "plain", GPUs: 1, Node: node})
 			held = append(held, c.checkClaims(t, plain, 1)...)
 			c.distinct(t, held)
+			c.holders(t, node, map[string]int{"old/main by plugin": 1, "pair/main by dra": 2, "plain/main by dra": 1})
 		}},
 		{"a claim for the GPU of the old pod waits for its end", func(t *testing.T) {
 			c.claimTemplate(t, "five", 5)
@@ -227,6 +228,37 @@ func (c *Cluster) published(t testing.TB, node string, devices, tainted int) {
 		}
 		if all != devices || taints != tainted {
 			return fmt.Errorf("they have %d devices and %d taints, want %d and %d", all, taints, devices, tainted)
+		}
+		return nil
+	}))
+}
+
+// holders waits until the verb claims of a node has these containers, each with so many devices.
+func (c *Cluster) holders(t testing.TB, node string, want map[string]int) {
+	t.Helper()
+	testenv.Must(t, kubenode.Wait(t.Context(), patience, "the holders of "+node, func() error {
+		pods := c.kubectl(t, "-n", plugin.namespace, "get", "pods", "-l", label,
+			"--field-selector", "status.phase=Running,spec.nodeName="+node, "-o", "name")
+		var claims struct {
+			Holders []struct {
+				Door       string
+				Containers []struct{ Pod, Container string }
+			}
+		}
+		out, err := c.Run(t.Context(), "kubectl", "-n", plugin.namespace, "exec", strings.TrimSpace(pods), "--",
+			"/launcher", "run", "claims", "-o", "json")
+		if err != nil {
+			return err
+		}
+		testenv.Must(t, json.Unmarshal([]byte(out), &claims))
+		got := map[string]int{}
+		for _, h := range claims.Holders {
+			for _, one := range h.Containers {
+				got[one.Pod+"/"+one.Container+" by "+h.Door]++
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			return fmt.Errorf("-want +got\n%s", diff)
 		}
 		return nil
 	}))

@@ -44,9 +44,8 @@ func (f *fixture) without(t *testing.T, some ...string) []string {
 const metricsAddress = "127.0.0.1:9400"
 
 // The kubelet appends the node to the names of static pods.
-var heldMetric = regexp.MustCompile(`(?m)^gpu_cdi_plugin_device_held\{container="main",namespace="default",` +
-	`pod="([^"]*)-node",` +
-	`resource="nvidia.com/[^"]*",uuid="([^"]*)"\} 1$`)
+var heldMetric = regexp.MustCompile(`(?m)^gpu_cdi_plugin_device_held\{container="main",dra_claim_name="",` +
+	`namespace="default",pod="([^"]*)-node",resource="nvidia.com/[^"]*",uuid="([^"]*)"\} 1$`)
 
 // awaitHolders waits until the metrics name these pods, with their GPUs, and no others.
 func (f *fixture) awaitHolders(t *testing.T, want map[string]string) {

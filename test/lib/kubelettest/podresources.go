@@ -97,3 +97,15 @@ func Pod(namespace, name, container, resource string, ids ...string) *podresourc
 		}},
 	}
 }
+
+// PodWithClaim returns a pod with one container that has devices by a ResourceClaim of the pod's namespace.
+func PodWithClaim(namespace, name, container, claim string, devices ...string) *podresources.PodResources {
+	r := &podresources.DynamicResource{ClaimNamespace: namespace, ClaimName: claim}
+	for _, d := range devices {
+		r.ClaimResources = append(r.ClaimResources, &podresources.ClaimResource{DriverName: "gpu.nvidia.com", DeviceName: d})
+	}
+	c := &podresources.ContainerResources{Name: container, DynamicResources: []*podresources.DynamicResource{r}}
+	return &podresources.PodResources{
+		Namespace: namespace, Name: name, Containers: []*podresources.ContainerResources{c},
+	}
+}
