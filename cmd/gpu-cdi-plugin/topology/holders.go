@@ -11,16 +11,21 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// DeviceHolders returns the containers that hold devices of the node. Devices that are not in the snapshot are left
-// out.
+// DeviceHolders returns the containers that hold devices of the node, by the device plugin or by a claim. Devices that
+// are not in the snapshot are left out.
 func (n Node) DeviceHolders() []podresources.Holder {
-	onNode := map[string]bool{}
+	onNode, uuids := map[string]bool{}, map[string]string{}
 	for uuid := range deviceNames(n.Snapshot) {
-		onNode[uuid] = true
+		onNode[uuid], uuids[strings.ToLower(uuid)] = true, uuid // the DRA driver names devices in lower case
 	}
 	list := []podresources.Holder{}
 	for _, h := range n.Holders {
 		h.Devices = slices.DeleteFunc(slices.Clone(h.Devices), func(id string) bool { return !onNode[resource.UUIDOf(id)] })
+		for _, name := range h.ClaimDevices {
+			if uuid := uuids[name]; uuid != "" {
+				h.Devices = append(h.Devices, uuid)
+			}
+		}
 		if len(h.Devices) > 0 {
 			list = append(list, h)
 		}

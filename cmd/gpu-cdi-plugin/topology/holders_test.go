@@ -1,0 +1,31 @@
+package topology
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/agent/podresources"
+	"gpu-cdi-plugin/gpu"
+)
+
+func TestContainersHoldDevicesByThePluginAndByClaims(t *testing.T) {
+	n := Node{
+		Snapshot: &gpu.Snapshot{Devices: []gpu.Device{
+			{Index: 0, UUID: "GPU-A"},
+			{Index: 1, UUID: "GPU-B", MIG: []gpu.MIGDevice{{UUID: "MIG-C"}}},
+		}},
+		Holders: []podresources.Holder{
+			{Pod: "plugin", Devices: []string{"GPU-A::1", "eth0"}},
+			{Pod: "claims", ClaimDevices: []string{"eth1", "gpu-b", "mig-c"}},
+			{Pod: "gone", Devices: []string{"GPU-Z"}, ClaimDevices: []string{"gpu-z"}},
+		},
+	}
+	got := map[string][]string{}
+	for _, h := range n.DeviceHolders() {
+		got[h.Pod] = h.Devices
+	}
+	if diff := cmp.Diff(map[string][]string{"plugin": {"GPU-A::1"}, "claims": {"GPU-B", "MIG-C"}}, got); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+}
