@@ -34,7 +34,7 @@ func servesClaims(c *config.Config) bool {
 }
 
 // newDRA returns the DRA driver.
-func newDRA(o *Options, held *ledger.Ledger, prep *preparer, changed func()) (*dra.Driver, error) {
+func newDRA(o *Options, held *ledger.Ledger, prep *preparer, obs observer) (*dra.Driver, error) {
 	c := &o.Config
 	api, err := apiserver.New(apiserver.Options{
 		Credentials: c.ServiceAccountDir, Env: o.Env, Timeout: claimTimeout, KeepIdle: claimIdle,
@@ -48,8 +48,8 @@ func newDRA(o *Options, held *ledger.Ledger, prep *preparer, changed func()) (*d
 	}
 	return dra.New(dra.Options{
 		Name: dra.DefaultDriver, API: api, Host: o.Host, Records: claimRecords(c), RegistryDir: c.PluginsRegistryDir,
-		Leaving: c.Door == config.PluginDoor, Beside: c.TakeOver, Ledger: held, PreStart: prep.preStart, InUse: prep.containerUses,
-		Changed: changed, Log: o.Log,
+		Leaving: c.Door == config.PluginDoor, Beside: c.TakeOver, Ledger: held, PreStart: prep.preStart,
+		InUse: prep.containerUses, Changed: obs.wake, Observer: obs, Log: o.Log,
 	}), nil
 }
 

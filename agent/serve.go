@@ -74,9 +74,10 @@ func Serve(ctx context.Context, o *Options) error {
 	}
 	var claims *dra.Driver
 	if servesClaims(c) {
-		if claims, err = newDRA(o, held, prep, observer{m, changed, watched}.wake); err != nil {
+		if claims, err = newDRA(o, held, prep, observer{m, changed, watched}); err != nil {
 			return err
 		}
+		m.AddClaims(claims.Prepared)
 	}
 	reporter := newReporter(o)
 	displaced := ledger.NewDisplaced(ledger.DisplacedOptions{
@@ -316,7 +317,10 @@ type observer struct {
 	changed, watched wake.Chan
 }
 
-var _ plugin.Observer = observer{}
+var (
+	_ plugin.Observer = observer{}
+	_ dra.Observer    = observer{}
+)
 
 // Watched implements plugin.Observer.
 func (o observer) Watched(resource string, watched bool) {
@@ -340,6 +344,14 @@ func (o observer) Registered(resource string, err error) {
 func (o observer) Allocated(resource string, code codes.Code, devices int, took time.Duration) {
 	o.metrics.Allocated(resource, code, devices, took)
 }
+
+// ClaimHandled implements dra.Observer.
+func (o observer) ClaimHandled(op dra.Operation, err error, took time.Duration) {
+	o.metrics.ClaimHandled(string(op), err, took)
+}
+
+// SliceWritten implements dra.Observer.
+func (o observer) SliceWritten(err error) { o.metrics.SliceWritten(err) }
 
 // newResets returns the resetter of GPUs.
 func newResets(o *Options) *prepare.DriverReset {

@@ -102,6 +102,7 @@ type claimNode struct {
 	leaving  bool // see Options
 	stop     func()
 	log      *testenv.Log
+	observed observed
 	conn     *grpc.ClientConn
 }
 
@@ -158,7 +159,7 @@ func (n *claimNode) start() {
 	n.driver = New(Options{
 		Name: DefaultDriver, API: api, Host: h, Records: n.records(), RegistryDir: filepath.Join(n.root, "registry"),
 		Ledger: n.ledger, Log: slog.New(slog.NewTextHandler(n.log, nil)),
-		Changed: func() {},
+		Changed: func() {}, Observer: &n.observed,
 		InUse:   func(_ context.Context, uuid string) (bool, error) { return n.inUse(uuid) },
 		Leaving: n.leaving,
 		PreStart: func(_ context.Context, resourceName string, devices []*resource.Device) error {
@@ -273,7 +274,7 @@ func TestAKubeletRegistersTheDriver(t *testing.T) {
 		_, err := kubelet.NotifyRegistrationStatus(t.Context(), s)
 		testenv.Must(t, err)
 	}
-	testenv.Eventually(t, "the driver is not registered yet", notReady("it has not found the socket yet"))
+	testenv.Eventually(t, "the driver is not registered yet", notReady("the kubelet has not found its socket yet"))
 	notify(&pluginregistration.RegistrationStatus{Error: "no room"})
 	testenv.Eventually(t, "the refusal", notReady("the kubelet refused the registration: no room"))
 	notify(&pluginregistration.RegistrationStatus{PluginRegistered: true})

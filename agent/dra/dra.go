@@ -49,8 +49,38 @@ type Options struct {
 	InUse func(ctx context.Context, uuid string) (bool, error)
 	// Changed is called when Remarks or Ready may have another result. It must return at once.
 	Changed func()
-	Log     *slog.Logger
+	// Observer is notified of events; optional.
+	Observer Observer
+	Log      *slog.Logger
 }
+
+// Observer is notified of events, for metrics. Its methods must return at once and may be called concurrently.
+type Observer interface {
+	// ClaimHandled is called when the kubelet gets the result of an operation on a claim. The duration is that of the
+	// operation.
+	ClaimHandled(op Operation, err error, took time.Duration)
+	// SliceWritten is called after a request that creates, changes or deletes a ResourceSlice. If the API server did it,
+	// err is nil.
+	SliceWritten(err error)
+}
+
+// Operation is what the kubelet wants of a claim.
+type Operation string
+
+// The operations.
+const (
+	Prepare   Operation = "prepare"
+	Unprepare Operation = "unprepare"
+)
+
+// noObserver ignores all notifications.
+type noObserver struct{}
+
+// ClaimHandled implements Observer.
+func (noObserver) ClaimHandled(Operation, error, time.Duration) {}
+
+// SliceWritten implements Observer.
+func (noObserver) SliceWritten(error) {}
 
 // Driver is the DRA driver of a node. Before its actors run, call Restore. The other methods may be called
 // concurrently.
@@ -62,6 +92,7 @@ type Driver struct {
 	publisher *Publisher // nil without an API server
 	claims    *claims
 	socket    *socket
+	observer  Observer
 
 	mu       sync.Mutex
 	snapshot *gpu.Snapshot
@@ -72,8 +103,11 @@ type Driver struct {
 
 // New returns a Driver.
 func New(o Options) *Driver {
+	if o.Observer == nil {
+		o.Observer = noObserver{}
+	}
 	d := &Driver{
-		leaving: o.Leaving, least: servedLeaving, id: Identity{Driver: o.Name}, host: o.Host,
+		leaving: o.Leaving, least: servedLeaving, id: Identity{Driver: o.Name}, host: o.Host, observer: o.Observer,
 		socket: newSocket(o.RegistryDir, o.Name, o.Beside, o.Log),
 	}
 	d.socket.changed = o.Changed
@@ -86,7 +120,7 @@ func New(o Options) *Driver {
 		d.id.Node = o.API.Node
 		d.claims.api, d.claims.node = o.API, o.API.Node
 		d.publisher = NewPublisher(o.API, d.id, o.Log)
-		d.publisher.changed = o.Changed
+		d.publisher.changed, d.publisher.written = o.Changed, o.Observer.SliceWritten
 	}
 	return d
 }
@@ -208,12 +242,15 @@ func (d *Driver) Serve(ctx context.Context) error {
 		}()
 	}
 	return d.socket.run(ctx, func(s *grpc.Server) {
-		service := &server{claims: d.claims, socket: d.socket, stopping: ctx.Done()}
+		service := &server{claims: d.claims, socket: d.socket, observer: d.observer, stopping: ctx.Done()}
 		drav1.RegisterDRAPluginServer(s, service)
 		drahealthv1.RegisterDRAResourceHealthServer(s, service)
 		pluginregistration.RegisterRegistrationServer(s, service)
 	})
 }
+
+// Prepared returns the number of prepared claims.
+func (d *Driver) Prepared() int { return d.claims.count() }
 
 // Summary describes the state in a few words.
 func (d *Driver) Summary() string {

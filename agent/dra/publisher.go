@@ -55,7 +55,8 @@ type Publisher struct {
 	id      Identity
 	log     *slog.Logger
 	wake    wake.Chan
-	changed func() // is called when Reason has another result
+	changed func()      // is called when Reason has another result
+	written func(error) // is called after a request that writes, with its result
 
 	mu        sync.Mutex
 	known     bool // whether Publish was called
@@ -66,7 +67,9 @@ type Publisher struct {
 
 // NewPublisher returns a Publisher.
 func NewPublisher(api api, id Identity, log *slog.Logger) *Publisher {
-	return &Publisher{api: api, id: id, log: log, wake: wake.New(), changed: func() {}, reason: notYet}
+	return &Publisher{
+		api: api, id: id, log: log, wake: wake.New(), changed: func() {}, written: func(error) {}, reason: notYet,
+	}
 }
 
 // notYet is the reason before the API server has answered.
@@ -277,13 +280,14 @@ func (p *Publisher) write(ctx context.Context, w write, owner Owner) error {
 	switch w.method {
 	case http.MethodDelete:
 		if err = p.api.Send(ctx, w.method, path, "", nil); apiserver.Answered(err, http.StatusNotFound) {
-			return nil
+			err = nil // it is gone already
 		}
 	case http.MethodPost:
 		err = p.api.Send(ctx, w.method, slicesPath, apiserver.JSON, w.slice)
 	default:
 		err = p.api.Send(ctx, w.method, path, apiserver.JSON, w.slice)
 	}
+	p.written(err)
 	if err != nil {
 		return fmt.Errorf("%s the ResourceSlice %s: %w", strings.ToLower(w.method), w.slice.Metadata.Name, err)
 	}

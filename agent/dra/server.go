@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	drahealthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -21,6 +22,7 @@ type server struct {
 
 	claims   *claims
 	socket   *socket
+	observer Observer
 	stopping <-chan struct{} // closed when streams must end
 }
 
@@ -37,7 +39,9 @@ func (s *server) NodePrepareResources(
 ) (*drav1.NodePrepareResourcesResponse, error) {
 	answer := &drav1.NodePrepareResourcesResponse{Claims: map[string]*drav1.NodePrepareResourceResponse{}}
 	forEach(q.GetClaims(), func(k *drav1.Claim) *drav1.NodePrepareResourceResponse {
+		begun := time.Now()
 		devices, err := s.claims.prepare(ctx, k)
+		s.observer.ClaimHandled(Prepare, err, time.Since(begun))
 		if err != nil {
 			s.claims.log.Warn("ResourceClaim " + k.GetNamespace() + "/" + k.GetName() + " is not prepared: " + err.Error())
 			return &drav1.NodePrepareResourceResponse{Error: textForPod(err)}
@@ -61,7 +65,10 @@ func (s *server) NodeUnprepareResources(
 ) (*drav1.NodeUnprepareResourcesResponse, error) {
 	answer := &drav1.NodeUnprepareResourcesResponse{Claims: map[string]*drav1.NodeUnprepareResourceResponse{}}
 	forEach(q.GetClaims(), func(k *drav1.Claim) *drav1.NodeUnprepareResourceResponse {
-		if err := s.claims.unprepare(ctx, k); err != nil {
+		begun := time.Now()
+		err := s.claims.unprepare(ctx, k)
+		s.observer.ClaimHandled(Unprepare, err, time.Since(begun))
+		if err != nil {
 			s.claims.log.Warn("ResourceClaim " + k.GetNamespace() + "/" + k.GetName() + " is not unprepared: " + err.Error())
 			return &drav1.NodeUnprepareResourceResponse{Error: err.Error()}
 		}

@@ -42,7 +42,7 @@ type socket struct {
 func newSocket(dir, driver string, beside bool, log *slog.Logger) *socket {
 	return &socket{
 		path: filepath.Join(dir, driver+"-reg.sock"), other: filepath.Join(dir, driver+"-reg-2.sock"), beside: beside,
-		log: log, changed: func() {}, reason: "it has not found the socket yet",
+		log: log, changed: func() {}, reason: "the kubelet has not found its socket yet",
 	}
 }
 

@@ -45,6 +45,9 @@ type Metrics struct {
 	transitions   *prometheus.CounterVec
 	readable      *prometheus.GaugeVec
 	remarks       prometheus.Gauge
+	claims        *prometheus.CounterVec
+	claimTime     *prometheus.HistogramVec
+	sliceWrites   *prometheus.CounterVec
 
 	mu            sync.Mutex
 	watchedBefore map[string]bool // resources that the kubelet has watched so far
@@ -110,6 +113,12 @@ func New(build BuildInfo) *Metrics {
 			"index", "pci_bus_id", "uuid"),
 		remarks: gauges("remarks",
 			"Number of things that are wrong on the node; /readyz and the log have their text.").WithLabelValues(),
+		claims: counters("dra_requests_total",
+			"Requests of the kubelet to prepare or unprepare a ResourceClaim, by result.", "operation", "result"),
+		claimTime: histograms("dra_request_duration_seconds",
+			"Duration of requests of the kubelet to prepare or unprepare a ResourceClaim.", slow, "operation"),
+		sliceWrites: counters("dra_slice_writes_total",
+			"Requests that create, change or delete a ResourceSlice of the node, by result.", "result"),
 	}
 	gauges("build_info", "The version of the program.", "version", "revision", "goversion").
 		WithLabelValues(build.Version, build.Revision, build.GoVersion).Set(1)

@@ -109,6 +109,36 @@ func TestThePluginIsObserved(t *testing.T) {
 	)
 }
 
+func TestTheDRADriverIsObserved(t *testing.T) {
+	m := New(BuildInfo{})
+	if text := scrape(t, m); strings.Contains(text, "_dra_") {
+		t.Error("a plugin without the driver has its metrics")
+	}
+	prepared := 3
+	m.AddClaims(func() int { return prepared })
+	expect(t, m,
+		`gpu_cdi_plugin_dra_prepared_claims 3`,
+		`gpu_cdi_plugin_dra_requests_total{operation="prepare",result="error"} 0`,
+		`gpu_cdi_plugin_dra_requests_total{operation="unprepare",result="success"} 0`,
+		`gpu_cdi_plugin_dra_request_duration_seconds_count{operation="unprepare"} 0`,
+		`gpu_cdi_plugin_dra_slice_writes_total{result="error"} 0`,
+	)
+	m.ClaimHandled("prepare", nil, 2*time.Millisecond)
+	m.ClaimHandled("prepare", errors.New("held"), time.Millisecond)
+	m.SliceWritten(nil)
+	m.SliceWritten(errors.New("forbidden"))
+	expect(t, m,
+		`gpu_cdi_plugin_dra_requests_total{operation="prepare",result="success"} 1`,
+		`gpu_cdi_plugin_dra_requests_total{operation="prepare",result="error"} 1`,
+		`gpu_cdi_plugin_dra_request_duration_seconds_bucket{operation="prepare",le="0.001"} 1`,
+		`gpu_cdi_plugin_dra_request_duration_seconds_bucket{operation="prepare",le="0.0025"} 2`,
+		`gpu_cdi_plugin_dra_slice_writes_total{result="success"} 1`,
+		`gpu_cdi_plugin_dra_slice_writes_total{result="error"} 1`,
+	)
+	m.Clear() // another instance has them now
+	expect(t, m, `gpu_cdi_plugin_dra_prepared_claims 0`)
+}
+
 func TestReconciliationsAreObserved(t *testing.T) {
 	m := New(BuildInfo{})
 	m.Reconciled(3*time.Millisecond, true, nil)

@@ -3,16 +3,20 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	grpcinsecure "google.golang.org/grpc/credentials/insecure"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"gpu-cdi-plugin/test/lib/apiservertest"
 	"gpu-cdi-plugin/test/lib/kubelettest"
@@ -218,4 +222,90 @@ func TestServeWithoutCredentialsOpensNoDRADoor(t *testing.T) {
 		t.Error("it ended well")
 	}
 	s.logs("door dra needs the API server: the environment variable KUBERNETES_SERVICE_HOST is not set")
+}
+
+// registers tells the driver that the kubelet has registered it.
+func (s *claimed) registers() {
+	s.t.Helper()
+	conn, err := grpc.NewClient("unix:"+filepath.Join(s.registry(), "gpu.nvidia.com-reg.sock"),
+		grpc.WithTransportCredentials(grpcinsecure.NewCredentials()))
+	testenv.Must(s.t, err)
+	defer conn.Close()
+	_, err = pluginregistration.NewRegistrationClient(conn).NotifyRegistrationStatus(s.t.Context(),
+		&pluginregistration.RegistrationStatus{PluginRegistered: true}, grpc.WaitForReady(true))
+	testenv.Must(s.t, err)
+}
+
+func TestServeShowsWhoHoldsWhatByBothDoors(t *testing.T) {
+	t.Parallel()
+	s := newClaimed(t, "pcie-quad", "")
+	s.restart("plugin")
+	s.kubelet.WaitListed(gpuResource, 4, 0)
+	stdout, stderr := s.claims()
+	if stdout != "" || stderr != "no container and no ResourceClaim holds a device\n" {
+		t.Errorf("nobody holds a device, and claims prints %q and %q", stdout, stderr)
+	}
+	devices := s.devices()
+
+	s.kubelet.Pods.Set(kubelettest.Pod("ml", "train", "main", gpuResource, s.uuids()[0]))
+	s.restart("dra\nlisten: 127.0.0.1:0\npod-metrics: true")
+	s.published("0 gpu.nvidia.com/unavailable", "1", "2", "3")
+	if body, status := s.ask("/readyz"); status == http.StatusOK ||
+		!strings.Contains(body, "the DRA driver is not registered with the kubelet: ") {
+		t.Errorf("a driver that is not registered is ready: %d, %s", status, body)
+	}
+	s.registers()
+	waitFor(t, "readiness", func() bool { _, status := s.ask("/readyz"); return status == http.StatusOK })
+	if text := s.prepare(1, 2, 1); !strings.HasPrefix(text, "nvidia.com/gpu=") {
+		t.Fatal(text)
+	}
+	s.prepare(2, 0) // in vain
+	s.kubelet.Pods.Set(
+		kubelettest.Pod("ml", "train", "main", gpuResource, s.uuids()[0]),
+		kubelettest.PodWithClaim("team", "infer", "main", "claim-1"),
+	)
+	var got []string
+	stdout, _ = s.claims("--no-headers")
+	for line := range strings.Lines(stdout) {
+		fields := strings.Fields(line)
+		if since, err := time.Parse(time.RFC3339, fields[6]); err == nil && time.Since(since) < time.Hour {
+			fields[6] = "now"
+		}
+		got = append(got, strings.Join(fields, " "))
+	}
+	want := []string{
+		"0 " + s.uuids()[0] + " plugin ml - train/main -",
+		"1 " + s.uuids()[1] + " dra team claim-1 infer/main now",
+		"2 " + s.uuids()[2] + " dra team claim-1 infer/main now",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("claims (-want +got)\n%s", diff)
+	}
+	if diff := cmp.Diff(devices, s.devices()); diff != "" {
+		t.Errorf("devices (-by the plugin +by DRA)\n%s", diff)
+	}
+	waitFor(t, "the metrics of claims", func() bool {
+		page, _ := s.ask("/metrics")
+		for _, line := range []string{
+			`dra_prepared_claims 1`,
+			`dra_requests_total{operation="prepare",result="success"} 1`,
+			`dra_requests_total{operation="prepare",result="error"} 1`,
+			`dra_request_duration_seconds_count{operation="prepare"} 2`,
+			`device_held{container="main",dra_claim_name="claim-1",namespace="team",pod="infer",resource="",uuid="` +
+				s.uuids()[1] + `"} 1`,
+		} {
+			if !strings.Contains(page, "\ngpu_cdi_plugin_"+line+"\n") {
+				return false
+			}
+		}
+		return true
+	})
+
+	// What a claim holds is known while the kubelet is not.
+	s.kubelet.StopPods()
+	code, stdout, stderr := s.begin("claims", "--runtime-dir", filepath.Join(s.dir, "run"), "--no-headers").wait()
+	if code != 3 || strings.Count(stdout, "\n") != 3 ||
+		!strings.Contains(stderr, "it is unknown which containers hold devices: ") {
+		t.Errorf("without the kubelet: exit %d, %q and %q", code, stdout, stderr)
+	}
 }
