@@ -219,9 +219,20 @@ func (c *claims) checkGone(ctx context.Context, r *record) (known bool) {
 			return true
 		}
 	}
+	unlock, err := c.lock(ctx, r.UID)
+	if err != nil {
+		return false
+	}
+	defer unlock()
+	c.mu.Lock()
+	same := c.records[r.UID] == r
+	c.mu.Unlock()
+	if !same { // it was prepared again meanwhile
+		return true
+	}
 	c.log.Info(r.label() + " is gone: its devices are taken back")
-	if err := c.unprepare(ctx, &drav1.Claim{Namespace: r.Namespace, Name: r.Name, Uid: r.UID}); err != nil {
-		c.log.Warn(r.label() + " is gone, and cannot be unprepared: " + wording.OneLine(err))
+	if err := c.drop(r.UID); err != nil {
+		c.log.Warn(r.label() + " is gone: " + wording.OneLine(err))
 	}
 	return true
 }
