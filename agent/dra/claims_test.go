@@ -505,6 +505,7 @@ func TestARestartKeepsClaims(t *testing.T) {
 		n.allocate(i, device(fmt.Sprint("gpu-", i)))
 		n.mustPrepare(i)
 	}
+	n.inUse = func(string) (bool, error) { return true, nil } // so that the claim stays when it is gone below
 	n.start()
 	n.wantHeld("GPU-0", "GPU-1")
 	if answer := n.prepare(named(0))[uid(0)]; answer.GetError() != "the GPUs have not been read yet" {
