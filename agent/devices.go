@@ -78,7 +78,8 @@ func (ds *devices) toCheck() map[string]prepare.FreedDevice {
 // toPrepare converts a device to the type of package prepare.
 func (ds *devices) toPrepare(d *resource.Device) prepare.Device {
 	device := prepare.Device{
-		UUID: d.UUID, GPU: d.Parent, PCIBusID: d.PCIBusID, Exclusive: d.MPS != nil, Replica: d.ID != d.UUID,
+		UUID: d.UUID, GPU: d.Parent, PCIBusID: d.PCIBusID, Exclusive: d.MPS != nil,
+		Replica: d.ID != d.UUID || d.Shared(),
 	}
 	one := ds.node.State().Snapshot.Find(d.Parent)
 	if one == nil {

@@ -56,6 +56,8 @@ type Device struct {
 	Attributes map[string]Attribute `json:"attributes,omitempty"`
 	Capacity   map[string]Capacity  `json:"capacity,omitempty"`
 	Taints     []Taint              `json:"taints,omitempty"`
+	// Shared says that several claims can have parts of the capacity.
+	Shared bool `json:"allowMultipleAllocations,omitempty"`
 }
 
 // Attribute is a DeviceAttribute, which has one value.
@@ -65,9 +67,22 @@ type Attribute struct {
 	Version *string `json:"version,omitempty"` // of semver.org
 }
 
-// Capacity is a DeviceCapacity. The Value is a quantity, such as "80Gi".
+// Capacity is a DeviceCapacity. Quantities are texts such as "80Gi".
 type Capacity struct {
-	Value string `json:"value"`
+	Value  string         `json:"value"`
+	Policy *RequestPolicy `json:"requestPolicy,omitempty"`
+}
+
+// RequestPolicy is a CapacityRequestPolicy: how much of a capacity a claim can have.
+type RequestPolicy struct {
+	Default string `json:"default"` // for a claim that does not say how much it needs
+	Range   Range  `json:"validRange"`
+}
+
+// Range is a CapacityRequestPolicyRange. Amounts are rounded up to Min plus a number of Steps.
+type Range struct {
+	Min  string `json:"min"`
+	Step string `json:"step"`
 }
 
 // Taint is a DeviceTaint. Without TimeAdded the API server adds the present time.

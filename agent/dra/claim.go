@@ -31,8 +31,10 @@ type result struct {
 	Pool        string       `json:"pool"`
 	Device      string       `json:"device"`
 	AdminAccess bool         `json:"adminAccess"`
-	ShareID     string       `json:"shareID"`
 	Tolerations []toleration `json:"tolerations"`
+	// ShareID and Consumed are set if the claim has only a share of the device.
+	ShareID  string            `json:"shareID"`
+	Consumed map[string]string `json:"consumedCapacity"` // quantities by the name of the capacity
 }
 
 // config is a DeviceAllocationConfiguration: what a claim or its DeviceClass says to a driver.
@@ -63,6 +65,7 @@ type allotted struct {
 	result
 	device   *resource.Device
 	resource string // its name
+	memory   uint64 // of the claim's share, in bytes, or 0 if no other claim can have the device
 }
 
 // has reports whether the claim still has the devices of a record.
@@ -110,7 +113,11 @@ func (c *claim) devices(uid string, id Identity, s *node.State) ([]allotted, err
 		if err := r.check(id.Driver, &o, s); err != nil {
 			return nil, err
 		}
-		list = append(list, allotted{r, o.device, o.resource.Name})
+		memory, err := r.shared()
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, allotted{r, o.device, o.resource.Name, memory})
 	}
 	if len(list) == 0 {
 		return nil, fmt.Errorf("it has no device of the driver %s", id.Driver)
@@ -121,8 +128,8 @@ func (c *claim) devices(uid string, id Identity, s *node.State) ([]allotted, err
 // check returns why a claim must not have a device. It may have become unhealthy since the scheduler chose it. What else
 // is against it, the ledger and the preparation of the device say.
 func (r *result) check(driver string, o *offer, s *node.State) error {
-	if o.device.Shared() {
-		return fmt.Errorf("%s is shared, which DRA does not offer", o.label)
+	if why := o.whyNot(); why != "" {
+		return fmt.Errorf("%s is not offered by DRA any more: %s", o.label, why)
 	}
 	status, known := s.Health[o.device.UUID]
 	if r.AdminAccess || !known || status.State == health.Healthy {

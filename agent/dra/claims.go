@@ -17,6 +17,7 @@ import (
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"gpu-cdi-plugin/agent/apiserver"
+	"gpu-cdi-plugin/agent/ledger"
 	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/node"
@@ -25,12 +26,11 @@ import (
 
 // Ledger knows who holds which devices, by both doors.
 type Ledger interface {
-	// TakeClaim records that a claim, given by its UID and "NAMESPACE/NAME", has devices. If a container of the device
-	// plugin or another claim has one of them, it returns an error that names the holder, and records nothing. A claim may
-	// take its devices again.
-	TakeClaim(ctx context.Context, uid, name string, devices []*resource.Device) error
+	// TakeClaim records that a claim, given by its UID and "NAMESPACE/NAME", has devices, or parts of their memory. If it
+	// cannot have them, it returns an error that says why, and records nothing. A claim may take the same again.
+	TakeClaim(ctx context.Context, uid, name string, portions []ledger.Portion) error
 	// RestoreClaim records what a claim has since a time in an earlier process, whoever else has it.
-	RestoreClaim(uid, name string, since time.Time, devices []*resource.Device)
+	RestoreClaim(uid, name string, since time.Time, portions []ledger.Portion)
 	// DropClaim records that a claim has no devices any more.
 	DropClaim(uid string)
 }
@@ -94,7 +94,7 @@ func (c *claims) restoreOne(ctx context.Context, uid string) error {
 		c.bad[uid] = err
 	default:
 		c.records[uid] = r
-		c.ledger.RestoreClaim(uid, r.claim(), r.Since, r.held())
+		c.ledger.RestoreClaim(uid, r.claim(), r.Since, r.portions())
 	}
 	return nil
 }
@@ -106,12 +106,13 @@ func (c *claims) count() int {
 	return len(c.records) + len(c.bad)
 }
 
-// held returns the devices that no other claim may have.
-func (r *record) held() []*resource.Device {
-	var list []*resource.Device
+// portions returns what the claim has of devices.
+func (r *record) portions() []ledger.Portion {
+	var list []ledger.Portion
 	for _, d := range r.Devices {
 		if !d.Admin {
-			list = append(list, &resource.Device{ID: d.UUID, UUID: d.UUID, Parent: d.Parent})
+			device := &resource.Device{ID: d.UUID, UUID: d.UUID, Parent: d.Parent}
+			list = append(list, ledger.Portion{Device: device, Memory: d.Memory})
 		}
 	}
 	return list
@@ -213,8 +214,8 @@ func (c *claims) checkGone(ctx context.Context, r *record) (known bool) {
 	case err == nil && one.has(r):
 		return true
 	}
-	for _, d := range r.held() {
-		if used, err := c.inUse(ctx, d.UUID); used || err != nil {
+	for _, p := range r.portions() {
+		if used, err := c.inUse(ctx, p.Device.UUID); used || err != nil {
 			c.log.Warn(r.label() + " is gone, and its devices may still be in use: they are kept for it")
 			return true
 		}
@@ -245,17 +246,22 @@ func (c *claims) give(
 		Version: recordVersion, Namespace: k.GetNamespace(), Name: k.GetName(), UID: k.GetUid(), Boot: c.boot, Pool: c.node,
 		Since: time.Now().UTC().Truncate(time.Second),
 	}
+	var portions []ledger.Portion
 	for _, a := range list {
 		r.Devices = append(r.Devices, recordDevice{
 			Request: a.Request, Device: a.Device, UUID: a.device.UUID, Parent: a.device.Parent,
-			ShareID: a.ShareID, Admin: a.AdminAccess,
+			ShareID: a.ShareID, Memory: a.memory, Admin: a.AdminAccess,
 		})
+		if !a.AdminAccess { // others may have the device too
+			device := *a.device // the ledger need not keep the whole state
+			portions = append(portions, ledger.Portion{Device: &device, Memory: a.memory})
+		}
 	}
 	answer, err := c.answer(r, state)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.ledger.TakeClaim(ctx, r.UID, r.claim(), r.held()); err != nil {
+	if err := c.ledger.TakeClaim(ctx, r.UID, r.claim(), portions); err != nil {
 		return nil, err
 	}
 	if err := c.prepareDevices(ctx, list); err != nil {
@@ -290,15 +296,21 @@ func (c *claims) drop(uid string) error {
 }
 
 // prepareDevices prepares the devices of a claim by the policies of their resources, as for a container of the device
-// plugin. Devices with admin access are left alone, since other claims have them.
+// plugin. Devices with admin access are left alone, since other claims have them. A share is prepared like a replica,
+// also if the device is not shared any more: other claims that have shares of it may use it.
 func (c *claims) prepareDevices(ctx context.Context, list []allotted) error {
 	ctx, cancel := context.WithTimeout(ctx, prepareLimit)
 	defer cancel()
 	byResource := map[string][]*resource.Device{}
 	for _, a := range list {
-		if !a.AdminAccess {
-			byResource[a.resource] = append(byResource[a.resource], a.device)
+		if a.AdminAccess {
+			continue
 		}
+		d := *a.device
+		if a.memory > 0 && !d.Shared() {
+			d.Replica = 0
+		}
+		byResource[a.resource] = append(byResource[a.resource], &d)
 	}
 	for _, name := range slices.Sorted(maps.Keys(byResource)) {
 		if err := c.preStart(ctx, name, byResource[name]); err != nil {

@@ -38,51 +38,58 @@ var _ Ledger = (*ledger.Ledger)(nil)
 // fakeLedger is a ledger of claims. It also knows the devices of pods of the device plugin.
 type fakeLedger struct {
 	mu     sync.Mutex
-	pods   map[string]string // the holders by UUID
-	claims map[string]string // the UIDs of claims by UUID
+	pods   map[string]string           // the holders by UUID
+	claims map[string][]ledger.Portion // by UID
 }
 
-func (l *fakeLedger) TakeClaim(_ context.Context, uid, _ string, devices []*resource.Device) error {
+func newFakeLedger() *fakeLedger {
+	return &fakeLedger{pods: map[string]string{}, claims: map[string][]ledger.Portion{}}
+}
+
+func (l *fakeLedger) TakeClaim(_ context.Context, uid, _ string, portions []ledger.Portion) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, d := range devices {
-		if pod := l.pods[d.UUID]; pod != "" {
-			return fmt.Errorf("%s: %s holds it", d.UUID, pod)
+	for _, p := range portions {
+		if pod := l.pods[p.Device.UUID]; pod != "" {
+			return fmt.Errorf("%s: %s holds it", p.Device.UUID, pod)
 		}
-		if other := l.claims[d.UUID]; other != "" && other != uid {
-			return fmt.Errorf("%s: the claim %s holds it", d.UUID, other)
+		for other, theirs := range l.claims {
+			if other != uid && slices.ContainsFunc(theirs, func(o ledger.Portion) bool {
+				return o.Device.UUID == p.Device.UUID && (o.Memory == 0 || p.Memory == 0)
+			}) {
+				return fmt.Errorf("%s: the claim %s holds it", p.Device.UUID, other)
+			}
 		}
 	}
-	for _, d := range devices {
-		l.claims[d.UUID] = uid
-	}
+	l.claims[uid] = portions
 	return nil
 }
 
-func (l *fakeLedger) RestoreClaim(uid, _ string, _ time.Time, devices []*resource.Device) {
+func (l *fakeLedger) RestoreClaim(uid, _ string, _ time.Time, portions []ledger.Portion) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, d := range devices {
-		l.claims[d.UUID] = uid
-	}
+	l.claims[uid] = portions
 }
 
 func (l *fakeLedger) DropClaim(uid string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for uuid, holder := range l.claims {
-		if holder == uid {
-			delete(l.claims, uuid)
-		}
-	}
+	delete(l.claims, uid)
 }
 
+// held returns the devices that claims have, such as "GPU-0" or "GPU-0 1024" for a share of 1024 bytes.
 func (l *fakeLedger) held() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var list []string
-	for uuid := range l.claims {
-		list = append(list, uuid)
+	for _, portions := range l.claims {
+		for _, p := range portions {
+			text := p.Device.UUID
+			if p.Memory > 0 {
+				text += fmt.Sprint(" ", p.Memory)
+			}
+			list = append(list, text)
+		}
 	}
 	slices.Sort(list)
 	return list
@@ -114,7 +121,7 @@ func newClaimNode(t testing.TB, gpus int) *claimNode {
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	n := &claimNode{
 		t: t, server: apiservertest.New(t), root: root, state: nodeOf(t, gpus),
-		ledger:   &fakeLedger{pods: map[string]string{}, claims: map[string]string{}},
+		ledger:   newFakeLedger(),
 		preStart: func(string, []*resource.Device) error { return nil },
 		inUse:    func(string) (bool, error) { return false, nil },
 	}
@@ -206,6 +213,11 @@ func (n *claimNode) allocate(i int, results ...map[string]any) {
 }
 
 func device(name string) map[string]any { return map[string]any{"device": name} }
+
+// share is a share of a device, as the scheduler gives it.
+func share(i int, name, memory string) map[string]any {
+	return map[string]any{"device": name, "shareID": uid(i), "consumedCapacity": map[string]any{"memory": memory}}
+}
 
 func (n *claimNode) prepare(list ...*drav1.Claim) map[string]*drav1.NodePrepareResourceResponse {
 	n.t.Helper()
@@ -332,7 +344,10 @@ func TestPrepareAndUnprepare(t *testing.T) {
 	t.Parallel()
 	n := newClaimNode(t, 3)
 	n.allocate(1, device("gpu-2"), map[string]any{"device": "other", "driver": "nic.example.com", "request": "nics"},
-		map[string]any{"device": "gpu-0", "request": "more/second", "shareID": uid(9)})
+		map[string]any{
+			"device": "gpu-0", "request": "more/second", "shareID": uid(9),
+			"consumedCapacity": map[string]any{"memory": "20Gi"},
+		})
 	share := uid(9)
 	want := map[string]*drav1.NodePrepareResourceResponse{uid(1): {Devices: []*drav1.Device{
 		{
@@ -347,7 +362,7 @@ func TestPrepareAndUnprepare(t *testing.T) {
 	if diff := cmp.Diff(want, n.prepare(named(1)), protocmp.Transform()); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
-	n.wantHeld("GPU-0", "GPU-2")
+	n.wantHeld("GPU-0 21474836480", "GPU-2")
 	// The kubelet calls again, also when the API server is away or the claim is about to be deleted.
 	n.server.SetClaim("team", "claim-1", nil)
 	if diff := cmp.Diff(want, n.prepare(named(1)), protocmp.Transform()); diff != "" {
@@ -418,6 +433,22 @@ func TestABadClaimFailsAlone(t *testing.T) {
 			n.mustPrepare(3)
 			n.allocate(1, device("gpu-0"), device("gpu-1"))
 		}, "GPU-1: the claim " + uid(3) + " holds it"},
+		"a share without an amount of memory": {func(n *claimNode) {
+			n.allocate(1, map[string]any{"device": "gpu-1", "shareID": uid(8)})
+		}, `read how much memory of the device gpu-1 it has: "" is no whole number of bytes`},
+		"a share of nothing": {func(n *claimNode) {
+			n.allocate(1, share(8, "gpu-1", "0"))
+		}, "read how much memory of the device gpu-1 it has: it is 0"},
+		"a share of a device that another claim has": {func(n *claimNode) {
+			n.allocate(3, device("gpu-1"))
+			n.mustPrepare(3)
+			n.allocate(1, share(8, "gpu-1", "1Gi"))
+		}, "GPU-1: the claim " + uid(3) + " holds it"},
+		"a device that MPS shares": {func(n *claimNode) {
+			n.allocate(1, device("gpu-1"))
+			n.state.Resources[0].Devices[1].MPS = &resource.MPSLimits{}
+			n.publish()
+		}, "GPU 1 is not offered by DRA any more: it is shared by MPS, whose limits claims cannot get"},
 		"a disk that is full": {func(n *claimNode) {
 			n.allocate(1, device("gpu-1"))
 			testenv.Must(n.t, os.Mkdir(recordPath(n.records(), uid(1)), 0o755))
@@ -496,6 +527,45 @@ func TestAdminAccessHoldsNothing(t *testing.T) {
 	n.allocate(2, device("gpu-0"))
 	n.mustPrepare(2)
 	n.wantHeld("GPU-0")
+}
+
+// Several claims have shares of a device, and one claim can have two. A restart keeps them.
+func TestShares(t *testing.T) {
+	t.Parallel()
+	n := newClaimNode(t, 2)
+	n.allocate(1, share(11, "gpu-0", "20Gi"))
+	n.allocate(2, share(12, "gpu-0", "30Gi"), share(13, "gpu-0", "1Mi"), device("gpu-1"))
+	var prepared []string
+	n.preStart = func(_ string, devices []*resource.Device) error {
+		for _, d := range devices {
+			prepared = append(prepared, fmt.Sprintf("%s, shared: %t", d.UUID, d.Shared()))
+		}
+		return nil
+	}
+	n.mustPrepare(1)
+	answer := n.prepare(named(2))[uid(2)]
+	var shares []string
+	for _, d := range answer.GetDevices() {
+		shares = append(shares, d.GetDeviceName()+" "+d.GetShareId())
+	}
+	want := []string{"gpu-0 " + uid(12), "gpu-0 " + uid(13), "gpu-1 "}
+	if diff := cmp.Diff(want, shares); diff != "" {
+		t.Errorf("the shares in the answer (-want +got)\n%s\n%v", diff, answer)
+	}
+	// The state does not say that GPU 0 is shared: the configuration has changed since the scheduler gave the shares.
+	want = []string{"GPU-0, shared: true", "GPU-0, shared: true", "GPU-0, shared: true", "GPU-1, shared: false"}
+	if diff := cmp.Diff(want, prepared); diff != "" {
+		t.Errorf("prepared (-want +got)\n%s", diff)
+	}
+	held := []string{"GPU-0 1048576", "GPU-0 21474836480", "GPU-0 32212254720", "GPU-1"}
+	n.wantHeld(held...)
+	n.start()
+	n.publish()
+	n.wantHeld(held...)
+	if text := n.unprepare(2); text != "" {
+		t.Error(text)
+	}
+	n.wantHeld("GPU-0 21474836480")
 }
 
 func TestARestartKeepsClaims(t *testing.T) {
@@ -723,7 +793,7 @@ func TestAnInstanceTakesTheClaimsOfAnother(t *testing.T) {
 		n.allocate(i, device(fmt.Sprint("gpu-", i)))
 		n.mustPrepare(i)
 	}
-	next := &fakeLedger{pods: map[string]string{}, claims: map[string]string{}}
+	next := newFakeLedger()
 	h, err := host.New(n.root, "", "")
 	testenv.Must(t, err)
 	second := New(Options{

@@ -35,6 +35,8 @@ type recordDevice struct {
 	UUID    string `json:"uuid"`
 	Parent  string `json:"parent"` // the UUID of its GPU
 	ShareID string `json:"shareID,omitempty"`
+	// Memory is that of the share, in bytes, or 0 if no other claim can have the device.
+	Memory uint64 `json:"memory,omitempty"`
 	// Admin means that other claims may have the device too.
 	Admin bool `json:"adminAccess,omitempty"`
 }

@@ -60,13 +60,9 @@ func devicesOf(driver string, s *node.State, pcieRoots map[string]string) (list 
 	}
 	groups := nvlinkGroups(s.Snapshot)
 	for _, offered := range offers(s) {
-		d, label := offered.device, offered.label
-		switch {
-		case d.Shared():
-			omitted = append(omitted, label+" is not offered by DRA: it is shared in time or by MPS")
-			continue
-		case len(offered.name) > maxName || !dnsLabel.MatchString(offered.name):
-			omitted = append(omitted, fmt.Sprintf("%s is not offered by DRA: its UUID %q makes no name", label, d.UUID))
+		d := offered.device
+		if why := offered.whyNot(); why != "" {
+			omitted = append(omitted, offered.label+" is not offered by DRA: "+why)
 			continue
 		}
 		one := Device{
@@ -75,7 +71,10 @@ func devicesOf(driver string, s *node.State, pcieRoots map[string]string) (list 
 		}
 		one.addAttributes(s.Snapshot, &offered, pcieRoots[d.PCIBusID], groups[d.UUID])
 		if d.MemoryBytes >= 1<<10 {
-			one.Capacity["memory"] = Capacity{quantity(d.MemoryBytes)}
+			one.Capacity[memory] = Capacity{Value: quantity(d.MemoryBytes)}
+		}
+		if d.Shared() {
+			one.share(&offered)
 		}
 		list = append(list, one)
 	}
@@ -88,8 +87,22 @@ type offer struct {
 	label    string // for people
 	device   *resource.Device
 	resource *resource.Resource
+	replicas int // 0 if the device is not shared
 	gpu      *gpu.Device
 	mig      *gpu.MIGDevice // nil for a whole GPU
+}
+
+// whyNot says why a device is not in slices, or is empty.
+func (o *offer) whyNot() string {
+	switch {
+	case o.device.MPS != nil:
+		return "it is shared by MPS, whose limits claims cannot get"
+	case o.device.Shared() && o.defaultShare() < leastShare:
+		return fmt.Sprintf("its memory cannot be divided among %d replicas", o.replicas)
+	case len(o.name) > maxName || !dnsLabel.MatchString(o.name):
+		return fmt.Sprintf("its UUID %q makes no name", o.device.UUID)
+	}
+	return ""
 }
 
 // offers returns the offered devices in the order of the snapshot. All replicas of a device are one.
@@ -99,9 +112,14 @@ func offers(s *node.State) []offer {
 		r := &s.Resources[i]
 		for j := range r.Devices {
 			d := &r.Devices[j]
-			if _, known := byUUID[d.UUID]; !known {
-				byUUID[d.UUID] = offer{name: strings.ToLower(d.UUID), device: d, resource: r}
+			o, known := byUUID[d.UUID]
+			if !known {
+				o = offer{name: strings.ToLower(d.UUID), device: d, resource: r}
 			}
+			if d.Shared() {
+				o.replicas++
+			}
+			byUUID[d.UUID] = o
 		}
 	}
 	var list []offer
@@ -173,16 +191,6 @@ func semver(version string) string {
 		numbers[i] = n
 	}
 	return fmt.Sprintf("%d.%d.%d", numbers[0], numbers[1], numbers[2])
-}
-
-// quantity returns a number of bytes, rounded down to KiB, in the form in which the API server returns it.
-func quantity(bytes uint64) string {
-	units := []string{"Ki", "Mi", "Gi", "Ti", "Pi"}
-	n, unit := bytes>>10, 0
-	for n > 0 && n%1024 == 0 && unit < len(units)-1 {
-		n, unit = n/1024, unit+1
-	}
-	return strconv.FormatUint(n, 10) + units[unit]
 }
 
 // taintsOf returns the taint of a device that containers must not get, with the state of its health as the key and the

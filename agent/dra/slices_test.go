@@ -192,11 +192,14 @@ func TestDevicesThatAreNotInSlices(t *testing.T) {
 		{Index: 3, Minor: gpu.NoMinor, Error: "GPU is lost"},
 		{Index: 4, UUID: "GPU-4", MIGEnabled: true},
 		{Index: 5, UUID: "GPU-5"},
+		{Index: 6, UUID: "GPU-6", MemoryBytes: 80 << 30, ComputeCapability: "8.0"},
 	}}
 	state := stateOf(t, s, resource.Config{
 		GPUs: resource.Filter{Exclude: []resource.Selector{"5"}},
 		Sharing: resource.Sharing{TimeSlicing: resource.TimeSlicing{Resources: []resource.SharingRule{
 			{Name: "nvidia.com/gpu", Devices: []resource.Selector{"0"}, Replicas: 3},
+		}}, MPS: resource.MPS{Resources: []resource.SharingRule{
+			{Name: "nvidia.com/gpu", Devices: []resource.Selector{"6"}, Replicas: 2},
 		}}},
 	})
 	list, omitted := Slices(onNode, state, nil)
@@ -204,8 +207,9 @@ func TestDevicesThatAreNotInSlices(t *testing.T) {
 		t.Errorf("devices: %v", names)
 	}
 	want := []string{
-		"GPU 0 is not offered by DRA: it is shared in time or by MPS",
+		"GPU 0 is not offered by DRA: its memory cannot be divided among 3 replicas",
 		`GPU 2 is not offered by DRA: its UUID "GPU-2/x" makes no name`,
+		"GPU 6 is not offered by DRA: it is shared by MPS, whose limits claims cannot get",
 	}
 	if diff := cmp.Diff(want, omitted); diff != "" {
 		t.Errorf("omitted (-want +got)\n%s", diff)
@@ -245,16 +249,6 @@ func TestNVLinkGroups(t *testing.T) {
 				t.Errorf("-want +got\n%s", diff)
 			}
 		})
-	}
-}
-
-func TestQuantity(t *testing.T) {
-	for bytes, want := range map[uint64]string{
-		80 << 30: "80Gi", 81559 << 20: "81559Mi", 1 << 40: "1Ti", 3 << 10: "3Ki", 3<<10 + 5: "3Ki", 1 << 60: "1024Pi",
-	} {
-		if got := quantity(bytes); got != want {
-			t.Errorf("%d: %s, want %s", bytes, got, want)
-		}
 	}
 }
 

@@ -10,14 +10,22 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// claim is what a ResourceClaim has.
-type claim struct {
-	name    string // like "default/claim-1"
-	devices []*resource.Device
-	since   time.Time
+// Portion is what a ResourceClaim has of a device.
+type Portion struct {
+	Device *resource.Device
+	// Memory is the claim's part of the device's memory, in bytes. Other claims can have other parts. It is 0 if no other
+	// claim can have the device.
+	Memory uint64
 }
 
-// HeldError means that a claim cannot have a device, since a container or another claim has it.
+// claim is what a ResourceClaim has.
+type claim struct {
+	name     string // like "default/claim-1"
+	portions []Portion
+	since    time.Time
+}
+
+// HeldError means that a claim cannot have a device, since a container or other claims have it.
 type HeldError struct {
 	UUID string
 	Why  string // names the holder, which may be another tenant's
@@ -25,35 +33,36 @@ type HeldError struct {
 
 func (e *HeldError) Error() string { return e.UUID + ": " + e.Why }
 
-// TakeClaim records that a ResourceClaim, given by its UID and "NAMESPACE/NAME", has devices. It returns a HeldError if
-// a container has one of them under any name, or another claim has it, and then records nothing. A claim may take its
-// devices again. Unlike Take it always reads the kubelet first, and gives nothing while it is unknown which containers
-// hold devices: the kubelet repeats the call.
-func (l *Ledger) TakeClaim(ctx context.Context, uid, name string, devices []*resource.Device) error {
+// TakeClaim records that a ResourceClaim, given by its UID and "NAMESPACE/NAME", has devices, or parts of their memory.
+// It returns a HeldError if a container has one of the devices under any name, another claim has it, or the claims that
+// share it have too much of its memory, and then records nothing. A claim may take the same again. Unlike Take it always
+// reads the kubelet first, and gives nothing while it is unknown which containers hold devices: the kubelet repeats the
+// call.
+func (l *Ledger) TakeClaim(ctx context.Context, uid, name string, portions []Portion) error {
 	if _, err := l.Read(ctx); err != nil {
 		return fmt.Errorf("it is unknown which containers hold the devices: %w", err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, d := range devices {
-		if why := cmp.Or(l.containerOf(d), l.claimOf(d, uid)); why != "" {
-			return &HeldError{d.UUID, why}
+	for i, p := range portions {
+		if why := cmp.Or(l.containerOf(p.Device), l.whyNot(p, uid, portions[:i])); why != "" {
+			return &HeldError{p.Device.UUID, why}
 		}
 	}
 	since := time.Now().UTC().Truncate(time.Second) // as on record
 	if c, again := l.claims[uid]; again {
 		since = c.since
 	}
-	l.claims[uid] = claim{name, devices, since}
+	l.claims[uid] = claim{name, portions, since}
 	l.opts.Changed.Wake()
 	return nil
 }
 
 // RestoreClaim records what a claim has since a time in an earlier process, whoever else has it.
-func (l *Ledger) RestoreClaim(uid, name string, since time.Time, devices []*resource.Device) {
+func (l *Ledger) RestoreClaim(uid, name string, since time.Time, portions []Portion) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.claims[uid] = claim{name, devices, since}
+	l.claims[uid] = claim{name, portions, since}
 	l.opts.Changed.Wake()
 }
 
@@ -65,24 +74,41 @@ func (l *Ledger) DropClaim(uid string) {
 	l.opts.Changed.Wake()
 }
 
-// noUID is the UID of no claim.
-const noUID = ""
-
 // Claim says which claim has a device, its GPU or a part of it, or is empty.
 func (l *Ledger) Claim(d *resource.Device) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.claimOf(d, noUID)
+	return l.claimOf(d)
 }
 
-// claimOf says which claim, other than the one with the UID, has a device, its GPU or a part of it, or is empty.
-func (l *Ledger) claimOf(d *resource.Device, except string) string {
-	for uid, c := range l.claims {
-		for _, other := range c.devices {
-			if uid != except && (other.UUID == d.UUID || other.UUID == d.Parent || other.Parent == d.UUID) {
-				return "ResourceClaim " + c.name + " holds it as " + other.UUID
+func (l *Ledger) claimOf(d *resource.Device) string {
+	const noUID = ""
+	return l.whyNot(Portion{Device: d}, noUID, nil)
+}
+
+// whyNot says why the claim with a UID cannot have a portion besides `mine`, its other portions, or is empty.
+func (l *Ledger) whyNot(want Portion, uid string, mine []Portion) string {
+	d, free := want.Device, want.Device.MemoryBytes
+	for other, c := range l.claims {
+		for _, p := range c.portions {
+			switch {
+			case other == uid, p.Device.UUID != d.UUID && p.Device.UUID != d.Parent && p.Device.Parent != d.UUID:
+			case p.Device.UUID == d.UUID && p.Memory > 0 && want.Memory > 0:
+				free -= min(free, p.Memory)
+			default:
+				return "ResourceClaim " + c.name + " holds it as " + p.Device.UUID
 			}
 		}
+	}
+	for _, p := range mine {
+		if p.Device.UUID == d.UUID {
+			free -= min(free, p.Memory)
+		}
+	}
+	if want.Memory > free {
+		const mib = 1 << 20
+		return fmt.Sprintf("the claim needs %.1f MiB of its memory, and %.1f MiB are left", float64(want.Memory)/mib,
+			float64(free)/mib)
 	}
 	return ""
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,20 @@ func devicesOf(ids ...string) []*resource.Device {
 	var list []*resource.Device
 	for i := range r.Devices {
 		list = append(list, &r.Devices[i])
+	}
+	return list
+}
+
+// portionsOf returns portions of devices with 100 bytes of memory. An ID can end with "=" and the bytes that the claim
+// has of it.
+func portionsOf(ids ...string) []Portion {
+	var list []Portion
+	for _, id := range ids {
+		id, memory, _ := strings.Cut(id, "=")
+		d := devicesOf(id)[0]
+		d.MemoryBytes = 100
+		bytes, _ := strconv.ParseUint(memory, 10, 64)
+		list = append(list, Portion{d, bytes})
 	}
 	return list
 }
@@ -59,34 +74,62 @@ func TestAClaimGetsOnlyWhatNobodyHas(t *testing.T) {
 			want: "GPU-a: ResourceClaim team/other holds it as MIG-1",
 		},
 		"another part of the GPU": {claimed: []string{"MIG-1@GPU-a"}, takes: []string{"MIG-2@GPU-a"}},
+		"the rest of a device's memory": {
+			claimed: []string{"GPU-a=70", "GPU-b=100"}, takes: []string{"GPU-a=30"},
+		},
+		"more than the rest of a device's memory": {
+			claimed: []string{"GPU-a=70"}, takes: []string{"GPU-b=1", "GPU-a=31"},
+			want: "GPU-a: the claim needs 0.0 MiB of its memory, and 0.0 MiB are left",
+		},
+		"more than a device's memory in two parts": {
+			takes: []string{"GPU-a=60", "GPU-a=41"}, want: "GPU-a: the claim needs ",
+		},
+		"a device's memory in two parts": {takes: []string{"GPU-a=60", "GPU-a=40"}},
+		"a device of which another claim has a part": {
+			claimed: []string{"GPU-a=1"}, takes: []string{"GPU-a"}, want: "GPU-a: ResourceClaim team/other holds it as GPU-a",
+		},
+		"a part of a device that another claim has": {
+			claimed: []string{"GPU-a"}, takes: []string{"GPU-a=1"}, want: "GPU-a: ResourceClaim team/other holds it as GPU-a",
+		},
+		"a part of a MIG device of a GPU of which another claim has a part": {
+			claimed: []string{"GPU-a=1"}, takes: []string{"MIG-1@GPU-a=1"}, want: "MIG-1: ResourceClaim team/other holds it as GPU-a",
+		},
+		"a part of a device of a pod": {
+			holders: []podresources.Holder{holder("x", shared, "GPU-a::1")}, takes: []string{"GPU-a=1"},
+			want: "GPU-a: container main of pod default/x holds it",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newLedger(func() ([]podresources.Holder, error) { return c.holders, nil })
 			testenv.Must(t, l.Take(t.Context(), whole, devicesOf(c.given...)))
-			testenv.Must(t, l.TakeClaim(t.Context(), "2", "team/other", devicesOf(c.claimed...)))
-			err := l.TakeClaim(t.Context(), "1", "team/claim", devicesOf(c.takes...))
+			testenv.Must(t, l.TakeClaim(t.Context(), "2", "team/other", portionsOf(c.claimed...)))
+			err := l.TakeClaim(t.Context(), "1", "team/claim", portionsOf(c.takes...))
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("%v, want an error with %q", err, c.want)
 			}
 			if err != nil { // it has recorded nothing
-				testenv.Must(t, l.TakeClaim(t.Context(), "3", "team/third", devicesOf("GPU-b")))
+				testenv.Must(t, l.TakeClaim(t.Context(), "3", "team/third", portionsOf("GPU-b")))
 				return
 			}
-			testenv.Must(t, l.TakeClaim(t.Context(), "1", "team/claim", devicesOf(c.takes...))) // again
+			testenv.Must(t, l.TakeClaim(t.Context(), "1", "team/claim", portionsOf(c.takes...))) // again
 			held, err := l.Held()
 			testenv.Must(t, err)
-			for _, d := range devicesOf(c.takes...) {
-				if !held[d.UUID] || !strings.Contains(l.Claim(d), "ResourceClaim team/claim holds it") {
-					t.Errorf("%s is not held: %v, %q", d.UUID, held, l.Claim(d))
+			var devices []*resource.Device
+			for _, p := range portionsOf(c.takes...) {
+				devices = append(devices, p.Device)
+				why := l.Claim(p.Device)
+				if !held[p.Device.UUID] || !strings.Contains(why, "ResourceClaim team/claim holds it") {
+					t.Errorf("%s is not held: %v, %q", p.Device.UUID, held, why)
 				}
 			}
-			err = l.Take(t.Context(), whole, devicesOf(c.takes...))
+			err = l.Take(t.Context(), whole, devices)
 			if err == nil || !strings.Contains(err.Error(), "ResourceClaim team/claim holds it") {
 				t.Errorf("a container gets it too: %v", err)
 			}
 			l.DropClaim("1")
-			testenv.Must(t, l.Take(t.Context(), whole, devicesOf(c.takes...)))
+			l.DropClaim("2")
+			testenv.Must(t, l.Take(t.Context(), whole, devices))
 		})
 	}
 }
@@ -96,16 +139,29 @@ func TestAClaimGetsNothingWhileTheHoldersAreUnknown(t *testing.T) {
 	err := errors.New("connection refused")
 	l := newLedger(func() ([]podresources.Holder, error) { return nil, err })
 	const want = "it is unknown which containers hold the devices: connection refused"
-	got := l.TakeClaim(t.Context(), "1", "team/claim", devicesOf("GPU-a"))
+	got := l.TakeClaim(t.Context(), "1", "team/claim", portionsOf("GPU-a"))
 	if got == nil || !strings.Contains(got.Error(), want) {
 		t.Errorf("it got the device: %v", got)
 	}
-	l.RestoreClaim("2", "team/old", time.Now(), devicesOf("GPU-b")) // it runs all the same
+	l.RestoreClaim("2", "team/old", time.Now(), portionsOf("GPU-b")) // it runs all the same
 	err = nil
-	testenv.Must(t, l.TakeClaim(t.Context(), "1", "team/claim", devicesOf("GPU-a")))
+	testenv.Must(t, l.TakeClaim(t.Context(), "1", "team/claim", portionsOf("GPU-a")))
 	if got := l.Take(t.Context(), whole, devicesOf("GPU-b")); got == nil {
 		t.Error("a container gets the device of an old claim")
 	}
+}
+
+// A GPU may have less memory than before, such as with ECC.
+func TestClaimsThatHaveMoreThanTheMemory(t *testing.T) {
+	t.Parallel()
+	l := newLedger(noHolders)
+	l.RestoreClaim("1", "team/old", time.Now(), portionsOf("GPU-a=90"))
+	l.RestoreClaim("2", "team/older", time.Now(), portionsOf("GPU-a=90"))
+	if err := l.TakeClaim(t.Context(), "3", "team/claim", portionsOf("GPU-a=1")); err == nil {
+		t.Error("a claim gets memory that is not there")
+	}
+	l.DropClaim("1")
+	testenv.Must(t, l.TakeClaim(t.Context(), "3", "team/claim", portionsOf("GPU-a=10")))
 }
 
 // Pods and claims that want one device at the same time: one of them gets it.
@@ -118,7 +174,7 @@ func TestBothDoorsAtOnce(t *testing.T) {
 		var running sync.WaitGroup
 		for i := range 4 {
 			running.Go(func() {
-				if l.TakeClaim(context.Background(), fmt.Sprint(i), "team/claim", devicesOf("GPU-a")) == nil {
+				if l.TakeClaim(context.Background(), fmt.Sprint(i), "team/claim", portionsOf("GPU-a")) == nil {
 					claims.Add(1)
 				}
 			})

@@ -103,9 +103,9 @@ func (l *Ledger) ofClaim(uid string, c claim) []Holding {
 	}
 	namespace, claimName, _ := strings.Cut(c.name, "/")
 	var list []Holding
-	for _, d := range c.devices {
+	for _, p := range c.portions {
 		list = append(list, Holding{
-			UUID: d.UUID, Namespace: namespace, Claim: claimName, ClaimUID: uid, Containers: containers, Since: c.since,
+			UUID: p.Device.UUID, Namespace: namespace, Claim: claimName, ClaimUID: uid, Containers: containers, Since: c.since,
 		})
 	}
 	return list

@@ -83,7 +83,7 @@ func TestHoldings(t *testing.T) {
 			testenv.Must(t, err)
 			testenv.Must(t, l.Take(t.Context(), whole, devicesOf(c.given...)))
 			for claim, ids := range c.claims {
-				l.RestoreClaim("of "+claim, claim, since, devicesOf(ids...))
+				l.RestoreClaim("of "+claim, claim, since, portionsOf(ids...))
 			}
 			if diff := cmp.Diff(c.want, l.Holdings()); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
@@ -97,7 +97,7 @@ func TestSinceWhenAClaimHasADevice(t *testing.T) {
 	t.Parallel()
 	l := newLedger(noHolders)
 	since := func() time.Time {
-		testenv.Must(t, l.TakeClaim(t.Context(), "1", "team/one", devicesOf("GPU-a")))
+		testenv.Must(t, l.TakeClaim(t.Context(), "1", "team/one", portionsOf("GPU-a")))
 		return l.Holdings()[0].Since
 	}
 	before := time.Now().Truncate(time.Second)

@@ -1,7 +1,7 @@
 // Package ledger knows which container holds which GPU or MIG device, under which name. A device has one holder even if
 // its ID or its resource changes: a device that is held under a name which is not advertised any more is not given to
 // another container. ResourceClaims are holders too: a claim and a container of the device plugin never have the same
-// device.
+// device. Several claims can have parts of the memory of one device, together no more than there is.
 //
 // The kubelet accounts only for names that are advertised. The ledger reads what it knows of all names (PodResources),
 // and adds what Allocate has given since. The kubelet forgets a pod that is deleted while its containers still end, so
@@ -227,8 +227,8 @@ func (l *Ledger) Held() (map[string]bool, error) {
 		}
 	}
 	for _, c := range l.claims {
-		for _, d := range c.devices {
-			uuids[d.UUID] = true
+		for _, p := range c.portions {
+			uuids[p.Device.UUID] = true
 		}
 	}
 	return uuids, nil
@@ -386,7 +386,7 @@ func (l *Ledger) Take(ctx context.Context, resourceName string, devices []*resou
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, d := range devices {
-		if why := cmp.Or(l.reason(d), l.claimOf(d, noUID)); why != "" {
+		if why := cmp.Or(l.reason(d), l.claimOf(d)); why != "" {
 			return fmt.Errorf("%s: %s", d.ID, why)
 		}
 	}

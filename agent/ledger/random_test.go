@@ -21,10 +21,11 @@ var seeds = flag.Int("ledger.seeds", 200, "number of random histories")
 type world struct {
 	t       *testing.T
 	rand    *rand.Rand
-	pods    []podresources.Holder       // in the order of admission
-	started int                         // the pods that the kubelet lists
-	ending  []podresources.Holder       // the pods that the kubelet has forgotten, and whose containers still run
-	claims  map[string]*resource.Device // the prepared claims, by UID
+	pods    []podresources.Holder // in the order of admission
+	started int                   // the pods that the kubelet lists
+	ending  []podresources.Holder // the pods that the kubelet has forgotten, and whose containers still run
+	claims  map[string]Portion    // the prepared claims, by UID
+	shared  int                   // how often a claim got a part of a GPU beside others
 	next    int
 	ledger  *Ledger // nil while another plugin runs
 	offered []resource.Resource
@@ -53,8 +54,8 @@ func (w *world) restart() {
 	}
 	w.log("restart, ours: %t", w.ledger != nil)
 	if w.ledger != nil {
-		for uid, d := range w.claims {
-			w.ledger.RestoreClaim(uid, uid, time.Now(), []*resource.Device{d})
+		for uid, p := range w.claims {
+			w.ledger.RestoreClaim(uid, uid, time.Now(), []Portion{p})
 		}
 	}
 	w.reload()
@@ -65,21 +66,25 @@ func (w *world) restart() {
 
 // reboot ends all containers.
 func (w *world) reboot() {
-	w.pods, w.claims = nil, map[string]*resource.Device{}
+	w.pods, w.claims = nil, map[string]Portion{}
 	w.log("reboot")
 	w.restart()
 }
 
 // uses reports whether a container runs with a device.
 func (w *world) uses(uuid string) bool {
-	return w.claimOf(uuid) != "" || slices.ContainsFunc(slices.Concat(w.pods, w.ending),
+	return w.claimOf(uuid) != "" || w.podUses(uuid)
+}
+
+func (w *world) podUses(uuid string) bool {
+	return slices.ContainsFunc(slices.Concat(w.pods, w.ending),
 		func(h podresources.Holder) bool { return slices.Contains(h.UUIDs(), uuid) })
 }
 
 // claimOf returns the claim that has a GPU, or nothing.
 func (w *world) claimOf(uuid string) string {
-	for uid, d := range w.claims {
-		if d.UUID == uuid {
+	for uid, p := range w.claims {
+		if p.Device.UUID == uuid {
 			return uid
 		}
 	}
@@ -108,22 +113,53 @@ func (w *world) reload() {
 	}
 }
 
-// claim has a claim prepared. The scheduler knows nothing of the device plugin, so the claim may be refused.
+// gpuMemory is the memory of each GPU.
+const gpuMemory = 10
+
+// claim has a claim prepared, for a GPU or a part of its memory. The scheduler knows nothing of the device plugin, so
+// the claim may be refused.
 func (w *world) claim() {
 	if w.ledger == nil {
 		return
 	}
 	w.next++
 	uid, d := fmt.Sprint("claim", w.next), &offer(whole, fmt.Sprint("GPU-", w.rand.IntN(3))).Devices[0]
-	err := w.ledger.TakeClaim(w.t.Context(), uid, uid, []*resource.Device{d})
-	w.log("%s wants %s: %v", uid, d.UUID, err)
+	d.MemoryBytes = gpuMemory
+	p := Portion{Device: d}
+	if w.rand.IntN(3) > 0 {
+		p.Memory = w.rand.Uint64N(gpuMemory/2) + 1
+	}
+	err := w.ledger.TakeClaim(w.t.Context(), uid, uid, []Portion{p})
+	w.log("%s wants %d bytes of %s: %v", uid, p.Memory, d.UUID, err)
 	if err != nil {
 		return
 	}
-	if w.uses(d.UUID) {
-		w.t.Fatalf("a claim gets %s, which is in use; the history is\n%q", d.UUID, w.history)
+	w.expectRoom(p)
+	w.claims[uid] = p
+}
+
+// expectRoom checks that nothing uses a GPU of which a claim gets a portion, besides claims with other parts of its
+// memory.
+func (w *world) expectRoom(p Portion) {
+	memory := p.Memory
+	for uid, other := range w.claims {
+		if other.Device.UUID != p.Device.UUID {
+			continue
+		}
+		if p.Memory == 0 || other.Memory == 0 {
+			w.t.Fatalf("a claim gets %s beside %s; the history is\n%q", p.Device.UUID, uid, w.history)
+		}
+		memory += other.Memory
 	}
-	w.claims[uid] = d
+	if memory > gpuMemory {
+		w.t.Fatalf("claims have %d bytes of %s; the history is\n%q", memory, p.Device.UUID, w.history)
+	}
+	if w.podUses(p.Device.UUID) {
+		w.t.Fatalf("a claim gets %s, which a pod uses; the history is\n%q", p.Device.UUID, w.history)
+	}
+	if memory > p.Memory {
+		w.shared++
+	}
 }
 
 // unprepare ends a random claim.
@@ -230,17 +266,19 @@ func (w *world) expectIdleGPUsAreFree() {
 }
 
 // Whatever reloads, restarts, reboots and other plugins do, no device is given while a pod holds it under another name
-// or a claim has it, and no claim gets a device that anything uses.
+// or a claim has it, and no claim gets a device that anything uses. Claims that share a device never have more than its
+// memory.
 func TestADeviceHasOneHolderInRandomHistories(t *testing.T) {
+	shared := 0
 	for seed := range *seeds {
 		synctest.Test(t, func(t *testing.T) {
-			w := &world{t: t, rand: rand.New(rand.NewPCG(uint64(seed), 0)), claims: map[string]*resource.Device{}}
+			w := &world{t: t, rand: rand.New(rand.NewPCG(uint64(seed), 0)), claims: map[string]Portion{}}
 			w.restart()
 			for range 40 {
-				switch w.rand.IntN(14) {
+				switch w.rand.IntN(17) {
 				case 0:
 					w.restart()
-				case 10, 11:
+				case 10, 11, 14, 15, 16:
 					w.claim()
 				case 12:
 					w.unprepare()
@@ -262,7 +300,11 @@ func TestADeviceHasOneHolderInRandomHistories(t *testing.T) {
 					w.admit()
 				}
 			}
+			shared += w.shared
 			w.expectIdleGPUsAreFree()
 		})
+	}
+	if shared < *seeds/2 {
+		t.Errorf("%d histories have only %d claims that share a GPU", *seeds, shared)
 	}
 }
