@@ -48,7 +48,7 @@ func newDRA(o *Options, held *ledger.Ledger, prep *preparer, obs observer) (*dra
 	}
 	return dra.New(dra.Options{
 		Name: dra.DefaultDriver, API: api, Host: o.Host, Records: claimRecords(c), RegistryDir: c.PluginsRegistryDir,
-		Leaving: c.Door == config.PluginDoor, Beside: c.TakeOver, Ledger: held, PreStart: prep.preStart,
+		Leaving: c.Door == config.PluginDoor, Beside: c.TakeOver, Ledger: held, PreStart: prep.preStartClaim,
 		InUse: prep.containerUses, Changed: obs.wake, Observer: obs, Log: o.Log,
 	}), nil
 }

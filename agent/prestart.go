@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 
+	"gpu-cdi-plugin/agent/dra"
 	"gpu-cdi-plugin/agent/ledger"
 	"gpu-cdi-plugin/agent/metrics"
 	"gpu-cdi-plugin/agent/mps"
@@ -78,10 +79,27 @@ func (p *preparer) setUndone(r *prepare.Record) {
 
 // preStart prepares the devices of a container of a resource concurrently. The plugin limits its time.
 func (p *preparer) preStart(ctx context.Context, resourceName string, requested []*resource.Device) error {
+	return p.prepare(ctx, resourceName, requested, p.devices.preStart().RulesOf(resourceName))
+}
+
+// preStartClaim is preStart for a claim, which may have a policy of its own. The door limits its time.
+func (p *preparer) preStartClaim(
+	ctx context.Context, resourceName string, requested []*resource.Device, wish dra.PreStart,
+) error {
+	rules := p.devices.preStart().RulesOf(resourceName)
+	rules.Policy = cmp.Or(prepare.Policy(wish.Policy), rules.Policy)
+	if least := prepare.Policy(wish.Least); least != "" && !rules.Policy.Includes(least) {
+		rules.Policy = least
+	}
+	return p.prepare(ctx, resourceName, requested, rules)
+}
+
+func (p *preparer) prepare(
+	ctx context.Context, resourceName string, requested []*resource.Device, rules prepare.Rules,
+) error {
 	if err := p.releaser.checkOpen(); err != nil {
 		return err
 	}
-	rules := p.devices.preStart().RulesOf(resourceName)
 	if rules.Policy.Includes(prepare.Clean) {
 		if _, err := p.ledger.Read(ctx); err != nil {
 			return fmt.Errorf("it is unknown which containers hold the devices: %w", err)

@@ -37,13 +37,6 @@ type result struct {
 	Consumed map[string]string `json:"consumedCapacity"` // quantities by the name of the capacity
 }
 
-// config is a DeviceAllocationConfiguration: what a claim or its DeviceClass says to a driver.
-type config struct {
-	Opaque *struct {
-		Driver string `json:"driver"`
-	} `json:"opaque"`
-}
-
 // toleration is a DeviceToleration.
 type toleration struct {
 	Key      string `json:"key"`
@@ -65,6 +58,7 @@ type allotted struct {
 	result
 	device   *resource.Device
 	resource string // its name
+	preStart PreStart
 	memory   uint64 // of the claim's share, in bytes, or 0 if no other claim can have the device
 }
 
@@ -92,10 +86,9 @@ func (c *claim) devices(uid string, id Identity, s *node.State) ([]allotted, err
 	case c.Status.Allocation == nil:
 		return nil, fmt.Errorf("it is not allocated")
 	}
-	for _, c := range c.Status.Allocation.Devices.Config {
-		if c.Opaque != nil && c.Opaque.Driver == id.Driver { // without it the container would not run as it was meant
-			return nil, fmt.Errorf("it or its DeviceClass has a configuration for the driver %s, which has none", id.Driver)
-		}
+	configs, err := c.configs(id.Driver)
+	if err != nil {
+		return nil, err
 	}
 	byName := offersByName(s)
 	var list []allotted
@@ -117,7 +110,11 @@ func (c *claim) devices(uid string, id Identity, s *node.State) ([]allotted, err
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, allotted{r, o.device, o.resource.Name, memory})
+		preStart, err := preStartOf(configs, r.Request)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, allotted{r, o.device, o.resource.Name, preStart, memory})
 	}
 	if len(list) == 0 {
 		return nil, fmt.Errorf("it has no device of the driver %s", id.Driver)

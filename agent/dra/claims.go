@@ -43,7 +43,7 @@ type claims struct {
 	dir      string // of the records
 	boot     string // the kernel's boot ID
 	ledger   Ledger
-	preStart func(ctx context.Context, resourceName string, devices []*resource.Device) error
+	preStart preStart
 	inUse    func(ctx context.Context, uuid string) (bool, error)
 	log      *slog.Logger
 	state    *published
@@ -295,13 +295,21 @@ func (c *claims) drop(uid string) error {
 	return nil
 }
 
+// preStart prepares devices of a resource for containers, before their claim has them.
+type preStart func(ctx context.Context, resourceName string, devices []*resource.Device, wish PreStart) error
+
 // prepareDevices prepares the devices of a claim by the policies of their resources, as for a container of the device
-// plugin. Devices with admin access are left alone, since other claims have them. A share is prepared like a replica,
-// also if the device is not shared any more: other claims that have shares of it may use it.
+// plugin, and by its configuration. Devices with admin access are left alone, since other claims have them. A share is
+// prepared like a replica, also if the device is not shared any more: other claims that have shares of it may use it.
 func (c *claims) prepareDevices(ctx context.Context, list []allotted) error {
 	ctx, cancel := context.WithTimeout(ctx, prepareLimit)
 	defer cancel()
-	byResource := map[string][]*resource.Device{}
+	type alike struct {
+		resource string
+		wish     PreStart
+	}
+	var order []alike
+	groups := map[alike][]*resource.Device{}
 	for _, a := range list {
 		if a.AdminAccess {
 			continue
@@ -310,10 +318,14 @@ func (c *claims) prepareDevices(ctx context.Context, list []allotted) error {
 		if a.memory > 0 && !d.Shared() {
 			d.Replica = 0
 		}
-		byResource[a.resource] = append(byResource[a.resource], &d)
+		key := alike{a.resource, a.preStart}
+		if groups[key] == nil {
+			order = append(order, key)
+		}
+		groups[key] = append(groups[key], &d)
 	}
-	for _, name := range slices.Sorted(maps.Keys(byResource)) {
-		if err := c.preStart(ctx, name, byResource[name]); err != nil {
+	for _, key := range order {
+		if err := c.preStart(ctx, key.resource, groups[key], key.wish); err != nil {
 			return err
 		}
 	}

@@ -104,8 +104,8 @@ type claimNode struct {
 	state  *node.State
 
 	driver   *Driver
-	preStart func(resourceName string, devices []*resource.Device) error
 	inUse    func(uuid string) (bool, error)
+	preStart func(resourceName string, devices []*resource.Device, wish PreStart) error
 	leaving  bool // see Options
 	stop     func()
 	log      *testenv.Log
@@ -122,8 +122,8 @@ func newClaimNode(t testing.TB, gpus int) *claimNode {
 	n := &claimNode{
 		t: t, server: apiservertest.New(t), root: root, state: nodeOf(t, gpus),
 		ledger:   newFakeLedger(),
-		preStart: func(string, []*resource.Device) error { return nil },
 		inUse:    func(string) (bool, error) { return false, nil },
+		preStart: func(string, []*resource.Device, PreStart) error { return nil },
 	}
 	testenv.Must(t, os.Mkdir(filepath.Join(root, "registry"), 0o755))
 	for i := range n.state.Resources {
@@ -169,8 +169,8 @@ func (n *claimNode) start() {
 		Changed: func() {}, Observer: &n.observed,
 		InUse:   func(_ context.Context, uuid string) (bool, error) { return n.inUse(uuid) },
 		Leaving: n.leaving,
-		PreStart: func(_ context.Context, resourceName string, devices []*resource.Device) error {
-			return n.preStart(resourceName, devices)
+		PreStart: func(_ context.Context, resourceName string, devices []*resource.Device, wish PreStart) error {
+			return n.preStart(resourceName, devices, wish)
 		},
 	})
 	n.driver.least = 0
@@ -213,6 +213,23 @@ func (n *claimNode) allocate(i int, results ...map[string]any) {
 }
 
 func device(name string) map[string]any { return map[string]any{"device": name} }
+
+// configure adds configurations to the claim with a number.
+func (n *claimNode) configure(i int, configs ...map[string]any) {
+	n.server.ChangeClaim("team", named(i).GetName(), func(claim map[string]any) {
+		allocation := claim["status"].(map[string]any)["allocation"].(map[string]any)
+		allocation["devices"].(map[string]any)["config"] = configs
+	})
+}
+
+// policyOf is a configuration with a policy for requests.
+func policyOf(source, policy string, requests ...string) map[string]any {
+	return map[string]any{"source": source, "requests": requests, "opaque": map[string]any{
+		"driver": DefaultDriver, "parameters": map[string]any{
+			"apiVersion": "gpu-cdi-plugin/v1", "kind": "GPUConfig", "prestart": map[string]any{"policy": policy},
+		},
+	}}
+}
 
 // share is a share of a device, as the scheduler gives it.
 func share(i int, name, memory string) map[string]any {
@@ -394,15 +411,17 @@ func TestABadClaimFailsAlone(t *testing.T) {
 		"a claim that is not allocated": {func(n *claimNode) {
 			n.server.SetClaim("team", "claim-1", map[string]any{"metadata": map[string]any{"uid": uid(1)}})
 		}, "it is not allocated"},
-		"a claim with a configuration": {func(n *claimNode) {
-			config := []map[string]any{
-				{"opaque": map[string]any{"driver": "other"}}, {"opaque": map[string]any{"driver": DefaultDriver}},
-			}
-			n.server.SetClaim("team", "claim-1", map[string]any{
-				"metadata": map[string]any{"uid": uid(1)},
-				"status":   map[string]any{"allocation": map[string]any{"devices": map[string]any{"config": config}}},
-			})
-		}, "it or its DeviceClass has a configuration for the driver gpu.nvidia.com, which has none"},
+		"a configuration for another driver's type": {func(n *claimNode) {
+			n.allocate(1, device("gpu-1"))
+			n.configure(1, map[string]any{"opaque": map[string]any{"driver": DefaultDriver, "parameters": map[string]any{
+				"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": map[string]any{},
+			}}})
+		}, "its configuration for gpu.nvidia.com: " +
+			`its apiVersion is "resource.nvidia.com/v1beta1" and its kind "GpuConfig", want gpu-cdi-plugin/v1 and GPUConfig`},
+		"two policies for a device": {func(n *claimNode) {
+			n.allocate(1, device("gpu-1"))
+			n.configure(1, policyOf("FromClaim", "check"), policyOf("FromClaim", "clean", "gpus"))
+		}, "its configuration has prestart.policy twice for the request gpus: check and clean"},
 		"a device of another node": {
 			func(n *claimNode) { n.allocate(1, map[string]any{"device": "gpu-1", "pool": "gpu-node-2"}) },
 			"its device gpu-1 belongs to the pool gpu-node-2",
@@ -536,7 +555,7 @@ func TestShares(t *testing.T) {
 	n.allocate(1, share(11, "gpu-0", "20Gi"))
 	n.allocate(2, share(12, "gpu-0", "30Gi"), share(13, "gpu-0", "1Mi"), device("gpu-1"))
 	var prepared []string
-	n.preStart = func(_ string, devices []*resource.Device) error {
+	n.preStart = func(_ string, devices []*resource.Device, _ PreStart) error {
 		for _, d := range devices {
 			prepared = append(prepared, fmt.Sprintf("%s, shared: %t", d.UUID, d.Shared()))
 		}
@@ -753,7 +772,7 @@ func TestDevicesArePreparedBeforeTheirClaim(t *testing.T) {
 	var mu sync.Mutex
 	var prepared []string
 	refuse := ""
-	n.preStart = func(resourceName string, devices []*resource.Device) error {
+	n.preStart = func(resourceName string, devices []*resource.Device, _ PreStart) error {
 		mu.Lock()
 		defer mu.Unlock()
 		for _, d := range devices {
@@ -783,6 +802,34 @@ func TestDevicesArePreparedBeforeTheirClaim(t *testing.T) {
 	}
 	n.allocate(3, map[string]any{"device": "gpu-2", "adminAccess": true}) // others may have it
 	n.mustPrepare(3)
+}
+
+// The DeviceClass sets the policy, and the claim can ask for a more thorough one.
+func TestTheConfigurationSaysHowDevicesArePrepared(t *testing.T) {
+	t.Parallel()
+	n := newClaimNode(t, 4)
+	got := map[string]PreStart{}
+	n.preStart = func(_ string, devices []*resource.Device, wish PreStart) error {
+		for _, d := range devices {
+			got[d.UUID] = wish
+		}
+		return nil
+	}
+	var results []map[string]any
+	for i, request := range []string{"a", "b/large", "b/small", "c"} {
+		results = append(results, map[string]any{"device": fmt.Sprint("gpu-", i), "request": request})
+	}
+	n.allocate(1, results...)
+	n.configure(1, policyOf("FromClass", "reset", "a", "b"), policyOf("FromClaim", "clean", "b/small", "c"),
+		map[string]any{"opaque": map[string]any{"driver": "nic.example.com", "parameters": 3}})
+	n.mustPrepare(1)
+	want := map[string]PreStart{
+		"GPU-0": {Policy: "reset"}, "GPU-1": {Policy: "reset"}, "GPU-2": {Policy: "reset", Least: "clean"},
+		"GPU-3": {Least: "clean"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
 }
 
 // Two instances serve claims for a moment when one takes the place of the other.

@@ -44,7 +44,7 @@ type Options struct {
 	Beside bool
 	Ledger Ledger
 	// PreStart prepares devices of a resource for containers, before their claim has them.
-	PreStart func(ctx context.Context, resourceName string, devices []*resource.Device) error
+	PreStart func(ctx context.Context, resourceName string, devices []*resource.Device, wish PreStart) error
 	// InUse reports whether a process uses a device, given by its UUID. An error means that this is unknown.
 	InUse func(ctx context.Context, uuid string) (bool, error)
 	// Changed is called when Remarks or Ready may have another result. It must return at once.

@@ -60,6 +60,13 @@ func (s *Server) SetClaim(namespace, name string, claim any) {
 	s.claims[namespace+"/"+name] = claim
 }
 
+// ChangeClaim changes a ResourceClaim that SetClaim has stored.
+func (s *Server) ChangeClaim(namespace, name string, change func(map[string]any)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(s.claims[namespace+"/"+name].(map[string]any))
+}
+
 // Slices decodes the ResourceSlices, ordered by name, into a list.
 func (s *Server) Slices(into any) {
 	s.mu.Lock()
