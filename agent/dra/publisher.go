@@ -47,6 +47,10 @@ var _ api = (*apiserver.Client)(nil)
 var errChanged = errors.New("another program changes the slices; does another DRA driver with this name run on the " +
 	"node?")
 
+// errNoShares means that the API server drops what it does not know of shares.
+var errNoShares = errors.New("the API server does not know devices that several claims share: " +
+	"it needs Kubernetes 1.36, or the feature gate DRAConsumableCapacity; without it, end the sharing of the node's GPUs")
+
 // Publisher keeps the API server's ResourceSlices of the node and driver equal to those of the last Publish. It writes
 // only differences. The kubelet deletes all slices of a node when it starts, and those of a driver some 30 s after its
 // socket is gone, so the Publisher watches its slices. It is an actor: call Run once.
@@ -151,8 +155,8 @@ func (p *Publisher) Run(ctx context.Context) error {
 
 // publish makes the slices equal to the desired ones, and returns once there may be a difference again.
 func (p *Publisher) publish(ctx context.Context) error {
-	for range maxRounds {
-		version, changed, err := p.reconcile(ctx)
+	for round := range maxRounds {
+		version, changed, err := p.reconcile(ctx, round > 0)
 		if err != nil {
 			return err
 		}
@@ -208,9 +212,9 @@ func (p *Publisher) query(version string) string {
 	return slicesPath + "?" + q.Encode()
 }
 
-// reconcile compares the slices and writes the differences. It returns the version of the list, and whether anything
-// was written.
-func (p *Publisher) reconcile(ctx context.Context) (version string, changed bool, err error) {
+// reconcile compares the slices and writes the differences, perhaps again. It returns the version of the list, and
+// whether anything was written.
+func (p *Publisher) reconcile(ctx context.Context, again bool) (version string, changed bool, err error) {
 	p.mu.Lock()
 	desired, displaced := p.desired, p.displaced
 	p.mu.Unlock()
@@ -230,6 +234,9 @@ func (p *Publisher) reconcile(ctx context.Context) (version string, changed bool
 	if len(plan) == 0 {
 		return list.Metadata.ResourceVersion, false, nil
 	}
+	if again && dropsShares(desired, list.Items) {
+		return "", false, errNoShares
+	}
 	var n nodeObject
 	if err := p.api.Get(ctx, "/api/v1/nodes/"+url.PathEscape(p.id.Node), &n); err != nil {
 		return "", false, fmt.Errorf("read the Node %s, which owns its ResourceSlices: %w", p.id.Node, err)
@@ -245,6 +252,19 @@ func (p *Publisher) reconcile(ctx context.Context) (version string, changed bool
 		}
 	}
 	return "", true, nil
+}
+
+// dropsShares reports whether a device that several claims shall have is there for one only.
+func dropsShares(desired, existing []Slice) bool {
+	unshared := map[string]bool{}
+	for _, s := range existing {
+		for _, d := range s.Spec.Devices {
+			unshared[d.Name] = !d.Shared
+		}
+	}
+	return slices.ContainsFunc(desired, func(s Slice) bool {
+		return slices.ContainsFunc(s.Spec.Devices, func(d Device) bool { return d.Shared && unshared[d.Name] })
+	})
 }
 
 // nodeObject is a Node.

@@ -2,6 +2,7 @@ package dra
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -285,6 +286,8 @@ func forever(ctx context.Context) error {
 func TestABadAPIServerIsCalledSeldom(t *testing.T) {
 	t.Parallel()
 	away := errors.New("call the API server: connection refused")
+	shared, unshared := slicesOf(nodeOf(t, 1)), slicesOf(nodeOf(t, 1))
+	shared[0].Spec.Devices[0].Shared = true
 	for name, c := range map[string]struct {
 		api    script
 		slices []Slice
@@ -320,6 +323,15 @@ func TestABadAPIServerIsCalledSeldom(t *testing.T) {
 		},
 		"another program deletes the slices": {
 			script{get: empty}, slicesOf(nodeOf(t, 1)), [2]int{700, 2500}, "does another DRA driver with this name run",
+		},
+		"another program deletes the slices of shared devices": {
+			script{get: empty}, shared, [2]int{700, 2500}, "does another DRA driver with this name run",
+		},
+		"it has no shared devices": {
+			script{get: func(into any) error {
+				data, err := json.Marshal(map[string]any{"items": unshared})
+				return errors.Join(err, json.Unmarshal(data, into))
+			}}, shared, [2]int{400, 2500}, "it needs Kubernetes 1.36",
 		},
 		"all is well": {script{get: empty, watch: forever}, nil, [2]int{1, 1}, ""},
 	} {
