@@ -45,6 +45,9 @@ func TestADeviceThatIsSharedInTime(t *testing.T) {
 		"resource.kubernetes.io/numaNode": {
 			"int": 0
 		},
+		"resourceName": {
+			"string": "nvidia.com/gpu"
+		},
 		"sharing": {
 			"string": "time-slicing"
 		},

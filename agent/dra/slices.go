@@ -147,6 +147,9 @@ func (d *Device) addAttributes(s *gpu.Snapshot, o *offer, pcieRoot, nvlinkGroup 
 	}
 	d.addString("type", kind)
 	d.addString("uuid", o.device.UUID)
+	if len(o.resource.Name) <= maxValue { // a part of a name would be another name
+		d.addString("resourceName", o.resource.Name)
+	}
 	d.addString("productName", o.gpu.Name)
 	d.addString("architecture", o.gpu.Architecture())
 	d.addVersion("cudaComputeCapability", o.gpu.ComputeCapability)

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -20,9 +21,10 @@ type Pod struct {
 	Name string
 	// Node is the name of the node that the scheduler must choose; empty for any.
 	Node string
-	// GPUs is how many GPUs it requests, and Claims are the templates of its claims.
-	GPUs   int
-	Claims []string
+	// GPUs is how many GPUs it requests, of Resource or of gpuName. Claims are the templates of its claims.
+	GPUs     int
+	Resource string
+	Claims   []string
 	// Restarts has the container started again when it has ended.
 	Restarts bool
 	// Command replaces the default, which waits for the end of the pod.
@@ -46,7 +48,7 @@ func (p Pod) manifest() map[string]any {
 	}
 	limits := map[string]any{}
 	if p.GPUs > 0 {
-		limits[gpuName] = p.GPUs
+		limits[cmp.Or(p.Resource, gpuName)] = p.GPUs
 	}
 	policy := "Never"
 	if p.Restarts {
