@@ -53,7 +53,7 @@ func newClaimDoor(t *testing.T, machine string, changes ...func(*config.Config))
 	return d
 }
 
-func claimUID(i int) string { return fmt.Sprintf("00000000-0000-0000-0000-%012d", i) }
+func uidOf(i int) string { return fmt.Sprintf("00000000-0000-0000-0000-%012d", i) }
 
 // prepare has the claim with a number prepared, to which the scheduler gave a GPU, and returns the error. Without an
 // amount of memory it gave the whole GPU.
@@ -63,11 +63,11 @@ func (d *claimDoor) prepare(i, gpu int, memory string, configs ...any) error {
 		"request": "gpu", "driver": dra.DefaultDriver, "pool": apiservertest.Node, "device": strings.ToLower(d.uuid(gpu)),
 	}
 	if memory != "" {
-		result["shareID"], result["consumedCapacity"] = claimUID(100+i), map[string]any{"memory": memory}
+		result["shareID"], result["consumedCapacity"] = uidOf(100+i), map[string]any{"memory": memory}
 	}
 	name := fmt.Sprint("claim-", i)
 	d.api.SetClaim("team", name, map[string]any{
-		"metadata": map[string]any{"name": name, "uid": claimUID(i)},
+		"metadata": map[string]any{"name": name, "uid": uidOf(i)},
 		"status": map[string]any{"allocation": map[string]any{"devices": map[string]any{
 			"results": []any{result}, "config": configs,
 		}}},
@@ -75,10 +75,10 @@ func (d *claimDoor) prepare(i, gpu int, memory string, configs ...any) error {
 	ctx, cancel := context.WithTimeout(d.t.Context(), time.Minute)
 	defer cancel()
 	answer, err := d.client.NodePrepareResources(ctx, &drav1.NodePrepareResourcesRequest{
-		Claims: []*drav1.Claim{{Namespace: "team", Name: name, Uid: claimUID(i)}},
+		Claims: []*drav1.Claim{{Namespace: "team", Name: name, Uid: uidOf(i)}},
 	}, grpc.WaitForReady(true))
 	testenv.Must(d.t, err)
-	if text := answer.GetClaims()[claimUID(i)].GetError(); text != "" {
+	if text := answer.GetClaims()[uidOf(i)].GetError(); text != "" {
 		return fmt.Errorf("%s", text)
 	}
 	return nil
@@ -142,7 +142,7 @@ func TestClaimsShareAGPU(t *testing.T) {
 	d.logs("settings skipped (the device is shared: it has 2 replicas)", 2)
 	d.logs("settings ok", 1)
 	wantError(t, d.prepare(4, 1, "1Mi"), "the claim needs 1.0 MiB of its memory, and 0.0 MiB are left")
-	wantError(t, d.prepare(5, 1, ""), d.uuid(1)+": ResourceClaim team/claim-")
+	wantError(t, d.prepare(5, 1, ""), d.uuid(1)+": another pod has it")
 	testenv.Must(t, d.prepare(6, 3, "1Gi")) // whose replicas were removed meanwhile
 	d.logs("settings skipped (the device is shared: ", 3)
 }

@@ -47,9 +47,9 @@ var _ api = (*apiserver.Client)(nil)
 var errChanged = errors.New("another program changes the slices; does another DRA driver with this name run on the " +
 	"node?")
 
-// errNoShares means that the API server drops what it does not know of shares.
-var errNoShares = errors.New("the API server does not know devices that several claims share: " +
-	"it needs Kubernetes 1.36, or the feature gate DRAConsumableCapacity; without it, end the sharing of the node's GPUs")
+// errDropped means that the API server drops what it does not know of devices.
+var errDropped = errors.New("the API server does not keep the taints of devices, or that several claims can share one: " +
+	"it needs Kubernetes 1.36, or the feature gates DRADeviceTaints and DRAConsumableCapacity")
 
 // Publisher keeps the API server's ResourceSlices of the node and driver equal to those of the last Publish. It writes
 // only differences. The kubelet deletes all slices of a node when it starts, and those of a driver some 30 s after its
@@ -234,8 +234,8 @@ func (p *Publisher) reconcile(ctx context.Context, again bool) (version string, 
 	if len(plan) == 0 {
 		return list.Metadata.ResourceVersion, false, nil
 	}
-	if again && dropsShares(desired, list.Items) {
-		return "", false, errNoShares
+	if again && dropsParts(desired, list.Items) {
+		return "", false, errDropped
 	}
 	var n nodeObject
 	if err := p.api.Get(ctx, "/api/v1/nodes/"+url.PathEscape(p.id.Node), &n); err != nil {
@@ -254,16 +254,19 @@ func (p *Publisher) reconcile(ctx context.Context, again bool) (version string, 
 	return "", true, nil
 }
 
-// dropsShares reports whether a device that several claims shall have is there for one only.
-func dropsShares(desired, existing []Slice) bool {
-	unshared := map[string]bool{}
+// dropsParts reports whether a device has lost its taints, or that several claims can have it.
+func dropsParts(desired, existing []Slice) bool {
+	stored := map[string]Device{}
 	for _, s := range existing {
 		for _, d := range s.Spec.Devices {
-			unshared[d.Name] = !d.Shared
+			stored[d.Name] = d
 		}
 	}
 	return slices.ContainsFunc(desired, func(s Slice) bool {
-		return slices.ContainsFunc(s.Spec.Devices, func(d Device) bool { return d.Shared && unshared[d.Name] })
+		return slices.ContainsFunc(s.Spec.Devices, func(d Device) bool {
+			old, is := stored[d.Name]
+			return is && (d.Shared && !old.Shared || len(d.Taints) > 0 && len(old.Taints) == 0)
+		})
 	})
 }
 

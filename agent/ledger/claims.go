@@ -34,8 +34,8 @@ type HeldError struct {
 func (e *HeldError) Error() string { return e.UUID + ": " + e.Why }
 
 // TakeClaim records that a ResourceClaim, given by its UID and "NAMESPACE/NAME", has devices, or parts of their memory.
-// It returns a HeldError if a container has one of the devices under any name, another claim has it, or the claims that
-// share it have too much of its memory, and then records nothing. A claim may take the same again. Unlike Take it always
+// It returns a HeldError if a container has one of the devices under any name, or another claim has it, and another error
+// if the claims that share it have too much of its memory; then it records nothing. A claim may take the same again. Unlike Take it always
 // reads the kubelet first, and gives nothing while it is unknown which containers hold devices: the kubelet repeats the
 // call.
 func (l *Ledger) TakeClaim(ctx context.Context, uid, name string, portions []Portion) error {
@@ -45,8 +45,12 @@ func (l *Ledger) TakeClaim(ctx context.Context, uid, name string, portions []Por
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i, p := range portions {
-		if why := cmp.Or(l.containerOf(p.Device), l.whyNot(p, uid, portions[:i])); why != "" {
-			return &HeldError{p.Device.UUID, why}
+		holder, lack := l.whyNot(p, uid, portions[:i])
+		switch holder = cmp.Or(l.containerOf(p.Device), holder); {
+		case holder != "":
+			return &HeldError{p.Device.UUID, holder}
+		case lack != "":
+			return fmt.Errorf("%s: %s", p.Device.UUID, lack)
 		}
 	}
 	since := time.Now().UTC().Truncate(time.Second) // as on record
@@ -83,11 +87,13 @@ func (l *Ledger) Claim(d *resource.Device) string {
 
 func (l *Ledger) claimOf(d *resource.Device) string {
 	const noUID = ""
-	return l.whyNot(Portion{Device: d}, noUID, nil)
+	holder, _ := l.whyNot(Portion{Device: d}, noUID, nil)
+	return holder
 }
 
-// whyNot says why the claim with a UID cannot have a portion besides `mine`, its other portions, or is empty.
-func (l *Ledger) whyNot(want Portion, uid string, mine []Portion) string {
+// whyNot says why the claim with a UID cannot have a portion besides `mine`, its other portions: who holds the device, or
+// which memory it lacks. Both are empty if it can.
+func (l *Ledger) whyNot(want Portion, uid string, mine []Portion) (holder, lack string) {
 	d, free := want.Device, want.Device.MemoryBytes
 	for other, c := range l.claims {
 		for _, p := range c.portions {
@@ -96,7 +102,7 @@ func (l *Ledger) whyNot(want Portion, uid string, mine []Portion) string {
 			case p.Device.UUID == d.UUID && p.Memory > 0 && want.Memory > 0:
 				free -= min(free, p.Memory)
 			default:
-				return "ResourceClaim " + c.name + " holds it as " + p.Device.UUID
+				return "ResourceClaim " + c.name + " holds it as " + p.Device.UUID, ""
 			}
 		}
 	}
@@ -107,10 +113,10 @@ func (l *Ledger) whyNot(want Portion, uid string, mine []Portion) string {
 	}
 	if want.Memory > free {
 		const mib = 1 << 20
-		return fmt.Sprintf("the claim needs %.1f MiB of its memory, and %.1f MiB are left", float64(want.Memory)/mib,
+		return "", fmt.Sprintf("the claim needs %.1f MiB of its memory, and %.1f MiB are left", float64(want.Memory)/mib,
 			float64(free)/mib)
 	}
-	return ""
+	return "", ""
 }
 
 // containerOf says which container has a device or its GPU by the device plugin, under any name, or is empty.
