@@ -6,17 +6,23 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/wake"
+	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // labelled makes the service write labels into a new directory.
 func labelled(t *testing.T) func(*config.Config) {
-	dir := filepath.Join(t.TempDir(), "features.d")
+	t.Helper()
+	dir := t.TempDir()
 	return func(c *config.Config) { c.NodeLabels, c.FeaturesDir = true, dir }
 }
 
@@ -124,13 +130,55 @@ func TestASecondInstanceKeepsTheLabelsOfTheFirst(t *testing.T) {
 func TestLabelsThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "pcie-pair", labelled(t))
-	testenv.Must(t, os.WriteFile(f.opts.Config.FeaturesDir, nil, 0o644)) // no directory
+	dir := f.opts.Config.FeaturesDir
+	testenv.Must(t, os.Remove(dir), os.WriteFile(dir, nil, 0o644)) // no directory
 	f.start(Serve)
 	f.kubelet.WaitListed(gpuResource, 2, 0)
 	f.logs("the node keeps its old labels: write the node's labels: ", 1)
-	testenv.Must(t, os.Remove(f.opts.Config.FeaturesDir))
+	testenv.Must(t, os.Remove(dir), os.Mkdir(dir, 0o755))
 	f.reload <- os.Interrupt
 	f.hasLabel("gpu.count=2")
+}
+
+// Node feature discovery may be installed later than the plugin. Its directory is not made for it.
+func TestLabelsWaitForNodeFeatureDiscovery(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := config.Default()
+		c.NodeLabels, c.FeaturesDir = true, filepath.Join(t.TempDir(), "node-feature-discovery/features.d")
+		h, err := host.New("/", "", "")
+		testenv.Must(t, err)
+		p := &publisher{
+			devices: &devices{host: h, config: &current{}}, again: wake.New(), changed: wake.New(),
+			state: node.State{Snapshot: &gpu.Snapshot{Devices: []gpu.Device{{UUID: "GPU-0"}}}},
+		}
+		p.devices.config.Store(&c)
+		go func() { _ = p.run(t.Context()) }()
+		aMinuteLater := func() string {
+			t.Helper()
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			var text strings.Builder
+			for _, r := range p.remarks() {
+				text.WriteString(r.Text)
+			}
+			return text.String()
+		}
+		const want = "node feature discovery, which makes the directory, has not run on this node"
+		if got := aMinuteLater(); !strings.Contains(got, want) {
+			t.Errorf("without the directory: want a remark with %q, got %q", want, got)
+		}
+		if _, err := os.Stat(filepath.Dir(c.FeaturesDir)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the directory of node feature discovery was made: %v", err)
+		}
+		testenv.Must(t, os.MkdirAll(c.FeaturesDir, 0o755))
+		for range 2 {
+			if got := aMinuteLater(); got != "" {
+				t.Errorf("with the directory: got the remark %q", got)
+			}
+			testenv.Must(t, os.Remove(LabelsFile(&c))) // another program may do that
+		}
+	})
 }
 
 func TestTheDirectoryOfLabelsMustBeRoots(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"time"
 
 	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/agent/dra"
@@ -63,16 +64,25 @@ func (p *publisher) publish(state node.State) {
 	p.advertise()
 }
 
+// labelsInterval is the time between two checks of the file with the node's labels. Node feature discovery may make its
+// directory at any time, and anyone may change the file.
+const labelsInterval = time.Minute
+
 // run passes the last state on again when anything outside the node changes.
 func (p *publisher) run(ctx context.Context) error {
+	labels := time.NewTicker(labelsInterval)
+	defer labels.Stop()
 	for {
+		send := p.advertise
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-p.again:
+		case <-labels.C:
+			send = p.writeLabels
 		}
 		p.mu.Lock()
-		p.advertise()
+		send()
 		p.mu.Unlock()
 	}
 }
@@ -108,11 +118,23 @@ func (p *publisher) advertise() {
 		state.Err = fmt.Errorf("%w: %w", gpu.ErrNoDriver, err)
 	}
 	p.reporter.Publish(state)
+	p.writeLabels()
+	p.changed.Wake()
+}
+
+// writeLabels writes the labels of the last state.
+func (p *publisher) writeLabels() {
+	if p.ended {
+		return
+	}
+	before := p.outdated
 	p.outdated = ""
 	if err := p.devices.writeLabels(&p.state); err != nil {
 		p.outdated = wording.OneLine(err)
 	}
-	p.changed.Wake()
+	if p.outdated != before {
+		p.changed.Wake()
+	}
 }
 
 // holdBack has the plugin advertise no devices, or all of them again: while ResourceSlices are withdrawn, claims can

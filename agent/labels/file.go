@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -18,7 +17,8 @@ const FileName = "gpu-cdi-plugin"
 // maxFile is NFD's limit for a file, in bytes.
 const maxFile = 64 << 10
 
-// WriteFile replaces the file at path if it has other labels. Without labels it removes the file.
+// WriteFile replaces the file at path if it has other labels. Without labels it removes the file. It does not make
+// the directory: NFD does where it runs, and elsewhere an empty directory would stay behind.
 func WriteFile(path string, l map[string]string) error {
 	if len(l) == 0 {
 		return RemoveFile(path)
@@ -27,10 +27,11 @@ func WriteFile(path string, l map[string]string) error {
 	if got, err := fileio.ReadFile(path, maxFile); err == nil && string(got) == want {
 		return nil
 	}
-	if err := fileio.MakeDirs(filepath.Dir(path)); err != nil {
-		return fmt.Errorf("write the node's labels: %w", err)
+	err := fileio.Replace(path, []byte(want), 0o644)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("node feature discovery, which makes the directory, has not run on this node: %w", err)
 	}
-	if err := fileio.Replace(path, []byte(want), 0o644); err != nil {
+	if err != nil {
 		return fmt.Errorf("write the node's labels: %w", err)
 	}
 	return nil

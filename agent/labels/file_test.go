@@ -4,6 +4,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -12,6 +13,12 @@ import (
 func TestFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "features.d", FileName)
 	testenv.Must(t, RemoveFile(path), WriteFile(path, nil))
+	err := WriteFile(path, map[string]string{"nvidia.com/a": ""})
+	if want := "node feature discovery, which makes the directory, has not run on this node"; err == nil ||
+		!strings.Contains(err.Error(), want) {
+		t.Errorf("without a directory: want an error with %q, got %v", want, err)
+	}
+	testenv.Must(t, os.Mkdir(filepath.Dir(path), 0o755)) // fails if there is one
 	read := func() (string, fs.FileInfo) {
 		t.Helper()
 		data, err := os.ReadFile(path)

@@ -134,6 +134,9 @@ func TestLabelsDifferOnlyAsListed(t *testing.T) {
 	}
 }
 
+// featuresDir is the directory that node feature discovery makes.
+const featuresDir = "etc/kubernetes/node-feature-discovery/features.d"
+
 // make makes the node, and returns its root directory.
 func (n *labelledNode) make(t *testing.T) string {
 	t.Helper()
@@ -144,7 +147,8 @@ func (n *labelledNode) make(t *testing.T) string {
 	root := node.Root()
 	dmi := filepath.Join(root, "sys/class/dmi/id")
 	testenv.Must(t, os.MkdirAll(filepath.Join(root, "etc"), 0o755), os.MkdirAll(dmi, 0o755),
-		os.MkdirAll(filepath.Join(root, "var/lib/kubelet/device-plugins"), 0o755))
+		os.MkdirAll(filepath.Join(root, "var/lib/kubelet/device-plugins"), 0o755),
+		os.MkdirAll(filepath.Join(root, featuresDir), 0o755))
 	if n.product != "" {
 		testenv.Must(t, os.WriteFile(filepath.Join(dmi, "product_name"), []byte(n.product), 0o644))
 	}
@@ -182,7 +186,7 @@ func (n *labelledNode) ourLabels(t *testing.T, root string) map[string]bool {
 		Dir:  "/", Chroot: root, Env: []string{"PATH=/usr/sbin:/usr/bin"},
 	}, output)
 	testenv.Must(t, err)
-	file := filepath.Join(root, "etc/kubernetes/node-feature-discovery/features.d", labels.FileName)
+	file := filepath.Join(root, featuresDir, labels.FileName)
 	testenv.Eventually(t, "labels of serve", func() bool {
 		select {
 		case <-serve.Done():
