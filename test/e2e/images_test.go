@@ -10,6 +10,7 @@ import (
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/engine"
 	"gpu-cdi-plugin/test/lib/image"
+	"gpu-cdi-plugin/test/lib/suite"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -26,10 +27,11 @@ func TestImages(t *testing.T) {
 			"libraries in /usr/lib64":    {Image: image.Lib64},
 			"a cache of a thousand more": {Image: image.Many},
 			"a root that is read-only":   {Image: image.Glibc, ReadOnly: true},
+			"no shell and no /lib link":  {Image: image.Distroless},
 		} {
 			t.Run(name+"/"+e.String(), func(t *testing.T) {
 				t.Parallel()
-				c.Args = smi()
+				c.Args = smiIn(c.Image)
 				checkList(t, run(t, e, n, c, want.names...), want.want)
 			})
 		}
@@ -40,7 +42,7 @@ func TestImages(t *testing.T) {
 // directories that they search without a cache, also where the image has links in the libraries' place.
 func TestImagesWithoutTheHook(t *testing.T) {
 	t.Parallel()
-	kinds := []image.Kind{image.Glibc, image.NoCache, image.Many, image.Lib64}
+	kinds := []image.Kind{image.Glibc, image.NoCache, image.Many, image.Lib64, image.Distroless}
 	for layout, libraries := range map[string]string{
 		"Debian": "usr/lib/x86_64-linux-gnu", "Fedora": "usr/lib64", "no distribution": "usr/local/nvidia/lib64",
 	} {
@@ -51,7 +53,41 @@ func TestImagesWithoutTheHook(t *testing.T) {
 			e := shared.Engines()[i]
 			t.Run(fmt.Sprintf("the driver's directories of %s/%s/%s", layout, kind, e), func(t *testing.T) {
 				t.Parallel()
-				checkList(t, run(t, e, n, engine.Container{Image: kind, Args: smi()}, want.names...), want.want)
+				checkList(t, run(t, e, n, engine.Container{Image: kind, Args: smiIn(kind)}, want.names...), want.want)
+			})
+		}
+	}
+}
+
+// TestMuslFindsTheLibraries has musl's loader load libraries of the driver. The hook adds their directories to its
+// path; without the hook it finds them only by LD_LIBRARY_PATH.
+func TestMuslFindsTheLibraries(t *testing.T) {
+	t.Parallel()
+	testenv.Command(t, "musl-gcc")
+	with, without := shared.Node(t, "pcie-quad"), shared.Node(t, "pcie-quad")
+	without.Plugin(t, 0, "--no-hook", "cdi", "generate", "--file", without.Spec())
+	for name, c := range map[string]struct {
+		node *suite.Node
+		env  []string
+		code int
+		want string
+	}{
+		"with the hook": {
+			with, nil, 0, "/usr/lib/x86_64-linux-gnu/libcuda.so.1\n/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1\n",
+		},
+		"without the hook": {without, nil, 1, "Error loading shared library libcuda.so.1: No such file or directory\n"},
+		"LD_LIBRARY_PATH without the hook": {
+			without, []string{"LD_LIBRARY_PATH=/usr/lib64"}, 0, "/usr/lib64/libcuda.so.1\n/usr/lib64/libnvidia-ml.so.1\n",
+		},
+	} {
+		for _, e := range shared.Engines() {
+			t.Run(name+"/"+e.String(), func(t *testing.T) {
+				t.Parallel()
+				args := []string{image.Loader, "libcuda.so.1", "libnvidia-ml.so.1"}
+				res := run(t, e, c.node, engine.Container{Image: image.Musl, Args: args, Env: c.env}, "0")
+				if res.Code != c.code || !strings.HasPrefix(res.Stdout, c.want) {
+					t.Errorf("want %q and exit status %d, got %v", c.want, c.code, res)
+				}
 			})
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/test/lib/engine"
+	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/lib/suite"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -118,6 +119,14 @@ const containerSMI = "/usr/bin/nvidia-smi"
 // cache.
 func smi() []string {
 	return []string{"sh", "-c", `[ -z "${LD_LIBRARY_PATH+set}" ] || exit 99; exec "$0" -L`, containerSMI}
+}
+
+// smiIn returns smi, or the same command without its shell where the image has none.
+func smiIn(kind image.Kind) []string {
+	if kind == image.Distroless {
+		return []string{containerSMI, "-L"}
+	}
+	return smi()
 }
 
 // checkList checks the list of nvidia-smi in a container.

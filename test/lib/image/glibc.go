@@ -40,6 +40,15 @@ func glibc(ctx context.Context, dir string, more int, cache bool) error {
 	return ldconfig(ctx, dir)
 }
 
+// distroless creates a root file system with the C library and no program that uses it.
+func distroless(dir string) error {
+	program, err := proc.Look("true")
+	if err != nil {
+		return err
+	}
+	return errors.Join(makeSkeleton(dir), addNeeded(dir, program))
+}
+
 // toLib64 makes Debian's C library in dir like that of distributions without multiarch directories: the libraries are
 // in /usr/lib64, and the loader searches that.
 func toLib64(dir string) error {

@@ -22,8 +22,10 @@ const (
 	NoCache Kind = "no-cache" // Glibc without /etc/ld.so.cache
 	Lib64   Kind = "lib64"    // NoCache with the libraries where Fedora, SUSE and Arch have them, and their loader looks
 	Many    Kind = "many"     // Glibc and manyLibraries more libraries, all in the cache
-	Static  Kind = "static"   // busybox and nothing else
-	Musl    Kind = "musl"     // busybox, and the loader that identifies an image with musl
+	// Distroless has Debian's C library in /lib, which is no link, and neither a shell nor the loader's configuration.
+	Distroless Kind = "distroless"
+	Static     Kind = "static" // busybox and nothing else
+	Musl       Kind = "musl"   // busybox, musl's loader, which identifies such an image, and the program Loader
 )
 
 // manyLibraries is how many libraries Many has in addition to those of Glibc: as many as a large CUDA or desktop image.
@@ -37,15 +39,20 @@ const (
 	extraDir    = "opt/extra/lib"
 )
 
+// Loader is a program in Musl that loads the libraries that its arguments name. For each it prints a line with the
+// library's file or the loader's error.
+const Loader = "/usr/bin/loader"
+
 // Build makes a root file system in dir, an empty directory.
 func Build(ctx context.Context, kind Kind, dir string) error {
 	builders := map[Kind]func() error{
-		Glibc:   func() error { return glibc(ctx, dir, 0, true) },
-		NoCache: func() error { return glibc(ctx, dir, 0, false) },
-		Lib64:   func() error { return errors.Join(glibc(ctx, dir, 0, false), toLib64(dir)) },
-		Many:    func() error { return glibc(ctx, dir, manyLibraries, true) },
-		Static:  func() error { return static(dir) },
-		Musl:    func() error { return musl(dir) },
+		Glibc:      func() error { return glibc(ctx, dir, 0, true) },
+		NoCache:    func() error { return glibc(ctx, dir, 0, false) },
+		Lib64:      func() error { return errors.Join(glibc(ctx, dir, 0, false), toLib64(dir)) },
+		Many:       func() error { return glibc(ctx, dir, manyLibraries, true) },
+		Distroless: func() error { return distroless(dir) },
+		Static:     func() error { return static(dir) },
+		Musl:       func() error { return musl(ctx, dir) },
 	}
 	build, ok := builders[kind]
 	if !ok {
@@ -100,17 +107,19 @@ func static(dir string) error {
 	return nil
 }
 
-// musl creates an image with the loader of Alpine's images. Its programs do not use musl, and no test needs that: the
-// driver's libraries are for glibc.
-func musl(dir string) error {
+// musl creates an image with musl's loader, as Alpine's images have it. Where this machine has no musl, another file is
+// in the loader's place, and Loader is missing.
+func musl(ctx context.Context, dir string) error {
 	if err := static(dir); err != nil {
 		return err
 	}
 	loader := "lib/ld-musl-" + machine() + ".so.1"
-	if real := "/" + loader; exists(real) {
-		return copyFile(real, filepath.Join(dir, loader))
+	compiler, err := proc.Look("musl-gcc")
+	if err != nil || !exists("/"+loader) {
+		return writeFiles(dir, map[string]string{loader: "in place of musl's loader\n"})
 	}
-	return writeFiles(dir, map[string]string{loader: "in place of musl's loader\n"})
+	return errors.Join(copyFile("/"+loader, filepath.Join(dir, loader)),
+		compile(ctx, compiler, filepath.Join(dir, Loader), loaderSource))
 }
 
 func writeFiles(dir string, files map[string]string) error {
