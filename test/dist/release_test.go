@@ -21,6 +21,7 @@ import (
 	"sync"
 	"testing"
 
+	"gpu-cdi-plugin/test/lib/engine"
 	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/lib/suite"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -273,11 +274,11 @@ func TestSlowTheImageHasOurProgramsAndNothingElse(t *testing.T) {
 	}
 }
 
-// TestSlowPodmanRunsTheImage loads the image into podman, and has it read a simulated host.
-func TestSlowPodmanRunsTheImage(t *testing.T) {
-	podman := testenv.Command(t, "podman")
+// newHostForRelease is a simulated host on which a release runs. It has libraries that newer C libraries keep only for
+// older programs.
+func newHostForRelease(t *testing.T) *host {
+	t.Helper()
 	h := newHost(t)
-	// The release needs libraries that newer C libraries keep only for older programs.
 	for _, name := range []string{"libdl.so.2", "libpthread.so.0", "libresolv.so.2"} {
 		found, err := filepath.Glob("/lib/*-linux-gnu/" + name)
 		testenv.Must(t, err)
@@ -286,6 +287,13 @@ func TestSlowPodmanRunsTheImage(t *testing.T) {
 			testenv.Must(t, os.WriteFile(filepath.Join(h.root, path), readFile(t, path), 0o755))
 		}
 	}
+	return h
+}
+
+// TestSlowPodmanRunsTheImage loads the image into podman, and has it read a simulated host.
+func TestSlowPodmanRunsTheImage(t *testing.T) {
+	podman := testenv.Command(t, "podman")
+	h := newHostForRelease(t)
 	// crun does not start where both versions of cgroups are mounted.
 	storage := []string{
 		podman, "--root", t.TempDir(), "--runroot", t.TempDir(), "--storage-driver", "vfs",
@@ -306,6 +314,29 @@ func TestSlowPodmanRunsTheImage(t *testing.T) {
 	}
 }
 
+// TestSlowContainerdRunsTheImage imports the image into containerd by both of ctr's ways, also for the architecture
+// that is not the host's, and has it read a simulated host.
+func TestSlowContainerdRunsTheImage(t *testing.T) {
+	runc := testenv.Command(t, "runc")
+	h := newHostForRelease(t)
+	archive := filepath.Join(releaseDir(t), "gpu-cdi-plugin_1.2.3_image.tar")
+	for name, options := range map[string]string{
+		"in the server": "", "in the client": "--local", "for all architectures": "--all-platforms",
+	} {
+		t.Run(name, func(t *testing.T) {
+			script := "ctr images import " + options + ` "$1" >&2
+				exec ctr run --rm --privileged --runc-binary "$2" --cgroup "$3" \
+					--mount "type=bind,src=$4,dst=/host,options=rbind:rslave" \
+					localhost/gpu-cdi-plugin:1.2.3 image /launcher run devices -o name`
+			r := proc.Must(t, 0, proc.Cmd{Args: engine.BesideContainerd(t, shared.NodePeer(t, "containerd"), t.TempDir(),
+				"sh", "-e", "-c", script, "sh", archive, runc, fmt.Sprintf("/gpu-test-%d/image", os.Getpid()), h.root)})
+			if !strings.HasPrefix(r.Stdout, "nvidia.com/gpu=GPU-") {
+				t.Errorf("the devices are %v", r)
+			}
+		})
+	}
+}
+
 // TestSlowEqualTreesGiveEqualReleases makes a release of a copy of the tree, in another directory. The compiler of the
 // copy has another path too, so all C code is compiled again.
 func TestSlowEqualTreesGiveEqualReleases(t *testing.T) {
@@ -316,15 +347,13 @@ func TestSlowEqualTreesGiveEqualReleases(t *testing.T) {
 	const copyTree = `git ls-files --cached --others --exclude-standard -z |
 		tar --create --null --files-from - --ignore-failed-read | tar --extract --directory "$0"`
 	proc.Must(t, 0, proc.Cmd{Args: []string{"sh", "-c", copyTree, tree}, Dir: root})
-	after, err := makeRelease(tree, t.TempDir(), "amd64")
+	after, err := makeRelease(tree, t.TempDir(), "amd64", "arm64")
 	testenv.Must(t, err)
-	for _, name := range []string{
-		"gpu-cdi-plugin_1.2.3_linux_amd64.tar.gz", "gpu-cdi-plugin_1.2.3_amd64.deb", "gpu-cdi-plugin-1.2.3-1.x86_64.rpm",
-		"device-manager_1.2.3_amd64.deb", "device-manager-1.2.3-1.x86_64.rpm", "gpu-cdi-plugin_1.2.3_sbom.json",
-		"gpu-cdi-plugin-1.2.3.tgz",
-	} {
-		if !bytes.Equal(readFile(t, before, name), readFile(t, after, name)) {
-			t.Errorf("%s differs", name)
+	entries, err := os.ReadDir(before)
+	testenv.Must(t, err)
+	for _, e := range entries {
+		if !bytes.Equal(readFile(t, before, e.Name()), readFile(t, after, e.Name())) {
+			t.Errorf("%s differs", e.Name())
 		}
 	}
 }

@@ -283,10 +283,7 @@ func behindContainerd(t *testing.T, n *sim.Node, script string) proc.Result {
 	testenv.Command(t, "runc")
 	env, command := installed(t, n, script)
 	env = append(env, "image="+ubuntu(t, "24.04"), fmt.Sprintf("CONTAINERD_NAMESPACE=gpu-test-%d", os.Getpid()))
-	args := append([]string{
-		testenv.Command(t, "unshare"), "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child",
-		"--mount-proc", "sh", "-c", withContainerd, "sh", t.TempDir(), shared.NodePeer(t, "containerd"),
-	}, command...)
+	args := engine.BesideContainerd(t, shared.NodePeer(t, "containerd"), t.TempDir(), command...)
 	res, err := proc.Run(t.Context(), proc.Cmd{Env: env, Args: args})
 	testenv.Must(t, err)
 	return res
