@@ -166,6 +166,33 @@ func glibcMinor(version string) int {
 	return n
 }
 
+// TestTheSysrootSaysWhatToPin has a mirror that has other versions than the pinned ones, and no other mirror.
+func TestTheSysrootSaysWhatToPin(t *testing.T) {
+	bin := t.TempDir()
+	testenv.WriteProgram(t, filepath.Join(bin, "apt-get"), []byte(`#!/bin/sh
+for last; do :; done
+case "$*" in
+*indextargets*) echo http://mirror.example/debian/ ;;
+*--print-uris*) echo "'http://mirror.example/p.deb' ${last}_1%3a2.31%2bdeb11u99_amd64.deb 7 SHA256:12ab" ;;
+*download*) echo "E: Version for '$last' was not found" >&2 && exit 100 ;;
+esac
+`))
+	root, err := suite.Root()
+	testenv.Must(t, err)
+	r := proc.Must(t, 1, proc.Cmd{
+		Args: []string{filepath.Join(root, "scripts/sysroot"), "amd64", t.TempDir()},
+		Env:  append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH")),
+	})
+	for _, want := range []string{
+		"scripts/sysroot pins for amd64 cannot be downloaded from http://mirror.example/debian/ or http://snapshot.debian",
+		"\nlibc6=1:2.31+deb11u99 12ab\n", "\nlinux-libc-dev=1:2.31+deb11u99 12ab\n", "was not found",
+	} {
+		if !strings.Contains(r.Stderr, want) {
+			t.Errorf("want %q in the error, got %v", want, r)
+		}
+	}
+}
+
 // TestSlowAReleaseNamesItsModules compares the list of modules and the licences with what the programs say.
 func TestSlowAReleaseNamesItsModules(t *testing.T) {
 	dir := releaseDir(t)
