@@ -73,11 +73,23 @@ check dpkg --purge gpu-cdi-plugin
 
 # A DaemonSet keeps what it has in the same directories.
 check dpkg -i /srv/new.deb
-mkdir -p /var/lib/gpu-cdi-plugin/bin
-touch /var/lib/gpu-cdi-plugin/bin/prestart-hook
+bin=/var/lib/gpu-cdi-plugin/bin
+mkdir -p $bin
+cp /usr/bin/gpu-cdi-plugin /usr/libexec/gpu-cdi-plugin/prestart-hook $bin
+check $bin/gpu-cdi-plugin --root /sim cdi generate --write
+check $bin/gpu-cdi-plugin hook install podman live >/dev/null
+check dpkg --purge gpu-cdi-plugin 2>/tmp/message
+refuse grep -q 'Remove them' /tmp/message
+check test -e $bin/prestart-hook
+check test -e /etc/containers/oci/gpu-cdi-plugin.d/precreate.json
+check test -e /run/cdi/nvidia.com-gpu.json
+# If engines run the package's hook, they no longer do.
+check dpkg -i /srv/new.deb
+check gpu-cdi-plugin hook install podman live >/dev/null
 check dpkg --purge gpu-cdi-plugin
-check test -e /var/lib/gpu-cdi-plugin/bin/prestart-hook
-rm -r /var/lib/gpu-cdi-plugin
+refuse test -e /etc/containers/oci/gpu-cdi-plugin.d/precreate.json
+check test -e /run/cdi/nvidia.com-gpu.json
+rm -r /var/lib/gpu-cdi-plugin /run/cdi/nvidia.com-gpu.json
 check dpkg -i /srv/manager.deb
 check device-manager --version
 check dpkg --purge device-manager
