@@ -74,13 +74,18 @@ func TestDoctorTriesPodman(t *testing.T) {
 			t.Parallel()
 			n := shared.Node(t, "workstation")
 			c.change(t, n)
-			namespace := engine.Namespace(t, n.CDIDir, "", engine.V1,
-				"sh", "-c", `"$@"; podman images --quiet; podman ps --all --quiet`, "sh")
-			checkTry(t, proc.Cmd{
-				Args: append(namespace, try(t, n, "podman", c.device)...), Env: engine.PodmanFor(t, "runc"),
-			}, c.want)
+			env := engine.PodmanFor(t, testenv.Command(t, "podman"), "runc")
+			checkTry(t, tryPodman(t, n, engine.V1, env, c.device), c.want)
 		})
 	}
+}
+
+// tryPodman returns the try of the podman in an environment. It then prints the images and containers that are left.
+func tryPodman(t *testing.T, n *suite.Node, c engine.Cgroup, env []string, device string) proc.Cmd {
+	t.Helper()
+	namespace := engine.Namespace(t, n.CDIDir, "", c,
+		"sh", "-c", `"$@"; podman images --quiet; podman ps --all --quiet`, "sh")
+	return proc.Cmd{Args: append(namespace, try(t, n, "podman", device)...), Env: env}
 }
 
 // withDocker runs a command beside a dockerd of the tests, with /run and the CDI directory of its own, and then prints
@@ -123,8 +128,8 @@ func besideDocker(t *testing.T, cdi string, command ...string) []string {
 	}, command...)
 }
 
-// TestSlowDoctorTriesDocker has the doctor start a container with docker.
-func TestSlowDoctorTriesDocker(t *testing.T) {
+// TestSlowDoctorTriesOtherEngines has the doctor start a container with docker, and with podman 5.
+func TestSlowDoctorTriesOtherEngines(t *testing.T) {
 	t.Parallel()
 	testenv.Root(t)
 	for name, c := range map[string]struct {
@@ -144,7 +149,15 @@ func TestSlowDoctorTriesDocker(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := shared.Node(t, "workstation")
 			c.change(t, n)
-			checkTry(t, proc.Cmd{Args: besideDocker(t, n.CDIDir, try(t, n, "docker", c.device)...)}, c.want)
+			t.Run("docker", func(t *testing.T) {
+				checkTry(t, proc.Cmd{Args: besideDocker(t, n.CDIDir, try(t, n, "docker", c.device)...)}, c.want)
+			})
+			t.Run("podman 5", func(t *testing.T) {
+				testenv.Command(t, "conmon")
+				// It is built without seccomp.
+				env := engine.PodmanFor(t, shared.NodePeer(t, "podman5"), "runc", `seccomp_profile = "unconfined"`)
+				checkTry(t, tryPodman(t, n, engine.V2, env, c.device), c.want)
+			})
 		})
 	}
 }

@@ -253,7 +253,7 @@ func behindPodman(t *testing.T, n *sim.Node, script string) proc.Result {
 func podmanDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	podman, _, _ := strings.Cut(lastPath(engine.PodmanFor(t, "runc")), ":")
+	podman, _, _ := strings.Cut(lastPath(engine.PodmanFor(t, testenv.Command(t, "podman"), "runc")), ":")
 	testenv.WriteProgram(t, filepath.Join(dir, "podman"), []byte(fmt.Sprintf(`#!/bin/sh
 case $1 in
 run | create)

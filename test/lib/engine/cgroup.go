@@ -79,20 +79,25 @@ func Namespace(t testing.TB, cdi, etc string, c Cgroup, args ...string) []string
 	return inNamespace(t, cdi, etc, c, args...)
 }
 
-// PodmanFor makes a directory with a program podman for others to run: with a store below that directory, and with a
-// runtime. It returns the environment for them.
-func PodmanFor(t testing.TB, runtime string) (env []string) {
+// PodmanFor makes a directory with a program podman for others to run: `program` with a store below that directory, a
+// runtime, and settings, which are lines of the table "containers" in its configuration. It returns the environment for
+// those others.
+func PodmanFor(t testing.TB, program, runtime string, settings ...string) (env []string) {
 	t.Helper()
 	dir := t.TempDir()
 	config := filepath.Join(dir, "containers.conf")
 	var line strings.Builder
-	for _, arg := range append(podman(t, dir), "--runtime", testenv.Command(t, runtime)) {
+	args := append([]string{program}, podmanOptions(dir)...)
+	for _, arg := range append(args, "--runtime", testenv.Command(t, runtime)) {
 		line.WriteString("'" + arg + "' ")
 	}
 	testenv.WriteProgram(t, filepath.Join(dir, "podman"), []byte("#!/bin/sh\nexec "+line.String()+"\"$@\"\n"))
+	// podman 5 starts only with a netavark, and the containers have no network.
+	testenv.WriteProgram(t, filepath.Join(dir, "netavark"), []byte("#!/bin/sh\nexit 1\n"))
 	// A machine without CAP_SYS_RESOURCE cannot raise limits; podman's own defaults would.
 	testenv.Must(t, os.WriteFile(config, []byte("[containers]\n"+
-		"default_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\npids_limit = 0\n"), 0o644))
+		"default_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\npids_limit = 0\n"+strings.Join(settings, "\n")+
+		"\n[engine]\nhelper_binaries_dir = [\""+dir+"\"]\n"), 0o644))
 	return append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "CONTAINERS_CONF="+config)
 }
 

@@ -103,11 +103,16 @@ func stdoutOf(log string) string {
 	return out.String()
 }
 
-// podman returns the first arguments of every command line: a store in dir, and no use of systemd.
+// podman returns the first arguments of every command line.
 func podman(t testing.TB, dir string) []string {
 	t.Helper()
+	return append([]string{testenv.Command(t, "podman")}, podmanOptions(dir)...)
+}
+
+// podmanOptions are a store in dir, and no use of systemd.
+func podmanOptions(dir string) []string {
 	return []string{
-		testenv.Command(t, "podman"), "--root", filepath.Join(dir, "graph"),
+		"--root", filepath.Join(dir, "graph"),
 		// These are in the namespace's own /run, because podman rejects long paths.
 		"--runroot=/run/containers", "--tmpdir=/run/libpod", "--network-config-dir=/run/cni",
 		"--storage-driver=overlay", "--cgroup-manager=cgroupfs", "--events-backend=none",
