@@ -484,7 +484,9 @@ func TestDoors(t *testing.T) {
 			door: BothDoors, gpus: []resource.Selector{"0", "GPU-1"}, strategy: resource.CDICRI,
 			want: `dra-gpus[1]: "GPU-1" is not GPU- or MIG- followed by a UUID`,
 		},
-		"another door": {door: "nri", strategy: resource.CDICRI, want: `door: unknown value "nri"; known are plugin, dra, both`},
+		"another door": {
+			door: "nri", strategy: resource.CDICRI, want: `door: unknown value "nri"; known are plugin, dra, both`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			all := Default()

@@ -122,8 +122,8 @@ func (c *claim) devices(uid string, id Identity, s *node.State) ([]allotted, err
 	return list, nil
 }
 
-// check returns why a claim must not have a device. It may have become unhealthy since the scheduler chose it. What else
-// is against it, the ledger and the preparation of the device say.
+// check returns why a claim must not have a device. It may have become unhealthy since the scheduler chose it. The
+// ledger and the preparation of the device say what else is against it.
 func (r *result) check(driver string, o *offer, s *node.State) error {
 	if why := o.whyNot(); why != "" {
 		return fmt.Errorf("%s is not offered by DRA any more: %s", o.label, why)

@@ -287,7 +287,8 @@ func TestAKubeletRegistersTheDriver(t *testing.T) {
 	info, err := kubelet.GetInfo(t.Context(), &pluginregistration.InfoRequest{}, grpc.WaitForReady(true))
 	testenv.Must(t, err)
 	want := &pluginregistration.PluginInfo{
-		Type: "DRAPlugin", Name: "gpu.nvidia.com", Endpoint: n.socket(), SupportedVersions: []string{"v1.DRAPlugin", "v1.DRAResourceHealth"},
+		Type: "DRAPlugin", Name: "gpu.nvidia.com", Endpoint: n.socket(),
+		SupportedVersions: []string{"v1.DRAPlugin", "v1.DRAResourceHealth"},
 	}
 	if diff := cmp.Diff(want, info, protocmp.Transform()); diff != "" {
 		t.Errorf("the driver's info (-want +got)\n%s", diff)

@@ -48,8 +48,8 @@ var errChanged = errors.New("another program changes the slices; does another DR
 	"node?")
 
 // errDropped means that the API server drops what it does not know of devices.
-var errDropped = errors.New("the API server does not keep the taints of devices, or that several claims can share one: " +
-	"it needs Kubernetes 1.36, or the feature gates DRADeviceTaints and DRAConsumableCapacity")
+var errDropped = errors.New("the API server does not keep the taints of devices, or that several claims can share " +
+	"one: it needs Kubernetes 1.36, or the feature gates DRADeviceTaints and DRAConsumableCapacity")
 
 // Publisher keeps the API server's ResourceSlices of the node and driver equal to those of the last Publish. It writes
 // only differences. The kubelet deletes all slices of a node when it starts, and those of a driver some 30 s after its

@@ -34,10 +34,10 @@ type HeldError struct {
 func (e *HeldError) Error() string { return e.UUID + ": " + e.Why }
 
 // TakeClaim records that a ResourceClaim, given by its UID and "NAMESPACE/NAME", has devices, or parts of their memory.
-// It returns a HeldError if a container has one of the devices under any name, or another claim has it, and another error
-// if the claims that share it have too much of its memory; then it records nothing. A claim may take the same again. Unlike Take it always
-// reads the kubelet first, and gives nothing while it is unknown which containers hold devices: the kubelet repeats the
-// call.
+// It returns a HeldError if a container has one of the devices under any name, or another claim has it, and another
+// error if the claims that share it have too much of its memory; then it records nothing. A claim may take the same
+// again. Unlike Take it always reads the kubelet first, and gives nothing while it is unknown which containers hold
+// devices: the kubelet repeats the call.
 func (l *Ledger) TakeClaim(ctx context.Context, uid, name string, portions []Portion) error {
 	if _, err := l.Read(ctx); err != nil {
 		return fmt.Errorf("it is unknown which containers hold the devices: %w", err)
@@ -45,12 +45,12 @@ func (l *Ledger) TakeClaim(ctx context.Context, uid, name string, portions []Por
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i, p := range portions {
-		holder, lack := l.whyNot(p, uid, portions[:i])
+		holder, missing := l.whyNot(p, uid, portions[:i])
 		switch holder = cmp.Or(l.containerOf(p.Device), holder); {
 		case holder != "":
 			return &HeldError{p.Device.UUID, holder}
-		case lack != "":
-			return fmt.Errorf("%s: %s", p.Device.UUID, lack)
+		case missing != "":
+			return fmt.Errorf("%s: %s", p.Device.UUID, missing)
 		}
 	}
 	since := time.Now().UTC().Truncate(time.Second) // as on record
@@ -91,9 +91,9 @@ func (l *Ledger) claimOf(d *resource.Device) string {
 	return holder
 }
 
-// whyNot says why the claim with a UID cannot have a portion besides `mine`, its other portions: who holds the device, or
-// which memory it lacks. Both are empty if it can.
-func (l *Ledger) whyNot(want Portion, uid string, mine []Portion) (holder, lack string) {
+// whyNot says why the claim with a UID cannot have a portion besides `mine`, its other portions: who holds the device,
+// or which memory is missing. Both are empty if it can.
+func (l *Ledger) whyNot(want Portion, uid string, mine []Portion) (holder, missing string) {
 	d, free := want.Device, want.Device.MemoryBytes
 	for other, c := range l.claims {
 		for _, p := range c.portions {

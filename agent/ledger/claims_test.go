@@ -92,7 +92,8 @@ func TestAClaimGetsOnlyWhatNobodyHas(t *testing.T) {
 			claimed: []string{"GPU-a"}, takes: []string{"GPU-a=1"}, want: "GPU-a: ResourceClaim team/other holds it as GPU-a",
 		},
 		"a part of a MIG device of a GPU of which another claim has a part": {
-			claimed: []string{"GPU-a=1"}, takes: []string{"MIG-1@GPU-a=1"}, want: "MIG-1: ResourceClaim team/other holds it as GPU-a",
+			claimed: []string{"GPU-a=1"}, takes: []string{"MIG-1@GPU-a=1"},
+			want: "MIG-1: ResourceClaim team/other holds it as GPU-a",
 		},
 		"a part of a device of a pod": {
 			holders: []podresources.Holder{holder("x", shared, "GPU-a::1")}, takes: []string{"GPU-a=1"},

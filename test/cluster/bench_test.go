@@ -77,8 +77,8 @@ read -r name <$p/comm; [ "$name" = gpu-cdi-plugin ] && cat $p/status; done; true
 	return float64(kB) * 1024 / 1e6
 }
 
-// burst creates pods at once, each of which lists its GPUs, and waits until all have succeeded. It returns how long that
-// took.
+// burst creates pods at once, each of which lists its GPUs, and waits until all have succeeded. It returns how long
+// that took.
 func (c *Cluster) burst(t testing.TB, p Pod, count int) time.Duration {
 	t.Helper()
 	p.Labels = map[string]string{"burst": "1"}

@@ -154,7 +154,7 @@ func TestClaimsAfterAReboot(t *testing.T) {
 	testenv.Must(t, n.Kubelet.Kill())
 	res, err := n.Run(t.Context(), n.Programs.Ctr, "--namespace", "k8s.io", "tasks", "ls", "-q")
 	testenv.Must(t, err)
-	for _, id := range strings.Fields(res.Stdout) {
+	for id := range strings.FieldsSeq(res.Stdout) {
 		_ = n.Ctr(t.Context(), "tasks", "kill", "--signal", "SIGKILL", id) // it may have ended by itself
 	}
 	testenv.Must(t, os.RemoveAll(n.Host("/run/cdi")), os.RemoveAll(n.Host("/run/gpu-cdi-plugin")))
