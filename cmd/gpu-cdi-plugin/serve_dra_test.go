@@ -169,7 +169,12 @@ func TestServeMovesANodeBetweenTheDoors(t *testing.T) {
 		t.Errorf("a claim gets %s", text)
 	}
 
+	// Claims can be allocated until the slices are gone, so the plugin has no devices yet.
+	s.api.Instead(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) })
 	s.restart("plugin")
+	s.kubelet.WaitListed(gpuResource, 0, 0)
+	s.logs("the ResourceSlices of the node are not published; retrying: list the ResourceSlices")
+	s.api.Instead(nil)
 	e := s.kubelet.WaitListed(gpuResource, 2, 2)
 	s.published()
 	if _, err := s.tryAllocate(e, s.uuids()[1]); err == nil ||
