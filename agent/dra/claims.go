@@ -265,10 +265,10 @@ func (c *claims) give(
 		return nil, err
 	}
 	if err := c.prepareDevices(ctx, list); err != nil {
-		return nil, errors.Join(err, c.drop(r.UID))
+		return nil, errors.Join(err, c.undo(r.UID))
 	}
 	if err := r.write(c.dir); err != nil {
-		return nil, fmt.Errorf("record it: %w", errors.Join(err, c.drop(r.UID)))
+		return nil, fmt.Errorf("record it: %w", errors.Join(err, c.undo(r.UID)))
 	}
 	c.mu.Lock()
 	c.records[r.UID] = r
@@ -281,8 +281,20 @@ func (c *claims) give(
 // prepareLimit is how long the preparation of a claim's devices may take. The kubelet ends the call after 45 s.
 const prepareLimit = 40 * time.Second
 
-// drop takes the devices of a claim back, and removes its record, which may be of an earlier boot. The caller has
-// locked the claim.
+// undo takes the devices of a claim back that could not be prepared. If it has a record of an earlier boot, it keeps what
+// it had. The caller has locked the claim.
+func (c *claims) undo(uid string) error {
+	c.mu.Lock()
+	old := c.records[uid]
+	c.mu.Unlock()
+	if old == nil {
+		return c.drop(uid)
+	}
+	c.ledger.RestoreClaim(uid, old.claim(), old.Since, old.portions())
+	return nil
+}
+
+// drop takes the devices of a claim back, and removes its record. The caller has locked the claim.
 func (c *claims) drop(uid string) error {
 	c.ledger.DropClaim(uid)
 	c.mu.Lock()

@@ -628,6 +628,13 @@ func TestAReboot(t *testing.T) {
 	if answer := n.prepare(named(2))[uid(2)]; !strings.Contains(answer.GetError(), "GPU-1: the claim "+uid(1)) {
 		t.Errorf("another claim gets the device: %v", answer)
 	}
+	prepares := n.preStart
+	n.preStart = func(string, []*resource.Device, PreStart) error { return errors.New("it is in use") }
+	if answer := n.prepare(named(1))[uid(1)]; answer.GetError() != "it is in use" {
+		t.Errorf("a device that cannot be prepared: %v", answer)
+	}
+	n.wantHeld("GPU-1")
+	n.preStart = prepares
 	n.allocate(1, device("gpu-0")) // the API server decides, not the record
 	if got := n.mustPrepare(1); !slices.Equal(got, []string{"gpu-0"}) {
 		t.Errorf("devices %v", got)
