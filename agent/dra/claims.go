@@ -281,8 +281,8 @@ func (c *claims) give(
 // prepareLimit is how long the preparation of a claim's devices may take. The kubelet ends the call after 45 s.
 const prepareLimit = 40 * time.Second
 
-// undo takes the devices of a claim back that could not be prepared. If it has a record of an earlier boot, it keeps what
-// it had. The caller has locked the claim.
+// undo takes the devices of a claim back that could not be prepared. If it has a record of an earlier boot, it keeps
+// what it had. The caller has locked the claim.
 func (c *claims) undo(uid string) error {
 	c.mu.Lock()
 	old := c.records[uid]

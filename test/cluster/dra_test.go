@@ -118,6 +118,7 @@ func TestTheGuideToDRA(t *testing.T) {
 	}
 	for pod, gpus := range map[string]int{
 		"default/large-gpu": 1, "default/nvlink-pair": 2, "gpu-monitor/monitor": -1, "default/one-gpu-for-two": 1,
+		"default/first-choice": 1, "default/one-of-two": 1, "default/two-of-two": 1, "default/large-share": 1,
 	} {
 		namespace, name, _ := strings.Cut(pod, "/")
 		c.kubectl(t, "-n", namespace, "wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/"+name, "--timeout=2m")
@@ -130,6 +131,10 @@ func TestTheGuideToDRA(t *testing.T) {
 		c.kubectl(t, "logs", "one-gpu-for-two", "-c", "second")
 	if first != second {
 		t.Errorf("the containers of a pod see different GPUs:\n%s%s", first, second)
+	}
+	first, second = c.kubectl(t, "logs", "one-of-two"), c.kubectl(t, "logs", "two-of-two")
+	if first != second {
+		t.Errorf("the pods of a claim see different GPUs:\n%s%s", first, second)
 	}
 	testenv.Must(t, kubenode.Wait(t.Context(), patience, "the GPU beside the adapter", func() error {
 		device := c.kubectl(t, "get", "resourceclaim", "gpu-and-nic", "-o",
