@@ -159,7 +159,8 @@ func (c *Cluster) install(t testing.TB, args ...string) {
 	c.helm(t, append([]string{"install", release, chart}, args...)...)
 }
 
-// uninstall uninstalls the chart as its notes say, and waits until the pods are gone and the API server knows it.
+// uninstall uninstalls the chart as its notes say, and waits until the pods are gone and the API server knows it. The
+// kubelets remove the ResourceSlices of a driver that is gone after half a minute.
 func (c *Cluster) uninstall(t testing.TB) {
 	t.Helper()
 	c.helm(t, "upgrade", release, chart, "--reuse-values", "--set", "cleanup=true")
@@ -167,6 +168,9 @@ func (c *Cluster) uninstall(t testing.TB) {
 	c.helm(t, "uninstall", release)
 	c.kubectl(t, "-n", plugin.namespace, "wait", "--for=delete", "pod", "-l", label, "--timeout=2m")
 	c.offers(t, 0, 0)
+	for _, n := range c.Nodes {
+		c.published(t, n.Name, 0, 0)
+	}
 }
 
 // rolledOut waits until the pods of a DaemonSet are those of its latest version, and ready.
