@@ -242,7 +242,8 @@ func TestServeNeedsPermissionForMPS(t *testing.T) {
 	s.logs("the GPU's compute mode cannot be set, so processes could use the GPU without MPS: ")
 	s.logs("no permission to use the NVIDIA driver")
 	waitFor(t, "the reason in the list", func() bool {
-		return strings.Contains(s.preStart(e, uuid+"::0"), "is not ready for a container: the GPU's compute mode cannot be set")
+		refused := s.preStart(e, uuid+"::0")
+		return strings.Contains(refused, "is not ready for a container: the GPU's compute mode cannot be set")
 	})
 	testenv.Must(t, s.node.Clear())
 	s.kubelet.WaitListed(sharedResource, 2, 0)

@@ -16,7 +16,8 @@ import (
 )
 
 // BenchmarkDoors measures how fast pods start by each door, on a node with eight GPUs: one after the other, and 64 at
-// once, each of which ends after it has seen its GPU. It reports the times, and the anonymous memory of serve after that.
+// once, each of which ends after it has seen its GPU. It reports the times, and the anonymous memory of serve after
+// that.
 func BenchmarkDoors(b *testing.B) {
 	c := start(b)
 	defer func() {
