@@ -94,6 +94,7 @@ func (s *socket) run(ctx context.Context, register func(*grpc.Server)) (err erro
 		force.Stop()
 		current.wait()
 		if lock != nil {
+			_ = unixsocket.RemoveStale(s.other, lockPath(s.other), 0, s.log) // it is logged
 			err = errors.Join(err, lock.Release())
 		}
 	}()
@@ -102,7 +103,7 @@ func (s *socket) run(ctx context.Context, register func(*grpc.Server)) (err erro
 	for {
 		lock, err = s.hold(lock)
 		if err == nil && s.cleared == nil { // the kubelet would try to connect to it again and again
-			s.cleared = unixsocket.RemoveStale(s.other, lockPath(s.other), s.log)
+			s.cleared = unixsocket.RemoveStale(s.other, lockPath(s.other), checkInterval, s.log)
 		}
 		if err == nil && !current.inPlace() {
 			var next *listener

@@ -123,7 +123,7 @@ func (e *endpoint) restore(ctx context.Context) error {
 	if err := e.lock.Renew(); err != nil {
 		return err
 	}
-	e.clear()
+	e.clear(settled)
 	if e.socket.inPlace() && !e.socket.ended.Load() {
 		return nil
 	}
@@ -135,8 +135,8 @@ func (e *endpoint) restore(ctx context.Context) error {
 }
 
 // clear removes what an instance that was killed has left at the endpoint's other path: a kubelet that finds a socket
-// in its registry directory connects to it again and again.
-func (e *endpoint) clear() {
+// in its registry directory connects to it again and again. What is younger than this is left.
+func (e *endpoint) clear(age time.Duration) {
 	if e.cleared != nil { // another attempt would change the directory, and so wake the endpoint for the next one
 		return
 	}
@@ -144,8 +144,12 @@ func (e *endpoint) clear() {
 	if e.path == other {
 		other = e.planned
 	}
-	e.cleared = unixsocket.RemoveStale(other, lockPath(other), e.log)
+	e.cleared = unixsocket.RemoveStale(other, lockPath(other), age, e.log)
 }
+
+// settled is the age from which a lock that nobody holds is that of an instance that was killed, and not of one that
+// begins.
+const settled = time.Second
 
 // listen serves on a new socket. Connections to the old socket stay open.
 func (e *endpoint) listen(ctx context.Context) error {
@@ -178,6 +182,7 @@ func (e *endpoint) stop() {
 	e.grpc.GracefulStop()
 	force.Stop()
 	e.serving.Wait()
+	e.clear(0)
 }
 
 // registered records the result of a registration.

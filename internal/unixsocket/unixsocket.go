@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -55,10 +56,11 @@ func Remove(path string) error {
 	return os.Remove(path)
 }
 
-// RemoveStale removes a socket and its lock's file if the process that made them was killed. A process that serves the
-// socket holds the lock. If the error is not nil, another attempt would fail too.
-func RemoveStale(path, lockPath string, log *slog.Logger) error {
-	if !exists(path) && !exists(lockPath) { // in most cases
+// RemoveStale removes a socket and its lock's file if they are older than this and the process that made them was
+// killed. A process that serves the socket holds the lock, but not yet in the moment in which it makes the lock's file.
+// If the error is not nil, another attempt would fail too.
+func RemoveStale(path, lockPath string, age time.Duration, log *slog.Logger) error {
+	if !isOlder(path, age) && !isOlder(lockPath, age) { // in most cases neither exists
 		return nil
 	}
 	removed, err := removeUnlocked(path, lockPath)
@@ -72,9 +74,9 @@ func RemoveStale(path, lockPath string, log *slog.Logger) error {
 	return nil
 }
 
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return err == nil
+func isOlder(path string, age time.Duration) bool {
+	info, err := os.Lstat(path)
+	return err == nil && time.Since(info.ModTime()) >= age
 }
 
 // removeUnlocked removes a socket and its lock's file if no process holds the lock.
