@@ -80,13 +80,15 @@ func cleanLikeDocker(ctx context.Context, t *try) {
 // startCRI runs a pod on the node's own network, so that it needs none of the cluster. It has no image loader: the
 // image goes into the store of containerd, or of CRI-O by podman.
 func startCRI(ctx context.Context, t *try, archive []byte, device string) ([]byte, error) {
-	var err error
-	if ctr, missing := exec.LookPath("ctr"); missing == nil {
-		_, err = t.execute(ctx, ctr, archive, "--namespace", "k8s.io", "images", "import", "-")
-	} else {
-		_, err = t.execute(ctx, "podman", archive, "load")
-	}
+	version, err := t.execute(ctx, t.program, nil, "version")
 	if err != nil {
+		return nil, err
+	}
+	load := []string{"ctr", "--namespace", "k8s.io", "images", "import", "-"}
+	if bytes.Contains(version, []byte("cri-o")) { // a docker beside it has ctr too
+		load = []string{"podman", "load"}
+	}
+	if _, err := t.execute(ctx, load[0], archive, load[1:]...); err != nil {
 		return nil, fmt.Errorf("the image cannot be loaded: %w", err)
 	}
 	pod, container, err := t.writeCRI(device)
@@ -109,17 +111,20 @@ func startCRI(ctx context.Context, t *try, archive []byte, device string) ([]byt
 
 // writeCRI writes the requests for a pod and its container, as the CRI defines them, into files.
 func (t *try) writeCRI(device string) (pod, container string, err error) {
-	const hostNetwork = 2 // NamespaceMode NODE
+	const ofContainer, ofNode = 1, 2 // NamespaceMode
 	type object = map[string]any
+	// As the kubelet asks by default. For a PID namespace of the pod CRI-O would start a pause container.
+	linux := object{"security_context": object{"namespace_options": object{"network": ofNode, "pid": ofContainer}}}
 	for name, content := range map[string]object{
 		"pod.json": {
 			"metadata":      object{"name": t.name, "namespace": "default", "uid": t.name, "attempt": 1},
 			"log_directory": t.dir,
-			"linux":         object{"security_context": object{"namespace_options": object{"network": hostNetwork}}},
+			"linux":         linux,
 		},
 		"container.json": {
 			"metadata": object{"name": "check"}, "image": object{"image": t.image()}, "log_path": "check.log",
 			"command": []string{tryPath, "check", "-o", "json"}, "CDI_devices": []object{{"name": device}},
+			"linux": linux,
 		},
 	} {
 		data, err := json.Marshal(content)

@@ -84,6 +84,7 @@ func TestTryCRI(t *testing.T) {
 	testenv.WriteProgram(t, filepath.Join(dir, "crictl"), fmt.Appendf(nil, `#!/bin/sh
 echo "$*" >> %s
 case $1 in
+version) echo 'RuntimeName:  containerd' ;;
 runp) cat "$2" > %[2]s/pod; echo pod-id ;;
 create) cat "$4" > %[2]s/container; echo container-id ;;
 logs) echo '{"problems": []}' ;;
@@ -99,12 +100,20 @@ esac
 	for _, line := range linesOf(t, log) {
 		verbs = append(verbs, strings.Fields(line)[0])
 	}
-	if diff := cmp.Diff(strings.Fields("ctr runp create start logs pods rmp rmi"), verbs); diff != "" {
+	if diff := cmp.Diff(strings.Fields("version ctr runp create start logs pods rmp rmi"), verbs); diff != "" {
 		t.Error(diff)
 	}
-	container, err := os.ReadFile(filepath.Join(dir, "container"))
-	if err != nil || !strings.Contains(string(container), `"CDI_devices":[{"name":"nvidia.com/gpu=0"}]`) {
-		t.Errorf("got %s, %v", container, err)
+	for file, wants := range map[string][]string{
+		"pod":       {`"namespace_options":{"network":2,"pid":1}`},
+		"container": {`"namespace_options":{"network":2,"pid":1}`, `"CDI_devices":[{"name":"nvidia.com/gpu=0"}]`},
+	} {
+		data, err := os.ReadFile(filepath.Join(dir, file))
+		testenv.Must(t, err)
+		for _, want := range wants {
+			if !strings.Contains(string(data), want) {
+				t.Errorf("want %s in the %s: %s", want, file, data)
+			}
+		}
 	}
 }
 
