@@ -128,7 +128,7 @@ func besideDocker(t *testing.T, cdi string, command ...string) []string {
 	}, command...)
 }
 
-// TestSlowDoctorTriesOtherEngines has the doctor start a container with docker, and with podman 5.
+// TestSlowDoctorTriesOtherEngines has the doctor start a container with docker, podman 5 and CRI-O.
 func TestSlowDoctorTriesOtherEngines(t *testing.T) {
 	t.Parallel()
 	testenv.Root(t)
@@ -151,6 +151,9 @@ func TestSlowDoctorTriesOtherEngines(t *testing.T) {
 			c.change(t, n)
 			t.Run("docker", func(t *testing.T) {
 				checkTry(t, proc.Cmd{Args: besideDocker(t, n.CDIDir, try(t, n, "docker", c.device)...)}, c.want)
+			})
+			t.Run("CRI-O", func(t *testing.T) {
+				checkTry(t, proc.Cmd{Args: besideCRIO(t, n.CDIDir, try(t, n, "crictl", c.device)...)}, c.want)
 			})
 			t.Run("podman 5", func(t *testing.T) {
 				testenv.Command(t, "conmon")

@@ -96,12 +96,13 @@ func (s *Suite) Peer(t testing.TB, name string) string {
 // of tests, since linking takes half a minute.
 const nodeDir = "bin/peers"
 
-// nodePrograms has, for each program of a Kubernetes node, for docker's, for podman 5, for a cluster's and for
-// helm, the group of scripts/peers that builds it.
+// nodePrograms has, for each program of a Kubernetes node, for docker's, for podman 5, for CRI-O's, for a
+// cluster's and for helm, the group of scripts/peers that builds it.
 var nodePrograms = map[string]string{
 	"containerd": "containerd", "containerd-shim-runc-v2": "containerd", "ctr": "containerd", "kubelet": "kubelet",
 	"nvidia-device-plugin": "deviceplugin", "gpu-feature-discovery": "deviceplugin",
 	"docker": "docker", "dockerd": "docker", "podman5": "podman5", "runc": "runc", "helm": "helm",
+	"crio": "crio", "crictl": "crio", "pinns": "crio",
 	"etcd": "controlplane", "kube-apiserver": "controlplane", "kubectl": "controlplane",
 }
 
