@@ -46,7 +46,7 @@ type publisher struct {
 	unknown  string          // why that is unknown, or empty
 	outdated string          // why the node has older labels, or empty
 	ended    bool            // set by end
-	held     bool            // set by holdBack
+	heldBack bool            // set by holdBack
 	refused  string          // why the kubelet still has older devices of some resources, or empty
 }
 
@@ -99,7 +99,7 @@ func (p *publisher) advertise() {
 	})
 	advertised, claimable := split(p.config, state.Snapshot, state.Resources)
 	advertised = resource.MarkUnhealthy(advertised, p.ledger.Claim)
-	if p.held {
+	if p.heldBack {
 		advertised = slices.Clone(advertised)
 		for i := range advertised {
 			advertised[i].Devices = nil
@@ -139,10 +139,10 @@ func (p *publisher) writeLabels() {
 
 // holdBack has the plugin advertise no devices, or all of them again: while ResourceSlices are withdrawn, claims can
 // still be allocated, and a pod that gets the same device by the plugin would fail.
-func (p *publisher) holdBack(held bool) {
+func (p *publisher) holdBack(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.held = held
+	p.heldBack = on
 	p.again.Wake()
 }
 

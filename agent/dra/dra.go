@@ -249,7 +249,7 @@ func (d *Driver) Serve(ctx context.Context) error {
 	})
 }
 
-// Prepared returns the number of prepared claims.
+// Prepared returns the number of claims that hold devices, also those that are prepared again after a reboot.
 func (d *Driver) Prepared() int { return d.claims.count() }
 
 // Summary describes the state in a few words.
