@@ -31,6 +31,8 @@ type Ledger interface {
 	TakeClaim(ctx context.Context, uid, name string, portions []ledger.Portion) error
 	// RestoreClaim records what a claim has since a time in an earlier process, whoever else has it.
 	RestoreClaim(uid, name string, since time.Time, portions []ledger.Portion)
+	// LoseClaim records that it is unknown which devices a claim has.
+	LoseClaim(uid string)
 	// DropClaim records that a claim has no devices any more.
 	DropClaim(uid string)
 }
@@ -91,7 +93,9 @@ func (c *claims) restoreOne(ctx context.Context, uid string) error {
 		delete(c.records, uid)
 		c.ledger.DropClaim(uid)
 	case err != nil:
+		delete(c.records, uid)
 		c.bad[uid] = err
+		c.ledger.LoseClaim(uid)
 	default:
 		c.records[uid] = r
 		c.ledger.RestoreClaim(uid, r.claim(), r.Since, r.portions())
@@ -281,16 +285,20 @@ func (c *claims) give(
 // prepareLimit is how long the preparation of a claim's devices may take. The kubelet ends the call after 45 s.
 const prepareLimit = 40 * time.Second
 
-// undo takes the devices of a claim back that could not be prepared. If it has a record of an earlier boot, it keeps
-// what it had. The caller has locked the claim.
+// undo takes the devices of a claim back that could not be prepared. If it has a record of an earlier boot, or one that
+// cannot be read, it keeps what it had. The caller has locked the claim.
 func (c *claims) undo(uid string) error {
 	c.mu.Lock()
-	old := c.records[uid]
+	old, bad := c.records[uid], c.bad[uid]
 	c.mu.Unlock()
-	if old == nil {
+	switch {
+	case old != nil:
+		c.ledger.RestoreClaim(uid, old.claim(), old.Since, old.portions())
+	case bad != nil:
+		c.ledger.LoseClaim(uid)
+	default:
 		return c.drop(uid)
 	}
-	c.ledger.RestoreClaim(uid, old.claim(), old.Since, old.portions())
 	return nil
 }
 

@@ -71,6 +71,13 @@ func (l *fakeLedger) RestoreClaim(uid, _ string, _ time.Time, portions []ledger.
 	l.claims[uid] = portions
 }
 
+// LoseClaim has the claim hold nothing that is known.
+func (l *fakeLedger) LoseClaim(uid string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.claims[uid] = []ledger.Portion{{Device: &resource.Device{UUID: "unknown"}}}
+}
+
 func (l *fakeLedger) DropClaim(uid string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -653,6 +660,7 @@ func TestRemarksAboutClaims(t *testing.T) {
 	testenv.Must(t, os.WriteFile(recordPath(n.records(), uid(0)), []byte(`{"version":`), 0o600),
 		os.WriteFile(filepath.Join(n.records(), "notes.json"), []byte(`x`), 0o600))
 	n.start()
+	n.wantHeld("GPU-1", "unknown")
 	one := nodeOf(t, 1) // GPU 1 is gone
 	n.driver.Publish(*one, Offer{Resources: one.Resources})
 	texts := func() []string {
@@ -810,6 +818,17 @@ func TestDevicesArePreparedBeforeTheirClaim(t *testing.T) {
 	}
 	n.allocate(3, map[string]any{"device": "gpu-2", "adminAccess": true}) // others may have it
 	n.mustPrepare(3)
+
+	refuse = ""
+	n.mustPrepare(2)
+	testenv.Must(t, os.WriteFile(recordPath(n.records(), uid(2)), nil, 0o600))
+	n.start()
+	refuse = "GPU-2"
+	n.prepare(named(2)) // a container may have what it had
+	n.wantHeld("GPU-0", "GPU-1", "unknown")
+	if _, err := os.Lstat(recordPath(n.records(), uid(2))); err != nil {
+		t.Error(err)
+	}
 }
 
 // The DeviceClass sets the policy, and the claim can ask for a more thorough one.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/wording"
@@ -114,7 +115,7 @@ func offers(s *node.State) []offer {
 			d := &r.Devices[j]
 			o, known := byUUID[d.UUID]
 			if !known {
-				o = offer{name: strings.ToLower(d.UUID), device: d, resource: r}
+				o = offer{name: podresources.DeviceName(d.UUID), device: d, resource: r}
 			}
 			if d.Shared() {
 				o.replicas++
@@ -249,7 +250,7 @@ func nvlinkGroups(s *gpu.Snapshot) map[string]string {
 	for _, group := range groups {
 		for _, d := range group {
 			if len(group) > 1 {
-				byUUID[d.UUID] = strings.ToLower(group[0].UUID)
+				byUUID[d.UUID] = podresources.DeviceName(group[0].UUID)
 			}
 		}
 	}

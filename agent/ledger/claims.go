@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -46,7 +47,7 @@ func (l *Ledger) TakeClaim(ctx context.Context, uid, name string, portions []Por
 	defer l.mu.Unlock()
 	for i, p := range portions {
 		holder, missing := l.whyNot(p, uid, portions[:i])
-		switch holder = cmp.Or(l.containerOf(p.Device), holder); {
+		switch holder = cmp.Or(l.containerOf(p.Device), l.lostClaimOf(p.Device, name), holder); {
 		case holder != "":
 			return &HeldError{p.Device.UUID, holder}
 		case missing != "":
@@ -58,6 +59,7 @@ func (l *Ledger) TakeClaim(ctx context.Context, uid, name string, portions []Por
 		since = c.since
 	}
 	l.claims[uid] = claim{name, portions, since}
+	delete(l.lost, uid)
 	l.opts.Changed.Wake()
 	return nil
 }
@@ -67,6 +69,17 @@ func (l *Ledger) RestoreClaim(uid, name string, since time.Time, portions []Port
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.claims[uid] = claim{name, portions, since}
+	delete(l.lost, uid)
+	l.opts.Changed.Wake()
+}
+
+// LoseClaim records that it is unknown which devices a claim has. Until the claim is known again, or dropped, nothing
+// gets the devices that the kubelet lists for claims which are not known.
+func (l *Ledger) LoseClaim(uid string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.claims, uid)
+	l.lost[uid] = true
 	l.opts.Changed.Wake()
 }
 
@@ -75,6 +88,7 @@ func (l *Ledger) DropClaim(uid string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.claims, uid)
+	delete(l.lost, uid)
 	l.opts.Changed.Wake()
 }
 
@@ -86,9 +100,30 @@ func (l *Ledger) Claim(d *resource.Device) string {
 }
 
 func (l *Ledger) claimOf(d *resource.Device) string {
-	const noUID = ""
-	holder, _ := l.whyNot(Portion{Device: d}, noUID, nil)
-	return holder
+	const none = ""
+	holder, _ := l.whyNot(Portion{Device: d}, none, nil)
+	return cmp.Or(holder, l.lostClaimOf(d, none))
+}
+
+// lostClaimOf says which container has a device or its GPU by a claim that may be one of l.lost, other than one with a
+// name. It is empty if none has. The kubelet does not list the UIDs of claims.
+func (l *Ledger) lostClaimOf(d *resource.Device, except string) string {
+	if len(l.lost) == 0 {
+		return ""
+	}
+	known := map[string]bool{except: true}
+	for _, c := range l.claims {
+		known[c.name] = true
+	}
+	names := []string{podresources.DeviceName(d.UUID), podresources.DeviceName(d.Parent)}
+	for _, h := range l.holders {
+		for _, k := range h.Claims {
+			if !known[k.Name] && slices.ContainsFunc(names, func(n string) bool { return slices.Contains(k.Devices, n) }) {
+				return h.String() + " holds it by ResourceClaim " + k.Name + ", whose record cannot be read"
+			}
+		}
+	}
+	return ""
 }
 
 // whyNot says why the claim with a UID cannot have a portion besides `mine`, its other portions: who holds the device,

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -150,6 +152,61 @@ func TestAClaimGetsNothingWhileTheHoldersAreUnknown(t *testing.T) {
 	if got := l.Take(t.Context(), whole, devicesOf("GPU-b")); got == nil {
 		t.Error("a container gets the device of an old claim")
 	}
+}
+
+// claimer returns a container that has devices by a claim.
+func claimer(claim string, uuids ...string) podresources.Holder {
+	k := podresources.Claim{Name: claim}
+	for _, uuid := range uuids {
+		k.Devices = append(k.Devices, podresources.DeviceName(uuid))
+	}
+	return podresources.Holder{Namespace: "default", Pod: "p", Container: "main", Claims: []podresources.Claim{k}}
+}
+
+// What claims have whose records cannot be read is what the kubelet lists for claims that are not known.
+func TestClaimsOfWhichItIsUnknownWhatTheyHave(t *testing.T) {
+	t.Parallel()
+	l := newLedger(func() ([]podresources.Holder, error) {
+		return []podresources.Holder{
+			claimer("team/known", "GPU-b"), claimer("team/lost", "GPU-a"), claimer("team/lost", "GPU-c", "MIG-1"),
+		}, nil
+	})
+	l.Offer([]resource.Resource{offer(whole, "GPU-a", "GPU-b", "GPU-c", "GPU-d", "MIG-1@GPU-e")})
+	l.RestoreClaim("1", "team/known", time.Now(), portionsOf("GPU-d")) // a record is more than what the kubelet lists
+	free := func(want ...string) {
+		t.Helper()
+		held, err := l.Held()
+		testenv.Must(t, err)
+		var got []string
+		for _, d := range devicesOf("GPU-a", "GPU-b", "GPU-c", "GPU-d", "MIG-1@GPU-e") {
+			err := l.TakeClaim(t.Context(), "2", "team/other", []Portion{{Device: d}})
+			if err == nil {
+				got = append(got, d.UUID)
+				l.DropClaim("2")
+			}
+			if (err == nil) == held[d.UUID] || (err == nil) != (l.Claim(d) == "") {
+				t.Errorf("%s: held: %t, by %q, and a claim that wants it gets %v", d.UUID, held[d.UUID], l.Claim(d), err)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("free devices (-want +got)\n%s", diff)
+		}
+	}
+	free("GPU-a", "GPU-b", "GPU-c", "MIG-1")
+	l.LoseClaim("3")
+	free("GPU-b")
+	const want = "container main of pod default/p holds it by ResourceClaim team/lost, whose record cannot be read"
+	if got := l.Claim(devicesOf("GPU-a")[0]); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	testenv.Must(t, l.TakeClaim(t.Context(), "3", "team/lost", portionsOf("GPU-a", "GPU-c"))) // it is prepared again
+	free("GPU-b", "MIG-1")
+	l.LoseClaim("3")
+	l.RestoreClaim("3", "team/lost", time.Now(), portionsOf("GPU-a"))
+	free("GPU-b", "GPU-c", "MIG-1")
+	l.LoseClaim("3")
+	l.DropClaim("3")
+	free("GPU-a", "GPU-b", "GPU-c", "MIG-1")
 }
 
 // A GPU may have less memory than before, such as with ECC.

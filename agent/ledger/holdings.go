@@ -97,7 +97,7 @@ func (l *Ledger) Holdings() []Holding {
 func (l *Ledger) ofClaim(uid string, c claim) []Holding {
 	containers := []Container{}
 	for _, h := range l.holders {
-		if slices.Contains(h.Claims, c.name) {
+		if slices.ContainsFunc(h.Claims, func(k podresources.Claim) bool { return k.Name == c.name }) {
 			containers = append(containers, Container{h.Pod, h.Container})
 		}
 	}

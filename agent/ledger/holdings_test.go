@@ -15,7 +15,11 @@ func TestHoldings(t *testing.T) {
 	t.Parallel()
 	since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	withClaims := func(pod string, claims ...string) podresources.Holder {
-		return podresources.Holder{Namespace: "team", Pod: pod, Container: "main", Claims: claims}
+		h := podresources.Holder{Namespace: "team", Pod: pod, Container: "main"}
+		for _, c := range claims {
+			h.Claims = append(h.Claims, podresources.Claim{Name: c})
+		}
+		return h
 	}
 	of := func(uuid, resource string, replicas int, pod string, state State) Holding {
 		return Holding{

@@ -67,6 +67,7 @@ type Ledger struct {
 	held    map[string]string     // who holds a device under a name that is not advertised, by the device's UUID
 	foreign string                // what Unrecognised returns
 	claims  map[string]claim      // what ResourceClaims have, by the claim's UID
+	lost    map[string]bool       // the UIDs of claims of which it is unknown what they have
 }
 
 // name is the name under which the kubelet knows a device.
@@ -87,7 +88,7 @@ type ending struct {
 
 // New returns a Ledger; call Run.
 func New(opts Options) *Ledger {
-	return &Ledger{opts: opts, held: map[string]string{}, claims: map[string]claim{}}
+	return &Ledger{opts: opts, held: map[string]string{}, claims: map[string]claim{}, lost: map[string]bool{}}
 }
 
 // Run reads the kubelet until ctx ends.
@@ -229,6 +230,11 @@ func (l *Ledger) Held() (map[string]bool, error) {
 	for _, c := range l.claims {
 		for _, p := range c.portions {
 			uuids[p.Device.UUID] = true
+		}
+	}
+	for uuid := range l.uuids {
+		if l.lostClaimOf(&resource.Device{UUID: uuid}, "") != "" {
+			uuids[uuid] = true
 		}
 	}
 	return uuids, nil

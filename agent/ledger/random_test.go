@@ -49,19 +49,32 @@ func (w *world) restart() {
 	w.started = len(w.pods)
 	w.ledger, w.ending = nil, nil // the ledger of a new process does not know what the kubelet has forgotten
 	if w.rand.IntN(3) > 0 {
-		w.ledger = newLedger(func() ([]podresources.Holder, error) { return slices.Clone(w.pods[:w.started]), nil })
+		w.ledger = newLedger(func() ([]podresources.Holder, error) { return w.listed(), nil })
 		w.ledger.opts.InUse = func(_ context.Context, uuid string) (bool, error) { return w.uses(uuid), nil }
 	}
 	w.log("restart, ours: %t", w.ledger != nil)
 	if w.ledger != nil {
 		for uid, p := range w.claims {
-			w.ledger.RestoreClaim(uid, uid, time.Now(), []Portion{p})
+			if w.rand.IntN(3) == 0 { // its record cannot be read
+				w.ledger.LoseClaim(uid)
+			} else {
+				w.ledger.RestoreClaim(uid, uid, time.Now(), []Portion{p})
+			}
 		}
 	}
 	w.reload()
 	if w.ledger != nil {
 		read(w.t, w.ledger) // as Run begins
 	}
+}
+
+// listed returns the pods that the kubelet lists.
+func (w *world) listed() []podresources.Holder {
+	list := slices.Clone(w.pods[:w.started])
+	for uid, p := range w.claims {
+		list = append(list, claimer(uid, p.Device.UUID))
+	}
+	return list
 }
 
 // reboot ends all containers.

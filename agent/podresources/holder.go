@@ -2,6 +2,7 @@ package podresources
 
 import (
 	"fmt"
+	"strings"
 
 	"gpu-cdi-plugin/resource"
 )
@@ -15,11 +16,18 @@ type Holder struct {
 	Devices []string `json:"devices"`
 	// ByResource has the same IDs by resource.
 	ByResource map[string][]string `json:"-"`
-	// Claims are the ResourceClaims of the container, like "default/claim-1".
-	Claims []string `json:"-"`
-	// ClaimDevices are the names of the devices of the claims, of any DRA driver.
-	ClaimDevices []string `json:"-"`
+	// Claims are the ResourceClaims of the container, sorted by name.
+	Claims []Claim `json:"-"`
 }
+
+// Claim is a ResourceClaim of a container.
+type Claim struct {
+	Name    string   // like "default/claim-1"
+	Devices []string // their names in the API, sorted, of any DRA driver
+}
+
+// DeviceName returns the name that our DRA driver gives a device in the API, where names are lower case.
+func DeviceName(uuid string) string { return strings.ToLower(uuid) }
 
 // String names the container, like "container main of pod default/train".
 func (h *Holder) String() string {

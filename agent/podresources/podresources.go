@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -100,13 +101,7 @@ func fromPods(pods []*v1.PodResources) []Holder {
 				h.Devices = append(h.Devices, d.GetDeviceIds()...)
 				h.ByResource[d.GetResourceName()] = append(h.ByResource[d.GetResourceName()], d.GetDeviceIds()...)
 			}
-			for _, r := range c.GetDynamicResources() {
-				h.Claims = append(h.Claims, r.GetClaimNamespace()+"/"+r.GetClaimName())
-				for _, d := range r.GetClaimResources() {
-					h.ClaimDevices = append(h.ClaimDevices, d.GetDeviceName())
-				}
-			}
-			h.Devices, h.Claims, h.ClaimDevices = sorted(h.Devices), sorted(h.Claims), sorted(h.ClaimDevices)
+			h.Devices, h.Claims = sorted(h.Devices), claims(c.GetDynamicResources())
 			if len(h.Devices) > 0 || len(h.Claims) > 0 {
 				list = append(list, h)
 			}
@@ -119,6 +114,24 @@ func fromPods(pods []*v1.PodResources) []Holder {
 		)
 	})
 	return list
+}
+
+// claims returns the claims of a container. The kubelet may list one more than once.
+func claims(list []*v1.DynamicResource) []Claim {
+	devices := map[string][]string{}
+	for _, r := range list {
+		name := r.GetClaimNamespace() + "/" + r.GetClaimName()
+		names := devices[name]
+		for _, d := range r.GetClaimResources() {
+			names = append(names, d.GetDeviceName())
+		}
+		devices[name] = names
+	}
+	var claims []Claim
+	for _, name := range slices.Sorted(maps.Keys(devices)) {
+		claims = append(claims, Claim{name, sorted(devices[name])})
+	}
+	return claims
 }
 
 func sorted(list []string) []string {

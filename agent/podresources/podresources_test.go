@@ -47,7 +47,7 @@ func TestList(t *testing.T) {
 			[]*v1.PodResources{twoClaims},
 			[]podresources.Holder{{
 				Namespace: "b", Pod: "q", Container: "c", ByResource: map[string][]string{},
-				Claims: []string{"b/one", "b/two"}, ClaimDevices: []string{"gpu-1", "gpu-2"},
+				Claims: []podresources.Claim{{Name: "b/one"}, {Name: "b/two", Devices: []string{"gpu-1", "gpu-2"}}},
 			}},
 		},
 		"sorted, each device once": {

@@ -16,14 +16,16 @@ import (
 func (n Node) DeviceHolders() []podresources.Holder {
 	onNode, uuids := map[string]bool{}, map[string]string{}
 	for uuid := range deviceNames(n.Snapshot) {
-		onNode[uuid], uuids[strings.ToLower(uuid)] = true, uuid // the DRA driver names devices in lower case
+		onNode[uuid], uuids[podresources.DeviceName(uuid)] = true, uuid
 	}
 	list := []podresources.Holder{}
 	for _, h := range n.Holders {
 		h.Devices = slices.DeleteFunc(slices.Clone(h.Devices), func(id string) bool { return !onNode[resource.UUIDOf(id)] })
-		for _, name := range h.ClaimDevices {
-			if uuid := uuids[name]; uuid != "" {
-				h.Devices = append(h.Devices, uuid)
+		for _, k := range h.Claims {
+			for _, name := range k.Devices {
+				if uuid := uuids[name]; uuid != "" {
+					h.Devices = append(h.Devices, uuid)
+				}
 			}
 		}
 		if len(h.Devices) > 0 {

@@ -17,8 +17,8 @@ func TestContainersHoldDevicesByThePluginAndByClaims(t *testing.T) {
 		}},
 		Holders: []podresources.Holder{
 			{Pod: "plugin", Devices: []string{"GPU-A::1", "eth0"}},
-			{Pod: "claims", ClaimDevices: []string{"eth1", "gpu-b", "mig-c"}},
-			{Pod: "gone", Devices: []string{"GPU-Z"}, ClaimDevices: []string{"gpu-z"}},
+			{Pod: "claims", Claims: []podresources.Claim{{Devices: []string{"eth1", "gpu-b"}}, {Devices: []string{"mig-c"}}}},
+			{Pod: "gone", Devices: []string{"GPU-Z"}, Claims: []podresources.Claim{{Devices: []string{"gpu-z"}}}},
 		},
 	}
 	got := map[string][]string{}
