@@ -78,6 +78,9 @@ type PodStatus struct {
 			ContainerID  string
 			Ready        bool
 			RestartCount int
+			State        struct {
+				Terminated struct{ Reason, Message string }
+			}
 		}
 	}
 }
