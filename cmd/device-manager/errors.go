@@ -37,6 +37,7 @@ var errorTable = []cli.ErrorRow{
 		"start the newer version of this program, or name another directory with --state-dir"),
 	cli.Sentinel(kubelet.ErrChecksum, cli.Failure, "the file is damaged, or was changed by hand"),
 	cli.Sentinel(manager.ErrPlaced, cli.Failure, "start the manager and release the pod that has it"),
+	cli.Sentinel(errPluginEnded, cli.Failure, "its last messages say why"),
 	cli.Sentinel(errNoPod, cli.Failure, "device-manager pods lists the pods"),
 	cli.Sentinel(api.ErrNotAllowed, cli.Failure, "run as root, or as a member of the manager's --api-group"),
 	cli.Typed(func(e *api.Error) (cli.Code, string) {

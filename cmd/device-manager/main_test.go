@@ -13,7 +13,9 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-func TestMain(m *testing.M) { testscript.Main(m, map[string]func(){"device-manager": main}) }
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"device-manager": main, "fake-plugin": fakePlugin})
+}
 
 // Scripts that any machine can run.
 func TestScripts(t *testing.T) { clitest.Scripts(t, "testdata/script", *update, nil) }

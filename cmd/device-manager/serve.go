@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -37,21 +38,27 @@ tests of plugins. Plugins register with it as with a kubelet, at kubelet.sock in
 for podman and others; pods, node and release are its other verbs. They call serve at --api-socket, which only root and
 --api-group may use; its requests are documented in specs/manager.openapi.yaml.
 
+--plugin is the command line of a plugin that serve starts when plugins can register. Both end together: if the plugin
+ends, serve ends with an error; if serve is to end, the plugin gets SIGTERM, and is served until it has ended, for up to
+35 seconds. Requests at --api-socket wait until the plugin has listed devices, for up to 10 seconds.
+
 It runs until SIGTERM or SIGINT. Pods keep their devices when it ends: the placements are in placements.json in
 --state-dir, and each is on the disk when admit returns. If that file is damaged, it is set aside, and all devices are
 withheld: see release --withheld.
 
 Only root, or the user that runs the manager, may be able to write to the directories of plugins, of the state and of
-the sockets. --insecure-paths allows other users to write to the directories of --api-socket and
---pod-resources-socket, but to no others.
+the sockets, and to the program of --plugin. --insecure-paths allows other users to write to that program and to the
+directories of --api-socket and --pod-resources-socket, but to nothing else.
 
 A kubelet and this manager cannot serve the same --socket-dir. device-manager checkpoint imports a kubelet's
 placements, and exports them for a kubelet.
 
 It behaves like a kubelet, without the kubelet's known faults.
 
-Under systemd it reports readiness and notifies the watchdog (Type=notify).`,
+Under systemd it reports readiness and notifies the watchdog (Type=notify), and takes the socket of the API if a socket
+unit has made it.`,
 		Example: `  device-manager serve
+  device-manager serve --plugin 'gpu-cdi-plugin serve'
   device-manager serve --topology-policy restricted --api-group gpu
   device-manager serve --socket-dir /run/bench --pod-resources-socket= --seed 7`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Locked, cli.Interrupted),
@@ -73,6 +80,10 @@ func (a *app) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	plugin, err := a.findPlugin()
+	if err != nil {
+		return err
+	}
 	if err := fileio.MakeDirs(a.StateDir); err != nil {
 		return fmt.Errorf("state-dir: %w", err)
 	}
@@ -90,10 +101,7 @@ func (a *app) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := a.CheckDir("the directory of api-socket", filepath.Dir(a.APISocket)); err != nil {
-		return err
-	}
-	l, err := api.Listen(ctx, a.APISocket, group)
+	l, err := a.listenAPI(ctx, group)
 	if err != nil {
 		return err
 	}
@@ -117,14 +125,63 @@ func (a *app) serve(ctx context.Context) error {
 	}
 	a.Log.Info("device plugins can register in "+options.Dir, "api", a.APISocket)
 	actors, ctx := errgroup.WithContext(ctx)
-	actors.Go(func() error { return m.Run(ctx) })
-	actors.Go(func() error { return server.Run(ctx, l) })
+	// All is served until the plugin has ended: it may have calls to finish, and needs its manager for that.
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	actors.Go(func() error {
+		defer stop()
+		return a.runPlugin(ctx, plugin)
+	})
+	actors.Go(func() error { return m.Run(serving) })
+	actors.Go(func() error {
+		if plugin.path != "" {
+			awaitDevices(serving, m)
+		}
+		return server.Run(serving, l)
+	})
 	actors.Go(func() error { return a.notify(ctx, m.Check) })
 	if podResources != nil {
 		reads := &podresources.Server{Manager: m, OnCall: observed.Called}
-		actors.Go(func() error { return reads.Run(ctx, podResources) })
+		actors.Go(func() error { return reads.Run(serving, podResources) })
 	}
 	return actors.Wait()
+}
+
+// registerTime is how long requests wait at the start for the devices of the plugin. A host may have none.
+const registerTime = 10 * time.Second
+
+// awaitDevices waits until a plugin has listed devices. The first request, for which systemd may have started the
+// manager, would find none otherwise.
+func awaitDevices(ctx context.Context, m *manager.Manager) {
+	ctx, cancel := context.WithTimeout(ctx, registerTime)
+	defer cancel()
+	changes := m.Watch(ctx)
+	for {
+		if slices.ContainsFunc(m.Resources(), func(r manager.Resource) bool { return r.Connected && r.Capacity > 0 }) {
+			return
+		}
+		if _, open := <-changes; !open { // ctx or the manager has ended
+			return
+		}
+	}
+}
+
+// listenAPI makes the socket of the API, or takes the one that systemd made.
+func (a *app) listenAPI(ctx context.Context, group int) (*unixsocket.HTTPListener, error) {
+	if err := a.CheckDir("the directory of api-socket", filepath.Dir(a.APISocket)); err != nil {
+		return nil, err
+	}
+	inherited, err := sdnotify.Socket(a.Env)
+	if err != nil {
+		return nil, err
+	}
+	if inherited != nil {
+		defer inherited.Close() // the listener has a copy
+		if group != unixsocket.OwnerOnly {
+			a.Log.Warn("api-group does not apply to the API: systemd made its socket, so set SocketGroup= in the socket unit",
+				"api-group", a.APIGroup)
+		}
+	}
+	return api.Listen(ctx, a.APISocket, group, inherited)
 }
 
 // earlierPlacements is the file in which `gpu-cdi-plugin manager` kept the placements by default.

@@ -1,4 +1,5 @@
-// Package sdnotify notifies systemd of a service's state by the protocol of sd_notify(3).
+// Package sdnotify notifies systemd of a service's state by the protocol of sd_notify(3), and takes the socket that
+// systemd passes to a service by that of sd_listen_fds(3).
 package sdnotify
 
 import (

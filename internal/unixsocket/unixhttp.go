@@ -35,6 +35,9 @@ type HTTPOptions struct {
 	LockPath string
 	// Group is the GID of a group whose processes can connect, like the owner's, or OwnerOnly.
 	Group int
+	// Inherited is a socket that another process, such as systemd, made at Path; nil means none. Its owner and mode, and
+	// the file at Path, are left as they are. The caller closes it.
+	Inherited *os.File
 	// MaxConnections is the largest number of connections at a time. Connections above it are closed.
 	MaxConnections int64
 }
@@ -47,8 +50,8 @@ type HTTPListener struct {
 	madeDir bool
 }
 
-// ListenHTTP creates the socket, and replaces a socket that an earlier process left. If another process serves the
-// socket, the error wraps fileio.ErrHeld.
+// ListenHTTP creates the socket, and replaces a socket that an earlier process left, or takes the inherited one. If
+// another process serves the socket, the error wraps fileio.ErrHeld.
 func ListenHTTP(ctx context.Context, o HTTPOptions) (*HTTPListener, error) {
 	l := &HTTPListener{options: o}
 	dir := filepath.Dir(o.Path)
@@ -61,13 +64,30 @@ func ListenHTTP(ctx context.Context, o HTTPOptions) (*HTTPListener, error) {
 		l.giveUp()
 		return nil, err
 	}
-	socket, err := Listen(ctx, o.Path, o.Group)
-	if err != nil {
+	if l.socket, err = o.listen(ctx); err != nil {
 		l.giveUp()
 		return nil, err
 	}
-	socket.SetUnlinkOnClose(false)
-	l.socket = socket
+	return l, nil
+}
+
+func (o HTTPOptions) listen(ctx context.Context) (net.Listener, error) {
+	if o.Inherited == nil {
+		l, err := Listen(ctx, o.Path, o.Group)
+		if err != nil {
+			return nil, err
+		}
+		l.SetUnlinkOnClose(false)
+		return l, nil
+	}
+	l, err := net.FileListener(o.Inherited)
+	if err != nil {
+		return nil, fmt.Errorf("use the inherited socket: %w", err)
+	}
+	if at := l.Addr(); at.Network() != "unix" || at.String() != o.Path {
+		_ = l.Close()
+		return nil, fmt.Errorf("the inherited socket listens at %s %s, want unix %s", at.Network(), at, o.Path)
+	}
 	return l, nil
 }
 
@@ -75,7 +95,7 @@ func ListenHTTP(ctx context.Context, o HTTPOptions) (*HTTPListener, error) {
 // close the socket; Close must still be called.
 func (l *HTTPListener) Socket() net.Listener { return l.socket }
 
-// Close removes the socket. Serve removes it too: after Serve, Close has no effect.
+// Close removes the socket, unless it was inherited. Serve does so too: after Serve, Close has no effect.
 func (l *HTTPListener) Close() error {
 	if l == nil || l.socket == nil {
 		return nil
@@ -84,7 +104,9 @@ func (l *HTTPListener) Close() error {
 	if errors.Is(err, net.ErrClosed) {
 		err = nil
 	}
-	err = errors.Join(err, os.Remove(l.options.Path)) // this process holds the lock, so it made the socket
+	if l.options.Inherited == nil {
+		err = errors.Join(err, os.Remove(l.options.Path)) // this process holds the lock, so it made the socket
+	}
 	l.socket = nil
 	l.giveUp()
 	return err
@@ -99,8 +121,8 @@ func (l *HTTPListener) giveUp() {
 	}
 }
 
-// Serve serves until ctx ends. Then it waits a moment for running requests, and removes the socket. The contexts of
-// requests are derived from ctx. If Serve ends earlier, it returns an error.
+// Serve serves until ctx ends. Then it waits a moment for running requests, and closes the socket like Close. The
+// contexts of requests are derived from ctx. If Serve ends earlier, it returns an error.
 func (l *HTTPListener) Serve(ctx context.Context, handler http.Handler, log *slog.Logger) error {
 	defer func() { _ = l.Close() }()
 	ctx, end := context.WithCancel(ctx)

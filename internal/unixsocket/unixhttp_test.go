@@ -3,11 +3,14 @@ package unixsocket_test
 import (
 	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -93,5 +96,91 @@ func TestPeer(t *testing.T) {
 	end()
 	if err := <-done; err != nil {
 		t.Errorf("Serve: %v", err)
+	}
+}
+
+// inherit makes a socket like systemd, and returns its file.
+func inherit(t *testing.T, network, path string) *os.File {
+	t.Helper()
+	var l interface {
+		io.Closer
+		File() (*os.File, error)
+	}
+	var err error
+	if network == "unix" {
+		var stream *net.UnixListener
+		stream, err = net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
+		stream.SetUnlinkOnClose(false)
+		l = stream
+	} else {
+		l, err = net.ListenUnixgram(network, &net.UnixAddr{Name: path, Net: network})
+	}
+	testenv.Must(t, err)
+	f, err := l.File()
+	testenv.Must(t, err, l.Close())
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+func TestAnInheritedSocketIsUsedAndStays(t *testing.T) {
+	o := options(t.TempDir(), os.Getegid())
+	o.Inherited = inherit(t, "unix", o.Path)
+	testenv.Must(t, os.Chmod(o.Path, 0o640))
+	before, err := os.Lstat(o.Path)
+	testenv.Must(t, err)
+	for range 2 {
+		l, err := unixsocket.ListenHTTP(t.Context(), o)
+		testenv.Must(t, err)
+		if _, err := unixsocket.ListenHTTP(t.Context(), o); !errors.Is(err, fileio.ErrHeld) {
+			t.Errorf("a second one: %v", err)
+		}
+		c, err := net.Dial("unix", o.Path)
+		testenv.Must(t, err)
+		accepted, err := l.Socket().Accept()
+		testenv.Must(t, err, accepted.Close(), c.Close(), l.Close())
+		if after, err := os.Lstat(o.Path); err != nil || !os.SameFile(before, after) || after.Mode() != before.Mode() {
+			t.Errorf("the socket was removed or changed: %v", err)
+		}
+		if _, err := os.Lstat(o.LockPath); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the lock after its end: %v", err)
+		}
+	}
+}
+
+func TestOtherInheritedSocketsAreRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		open func(t *testing.T, dir string) *os.File
+		want string
+	}{
+		"at another path": {
+			func(t *testing.T, dir string) *os.File { return inherit(t, "unix", dir+"/other.sock") },
+			"the inherited socket listens at unix DIR/other.sock, want unix DIR/api.sock",
+		},
+		"of datagrams": {
+			func(t *testing.T, dir string) *os.File { return inherit(t, "unixgram", dir+"/api.sock") },
+			"the inherited socket listens at unixgram DIR/api.sock, want unix DIR/api.sock",
+		},
+		"a file": {
+			func(t *testing.T, dir string) *os.File {
+				f, err := os.OpenFile(dir+"/file", os.O_CREATE|os.O_RDWR, 0o600)
+				testenv.Must(t, err)
+				t.Cleanup(func() { _ = f.Close() })
+				return f
+			},
+			"use the inherited socket: file file+net DIR/file: getsockopt: socket operation on non-socket",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			o := options(dir, unixsocket.OwnerOnly)
+			o.Inherited = c.open(t, dir)
+			_, err := unixsocket.ListenHTTP(t.Context(), o)
+			if err == nil || strings.ReplaceAll(err.Error(), dir, "DIR") != c.want {
+				t.Errorf("error %v, want %s", err, c.want)
+			}
+			if held, err := fileio.IsHeld(o.LockPath); held || err != nil {
+				t.Errorf("the lock is still held: %v %v", held, err)
+			}
+		})
 	}
 }

@@ -155,7 +155,7 @@ func parse(manifest []byte) (model.Pod, error) {
 func serve(t *testing.T, m *placements, change func(*Server)) *Client {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "api.sock")
-	l, err := Listen(t.Context(), path, unixsocket.OwnerOnly)
+	l, err := Listen(t.Context(), path, unixsocket.OwnerOnly, nil)
 	testenv.Must(t, err)
 	s := &Server{
 		Manager: m, ParsePod: parse, Log: slog.New(slog.DiscardHandler),
@@ -556,7 +556,7 @@ func TestARequestThatTakesTooLongEnds(t *testing.T) {
 
 func TestOneManagerHasTheSocket(t *testing.T) {
 	c := serve(t, &placements{}, nil)
-	if _, err := Listen(t.Context(), c.path, unixsocket.OwnerOnly); !errors.Is(err, ErrServed) {
+	if _, err := Listen(t.Context(), c.path, unixsocket.OwnerOnly, nil); !errors.Is(err, ErrServed) {
 		t.Errorf("a second one: %v", err)
 	}
 	other := NewClient(c.path + ".other")

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
+	"os"
 	"path"
 	"slices"
 	"strings"
@@ -54,10 +55,11 @@ const (
 )
 
 // Listen makes the socket at path, with the lock file path.lock. The owner may connect, and also the group with the
-// given GID, unless that is unixsocket.OwnerOnly. The error wraps ErrServed if another manager serves the socket.
-func Listen(ctx context.Context, path string, group int) (*unixsocket.HTTPListener, error) {
+// given GID, unless that is unixsocket.OwnerOnly. If systemd made the socket, it is inherited, and otherwise nil. The
+// error wraps ErrServed if another manager serves the socket.
+func Listen(ctx context.Context, path string, group int, inherited *os.File) (*unixsocket.HTTPListener, error) {
 	l, err := unixsocket.ListenHTTP(ctx, unixsocket.HTTPOptions{
-		Path: path, LockPath: path + ".lock", Group: group, MaxConnections: maxConnections,
+		Path: path, LockPath: path + ".lock", Group: group, Inherited: inherited, MaxConnections: maxConnections,
 	})
 	if errors.Is(err, fileio.ErrHeld) {
 		err = fmt.Errorf("%w: %w", ErrServed, err)

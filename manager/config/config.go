@@ -11,6 +11,7 @@ import (
 
 	"gpu-cdi-plugin/internal/configfile"
 	"gpu-cdi-plugin/internal/unixsocket"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // DefaultFile is the configuration file that is read by default.
@@ -39,6 +40,8 @@ type Common struct {
 
 // Serve are the options of the device manager.
 type Serve struct {
+	// Plugin is the command line of a plugin to run as a child process; empty means none.
+	Plugin string `yaml:"plugin" json:"plugin"`
 	// SocketDir is the directory of the registration socket kubelet.sock and of the plugins' sockets.
 	SocketDir string `yaml:"socket-dir" json:"socket-dir"`
 	// PluginsRegistryDir is the directory in which plugins make sockets to be registered by the plugin watcher.
@@ -96,10 +99,12 @@ var Keys = &configfile.Keys{
 		{"cdi-dir", "`directory` of CDI specs besides /etc/cdi, for admit -o oci"},
 		{"api-socket", "`path` of the API's socket, on which admit, pods, node and release call serve"},
 		{"insecure-paths", "allow that other users can change the directories of api-socket and " +
-			"pod-resources-socket and the CDI specs, with a warning; for development"},
+			"pod-resources-socket, the program of plugin and the CDI specs, with a warning; for development"},
 		{"log-level", "minimum log `level`: debug, info, warn, error"},
 		{"log-format", "log `format`: text, json"},
 
+		{"plugin", "`command` that starts a plugin, to run it as long as the manager; split like in a shell, but " +
+			"nothing is expanded (default: none)"},
 		{"socket-dir", "`directory` of the registration socket and of the sockets of plugins, which are " +
 			"given it as the kubelet's directory"},
 		{"plugins-registry-dir", "`directory` in which plugins that do not call the registration socket " +
@@ -151,6 +156,7 @@ func (c *Config) Validate() error {
 		checkOutside("api-socket", c.APISocket, c.SocketDir),
 		checkValue("log-level", c.LogLevel),
 		checkValue("log-format", c.LogFormat),
+		checkCommand("plugin", c.Plugin),
 		configfile.Absolute("socket-dir", c.SocketDir),
 		checkSocket("socket-dir", c.SocketDir, "/kubelet.sock"),
 		configfile.NotEmpty("plugins-registry-dir", c.PluginsRegistryDir),
@@ -190,6 +196,13 @@ func checkSocket(key, path, name string) error {
 func checkOutside(key, path, socketDir string) error {
 	if path != "" && filepath.Dir(path) == filepath.Clean(socketDir) {
 		return fmt.Errorf("%s %q: want another directory than socket-dir, whose sockets are removed", key, path)
+	}
+	return nil
+}
+
+func checkCommand(key, line string) error {
+	if _, err := wording.Split(line); err != nil {
+		return fmt.Errorf("%s %q: %w", key, line, err)
 	}
 	return nil
 }

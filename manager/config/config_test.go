@@ -31,6 +31,7 @@ api-socket: /manager/api.sock
 insecure-paths: true
 log-level: debug
 log-format: json
+plugin: plugin --dir "/manager/sockets"
 socket-dir: /manager/sockets
 plugins-registry-dir: /manager/registry
 state-dir: /manager/state
@@ -53,6 +54,7 @@ func fullConfig() Config {
 			LogLevel: "debug", LogFormat: "json",
 		},
 		Serve: Serve{
+			Plugin:    `plugin --dir "/manager/sockets"`,
 			SocketDir: "/manager/sockets", PluginsRegistryDir: "/manager/registry", StateDir: "/manager/state",
 			PodResourcesSocket: "/manager/pod-resources.sock", APIGroup: "devices", TopologyPolicy: "restricted",
 			TopologyScope: "pod", Seed: "7", SystemReserved: []string{"cpu=500m", "memory=1Gi"},

@@ -56,7 +56,7 @@ func start(t *testing.T, grace time.Duration) *node {
 		t.Fatal(err)
 	}
 	observed.ObserveSockets(n.m.PluginSockets)
-	requests, err := api.Listen(t.Context(), n.path("api"), unixsocket.OwnerOnly)
+	requests, err := api.Listen(t.Context(), n.path("api"), unixsocket.OwnerOnly, nil)
 	testenv.Must(t, err)
 	calls, err := podresources.Listen(t.Context(), n.path("pods"), unixsocket.OwnerOnly)
 	testenv.Must(t, err)
