@@ -25,7 +25,15 @@ fi
 # decides which of the two runs.
 if [ -z "$root" ] && [ -d /run/systemd/system ]; then
 	systemctl daemon-reload || :
-	for unit in $units; do
+	restart=$units
+	if systemctl --quiet is-active device-manager.service; then
+		# It runs this program, in the place of both units.
+		systemctl restart device-manager.service || :
+		restart=
+	elif [ $manager = dpkg ] && systemctl --quiet is-enabled device-manager.socket 2>/dev/null; then
+		systemctl start device-manager.socket || : # it waits for this program
+	fi
+	for unit in $restart; do
 		# As long as the first one cannot start, the path unit and so the other one wait for it.
 		wait=
 		[ "$unit" = gpu-cdi-watch.service ] || wait=--no-block

@@ -38,6 +38,7 @@ func newRoot(t *testing.T) string {
 	image.CopyFile(t, deb, filepath.Join(files, "srv/new.deb"))
 	image.CopyFile(t, filepath.Join(release, "device-manager_1.2.3_amd64.deb"), filepath.Join(files, "srv/manager.deb"))
 	image.CopyFile(t, filepath.Join(release, "gpu-cdi-plugin-1.2.3-1.x86_64.rpm"), filepath.Join(files, "srv/new.rpm"))
+	image.CopyFile(t, filepath.Join(release, "device-manager-1.2.3-1.x86_64.rpm"), filepath.Join(files, "srv/manager.rpm"))
 	older(t, deb, filepath.Join(files, "srv/old.deb"))
 	testenv.Must(t, os.Mkdir(filepath.Join(files, "srv/dist"), 0o755),
 		os.Link(filepath.Join(files, "srv/new.deb"), filepath.Join(files, "srv/dist", filepath.Base(deb))),
@@ -48,7 +49,7 @@ func newRoot(t *testing.T) string {
 	proc.Must(t, 0, proc.Cmd{Args: []string{"cp", "-a", node, filepath.Join(files, "sim")}}) // with its device nodes
 	testenv.Must(t, os.Remove(filepath.Join(files, "sim/dev/nvidia-uvm")),
 		os.WriteFile(filepath.Join(files, "sim/usr/bin/nvidia-modprobe"), []byte(modprobe), 0o755))
-	for _, unit := range []string{"gpu-cdi-watch", "gpu-cdi-plugin"} {
+	for _, unit := range []string{"gpu-cdi-watch", "gpu-cdi-plugin", "device-manager"} {
 		dropIn := filepath.Join(files, "etc/systemd/system", unit+".service.d")
 		testenv.Must(t, os.MkdirAll(dropIn, 0o755),
 			os.WriteFile(filepath.Join(dropIn, "sim.conf"), []byte("[Service]\nEnvironment=GPU_CDI_ROOT=/sim\n"), 0o644))
@@ -107,7 +108,7 @@ func boot(t *testing.T, script string, mode ...string) []string {
 	testenv.Must(t, filepath.WalkDir(upper, func(path string, e fs.DirEntry, err error) error {
 		name := strings.TrimPrefix(path, upper+"/")
 		_, given := os.Lstat(filepath.Join(dir, "files", name))
-		if err == nil && given != nil && (!e.IsDir() || strings.Contains(name, "gpu-cdi")) {
+		if err == nil && given != nil && (!e.IsDir() || isOurs(name)) {
 			left = append(left, name)
 		}
 		return err
@@ -125,6 +126,11 @@ func TestSlowThePackageWithoutSystemd(t *testing.T) {
 	}
 }
 
+// isOurs reports whether a file is named like those of the packages.
+func isOurs(name string) bool {
+	return strings.Contains(name, "gpu-cdi") || strings.Contains(name, "device-manager")
+}
+
 // isLog reports whether a file is one of dpkg or of the system's log.
 func isLog(name string) bool {
 	return strings.HasPrefix(name, "var/lib/dpkg/") || strings.HasPrefix(name, "var/log/")
@@ -135,7 +141,7 @@ func TestSlowThePackageUnderSystemd(t *testing.T) {
 	testenv.Command(t, "/lib/systemd/systemd")
 	testenv.Command(t, "podman")
 	for _, name := range boot(t, "systemd.sh", "systemd") {
-		if strings.Contains(name, "gpu-cdi") && !isLog(name) {
+		if isOurs(name) && !isLog(name) {
 			t.Errorf("%s is left", name)
 		}
 	}

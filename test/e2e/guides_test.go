@@ -45,9 +45,8 @@ type userCommands struct {
 
 const (
 	isListed = "GPU 0: NVIDIA "
-	// kubelet starts the two services as they are installed on a host without a kubelet, and waits for the devices.
-	kubelet = `
-device-manager serve >/run/manager.log 2>&1 &
+	// awaiting waits until a command prints a text.
+	awaiting = `
 await() {
 	for try in $(seq 300); do
 		if "$@" 2>&1 | grep -q "$expect"; then return; fi
@@ -57,6 +56,10 @@ await() {
 	cat /run/*.log >&2
 	exit 99
 }
+`
+	// kubelet starts a device manager and the plugin, and waits for the devices.
+	kubelet = awaiting + `
+device-manager serve >/run/manager.log 2>&1 &
 expect=kubelet.sock await find /var/lib/kubelet/device-plugins/kubelet.sock
 gpu-cdi-plugin serve >/run/serve.log 2>&1 & serve=$!
 expect=Healthy await device-manager node --devices
@@ -129,11 +132,10 @@ sed -i 's/"terminal": true/"terminal": false/; s/"sh"/"nvidia-smi", "-L"/' bundl
 	},
 	"docs/health.md": {machine: "dgx-h100", before: kubelet, want: []string{"SINCE"}},
 	"docs/manager.md": {
-		before: strings.Split(kubelet, "\ngpu-cdi-plugin")[0],
+		before: awaiting,
 		instead: map[string]string{
-			"device-manager serve &": "",
-			"device-manager node --devices": "expect=Healthy await device-manager node --devices\n" +
-				"device-manager node --devices",
+			"device-manager serve --plugin 'gpu-cdi-plugin serve' &": "device-manager serve --plugin 'gpu-cdi-plugin serve' " +
+				">/run/manager.log 2>&1 &\nexpect=api.sock await find /run/device-manager/api.sock",
 		},
 		want: []string{"nvidia.com/gpu"},
 	},

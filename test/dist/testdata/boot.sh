@@ -10,7 +10,7 @@ mkdir "$dir"/scratch/upper "$dir"/scratch/work
 mount -t overlay overlay -o "lowerdir=/,upperdir=$dir/scratch/upper,workdir=$dir/scratch/work" "$dir"/root
 root=$dir/root
 mkdir -p "$root"/run "$root"/old
-for path in etc/gpu-cdi-plugin var/lib/gpu-cdi-plugin var/lib/kubelet; do
+for path in etc/gpu-cdi-plugin var/lib/gpu-cdi-plugin etc/device-manager var/lib/device-manager var/lib/kubelet; do
 	rm -rf "${root:?}/$path"
 done
 # Manual pages are not indexed: that takes half a minute.

@@ -90,9 +90,15 @@ check dpkg --purge gpu-cdi-plugin
 refuse test -e /etc/containers/oci/gpu-cdi-plugin.d/precreate.json
 check test -e /run/cdi/nvidia.com-gpu.json
 rm -r /var/lib/gpu-cdi-plugin /run/cdi/nvidia.com-gpu.json
+socket=/etc/systemd/system/sockets.target.wants/device-manager.socket
 check dpkg -i /srv/manager.deb
 check device-manager --version
+check test -L $socket
+mkdir -p /etc/device-manager /var/lib/device-manager
 check dpkg --purge device-manager
+refuse test -L $socket
+refuse test -e /etc/device-manager
+refuse test -e /var/lib/device-manager
 
 # The rpm does the same. Its presets enable, and nothing starts.
 if command -v rpm >/dev/null; then
@@ -108,6 +114,11 @@ if command -v rpm >/dev/null; then
 	refuse test -e /etc/containers/oci/gpu-cdi-plugin.d
 	refuse test -e /run/cdi/nvidia.com-gpu.json
 	refuse test -L $link
+	check $rpm --nodeps -i /srv/manager.rpm
+	check test -L $socket
+	check $rpm -V --nodeps device-manager
+	check $rpm -e device-manager
+	refuse test -L $socket
 	rm -r /srv/rpm /var/lib/gpu-cdi-plugin
 fi
 
@@ -119,4 +130,9 @@ check test -L /tmp/other$link
 refuse test -L $link
 check $other --purge gpu-cdi-plugin
 refuse test -L /tmp/other$link
+check $other -i /srv/manager.deb
+check test -L /tmp/other$socket
+refuse test -L $socket
+check $other --purge device-manager
+refuse test -L /tmp/other$socket
 echo PASS >/media/log

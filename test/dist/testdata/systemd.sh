@@ -1,9 +1,10 @@
 # The package on a host with systemd: it is installed, a kubelet comes, and it is removed.
 fail() {
 	echo "FAIL: $*"
-	systemctl --no-pager --lines=20 status 'gpu-cdi-*'
+	systemctl --no-pager --lines=20 status 'gpu-cdi-*' 'device-manager.*'
 	exit 1
 }
+refuse() { ! "$@" || fail "$* succeeds"; }
 check() { "$@" || fail "$*"; }
 await() {
 	n=0
@@ -47,10 +48,93 @@ for deb in old new; do
 	check [ "$before" != "$(systemctl show -P MainPID gpu-cdi-watch.service)" ]
 done
 
-# A kubelet comes: the other unit takes over, and can be stopped.
+# The first request starts the device manager with the plugin, in the place of the watch.
+mkdir /etc/device-manager
+echo 'api-group: daemon' >/etc/device-manager/config.yaml
+check dpkg -i /srv/manager.deb
+check active device-manager.socket active
+check active device-manager.service inactive
+check active gpu-cdi-watch.service active
+check [ "$(stat -c '%a %U %G' /run/device-manager/api.sock)" = '660 root root' ]
+check device-manager node >/srv/node
+check grep -Eq '^nvidia.com/gpu +1 +1$' /srv/node
+check active device-manager.service active
+check active gpu-cdi-watch.service inactive
+cat >/srv/pod.yaml <<-'END'
+	apiVersion: v1
+	kind: Pod
+	metadata: {name: training}
+	spec: {containers: [{name: main, resources: {limits: {nvidia.com/gpu: 1}}}]}
+END
+check device-manager admit -f /srv/pod.yaml -o name >/srv/pod
+check [ "$(stat -c '%a %U %G' /run/device-manager/pod-resources/kubelet.sock)" = '660 root daemon' ]
+check cp /run/cdi/nvidia.com-gpu.json /srv/before.json
+rm /run/cdi/nvidia.com-gpu.json
+await test -e /run/cdi/nvidia.com-gpu.json
+check cmp /srv/before.json /run/cdi/nvidia.com-gpu.json
+procs=/sys/fs/cgroup/system.slice/device-manager.service/cgroup.procs
+check [ "$(wc -l <$procs)" = 2 ]
+
+# Both end together, and pods keep their devices. So an upgrade of either package restarts both.
+restarted() {
+	[ "$before" != "$(systemctl show -P MainPID device-manager.service)" ] && active device-manager.service active
+}
+for how in 'kill -9 $(systemctl show -P MainPID device-manager.service)' 'kill $(grep -v "^$before\$" $procs)' \
+	'dpkg -i /srv/new.deb' 'dpkg -i /srv/manager.deb'; do
+	before=$(systemctl show -P MainPID device-manager.service)
+	eval "check $how"
+	await restarted
+	check active gpu-cdi-watch.service inactive
+	check device-manager node >/srv/node
+	check grep -Eq '^nvidia.com/gpu +1 +1$' /srv/node
+	check [ "$(device-manager pods -o name)" = "$(cat /srv/pod)" ]
+	check [ "$(wc -l <$procs)" = 2 ]
+done
+check systemctl stop device-manager.service
+refuse test -e $procs
+check active device-manager.socket active
+check systemctl start gpu-cdi-watch.service
+check device-manager pods
+check active gpu-cdi-watch.service inactive
+check systemctl start gpu-cdi-watch.service # the later one wins
+check active device-manager.service inactive
+check device-manager pods
+check dpkg --purge device-manager
+check active gpu-cdi-watch.service active
+
+# A kubelet comes: the other unit takes over, and can be stopped. No request starts the device manager.
+check dpkg -i /srv/manager.deb
 mkdir -p /var/lib/kubelet/device-plugins
 await active gpu-cdi-plugin.service active
 check active gpu-cdi-watch.service inactive
+check active device-manager.socket inactive
+refuse device-manager node
+check systemctl start device-manager.socket device-manager.service
+check active device-manager.socket inactive
+check active device-manager.service inactive
+check active gpu-cdi-plugin.service active
+systemctl --no-pager status device-manager.service >/srv/status
+check grep -q 'ConditionPathExists=!/var/lib/kubelet/device-plugins was not met' /srv/status
+
+# If the device manager runs already, the administrator decides when the kubelet gets the GPUs.
+check systemctl stop gpu-cdi-plugin.service
+rmdir /var/lib/kubelet/device-plugins
+check systemctl start gpu-cdi-watch.service device-manager.socket
+check device-manager node
+mkdir /var/lib/kubelet/device-plugins
+check active device-manager.service active
+check systemctl start gpu-cdi-plugin.service
+check active device-manager.service inactive
+check active device-manager.socket inactive
+
+# A request at a socket that was made before the kubelet came ends in an error, and does not stop the other service.
+mv /var/lib/kubelet/device-plugins /var/lib/kubelet/other
+check systemctl start device-manager.socket
+mv /var/lib/kubelet/other /var/lib/kubelet/device-plugins
+refuse timeout 60 device-manager node
+check active device-manager.service inactive
+check active gpu-cdi-plugin.service active
+check dpkg --purge device-manager
 await test -S /run/gpu-cdi-plugin/control.sock
 check gpu-cdi-plugin device cordon 0 --reason noise
 check systemctl stop gpu-cdi-plugin.service
