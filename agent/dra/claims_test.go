@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -338,31 +337,10 @@ func TestTheSocketComesBack(t *testing.T) {
 	})
 	n.mustPrepare(1)
 	// Another instance does not take the socket.
-	err := newSocket(filepath.Dir(n.socket()), DefaultDriver, false, slog.New(slog.DiscardHandler)).run(
-		t.Context(), func(*grpc.Server) {})
+	err := newSocket(filepath.Dir(n.socket()), DefaultDriver, false, slog.New(slog.DiscardHandler)).run(t.Context())
 	if !errors.Is(err, fileio.ErrHeld) {
 		t.Errorf("a second instance ends with %v", err)
 	}
-}
-
-// The kubelet would try to connect to the socket of an instance that was killed again and again.
-func TestWhatAKilledInstanceHasLeft(t *testing.T) {
-	dir := t.TempDir()
-	left := filepath.Join(dir, DefaultDriver+"-reg-2.sock")
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: left})
-	testenv.Must(t, err)
-	l.SetUnlinkOnClose(false)
-	testenv.Must(t, l.Close(), os.WriteFile(lockPath(left), nil, 0o600))
-	ctx, end := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	s := newSocket(dir, DefaultDriver, false, slog.New(slog.DiscardHandler))
-	go func() { done <- s.run(ctx, func(*grpc.Server) {}) }()
-	testenv.Eventually(t, "only the new socket", func() bool {
-		entries, err := os.ReadDir(dir)
-		return err == nil && len(entries) == 2 && entries[1].Name() == filepath.Base(s.path)
-	})
-	end()
-	testenv.Must(t, <-done)
 }
 
 func TestPrepareAndUnprepare(t *testing.T) {

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
 	drahealthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -146,7 +145,7 @@ const (
 
 // RestoreAfter reads the records again when another instance has ended that served claims meanwhile.
 func (d *Driver) RestoreAfter(ctx context.Context) error {
-	poll(ctx, endLimit, func() bool { return !d.socket.otherServes() })
+	poll(ctx, endLimit, func() bool { return !d.socket.OtherServes() })
 	return d.claims.restore(ctx)
 }
 
@@ -241,12 +240,11 @@ func (d *Driver) Serve(ctx context.Context) error {
 			}
 		}()
 	}
-	return d.socket.run(ctx, func(s *grpc.Server) {
-		service := &server{claims: d.claims, socket: d.socket, observer: d.observer, stopping: ctx.Done()}
-		drav1.RegisterDRAPluginServer(s, service)
-		drahealthv1.RegisterDRAResourceHealthServer(s, service)
-		pluginregistration.RegisterRegistrationServer(s, service)
-	})
+	service := &server{claims: d.claims, socket: d.socket, observer: d.observer, stopping: ctx.Done()}
+	drav1.RegisterDRAPluginServer(d.socket.server, service)
+	drahealthv1.RegisterDRAResourceHealthServer(d.socket.server, service)
+	pluginregistration.RegisterRegistrationServer(d.socket.server, service)
+	return d.socket.run(ctx)
 }
 
 // Prepared returns the number of claims that hold devices, also those that are prepared again after a reboot.

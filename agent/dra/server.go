@@ -95,7 +95,7 @@ func forEach[T any](list []*drav1.Claim, f func(*drav1.Claim) T, answers map[str
 // GetInfo describes the driver, which serves the same socket.
 func (s *server) GetInfo(context.Context, *pluginregistration.InfoRequest) (*pluginregistration.PluginInfo, error) {
 	return &pluginregistration.PluginInfo{
-		Type: pluginregistration.DRAPlugin, Name: s.claims.driver, Endpoint: s.socket.path,
+		Type: pluginregistration.DRAPlugin, Name: s.claims.driver, Endpoint: s.socket.Path(),
 		SupportedVersions: []string{drav1.DRAPluginService, drahealthv1.DRAResourceHealthService},
 	}, nil
 }

@@ -26,7 +26,7 @@ func (e *endpoint) stayDiscovered(ctx context.Context) error {
 		if e.opts.retired.Load() {
 			return e.maintainUntil(ctx, forever, func() bool { return false })
 		}
-		if err := e.listen(ctx); err != nil {
+		if err := e.socket.Renew(ctx); err != nil {
 			e.setReason(err)
 		}
 	}

@@ -300,33 +300,6 @@ func TestARemovedSocketIsRestored(t *testing.T) {
 	k.WaitRegistered(gpus)
 }
 
-// The lock proves that no other instance serves the resource, so another socket at the path of ours is replaced.
-func TestAReplacedSocketIsRestored(t *testing.T) {
-	k := kubelettest.New(t)
-	k.Start()
-	start(t, optionsFor(k), gpusOf(2))
-	k.WaitRegistered(gpus)
-	ours, err := os.Lstat(ownSocket(k))
-	testenv.Must(t, err)
-	away := filepath.Join(k.Dir, "other.sock")
-	other, err := new(net.ListenConfig).Listen(t.Context(), "unix", away)
-	testenv.Must(t, err)
-	defer other.Close()
-	foreign, err := os.Lstat(away)
-	testenv.Must(t, err)
-	testenv.Must(t, os.Rename(away, ownSocket(k)))
-	eventually(t, "the socket is back", func() bool {
-		now, err := os.Lstat(ownSocket(k))
-		if err != nil || os.SameFile(now, foreign) || os.SameFile(now, ours) {
-			return false
-		}
-		// The file exists a moment before it accepts connections.
-		c, err := new(net.Dialer).DialContext(t.Context(), "unix", ownSocket(k))
-		return err == nil && c.Close() == nil
-	})
-	watchDevices(t, ownSocket(k))
-}
-
 func TestWithoutInotifyTheDirectoryIsPolled(t *testing.T) {
 	cases := map[string]func() (*fsnotify.Watcher, error){
 		"no instance is left": func() (*fsnotify.Watcher, error) {
@@ -639,47 +612,4 @@ func TestAnInstanceBesideAnotherIsDiscovered(t *testing.T) {
 	connect(beside)
 	k.WaitListed(gpus, 3, 0)
 	eventually(t, "the plugin is ready", func() bool { return next.Ready() == nil })
-}
-
-// A plugin removes what an instance that was killed has left, and nothing of one that runs.
-func TestWhatAKilledInstanceHasLeft(t *testing.T) {
-	for name, c := range map[string]struct {
-		planned bool // whether the instance that was killed had the first path
-		socket  bool // whether it had made its socket
-	}{
-		"the new one":                    {false, true},
-		"the new one, before its socket": {false, false},
-		"the old one":                    {true, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			leaves(t)
-			k := kubelettest.New(t)
-			k.Start()
-			left, own := besidePath(ownSocket(k), gpus), ownSocket(k)
-			if c.planned {
-				left, own = own, left
-			}
-			other, err := fileio.AcquireLock(lockPath(left))
-			testenv.Must(t, err)
-			if c.socket {
-				leaveSocket(t, left)
-			}
-			if !c.planned { // else the new plugin has the other path while the other instance runs
-				testenv.Must(t, other.File().Close()) // as when it is killed: the file stays
-			}
-			o := optionsFor(k)
-			o.Beside = true
-			p := start(t, o, gpusOf(2))
-			k.WaitRegistered(gpus)
-			if c.planned {
-				if _, err := os.Lstat(left); err != nil {
-					t.Errorf("the socket of an instance that runs: %v", err)
-				}
-				testenv.Must(t, other.File().Close())
-				p.wakeAll()
-			}
-			want := []string{"." + filepath.Base(own) + ".lock", filepath.Base(own), kubelettest.Socket}
-			eventually(t, "it is removed", func() bool { return cmp.Equal(want, inDir(t, k.Dir)) })
-		})
-	}
 }

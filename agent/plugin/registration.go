@@ -189,7 +189,8 @@ func (e *endpoint) callRegister(ctx context.Context) answer {
 	}
 	defer func() { _ = client.Close() }()
 	_, err = v1beta1.NewRegistrationClient(client).Register(ctx, &v1beta1.RegisterRequest{
-		Version: v1beta1.Version, Endpoint: filepath.Base(e.path), ResourceName: e.name, Options: e.server.options.calls(),
+		Version: v1beta1.Version, Endpoint: filepath.Base(e.socket.Path()), ResourceName: e.name,
+		Options: e.server.options.calls(),
 	})
 	switch {
 	case err == nil:

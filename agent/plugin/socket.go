@@ -5,11 +5,11 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"net"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
+
+	"google.golang.org/grpc/stats"
 
 	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/internal/wake"
@@ -42,11 +42,6 @@ func besidePath(planned, name string) string {
 	return filepath.Join(filepath.Dir(planned), hashedName(name+"/2"))
 }
 
-// lockPath returns the path of a socket's lock.
-func lockPath(socket string) string {
-	return filepath.Join(filepath.Dir(socket), "."+filepath.Base(socket)+".lock")
-}
-
 func hashedName(name string) string {
 	sum := sha256.Sum256([]byte(name))
 	return socketPrefix + hex.EncodeToString(sum[:8]) + socketSuffix
@@ -62,25 +57,6 @@ func checkLength(dir string) error {
 	return nil
 }
 
-// socket is a unix socket on which the plugin listens.
-type socket struct {
-	*net.UnixListener
-	path  string
-	id    unixsocket.ID // zero if another program removed the socket at once
-	ended atomic.Bool   // whether the server of the socket has returned
-	conns *connections
-}
-
-// Accept implements net.Listener.
-func (s *socket) Accept() (net.Conn, error) {
-	c, err := s.AcceptUnix()
-	if err != nil {
-		return nil, err
-	}
-	s.conns.open.Add(1)
-	return &conn{UnixConn: c, closed: sync.OnceFunc(s.conns.closed)}, nil
-}
-
 // connections counts the open connections of an endpoint.
 type connections struct {
 	open atomic.Int32
@@ -88,39 +64,26 @@ type connections struct {
 	wake wake.Chan   // woken then
 }
 
-func (c *connections) closed() {
-	if c.open.Add(-1) == 0 {
-		c.lost.Store(true)
-		c.wake.Wake()
+var _ stats.Handler = (*connections)(nil)
+
+// HandleConn implements stats.Handler.
+func (c *connections) HandleConn(_ context.Context, s stats.ConnStats) {
+	switch s.(type) {
+	case *stats.ConnBegin:
+		c.open.Add(1)
+	case *stats.ConnEnd:
+		if c.open.Add(-1) == 0 {
+			c.lost.Store(true)
+			c.wake.Wake()
+		}
 	}
 }
 
-// conn is a connection of the kubelet.
-type conn struct {
-	*net.UnixConn
-	closed func()
-}
+// TagConn implements stats.Handler.
+func (c *connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 
-// Close implements net.Conn.
-func (c *conn) Close() error {
-	defer c.closed()
-	return c.UnixConn.Close()
-}
+// TagRPC implements stats.Handler.
+func (c *connections) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
 
-// listen listens on a socket to which only root can connect. It replaces an existing socket: the caller holds the
-// lock, so no other instance listens there. If the file at the path is not a socket, that is an error.
-func listen(ctx context.Context, path string, conns *connections) (*socket, error) {
-	l, err := unixsocket.Listen(ctx, path, unixsocket.OwnerOnly)
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", path, err)
-	}
-	l.SetUnlinkOnClose(false)
-	id, _ := unixsocket.Identify(path)
-	return &socket{UnixListener: l, path: path, id: id, conns: conns}, nil
-}
-
-// inPlace reports whether the socket's file is still at its path.
-func (s *socket) inPlace() bool {
-	id, err := unixsocket.Identify(s.path)
-	return err == nil && id == s.id
-}
+// HandleRPC implements stats.Handler.
+func (c *connections) HandleRPC(context.Context, stats.RPCStats) {}

@@ -2,16 +2,11 @@ package plugin
 
 import (
 	"errors"
-	"net"
-	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"gpu-cdi-plugin/internal/unixsocket"
-	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -69,69 +64,4 @@ func TestALongDirectoryPathIsRefused(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestASocketThatIsMadeAnewHasAnotherID(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "s")
-	seen := map[unixsocket.ID]bool{}
-	for range 10 {
-		s, err := listen(t.Context(), path, &connections{wake: wake.New()})
-		testenv.Must(t, err)
-		testenv.Must(t, os.Chmod(path, 0o666)) // which changes nothing
-		if !s.inPlace() || seen[s.id] {
-			t.Errorf("the socket %+v is in its place: %t, and was there before: %t", s.id, s.inPlace(), seen[s.id])
-		}
-		seen[s.id] = true
-		testenv.Must(t, s.Close())
-		time.Sleep(20 * time.Millisecond) // the clock of older kernels' file systems has steps of up to 10 ms
-	}
-}
-
-func TestASocketOfAnotherProgramIsNotTakenForOurs(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "s")
-	s, err := listen(t.Context(), path, &connections{wake: wake.New()})
-	testenv.Must(t, err)
-	defer s.Close()
-	if !s.inPlace() {
-		t.Error("our socket is not in its place")
-	}
-	testenv.Must(t, os.Rename(path, path+".away"))
-	if s.inPlace() {
-		t.Error("a socket that was moved away is in its place")
-	}
-	other, err := new(net.ListenConfig).Listen(t.Context(), "unix", path)
-	testenv.Must(t, err)
-	defer other.Close()
-	if s.inPlace() {
-		t.Error("another program's socket is in the place of ours, and is taken for it")
-	}
-	testenv.Must(t, os.Rename(path+".away", path))
-	if !s.inPlace() {
-		t.Error("our socket is back and not in its place")
-	}
-}
-
-// A kubelet that starts may remove a socket that has just been made. The endpoint finds that out later.
-func TestASocketThatIsRemovedAtOnceIsNotInPlace(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "s")
-	var removing sync.WaitGroup
-	done := make(chan struct{})
-	removing.Go(func() {
-		for {
-			select {
-			case <-done:
-				return
-			default:
-				_ = os.Remove(path)
-			}
-		}
-	})
-	for range 300 {
-		s, err := listen(t.Context(), path, &connections{wake: wake.New()})
-		testenv.Must(t, err)
-		eventually(t, "the socket is removed", func() bool { return !s.inPlace() })
-		_ = s.Close()
-	}
-	close(done)
-	removing.Wait()
 }

@@ -7,15 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"net"
 	"os"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
-
-	"gpu-cdi-plugin/internal/fileio"
 )
 
 // MaxPath is the length of the longest path of a unix socket, in bytes: sun_path of unix(7) without the final NUL.
@@ -54,45 +50,6 @@ func Remove(path string) error {
 		return fmt.Errorf("%s is not a socket: remove it", path)
 	}
 	return os.Remove(path)
-}
-
-// RemoveStale removes a socket and its lock's file if they are older than this and the process that made them was
-// killed. A process that serves the socket holds the lock, but not yet in the moment in which it makes the lock's file.
-// If the error is not nil, another attempt would fail too.
-func RemoveStale(path, lockPath string, age time.Duration, log *slog.Logger) error {
-	if !isOlder(path, age) && !isOlder(lockPath, age) { // in most cases neither exists
-		return nil
-	}
-	removed, err := removeUnlocked(path, lockPath)
-	if err != nil {
-		log.Warn("the socket " + path + " of an instance that has ended cannot be removed: " + err.Error())
-		return err
-	}
-	if removed {
-		log.Info("the socket " + path + " is removed: the instance that made it was killed")
-	}
-	return nil
-}
-
-func isOlder(path string, age time.Duration) bool {
-	info, err := os.Lstat(path)
-	return err == nil && time.Since(info.ModTime()) >= age
-}
-
-// removeUnlocked removes a socket and its lock's file if no process holds the lock.
-func removeUnlocked(path, lockPath string) (removed bool, err error) {
-	if held, err := fileio.IsHeld(lockPath); held || err != nil {
-		return false, err
-	}
-	lock, err := fileio.AcquireLock(lockPath)
-	switch {
-	case err == nil:
-		err = Remove(path)
-		return err == nil, errors.Join(err, lock.Release())
-	case errors.Is(err, fileio.ErrHeld): // by a process that has just begun
-		err = nil
-	}
-	return false, err
 }
 
 // listen creates the socket. The file gets its mode before it has a name: after a later chmod, a process might already

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"gpu-cdi-plugin/test/lib/testenv"
 
@@ -57,4 +58,23 @@ func leaveSocket(t *testing.T, path string) {
 func leaveFile(t *testing.T, path string) {
 	t.Helper()
 	testenv.Must(t, os.WriteFile(path, nil, 0o600))
+}
+
+func TestASocketThatIsMadeAnewHasAnotherID(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	seen := map[ID]bool{}
+	for range 10 {
+		l, err := Listen(t.Context(), path, OwnerOnly)
+		testenv.Must(t, err)
+		id, err := Identify(path)
+		testenv.Must(t, err)
+		testenv.Must(t, os.Chmod(path, 0o666)) // which changes nothing
+		if again, _ := Identify(path); again != id || seen[id] {
+			t.Errorf("the ID is %+v after %+v, and was seen before: %t", again, id, seen[id])
+		}
+		seen[id] = true
+		l.SetUnlinkOnClose(false)
+		testenv.Must(t, l.Close())
+		time.Sleep(20 * time.Millisecond) // the clock of older kernels' file systems has steps of up to 10 ms
+	}
 }
