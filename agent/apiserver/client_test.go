@@ -4,6 +4,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -49,6 +50,32 @@ func TestConnectionsAreKeptOnlyOnRequest(t *testing.T) {
 				t.Errorf("%d connections, want %d", n, c.want)
 			}
 		})
+	}
+}
+
+func TestConnectionsOfRequestsAtOnceAreKept(t *testing.T) {
+	t.Parallel()
+	api := apiservertest.New(t)
+	c := client(t, api, time.Minute)
+	for range 2 {
+		var arrived, answered sync.WaitGroup
+		arrived.Add(maxIdle)
+		api.Instead(func(w http.ResponseWriter, _ *http.Request) {
+			arrived.Done()
+			arrived.Wait()
+			_, _ = io.WriteString(w, "{}")
+		})
+		for range maxIdle {
+			answered.Go(func() {
+				if err := c.Get(t.Context(), path, &struct{}{}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		answered.Wait()
+	}
+	if n := api.Connections(); n != maxIdle {
+		t.Errorf("%d connections for twice %d requests at once, want %d", n, maxIdle, maxIdle)
 	}
 }
 
@@ -130,7 +157,7 @@ func TestAwaitChange(t *testing.T) {
 	})
 	t.Run("its limit ends it", func(t *testing.T) {
 		t.Parallel()
-		testenv.Must(t, <-begin(t, apiservertest.New(t), 50*time.Millisecond))
+		testenv.Must(t, <-begin(t, apiservertest.New(t), time.Second))
 	})
 	t.Run("an error is returned", func(t *testing.T) {
 		t.Parallel()

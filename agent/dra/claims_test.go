@@ -759,6 +759,63 @@ func BenchmarkPrepare(b *testing.B) {
 	}
 }
 
+// The time in which eight claims of eight GPUs are prepared by calls over the socket, with the request to an API server
+// in the same process. At once should be no slower than one after the other. The floor is eight files that are written
+// and synced one after the other.
+func BenchmarkPrepareEight(b *testing.B) {
+	n := newClaimNode(b, 8)
+	var list []*drav1.Claim
+	for i := range 8 {
+		n.allocate(i, device(fmt.Sprint("gpu-", i)))
+		list = append(list, named(i))
+	}
+	prepare := func(list ...*drav1.Claim) {
+		for id, answer := range n.prepare(list...) {
+			if answer.GetError() != "" {
+				b.Errorf("%s: %s", id, answer.GetError())
+			}
+		}
+	}
+	for _, way := range []struct {
+		name string
+		run  func()
+	}{
+		{"one after the other", func() {
+			for _, k := range list {
+				prepare(k)
+			}
+		}},
+		{"in one call", func() { prepare(list...) }},
+		{"in eight calls at once", func() {
+			var calls sync.WaitGroup
+			for _, k := range list {
+				calls.Go(func() { prepare(k) })
+			}
+			calls.Wait()
+		}},
+		{"floor", func() {
+			for i := range list {
+				f, err := os.Create(filepath.Join(n.root, fmt.Sprint("floor-", i)))
+				testenv.Must(b, err)
+				_, err = f.Write(make([]byte, 512))
+				testenv.Must(b, err, f.Sync(), f.Close())
+			}
+		}},
+	} {
+		b.Run(way.name, func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				for i := range list {
+					_ = n.unprepare(i)
+					_ = os.Remove(filepath.Join(n.root, fmt.Sprint("floor-", i)))
+				}
+				b.StartTimer()
+				way.run()
+			}
+		})
+	}
+}
+
 // As for a container of the device plugin, the policy of the resource decides.
 func TestDevicesArePreparedBeforeTheirClaim(t *testing.T) {
 	t.Parallel()
