@@ -16,6 +16,8 @@ import (
 
 	"github.com/godbus/dbus/v5"
 	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/internal/systemd"
 )
 
 // manager stands in for systemd: it answers on a socket of its own as systemd does on /run/systemd/private.
@@ -27,7 +29,7 @@ type manager struct {
 
 type unit struct {
 	controlGroup, policy string
-	allow                []deviceAllow
+	allow                []systemd.DeviceAllow
 }
 
 // serve returns the socket.
@@ -115,13 +117,13 @@ func (m *manager) call(request *dbus.Message) ([]any, error) {
 	case "GetUnit":
 		name := request.Body[0].(string)
 		if m.units[name] == nil {
-			return nil, dbus.Error{Name: noSuchUnit, Body: []any{"Unit " + name + " not loaded."}}
+			return nil, dbus.Error{Name: systemd.NoSuchUnit, Body: []any{"Unit " + name + " not loaded."}}
 		}
 		return []any{dbus.ObjectPath(units + strings.ReplaceAll(strings.ReplaceAll(name, ".", "_2e"), "-", "_2d"))}, nil
 	case "Get":
 		var value any
 		switch name := strings.NewReplacer("_2e", ".", "_2d", "-").Replace(strings.TrimPrefix(string(path), units)); {
-		case m.units[name] == nil || request.Body[0] != systemdName+".Scope":
+		case m.units[name] == nil || request.Body[0] != systemd.Name+".Scope":
 			return nil, dbus.Error{
 				Name: "org.freedesktop.DBus.Error.UnknownInterface",
 				Body: []any{"Unknown interface"},
@@ -144,12 +146,12 @@ func (m *manager) call(request *dbus.Message) ([]any, error) {
 		if err := dbus.Store(request.Body, &name, &runtime, &properties); err != nil {
 			return nil, err
 		}
-		var added []deviceAllow
+		var added []systemd.DeviceAllow
 		if err := properties[0].Value.Store(&added); err != nil || !runtime || properties[0].Name != "DeviceAllow" {
 			return nil, dbus.Error{Name: "org.freedesktop.DBus.Error.InvalidArgs", Body: []any{"Invalid arguments"}}
 		}
 		for _, a := range added {
-			same := func(old deviceAllow) bool { return old.Path == a.Path }
+			same := func(old systemd.DeviceAllow) bool { return old.Path == a.Path }
 			m.units[name].allow = append(slices.DeleteFunc(m.units[name].allow, same), a)
 		}
 		return nil, nil
@@ -158,28 +160,28 @@ func (m *manager) call(request *dbus.Message) ([]any, error) {
 }
 
 func TestSystemd(t *testing.T) {
-	null := deviceAllow{"/dev/char/1:3", "rwm"}
-	entry := deviceAllow{"/dev/char/195:7", "rw"}
+	null := systemd.DeviceAllow{Path: "/dev/char/1:3", Access: "rwm"}
+	entry := systemd.DeviceAllow{Path: "/dev/char/195:7", Access: "rw"}
 	for name, c := range map[string]struct {
 		unit *unit // its cgroup is the container's unless it has one
-		want []deviceAllow
+		want []systemd.DeviceAllow
 	}{
 		"a list without the device": {
-			&unit{policy: "strict", allow: []deviceAllow{null}}, []deviceAllow{null, entry},
+			&unit{policy: "strict", allow: []systemd.DeviceAllow{null}}, []systemd.DeviceAllow{null, entry},
 		},
-		"an empty list": {&unit{policy: "strict"}, []deviceAllow{entry}},
+		"an empty list": {&unit{policy: "strict"}, []systemd.DeviceAllow{entry}},
 		"a list with more access": {
-			&unit{policy: "strict", allow: []deviceAllow{{"/dev/char/195:7", "rwm"}}},
-			[]deviceAllow{{"/dev/char/195:7", "rwm"}},
+			&unit{policy: "strict", allow: []systemd.DeviceAllow{{Path: "/dev/char/195:7", Access: "rwm"}}},
+			[]systemd.DeviceAllow{{Path: "/dev/char/195:7", Access: "rwm"}},
 		},
 		"a list with less access": {
-			&unit{policy: "strict", allow: []deviceAllow{{"/dev/char/195:7", "rm"}}},
-			[]deviceAllow{{"/dev/char/195:7", "rmw"}},
+			&unit{policy: "strict", allow: []systemd.DeviceAllow{{Path: "/dev/char/195:7", Access: "rm"}}},
+			[]systemd.DeviceAllow{{Path: "/dev/char/195:7", Access: "rmw"}},
 		},
 		// An entry would take all other devices away.
 		"a unit that may use all devices": {&unit{policy: "auto"}, nil},
 		"a unit with a list and the policy auto": {
-			&unit{policy: "auto", allow: []deviceAllow{null}}, []deviceAllow{null, entry},
+			&unit{policy: "auto", allow: []systemd.DeviceAllow{null}}, []systemd.DeviceAllow{null, entry},
 		},
 		"a unit with another cgroup":     {&unit{policy: "strict", controlGroup: "/x.scope"}, nil},
 		"a cgroup that is not of a unit": {},
