@@ -11,7 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"sync/atomic"
+	"strings"
 	"syscall"
 	"time"
 
@@ -38,8 +38,9 @@ type HTTPOptions struct {
 	// Inherited is a socket that another process, such as systemd, made at Path; nil means none. Its owner and mode, and
 	// the file at Path, are left as they are. The caller closes it.
 	Inherited *os.File
-	// MaxConnections is the largest number of connections at a time. Connections above it are closed.
-	MaxConnections int64
+	// MaxConnections is the largest number of connections at a time of root, of this process's user, and of all other
+	// users together. Each of those can have a quarter of it. Connections above these limits are closed.
+	MaxConnections int
 }
 
 // HTTPListener is a socket with its lock.
@@ -64,10 +65,12 @@ func ListenHTTP(ctx context.Context, o HTTPOptions) (*HTTPListener, error) {
 		l.giveUp()
 		return nil, err
 	}
-	if l.socket, err = o.listen(ctx); err != nil {
+	socket, err := o.listen(ctx)
+	if err != nil {
 		l.giveUp()
 		return nil, err
 	}
+	l.socket = &limited{Listener: socket, max: o.MaxConnections, of: map[uint32]int{}}
 	return l, nil
 }
 
@@ -91,8 +94,8 @@ func (o HTTPOptions) listen(ctx context.Context) (net.Listener, error) {
 	return l, nil
 }
 
-// Socket returns the socket itself, for a server of another protocol that is used instead of Serve. That server may
-// close the socket; Close must still be called.
+// Socket returns the socket with its limits, for a server of another protocol that is used instead of Serve. That
+// server may close the socket; Close must still be called.
 func (l *HTTPListener) Socket() net.Listener { return l.socket }
 
 // Close removes the socket, unless it was inherited. Serve does so too: after Serve, Close has no effect.
@@ -127,7 +130,7 @@ func (l *HTTPListener) Serve(ctx context.Context, handler http.Handler, log *slo
 	defer func() { _ = l.Close() }()
 	ctx, end := context.WithCancel(ctx)
 	defer end()
-	server := newServer(ctx, handler, l.options.MaxConnections, log)
+	server := newServer(ctx, handler, log)
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(l.socket) }()
 	select {
@@ -146,9 +149,9 @@ func (l *HTTPListener) Serve(ctx context.Context, handler http.Handler, log *slo
 	return nil
 }
 
-// newServer returns the server of a socket, with limits for the connections.
-func newServer(ctx context.Context, handler http.Handler, maxConnections int64, log *slog.Logger) *http.Server {
-	var open atomic.Int64
+// newServer returns the server of a socket, with limits for the time of requests. A client that sends nothing is
+// disconnected after RequestTime.
+func newServer(ctx context.Context, handler http.Handler, log *slog.Logger) *http.Server {
 	server := &http.Server{
 		Handler:           handler,
 		ReadHeaderTimeout: RequestTime,
@@ -159,18 +162,7 @@ func newServer(ctx context.Context, handler http.Handler, maxConnections int64, 
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, peerKey{}, peerOf(c))
-		},
-		ConnState: func(c net.Conn, state http.ConnState) {
-			switch state {
-			case http.StateNew:
-				if open.Add(1) > maxConnections {
-					_ = c.Close()
-				}
-			case http.StateClosed:
-				open.Add(-1)
-			default:
-			}
+			return context.WithValue(ctx, peerKey{}, c.(*peerConn).peer)
 		},
 	}
 	server.SetKeepAlivesEnabled(false)
@@ -227,8 +219,13 @@ var ErrEnded = errors.New("the program closed the connection before it answered"
 // connections.
 func IsEnd(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) // before the request was written
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || // before the request was written
+		err != nil && strings.HasSuffix(err.Error(), closedIdle)
 }
+
+// closedIdle is the text of an error that net/http does not export: the server closed the connection before net/http
+// began to write the request.
+const closedIdle = "http: server closed idle connection"
 
 // NewHTTPClient returns an HTTP client for the program that serves a socket. The program must begin each response
 // within aliveTime.

@@ -9,7 +9,6 @@ import (
 	"net"
 	"time"
 
-	"golang.org/x/net/netutil"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -32,7 +31,7 @@ const (
 
 // Limits on what clients can use.
 const (
-	maxConnections = 64
+	maxConnections = 64       // see unixsocket.HTTPOptions
 	maxCalls       = 16       // concurrent calls of a connection
 	maxRequest     = 16 << 10 // bytes; the largest request has the names of a pod and its namespace
 	handshakeTime  = 5 * time.Second
@@ -64,7 +63,9 @@ func Listen(ctx context.Context, path string, group int) (*unixsocket.HTTPListen
 		_ = c.Close()
 		return nil, fmt.Errorf("make the PodResources socket %s: another program already serves it: %w", path, fileio.ErrHeld)
 	}
-	l, err := unixsocket.ListenHTTP(ctx, unixsocket.HTTPOptions{Path: path, LockPath: path + ".lock", Group: group})
+	l, err := unixsocket.ListenHTTP(ctx, unixsocket.HTTPOptions{
+		Path: path, LockPath: path + ".lock", Group: group, MaxConnections: maxConnections,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("make the PodResources socket: %w", err)
 	}
@@ -84,7 +85,7 @@ func (s *Server) Run(ctx context.Context, l *unixsocket.HTTPListener) error {
 	v1.RegisterPodResourcesListerServer(server, service{server: s})
 	v1alpha1.RegisterPodResourcesListerServer(server, alpha{server: s})
 	end := context.AfterFunc(ctx, server.Stop)
-	err := server.Serve(netutil.LimitListener(l.Socket(), maxConnections))
+	err := server.Serve(l.Socket())
 	if !end() {
 		err = nil // Stop was called
 	}
