@@ -1,6 +1,7 @@
 package cdi
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -169,6 +170,19 @@ func checkOwn(f, dir *os.File, config []byte) error {
 		return fmt.Errorf("%s belongs to user %d, its bundle to user %d", f.Name(), file.Uid, bundle.Uid)
 	}
 	return nil
+}
+
+// DeviceNodes returns the paths on the host of the device nodes that containers get with devices, given by their names.
+func (d *SpecDirs) DeviceNodes(names []string) ([]string, error) {
+	edits, err := d.edits(names)
+	if err != nil {
+		return nil, err
+	}
+	var paths []string
+	for _, n := range edits.DeviceNodes {
+		paths = append(paths, cmp.Or(n.HostPath, n.Path))
+	}
+	return paths, nil
 }
 
 // edits returns the common edits of each spec and the edits of the devices, merged like the CDI library does.

@@ -17,6 +17,19 @@ import (
 // Errors: *RejectedError (it wraps ErrConflict if a pod with this UID is placed for another request), ErrInvalid,
 // ErrRetry, and the context's.
 func (m *Manager) Admit(ctx context.Context, p model.Pod, by model.Caller) (model.Placement, error) {
+	return m.admit(ctx, p, by, nil)
+}
+
+// Lease allocates devices for a process, like Admit for a pod.
+func (m *Manager) Lease(
+	ctx context.Context, p model.Pod, by model.Caller, lease model.Lease,
+) (model.Placement, error) {
+	return m.admit(ctx, p, by, &lease)
+}
+
+func (m *Manager) admit(
+	ctx context.Context, p model.Pod, by model.Caller, lease *model.Lease,
+) (model.Placement, error) {
 	if err := Validate(p); err != nil {
 		return model.Placement{}, fmt.Errorf("pod %q: %w", p.UID, err)
 	}
@@ -31,15 +44,17 @@ func (m *Manager) Admit(ctx context.Context, p model.Pod, by model.Caller) (mode
 	if have, ok := m.Pod(p.UID); ok {
 		return m.readmit(have, p)
 	}
-	return m.place(ctx, p, by)
+	return m.place(ctx, p, by, lease)
 }
 
 // place admits a pod that is not placed.
-func (m *Manager) place(ctx context.Context, p model.Pod, by model.Caller) (model.Placement, error) {
+func (m *Manager) place(
+	ctx context.Context, p model.Pod, by model.Caller, lease *model.Lease,
+) (model.Placement, error) {
 	if err := m.countPod(); err != nil {
 		return model.Placement{}, err
 	}
-	placement, err := m.allocate(ctx, p, by)
+	placement, err := m.allocate(ctx, p, by, lease)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.placing--
@@ -71,12 +86,14 @@ func (m *Manager) countPod() error {
 }
 
 // allocate allocates a pod's devices and writes the placement.
-func (m *Manager) allocate(ctx context.Context, p model.Pod, by model.Caller) (model.Placement, error) {
+func (m *Manager) allocate(
+	ctx context.Context, p model.Pod, by model.Caller, lease *model.Lease,
+) (model.Placement, error) {
 	a := &attempt{m: m, pod: p, reuse: admission.Reuse{}}
 	if err := a.run(ctx); err != nil {
 		return model.Placement{}, m.rejected(ctx, p.UID, err)
 	}
-	placement := model.Placement{Pod: p, Allocations: a.allocations, Admitted: time.Now(), Caller: by}
+	placement := model.Placement{Pod: p, Allocations: a.allocations, Admitted: time.Now(), Caller: by, Lease: lease}
 	if err := m.store.Put(placement); err != nil {
 		a.giveBack()
 		return model.Placement{}, m.unwritten(err)

@@ -30,10 +30,32 @@ func (m *Manager) Ended(ctx context.Context, podUID, container string) error {
 	pod := m.pods[podUID]
 	pod.Placement = p
 	m.pods[podUID] = pod
-	m.releaseAll(podUID, slices.DeleteFunc(slices.Clone(p.Allocations), func(a model.Allocation) bool {
-		return a.Container != container
-	}))
+	m.releaseAll(podUID, allocationsOf(p, container))
 	m.publish(Event{Type: ContainerEnded, Placement: &p})
+	return nil
+}
+
+// SetLease changes the lease of a pod.
+//
+// Errors: ErrNotFound, ErrConflict (it is no lease), ErrRetry, and the context's.
+func (m *Manager) SetLease(ctx context.Context, podUID string, lease model.Lease) error {
+	unlock, p, err := m.lockPlaced(ctx, podUID, "")
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if p.Lease == nil {
+		return fmt.Errorf("pod %q is no lease: %w", podUID, ErrConflict)
+	}
+	p.Lease = &lease
+	if err := m.store.Put(p); err != nil {
+		return m.unwritten(err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	pod := m.pods[podUID]
+	pod.Placement = p
+	m.pods[podUID] = pod
 	return nil
 }
 

@@ -8,6 +8,23 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
+// RunOptions returns the run options of a container without a preparation of its devices.
+//
+// Errors: ErrNotFound, ErrBadResponse, and the context's.
+func (m *Manager) RunOptions(ctx context.Context, podUID, container string) (model.RunOptions, error) {
+	unlock, p, err := m.lockPlaced(ctx, podUID, container)
+	if err != nil {
+		return model.RunOptions{}, err
+	}
+	defer unlock()
+	return runOptions(allocationsOf(p, container))
+}
+
+func allocationsOf(p model.Placement, container string) []model.Allocation {
+	others := func(a model.Allocation) bool { return a.Container != container }
+	return slices.DeleteFunc(slices.Clone(p.Allocations), others)
+}
+
 // Start returns the run options of a container. It is called before each start of the container, and calls
 // PreStartContainer of the plugins that require it. Until Start returns, the pod cannot be released: a plugin may be
 // preparing devices of the pod.
@@ -25,12 +42,7 @@ func (m *Manager) Start(ctx context.Context, podUID, container string) (model.Ru
 		return model.RunOptions{}, fmt.Errorf("start container %q of pod %q, which has ended: %w",
 			container, podUID, ErrConflict)
 	}
-	var has []model.Allocation
-	for _, a := range p.Allocations {
-		if a.Container == container {
-			has = append(has, a)
-		}
-	}
+	has := allocationsOf(p, container)
 	options, err := runOptions(has) // checks the responses, before a device is prepared
 	for i := 0; err == nil && i < len(has); i++ {
 		err = m.preStart(ctx, has[i])

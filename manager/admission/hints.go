@@ -27,7 +27,7 @@ func (p *Pool) Hints(t Topology, r Request) ([]Hint, error) {
 	if t.none() || r.Count <= 0 || p.hasNUMA.count() == 0 {
 		return nil, nil
 	}
-	free, reusable := p.healthy.without(p.busy), p.reusable(r)
+	free, reusable := p.free(r), p.reusable(r)
 	if free.count()+reusable.count() < r.Count {
 		return []Hint{}, nil
 	}

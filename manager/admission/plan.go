@@ -40,7 +40,7 @@ func (p *Pool) Plan(r Request) (*Plan, error) {
 		return plan, nil
 	}
 	plan.take(p.order(r, len(p.devices), reusable))
-	free := p.healthy.without(p.busy)
+	free := p.free(r)
 	if n := free.count(); n < plan.need {
 		return nil, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d",
 			p.resource, plan.need, n)
@@ -171,6 +171,15 @@ func (p *Pool) ids(ids []string, devices bitset, limit int) []string {
 
 // reusable returns the request's reusable devices that are still healthy.
 func (p *Pool) reusable(r Request) bitset { return p.indices(r.Reusable).and(p.healthy) }
+
+// free returns the devices that a request can get and no pod has.
+func (p *Pool) free(r Request) bitset {
+	free := p.healthy.without(p.busy)
+	if r.Among != nil {
+		free = free.and(p.indices(r.Among))
+	}
+	return free
+}
 
 // indices returns the set of those devices that the plugin lists with one of these IDs.
 func (p *Pool) indices(ids []string) bitset {

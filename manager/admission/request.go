@@ -22,6 +22,8 @@ type Request struct {
 	Count int
 	// Reusable are the devices that this container can take over from the pod's init containers. See Reuse.
 	Reusable []string
+	// Among are the devices that may be chosen. If it is nil, all may.
+	Among []string
 	// Affinity is the set of NUMA nodes near which the devices should be, from Topology.Merge. Empty means any.
 	Affinity Nodes
 	// Prefers means that the plugin offers GetPreferredAllocation.

@@ -22,6 +22,7 @@ import (
 
 	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/lease"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/pod"
 	"gpu-cdi-plugin/manager/state"
@@ -521,11 +522,29 @@ func TestWatchesAreBounded(t *testing.T) {
 	})
 }
 
-// While as many pods wait as can, lists are answered, and one more pod is refused at once.
-func TestReadsWhileAdmissionsWait(t *testing.T) {
-	m := &placements{wait: make(chan struct{})}
-	c := serve(t, m, nil)
-	var waiting sync.WaitGroup
+// While as many pods, leases and watches wait as can, lists are answered, and one more pod is refused at once.
+func TestReadsWhileAllElseWaits(t *testing.T) {
+	const maxWaiting = 384 // that of lease.Service
+	m, q := &placements{wait: make(chan struct{})}, &queue{wait: make(chan bool), lines: 1}
+	c := serve(t, m, func(s *Server) { s.Leases = q })
+	var waiting, begun sync.WaitGroup
+	begun.Add(maxWatchers + maxWaiting)
+	watch, end := context.WithCancel(t.Context())
+	for range maxWatchers {
+		waiting.Go(func() {
+			if err := c.Watch(watch, begun.Done, nil); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		})
+	}
+	for range maxWaiting {
+		waiting.Go(func() {
+			if _, err := c.Lease(t.Context(), LeaseRequest{}, func(lease.Waiting) { begun.Done() }); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	begun.Wait()
 	for range maxChanges {
 		waiting.Go(func() {
 			if _, err := c.Admit(t.Context(), []byte("pod: a")); err != nil {
@@ -542,6 +561,8 @@ func TestReadsWhileAdmissionsWait(t *testing.T) {
 		t.Error(err)
 	}
 	close(m.wait)
+	close(q.wait)
+	end()
 	waiting.Wait()
 }
 

@@ -67,6 +67,9 @@ func errorOf(err error) *Error {
 	if own {
 		return answer
 	}
+	if answer := leaseError(err); answer != nil {
+		return answer
+	}
 	answer = &Error{Text: shortText(err.Error()), Code: http.StatusInternalServerError, Reason: "InternalError"}
 	rejected, isRejected := errors.AsType[*manager.RejectedError](err)
 	switch {

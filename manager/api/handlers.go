@@ -50,15 +50,35 @@ func (s *Server) admit(q *http.Request) (any, error) {
 	return s.podOf(placed), nil
 }
 
+// checkPod returns an error if a pod is a lease, whose devices its process may use.
+func (s *Server) checkPod(q *http.Request) error {
+	if p, _ := s.Manager.Pod(q.PathValue("uid")); p.Lease != nil {
+		return &Error{
+			Text: "pod " + p.Pod.UID + " is a lease", Code: http.StatusConflict, Reason: "Conflict",
+			Hint: "device-manager lease end " + p.Pod.Name + " ends it",
+		}
+	}
+	return nil
+}
+
 func (s *Server) release(q *http.Request) (any, error) {
+	if err := s.checkPod(q); err != nil {
+		return nil, err
+	}
 	return nil, s.Manager.Release(q.Context(), q.PathValue("uid"))
 }
 
 func (s *Server) start(q *http.Request) (any, error) {
+	if err := s.checkPod(q); err != nil {
+		return nil, err
+	}
 	return s.Manager.Start(q.Context(), q.PathValue("uid"), q.PathValue("container"))
 }
 
 func (s *Server) ended(q *http.Request) (any, error) {
+	if err := s.checkPod(q); err != nil {
+		return nil, err
+	}
 	return nil, s.Manager.Ended(q.Context(), q.PathValue("uid"), q.PathValue("container"))
 }
 
@@ -73,13 +93,8 @@ func (s *Server) devices(*http.Request) (any, error) {
 func (s *Server) free(q *http.Request) (any, error) {
 	data, _ := io.ReadAll(q.Body) // the body is in memory
 	var r FreeRequest
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&r); err != nil {
-		return nil, badRequest("read the request: %v", err)
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, badRequest("read the request: there is more than one value")
+	if err := decode(data, &r); err != nil {
+		return nil, err
 	}
 	switch named := r.ResourceName != "" && len(r.DeviceIDs) > 0; {
 	case r.All && r.ResourceName == "" && len(r.DeviceIDs) == 0:
@@ -89,6 +104,19 @@ func (s *Server) free(q *http.Request) (any, error) {
 	default:
 		return nil, badRequest("want either all, or resourceName and deviceIds")
 	}
+}
+
+// decode decodes the JSON of a request.
+func decode(data []byte, into any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(into); err != nil {
+		return badRequest("read the request: %v", err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return badRequest("read the request: there is more than one value")
+	}
+	return nil
 }
 
 // prometheusText is a response in Prometheus' text format, version 0.0.4.

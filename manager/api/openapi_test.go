@@ -176,7 +176,7 @@ func (c *checkedLines) Read(p []byte) (int, error) {
 
 // The document has the requests that the server answers, and no others.
 func TestTheDocumentHasTheRequests(t *testing.T) {
-	served := []string{"GET /v1/watch"}
+	served := []string{"GET /v1/watch", "POST /v1/leases"}
 	for _, r := range routes {
 		served = append(served, r.method+" "+r.path)
 	}
@@ -200,6 +200,7 @@ func TestTheDocumentsSchemas(t *testing.T) {
 	d := openDocument(t)
 	for _, name := range []string{
 		"Manifest", "FreeRequest", "Error", "Event", "ResourceList", "NodeStatus", "RunOptions",
+		"LeaseRequest", "LeaseEvent", "LeaseList",
 	} {
 		if _, err := d.compiler.Compile("api.json#/components/schemas/" + name); err != nil {
 			t.Error(err)

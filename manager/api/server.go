@@ -35,17 +35,22 @@ type Server struct {
 	// Metrics returns the metrics in Prometheus' text format, version 0.0.4. If it is nil, the response has the status
 	// 404.
 	Metrics func() ([]byte, error)
-	Log     *slog.Logger
+	// Leases gives leases.
+	Leases Leases
+	// LeasesOnly leaves out all requests but those for leases, and has clients end only their own leases.
+	LeasesOnly bool
+	Log        *slog.Logger
 
 	maxWait  time.Duration // for tests; 0 means the constant maxWait
 	changes  chan struct{}
 	watchers chan struct{}
 }
 
-// The limits of the API. Reads always find a free connection: maxConnections is more than maxChanges and maxWatches
-// together.
+// The limits of the API. Reads always find a free connection, since less than maxConnections can stay open: maxChanges,
+// maxWatchers, and 384 requests that wait for a lease (see lease.Service), together 832. A user other than root and the
+// manager's has a quarter, 256, of which 64 can wait for a lease. So he cannot use up maxChanges either.
 const (
-	maxConnections = 512
+	maxConnections = 1024
 	maxChanges     = 384 // concurrent requests that change something
 	maxWatchers    = 64
 	// maxBody is the size of the largest request, one with a manifest, in bytes.
@@ -87,7 +92,7 @@ type route struct {
 	answer func(*Server, *http.Request) (any, error)
 }
 
-// routes are all requests except watch, whose response does not end.
+// routes are all requests except watch and acquire, whose responses are streams.
 var routes = []route{
 	{http.MethodGet, "/v1/healthz", http.StatusOK, (*Server).healthz},
 	{http.MethodGet, "/v1/pods", http.StatusOK, (*Server).pods},
@@ -100,14 +105,23 @@ var routes = []route{
 	{http.MethodPost, "/v1/devices/free", http.StatusNoContent, (*Server).free},
 	{http.MethodGet, "/v1/node", http.StatusOK, (*Server).node},
 	{http.MethodGet, "/metrics", http.StatusOK, (*Server).metrics},
+	{http.MethodGet, leasesPath, http.StatusOK, (*Server).leases},
+	{http.MethodDelete, leasesPath + "/{id}", http.StatusNoContent, (*Server).endLease},
+	{http.MethodPost, leasesPath + "/{id}/extend", http.StatusNoContent, (*Server).extendLease},
 }
 
 // handler handles the requests of the API. For any other request it responds with an Error; net/http would respond
 // with plain text.
 func (s *Server) handler() http.Handler {
 	s.changes, s.watchers = make(chan struct{}, maxChanges), make(chan struct{}, maxWatchers)
-	methods := map[string]map[string]http.HandlerFunc{"/v1/watch": {http.MethodGet: s.watch}} // by path
+	methods := map[string]map[string]http.HandlerFunc{leasesPath: {http.MethodPost: s.acquire}} // by path
+	if !s.LeasesOnly {
+		methods["/v1/watch"] = map[string]http.HandlerFunc{http.MethodGet: s.watch}
+	}
 	for _, r := range routes {
+		if s.LeasesOnly && !strings.HasPrefix(r.path, leasesPath) {
+			continue
+		}
 		if methods[r.path] == nil {
 			methods[r.path] = map[string]http.HandlerFunc{}
 		}

@@ -8,6 +8,7 @@ import (
 	"math"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"gpu-cdi-plugin/internal/configfile"
 	"gpu-cdi-plugin/internal/unixsocket"
@@ -38,6 +39,13 @@ type Common struct {
 	LogFormat string `yaml:"log-format" json:"log-format"`
 }
 
+// LeaseSocket returns the path of the socket for leases, which is beside that of the API: api-leases.sock by default.
+func (c *Common) LeaseSocket() string {
+	return strings.TrimSuffix(c.APISocket, ".sock") + leaseSuffix
+}
+
+const leaseSuffix = "-leases.sock"
+
 // Serve are the options of the device manager.
 type Serve struct {
 	// Plugin is the command line of a plugin to run as a child process; empty means none.
@@ -52,6 +60,10 @@ type Serve struct {
 	PodResourcesSocket string `yaml:"pod-resources-socket" json:"pod-resources-socket"`
 	// APIGroup is the group that may use the API, by name or number; empty means only root.
 	APIGroup string `yaml:"api-group" json:"api-group"`
+	// LeaseGroup is the group that may lease devices, by name or number; empty means only root.
+	LeaseGroup string `yaml:"lease-group" json:"lease-group"`
+	// DeviceInfo is the directory of the files in which the plugin describes devices.
+	DeviceInfo string `yaml:"device-info" json:"device-info"`
 	// TopologyPolicy and TopologyScope configure the Topology Manager.
 	TopologyPolicy string `yaml:"topology-policy" json:"topology-policy"`
 	TopologyScope  string `yaml:"topology-scope" json:"topology-scope"`
@@ -82,6 +94,7 @@ func Default() Config {
 			PluginsRegistryDir: "/var/lib/kubelet/plugins_registry",
 			StateDir:           "/var/lib/device-manager",
 			PodResourcesSocket: "/var/lib/kubelet/pod-resources/kubelet.sock",
+			DeviceInfo:         "/var/lib/gpu-cdi-plugin/devices",
 			TopologyPolicy:     "none",
 			TopologyScope:      "container",
 			SystemReserved:     []string{},
@@ -97,7 +110,8 @@ var Keys = &configfile.Keys{
 	List: [][2]string{
 		{"root", "`directory` with the host's /proc, /sys and /etc/cdi"},
 		{"cdi-dir", "`directory` of CDI specs besides /etc/cdi, for admit -o oci"},
-		{"api-socket", "`path` of the API's socket, on which admit, pods, node and release call serve"},
+		{"api-socket", "`path` of the API's socket, on which admit, pods, node and release call serve; run and leases use " +
+			"a socket beside it, api-leases.sock"},
 		{"insecure-paths", "allow that other users can change the directories of api-socket and " +
 			"pod-resources-socket, the program of plugin and the CDI specs, with a warning; for development"},
 		{"log-level", "minimum log `level`: debug, info, warn, error"},
@@ -112,6 +126,8 @@ var Keys = &configfile.Keys{
 		{"state-dir", "`directory` for the placements of pods, which must survive a reboot"},
 		{"pod-resources-socket", "`path` of the PodResources service's socket; empty for none"},
 		{"api-group", "`group` that may use the API besides root, by name or number (default: none)"},
+		{"lease-group", "`group` that may lease devices besides root, by name or number (default: none)"},
+		{"device-info", "`directory` in which the plugin describes each device in a file ID.json"},
 		{"topology-policy", "`policy` for the alignment of devices to NUMA nodes: none, best-effort, " +
 			"restricted, single-numa-node"},
 		{"topology-scope", "`scope` of that alignment: container, pod"},
@@ -152,7 +168,7 @@ func (c *Config) Validate() error {
 		configfile.NotEmpty("root", c.Root),
 		configfile.NotEmpty("cdi-dir", c.CDIDir),
 		configfile.NotEmpty("api-socket", c.APISocket),
-		checkSocket("api-socket", c.APISocket, ""),
+		checkSocket("api-socket", c.APISocket, leaseSuffix),
 		checkOutside("api-socket", c.APISocket, c.SocketDir),
 		checkValue("log-level", c.LogLevel),
 		checkValue("log-format", c.LogFormat),
@@ -161,6 +177,7 @@ func (c *Config) Validate() error {
 		checkSocket("socket-dir", c.SocketDir, "/kubelet.sock"),
 		configfile.NotEmpty("plugins-registry-dir", c.PluginsRegistryDir),
 		configfile.Absolute("state-dir", c.StateDir),
+		configfile.Absolute("device-info", c.DeviceInfo),
 		checkSocket("pod-resources-socket", c.PodResourcesSocket, ""),
 		checkOutside("pod-resources-socket", c.PodResourcesSocket, c.SocketDir),
 		checkValue("topology-policy", c.TopologyPolicy),
@@ -183,7 +200,7 @@ func checkNumber(key string, n, minimum int) error {
 
 func checkValue(key, value string) error { return configfile.OneOf(key, value, Keys.Values[key]) }
 
-// checkSocket checks the length of a socket's path. If name is not empty, path is the directory of the socket.
+// checkSocket checks the length of a socket's path. If name is not empty, it follows the path.
 func checkSocket(key, path, name string) error {
 	if size, limit := len(path), unixsocket.MaxPath-len(name); size > limit {
 		return fmt.Errorf("%s %q: it has %d bytes; at most %d are possible, since the path of a socket has at most %d",

@@ -37,6 +37,8 @@ plugins-registry-dir: /manager/registry
 state-dir: /manager/state
 pod-resources-socket: /manager/pod-resources.sock
 api-group: devices
+lease-group: users
+device-info: /plugin/devices
 topology-policy: restricted
 topology-scope: pod
 seed: "7"
@@ -56,7 +58,8 @@ func fullConfig() Config {
 		Serve: Serve{
 			Plugin:    `plugin --dir "/manager/sockets"`,
 			SocketDir: "/manager/sockets", PluginsRegistryDir: "/manager/registry", StateDir: "/manager/state",
-			PodResourcesSocket: "/manager/pod-resources.sock", APIGroup: "devices", TopologyPolicy: "restricted",
+			PodResourcesSocket: "/manager/pod-resources.sock", APIGroup: "devices",
+			LeaseGroup: "users", DeviceInfo: "/plugin/devices", TopologyPolicy: "restricted",
 			TopologyScope: "pod", Seed: "7", SystemReserved: []string{"cpu=500m", "memory=1Gi"},
 			KubeReserved: []string{"cpu=100m"}, EvictionHard: []string{"memory.available<5%"},
 			MaxPods: 250, PodsPerCore: 10,
@@ -103,6 +106,7 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		`socket-dir "sockets": want an absolute path, the same as on the host`,
 		"plugins-registry-dir is empty",
 		`state-dir "": want an absolute path, the same as on the host`,
+		`device-info "": want an absolute path, the same as on the host`,
 		`pod-resources-socket "sockets/pods.sock": want another directory than socket-dir, whose sockets are removed`,
 		`topology-policy: unknown value ""; known are none, best-effort, restricted, single-numa-node`,
 		`topology-scope: unknown value ""; known are container, pod`,
@@ -125,9 +129,9 @@ func TestPathsOfSocketsHaveTheLengthThatTheKernelAllows(t *testing.T) {
 		change func(*Config)
 		want   string // of the error; empty means none
 	}{
-		"107 bytes": {func(c *Config) { c.APISocket, c.PodResourcesSocket = name(107), "/d"+name(105) }, ""},
-		"108 bytes for the API": {
-			func(c *Config) { c.APISocket = name(108) }, `api-socket "` + name(108) + `": it has 108 bytes; at most 107`,
+		"as long as possible": {func(c *Config) { c.APISocket, c.PodResourcesSocket = name(95), "/d"+name(105) }, ""},
+		"96 bytes for the API, whose socket of leases has a longer name": {
+			func(c *Config) { c.APISocket = name(96) }, `api-socket "` + name(96) + `": it has 96 bytes; at most 95`,
 		},
 		"108 bytes for PodResources": {
 			func(c *Config) { c.PodResourcesSocket = name(108) }, "it has 108 bytes; at most 107",

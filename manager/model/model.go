@@ -37,6 +37,8 @@ type Pod struct {
 	// InitContainers run one after the other before Containers. Both are in the order of the manifest.
 	InitContainers []Container `json:"initContainers,omitempty"`
 	Containers     []Container `json:"containers"`
+	// Among are the IDs of the devices from which the pod's are chosen. If it is nil, they are chosen from all.
+	Among []string `json:"-"`
 }
 
 // AllContainers returns the init containers and then the other containers. They get their devices in this order.
@@ -60,6 +62,26 @@ type Placement struct {
 	Ended    []string  `json:"ended,omitempty"`
 	Admitted time.Time `json:"admitted"`
 	Caller   Caller    `json:"caller"`
+	// Lease is set if a process has the devices, and nil for a pod of a manifest.
+	Lease *Lease `json:"lease,omitempty"`
+}
+
+// Lease is a placement that ends with a process.
+type Lease struct {
+	Process Process `json:"process"`
+	Command string  `json:"command"` // of the process, as people know it
+	// Begins is when the devices were given, in nanoseconds since the boot.
+	Begins time.Duration `json:"begins"`
+	// Ends is when the process is ended, in nanoseconds since the boot. It is 0 if there is no limit. Changes of the clock
+	// do not move it.
+	Ends time.Duration `json:"ends,omitempty"`
+}
+
+// Process identifies a process. No other process has the same values, before or after it.
+type Process struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // in clock ticks since the boot
+	Boot  string `json:"boot"`  // the kernel's boot ID
 }
 
 // Held returns the allocations of the containers that have not ended for good.

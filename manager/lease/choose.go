@@ -1,0 +1,270 @@
+package lease
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"unicode"
+
+	"gpu-cdi-plugin/internal/wording"
+)
+
+// Request is what a lease asks for: all of it or nothing.
+type Request struct {
+	// Count is how many devices. They are of one resource, and no two of them are replicas of one device.
+	Count int `json:"count"`
+	// Resource is the resource of the devices. If it is empty, the other fields say which resources will do.
+	Resource string `json:"resource,omitempty"`
+	// Model is a part of the name of the model, in any case. Profile is that of a MIG device; if it is empty and Resource
+	// too, the devices are whole ones.
+	Model   string `json:"model,omitempty"`
+	Profile string `json:"profile,omitempty"`
+	// MinMemory is how much memory each device has at least, in bytes.
+	MinMemory uint64 `json:"minMemoryBytes,omitempty"`
+	// SameNUMA has all devices near one NUMA node.
+	SameNUMA bool `json:"sameNUMA,omitempty"`
+	// Devices are the IDs of exactly the devices, without the number of a replica or with it. They are not prepared, since
+	// the process that asks uses them.
+	Devices []string `json:"devices,omitempty"`
+	// AllowBusy takes devices that something uses without a lease. They are not prepared.
+	AllowBusy bool `json:"allowBusy,omitempty"`
+}
+
+// maxCount is more than the devices of any machine.
+const maxCount = 4096
+
+// check returns an error that wraps ErrInvalid if the request makes no sense.
+func (r *Request) check() error {
+	if r.Count < 1 || r.Count > maxCount {
+		return fmt.Errorf("%w: a lease has 1 to %d devices, not %d", ErrInvalid, maxCount, r.Count)
+	}
+	if len(r.Devices) > 0 && len(r.Devices) != r.Count {
+		return fmt.Errorf("%w: the count is %d, and the number of names %d", ErrInvalid, r.Count, len(r.Devices))
+	}
+	for _, text := range slices.Concat([]string{r.Resource, r.Model, r.Profile}, r.Devices) {
+		if len(text) > maxText || text != printable(text) { // others see it
+			return fmt.Errorf("%w: %.*q is no name of a resource, model, profile or device", ErrInvalid, maxText, text)
+		}
+	}
+	return nil
+}
+
+// maxText is the length of the longest name in a request, in bytes.
+const maxText = 253
+
+// printable replaces what can change a terminal, or breaks a line.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, text)
+}
+
+// String says what is asked for, like `2 devices of a model "H100"`.
+func (r *Request) String() string {
+	text := []string{wording.Count(r.Count, "device")}
+	for _, part := range []struct{ value, text string }{
+		{r.Resource, "of the resource " + r.Resource},
+		{r.Model, fmt.Sprintf("of a model %q", r.Model)},
+		{r.Profile, "with the profile " + r.Profile},
+	} {
+		if part.value != "" {
+			text = append(text, part.text)
+		}
+	}
+	if r.MinMemory > 0 {
+		text = append(text, "with "+gib(r.MinMemory))
+	}
+	if r.SameNUMA {
+		text = append(text, "near one NUMA node")
+	}
+	if len(r.Devices) > 0 {
+		text = append(text, "("+wording.ShortenList(r.Devices, 4, ", ")+")")
+	}
+	return strings.Join(text, " ")
+}
+
+func gib(bytes uint64) string { return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30)) }
+
+// Device is a device that a plugin lists.
+type Device struct {
+	ID       string
+	Resource string
+	Free     bool // whether a lease can have it now
+	Refused  bool // whether it could not be prepared: only a request with AllowBusy can have it now
+	Broken   bool // whether no lease can have it until it is repaired: it is unhealthy or withheld
+	NUMA     []int
+	Info     Info
+}
+
+// Info is what the plugin says about a device, in a file. All of it is empty if there is no file.
+type Info struct {
+	UUID        string `json:"uuid"`
+	Model       string `json:"model"`
+	Profile     string `json:"profile"`
+	MemoryBytes uint64 `json:"memoryBytes"`
+}
+
+// device returns what an ID names without the number of a replica: replicas of a device have IDs like UUID::2.
+func (d *Device) device() string {
+	name, _, _ := strings.Cut(d.ID, "::")
+	return name
+}
+
+// suits reports whether a request can be met by a device, free or not.
+func (r *Request) suits(d *Device) bool {
+	if len(r.Devices) > 0 {
+		return slices.Contains(r.Devices, d.ID) || slices.Contains(r.Devices, d.device())
+	}
+	whole := r.Resource == "" && r.Profile == ""
+	return (r.Resource == "" || r.Resource == d.Resource) &&
+		strings.Contains(strings.ToLower(d.Info.Model), strings.ToLower(r.Model)) &&
+		(r.Profile == d.Info.Profile || r.Profile == "" && !whole) && d.Info.MemoryBytes >= r.MinMemory
+}
+
+// choice is a set of devices of one resource from which a request can be met.
+type choice struct {
+	resource string
+	among    []string
+}
+
+// choose returns from which of the devices a request can be met, in the order of the resources' names, or nil if it
+// cannot be met.
+func (r *Request) choose(devices []Device) *choice {
+	byResource := map[string][]*Device{}
+	seen := map[string]bool{}
+	for i := range devices {
+		d := &devices[i]
+		if key := d.Resource + " " + d.device(); r.suits(d) && !seen[key] {
+			seen[key] = true
+			byResource[d.Resource] = append(byResource[d.Resource], d)
+		}
+	}
+	for _, resource := range slices.Sorted(maps.Keys(byResource)) {
+		if list := r.near(byResource[resource]); len(list) >= r.Count {
+			c := &choice{resource: resource}
+			for _, d := range list {
+				c.among = append(c.among, d.ID)
+			}
+			return c
+		}
+	}
+	return nil
+}
+
+// near returns the devices near one NUMA node if the request wants that: near the one with the fewest that are enough,
+// so that few nodes are broken up.
+func (r *Request) near(list []*Device) []*Device {
+	if !r.SameNUMA {
+		return list
+	}
+	byNode := map[int][]*Device{}
+	for _, d := range list {
+		for _, n := range d.NUMA {
+			byNode[n] = append(byNode[n], d)
+		}
+	}
+	var best []*Device
+	for _, n := range slices.Sorted(maps.Keys(byNode)) {
+		if near := byNode[n]; len(near) >= r.Count && (best == nil || len(near) < len(best)) {
+			best = near
+		}
+	}
+	return best
+}
+
+// candidates returns the devices by which a request can be met, free or not. Replicas are among them only if they are
+// asked for by their resource, or the host has no whole device that suits.
+func (r *Request) candidates(devices []Device) []Device {
+	suitable := slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return !r.suits(&d) })
+	isReplica := func(d Device) bool { return d.ID != d.device() }
+	whole := slices.DeleteFunc(slices.Clone(suitable), isReplica)
+	if r.Resource == "" && len(r.Devices) == 0 && len(whole) > 0 {
+		return whole
+	}
+	return suitable
+}
+
+// choice returns from which of the devices a request can be met now, or nil. It leaves out those that are taken.
+func (r *Request) choice(devices []Device, taken map[string]bool) *choice {
+	return r.choose(slices.DeleteFunc(r.candidates(devices), func(d Device) bool {
+		return !d.Free || d.Refused && !r.unprepared() || taken[d.ID]
+	}))
+}
+
+// unprepared reports whether the devices are not prepared.
+func (r *Request) unprepared() bool { return r.AllowBusy || len(r.Devices) > 0 }
+
+// next returns the first of the waiting requests that can have devices now, and from which it can have them, or nil. A
+// request passes an earlier one only with devices that this one cannot use, so whoever waits gets his devices in the
+// end. Who waits for devices that nobody can have holds back nobody: that may take days.
+func next(waiting []Request, devices []Device) (int, *choice) {
+	taken := map[string]bool{}
+	for i := range waiting {
+		r := &waiting[i]
+		if c := r.choice(devices, taken); c != nil {
+			return i, c
+		}
+		mine := r.candidates(devices)
+		unusable := func(d Device) bool { return d.Broken || d.Refused && !r.unprepared() }
+		if r.choose(slices.DeleteFunc(slices.Clone(mine), unusable)) == nil {
+			continue
+		}
+		for _, d := range mine {
+			taken[d.ID] = true
+		}
+	}
+	return 0, nil
+}
+
+var (
+	// ErrInvalid means that a request makes no sense.
+	ErrInvalid = errors.New("invalid request")
+	// ErrImpossible means that the devices of this host do not meet a request, even if all were free.
+	ErrImpossible = errors.New("this host cannot give")
+)
+
+// possible returns an error that wraps ErrImpossible and says what there is, if a request cannot be met by all devices.
+func (r *Request) possible(devices []Device) error {
+	if r.choose(r.candidates(devices)) != nil {
+		return nil
+	}
+	if len(devices) == 0 {
+		return fmt.Errorf("%w %s: no device plugin lists devices", ErrImpossible, r)
+	}
+	counts := map[string]int{}
+	seen := map[string]bool{}
+	for i := range devices {
+		d := &devices[i]
+		if key := d.Resource + " " + d.device(); !seen[key] {
+			seen[key] = true
+			counts[d.kind()]++
+		}
+	}
+	var list []string
+	for _, kind := range slices.Sorted(maps.Keys(counts)) {
+		list = append(list, fmt.Sprintf("%d x %s", counts[kind], kind))
+	}
+	return fmt.Errorf("%w %s: it has %s", ErrImpossible, r, wording.ShortenList(list, 8, ", "))
+}
+
+// kind says what a device is, like "nvidia.com/gpu (NVIDIA H100 80GB HBM3, 80.0 GiB)".
+func (d *Device) kind() string {
+	var what []string
+	for _, text := range []string{d.Info.Model, d.Info.Profile} {
+		if text != "" {
+			what = append(what, text)
+		}
+	}
+	if d.Info.MemoryBytes > 0 {
+		what = append(what, gib(d.Info.MemoryBytes))
+	}
+	if len(what) == 0 {
+		return d.Resource
+	}
+	return d.Resource + " (" + strings.Join(what, ", ") + ")"
+}

@@ -1,0 +1,990 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"gpu-cdi-plugin/internal/proc"
+	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// other is a user that is not this one.
+const other = 12345
+
+func TestDevicesAreFreeWhenTheCallerHasGone(t *testing.T) {
+	t.Parallel()
+	for name, gone := range map[string]func(s *service, c *child){
+		"while it waits": func(s *service, c *child) {
+			first := sleeper(s.T, os.Getuid())
+			s.granted(s.askAs(first.ask(2)))
+			a := s.askAs(c.ask(1))
+			a.give()
+			<-a.done
+			testenv.Must(s, first.Process.Kill())
+		},
+		"while devices are chosen for it": func(s *service, c *child) {
+			chooses, choose := make(chan bool), make(chan bool)
+			s.m.lease = func([]string) error {
+				chooses <- true
+				<-choose
+				return nil
+			}
+			a := s.askAs(c.ask(1))
+			<-chooses
+			a.give()
+			<-a.done
+			close(choose)
+		},
+		"while its devices are prepared": func(s *service, c *child) {
+			s.m.start = func(ctx context.Context, _ []string) error {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			a := s.askAs(c.ask(1))
+			s.until("the device is held", func() bool { return s.m.held() != "" })
+			a.give()
+			<-a.done
+		},
+		"just after the grant": func(s *service, c *child) {
+			a := s.askAs(c.ask(2))
+			s.granted(a)
+			testenv.Must(s, c.Process.Kill())
+		},
+		"before the grant, but its connection stays": func(s *service, c *child) {
+			first := sleeper(s.T, os.Getuid())
+			s.granted(s.askAs(first.ask(2)))
+			a := s.askAs(c.ask(1))
+			testenv.Must(s, c.Process.Kill())
+			_ = c.Wait()
+			testenv.Must(s, first.Process.Kill())
+			s.granted(a)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := run(t, newFake(t, 2))
+			gone(s, sleeper(t, os.Getuid()))
+			s.free()
+		})
+	}
+}
+
+func TestTheTimeOfALeaseIsOver(t *testing.T) {
+	t.Parallel()
+	const brief = 100 * time.Millisecond
+	for name, c := range map[string]struct {
+		script string
+		limit  time.Duration
+		want   syscall.Signal
+		line   string // that it writes at the end
+	}{
+		"SIGTERM ends it":      {"echo ready; exec sleep 1000", brief, syscall.SIGTERM, ""},
+		"it ends by itself":    {`trap 'echo bye; exit' TERM; echo ready; while :; do sleep 0.01; done`, brief, -1, "bye\n"},
+		"it ignores SIGTERM":   {`trap '' TERM; echo ready; exec sleep 1000`, brief, syscall.SIGKILL, ""},
+		"it is stopped, too":   {`trap '' TERM; echo ready; kill -STOP $$; exec sleep 1000`, brief, syscall.SIGKILL, ""},
+		"it ended before that": {`echo ready; exec sleep 0.1`, time.Hour, -1, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := run(t, newFake(t, 1))
+			child := start(t, os.Getuid(), c.script)
+			ask := child.ask(1)
+			ask.For = c.limit
+			s.granted(s.askAs(ask))
+			s.free()
+			line, _ := child.out.ReadString('\n')
+			if got := child.signal(); got != c.want || line != c.line {
+				t.Errorf("ended by %v, want %v; it wrote %q, want %q", got, c.want, line, c.line)
+			}
+			s.until("the log says so", func() bool { return strings.Contains(s.log.String(), " has ended after ") })
+		})
+	}
+}
+
+// A user has only processes of his own ended, also if they became those of another one.
+func TestAProcessThatMayNotBeSignalled(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	c := sleeper(t, 0)
+	record := model.Lease{Process: identify(t, c.Process.Pid), Ends: 1} // long over
+	m := newFake(t, 1)
+	id := m.hold(0, record, other)
+	s := run(t, m)
+	s.until("the log says why", func() bool { return strings.Contains(s.log.String(), "cannot be ended: process") })
+	if err := s.End(id, model.Caller{UID: other}); !errors.Is(err, ErrNotYours) {
+		t.Errorf("ended by its user: %v", err)
+	}
+	if s.m.held() != "d0" || c.Process.Signal(syscall.Signal(0)) != nil {
+		t.Error("the process or its lease has ended")
+	}
+	asks := Ask{Request: Request{Count: 1}, By: model.Caller{UID: other, PID: c.Process.Pid}}
+	if err := s.Acquire(t.Context(), asks, nil, nil); !errors.Is(err, ErrNotYours) {
+		t.Errorf("a lease for another's process: %v", err)
+	}
+	testenv.Must(t, c.Process.Kill())
+	s.free()
+}
+
+// identify returns what a record has of a process.
+func identify(t *testing.T, pid int) model.Process {
+	t.Helper()
+	p, err := open("/proc", boot, pid)
+	testenv.Must(t, err)
+	defer p.close()
+	return p.Process
+}
+
+func TestWhoMayEndALease(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	for name, c := range map[string]struct {
+		owner, by int
+		id        string // instead of its own
+		want      error
+	}{
+		"its user":              {other, other, "", nil},
+		"root":                  {other, 0, "", nil},
+		"another user":          {other, other + 1, "", ErrNotYours},
+		"a user one of root":    {0, other, "", ErrNotYours},
+		"root, what is not":     {other, 0, "no-such", ErrNotFound},
+		"an ID that is a path":  {other, 0, "../d0", ErrNotFound},
+		"the pod's UID instead": {other, 0, "lease-", ErrNotFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := run(t, newFake(t, 1))
+			child := sleeper(t, c.owner)
+			a := s.askAs(child.ask(1))
+			s.granted(a)
+			s.until("it is followed", func() bool {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				return len(s.ends) == 1
+			})
+			id := a.ID
+			if c.id != "" {
+				id = c.id
+			}
+			if err := s.End(id, model.Caller{UID: c.by}); !errors.Is(err, c.want) {
+				t.Errorf("%v, want %v", err, c.want)
+			}
+			if c.want == nil {
+				_ = s.End(id, model.Caller{UID: c.by}) // twice
+				s.free()
+				return
+			}
+			if s.m.held() != "d0" || child.Process.Signal(syscall.Signal(0)) != nil {
+				t.Error("the process or its lease has ended")
+			}
+		})
+	}
+}
+
+// Who ends a lease while its devices are prepared knows that it has not ended.
+func TestALeaseIsEndedBeforeItBegins(t *testing.T) {
+	t.Parallel()
+	m := newFake(t, 1)
+	prepared := make(chan bool)
+	m.start = func(context.Context, []string) error {
+		<-prepared
+		return nil
+	}
+	s := run(t, m)
+	c := sleeper(t, os.Getuid())
+	a := s.askAs(c.ask(1))
+	s.until("the device is held", func() bool { return m.held() != "" })
+	id := m.Pods()[0].Pod.Name
+	if err := s.End(id, model.Caller{}); !errors.Is(err, manager.ErrRetry) {
+		t.Error(err)
+	}
+	close(prepared)
+	s.granted(a)
+	s.until("it can be ended", func() bool { return s.End(id, model.Caller{}) == nil })
+	s.free()
+}
+
+func TestLeasesOfAnEarlierManager(t *testing.T) {
+	t.Parallel()
+	runs, ended := sleeper(t, os.Getuid()), sleeper(t, os.Getuid())
+	gone := identify(t, ended.Process.Pid)
+	testenv.Must(t, ended.Process.Kill())
+	zombie := sleeper(t, os.Getuid())
+	unwaited := identify(t, zombie.Process.Pid)
+	testenv.Must(t, zombie.Process.Kill())
+	_ = ended.Wait()
+	thread := make(chan int)
+	stop := make(chan bool)
+	defer close(stop)
+	for range 2 { // one of them may have the main thread, whose ID is that of the process
+		go func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			thread <- unix.Gettid()
+			<-stop
+		}()
+	}
+	tid := max(<-thread, <-thread)
+	live := identify(t, sleeper(t, os.Getuid()).Process.Pid)
+	later, elsewhere, asThread := live, live, live
+	later.Start++
+	elsewhere.Boot = "another boot"
+	asThread.PID = tid
+	for name, c := range map[string]struct {
+		record model.Process
+		stays  bool
+	}{
+		"its process runs":                         {identify(t, runs.Process.Pid), true},
+		"its process has ended":                    {gone, false},
+		"its process has ended, not waited for":    {unwaited, false},
+		"its PID is that of a later process":       {later, false},
+		"its PID is that of another one's thread":  {asThread, false},
+		"its PID and start were of another boot":   {elsewhere, false},
+		"there was never such a PID":               {model.Process{PID: 1 << 22, Start: 1, Boot: boot}, false},
+		"the record is of a boot that had no name": {model.Process{PID: live.PID, Start: live.Start}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newFake(t, 1)
+			id := m.hold(0, model.Lease{Process: c.record}, os.Getuid())
+			s := run(t, m)
+			if !c.stays {
+				s.free()
+				return
+			}
+			s.until("it is followed", func() bool {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				return len(s.ends) == 1
+			})
+			waits := s.ask(1)
+			testenv.Must(t, s.End(id, model.Caller{UID: os.Getuid()}))
+			s.granted(waits)
+		})
+	}
+}
+
+// When the manager ends, leases stay and requests do not.
+func TestTheManagerEnds(t *testing.T) {
+	t.Parallel()
+	m := newFake(t, 2)
+	c := sleeper(t, os.Getuid())
+	s := run(t, m)
+	a := s.askAs(c.ask(2))
+	s.granted(a)
+	waits := s.ask(1)
+	begin := time.Now()
+	s.stop()
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	waits.give() // as the API does, whose requests end with it
+	<-waits.done
+	if !errors.Is(waits.err, context.Canceled) {
+		t.Errorf("the waiting request: %v", waits.err)
+	}
+	if m.held() != "d0 d1" || c.Process.Signal(syscall.Signal(0)) != nil {
+		t.Errorf("%q is held", m.held())
+	}
+	s = run(t, m)
+	leases, _, _ := s.List()
+	if len(leases) != 1 || leases[0].ID != a.ID || leases[0].PID != c.Process.Pid || leases[0].Command != "sleep" {
+		t.Errorf("the leases: %+v", leases)
+	}
+	testenv.Must(t, c.Process.Kill())
+	s.free()
+}
+
+// Changes of the clock move neither the end of a lease nor what it counts.
+func TestTheClockJumps(t *testing.T) {
+	t.Parallel()
+	for name, jump := range map[string]time.Duration{
+		"forward by a year": 365 * 24 * time.Hour, "back by a year": -365 * 24 * time.Hour, "not at all": 0,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, stays := sleeper(t, os.Getuid()), sleeper(t, os.Getuid())
+			now := sinceBoot()
+			m := newFake(t, 2)
+			m.hold(0, model.Lease{
+				Process: identify(t, c.Process.Pid), Begins: now - 10*time.Second, Ends: now + 300*time.Millisecond,
+			}, os.Getuid())
+			id := m.hold(1, model.Lease{
+				Process: identify(t, stays.Process.Pid), Begins: now, Ends: now + time.Hour,
+			}, os.Getuid())
+			for i := range m.pods {
+				m.pods[i].Admitted = time.Now().Add(-jump).Round(0) // by the clock before the jump
+			}
+			s := run(t, m)
+			if got := c.signal(); got != syscall.SIGTERM || sinceBoot() < now+300*time.Millisecond {
+				t.Errorf("ended by %v after %v", got, sinceBoot()-now)
+			}
+			s.until("its devices are free", func() bool { return m.held() == "d1" })
+			s.until("the log has what it took", func() bool {
+				return strings.Contains(s.log.String(), "lease old0 has ended after 10.")
+			})
+			leases, _, _ := s.List()
+			if len(leases) != 1 || leases[0].ID != id || time.Until(*leases[0].Ends).Round(time.Minute) != time.Hour {
+				t.Errorf("the leases: %+v", leases)
+			}
+		})
+	}
+}
+
+func TestTheQueueHasLimits(t *testing.T) {
+	t.Parallel()
+	s := New(Options{})
+	enter := func(user int) error {
+		_, err := s.enter(Ask{Request: Request{Count: 1}, By: model.Caller{UID: user}}, &process{})
+		return err
+	}
+	for i := range maxWaiting - maxWaitingOfUser - 1 {
+		testenv.Must(t, enter(2+i/maxWaitingOfUser))
+	}
+	for range maxWaitingOfUser {
+		testenv.Must(t, enter(1))
+	}
+	if err := enter(1); !errors.Is(err, ErrTooMany) {
+		t.Errorf("one user has more than his part: %v", err)
+	}
+	testenv.Must(t, enter(0))
+	for _, user := range []int{0, 100} {
+		if err := enter(user); !errors.Is(err, ErrTooMany) {
+			t.Errorf("user %d in a full queue: %v", user, err)
+		}
+	}
+	s.leave(s.queue[0])
+	testenv.Must(t, enter(100))
+}
+
+func TestRequestsThatFailAtOnce(t *testing.T) {
+	t.Parallel()
+	ended := sleeper(t, os.Getuid())
+	testenv.Must(t, ended.Process.Kill())
+	_ = ended.Wait()
+	for name, c := range map[string]struct {
+		ask  Ask
+		want error
+	}{
+		"no devices":               {Ask{By: model.Caller{PID: os.Getpid()}}, ErrInvalid},
+		"more than the host has":   {Ask{Request: Request{Count: 3}, By: model.Caller{PID: os.Getpid()}}, ErrImpossible},
+		"a process that has ended": {ended.ask(1), proc.ErrEnded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := run(t, newFake(t, 2))
+			if err := s.Acquire(t.Context(), c.ask, func(Waiting) {}, nil); !errors.Is(err, c.want) {
+				t.Errorf("%v, want %v", err, c.want)
+			}
+			s.free()
+		})
+	}
+	s := run(t, newFake(t, 2))
+	err := s.Acquire(t.Context(), Ask{Request: Request{Count: 1}}, nil, nil)
+	if err == nil || !strings.Contains(err.Error(), "another PID namespace") {
+		t.Errorf("a process of another PID namespace: %v", err)
+	}
+}
+
+// What others see of a request cannot change their terminals, and is not long.
+func TestACommandIsPrintable(t *testing.T) {
+	t.Parallel()
+	s := New(Options{})
+	command := "a\x1b]0;x\a\nb\xff" + strings.Repeat("c", 1000)
+	w, err := s.enter(Ask{Request: Request{Count: 1}, Command: command}, &process{})
+	testenv.Must(t, err)
+	if got := w.lease.Command; len(got) > maxCommand || printable(got) != got || !strings.HasPrefix(got, "a\ufffd]0;x") {
+		t.Errorf("the command: %q", got)
+	}
+}
+
+// The tests below have a clock of their own. It stands still while a process is followed, so they end at a grant.
+
+// A plugin registers one resource after the other, so at the start it is not known what the host has.
+func TestARequestWaitsUntilThePluginHasRegistered(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		devices int
+		want    error
+		took    time.Duration
+	}{
+		"with enough devices":    {2, nil, time.Second},
+		"with too few after all": {1, ErrImpossible, registerTime},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newFake(t, 1)
+				begin := time.Now()
+				s := run(t, m)
+				a := s.ask(2)
+				time.Sleep(time.Second)
+				if want := "this host cannot give 2 devices: it has 1 x example.com/gpu so far"; a.reason() != want {
+					t.Errorf("it waits since %q, want %q", a.reason(), want)
+				}
+				m.mu.Lock()
+				m.devices = append(m.devices, manager.Device{ID: "d1", Health: manager.Healthy})[:c.devices]
+				m.changed()
+				m.mu.Unlock()
+				<-a.done
+				if took := time.Since(begin); !errors.Is(a.err, c.want) || took != c.took {
+					t.Errorf("%v after %v, want %v after %v", a.err, took, c.want, c.took)
+				}
+				s.stop()
+			})
+		})
+	}
+}
+
+// A device that cannot be prepared is left alone for a while, and the request gets another one.
+func TestADeviceThatCannotBePrepared(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := newFake(t, 2)
+		var tried []string
+		m.start = func(_ context.Context, ids []string) error {
+			tried = append(tried, ids...)
+			if ids[0] == "d0" {
+				return errors.New("it is in use")
+			}
+			return nil
+		}
+		begin := time.Now()
+		s := run(t, m)
+		a := s.ask(1)
+		<-a.done
+		if a.err != nil || a.Devices[0] != "d1" || strings.Join(tried, " ") != "d0 d1" || time.Since(begin) > time.Second {
+			t.Errorf("got %v, %v; tried %v; after %v", a.Devices, a.err, tried, time.Since(begin))
+		}
+		s.stop()
+	})
+}
+
+// While none can be prepared, a request keeps its place, knows why it waits, and each device is tried again at times.
+func TestNoDeviceCanBePrepared(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := newFake(t, 2)
+		begin := time.Now()
+		var failures atomic.Int64
+		m.start = func(context.Context, []string) error {
+			if time.Since(begin) < 25*time.Second {
+				failures.Add(1)
+				return errors.New("it is\nin use")
+			}
+			return nil
+		}
+		s := run(t, m)
+		a := s.ask(1)
+		time.Sleep(5 * time.Second)
+		late := s.ask(1)
+		synctest.Wait()
+		if want := "0 of 2 devices that would do are free; d1 is left out: it is; in use"; a.reason() != want {
+			t.Errorf("it waits since %q, want %q", a.reason(), want)
+		}
+		<-a.done
+		if took := time.Since(begin); a.err != nil || took != 3*refusalTime || failures.Load() != 6 {
+			t.Errorf("%v, after %v and %d failures", a.err, took, failures.Load())
+		}
+		s.granted(late)
+		s.stop()
+	})
+}
+
+// A request for all devices, one of which can never be prepared, does not keep the others from later requests.
+func TestARequestThatNeverGetsItsDevicesLetsOthersPass(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := newFake(t, 3)
+		m.start = func(_ context.Context, ids []string) error {
+			if ids[0] == "d0" {
+				return errors.New("it is in use")
+			}
+			return nil
+		}
+		begin := time.Now()
+		s := run(t, m)
+		all := s.ask(3)
+		late := s.ask(1)
+		<-late.done
+		if took := time.Since(begin); late.err != nil || late.Devices[0] != "d1" || took > 2*refusalTime {
+			t.Errorf("the later request: %v, %v after %v", late.Devices, late.err, took)
+		}
+		if _, waiting, _ := s.List(); len(waiting) != 1 || waiting[0].Position != 1 || waiting[0].Reason != "it is in use" {
+			t.Errorf("the first one waits: %+v", waiting)
+		}
+		all.give()
+		<-all.done
+		s.stop()
+	})
+}
+
+// Devices that the manager cannot place are told from those that it can.
+func TestADeviceThatCannotBeAllocated(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := newFake(t, 4)
+		m.lease = func(among []string) error {
+			if among[0] == "d0" { // the fake chooses the first
+				return errors.New("Allocate failed")
+			}
+			return nil
+		}
+		begin := time.Now()
+		s := run(t, m)
+		a := s.ask(2)
+		<-a.done
+		if got := strings.Join(a.Devices, " "); a.err != nil || got != "d2 d3" || time.Since(begin) > time.Second {
+			t.Errorf("got %q, %v after %v", got, a.err, time.Since(begin))
+		}
+		s.stop()
+	})
+}
+
+// A request that takes devices in use too is not tried again at once when it fails, and keeps nothing from the others.
+func TestARequestForBusyDevicesFails(t *testing.T) {
+	t.Parallel()
+	for name, fail := range map[string]func(*fake, func() error){
+		"as they are chosen":   func(m *fake, f func() error) { m.lease = func([]string) error { return f() } },
+		"as they are prepared": func(m *fake, f func() error) { m.options = f },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newFake(t, 2)
+				begin := time.Now()
+				var failures atomic.Int64
+				fail(m, func() error {
+					if time.Since(begin) < 15*time.Second {
+						failures.Add(1)
+						return errors.New("it cannot be done")
+					}
+					return nil
+				})
+				s := run(t, m)
+				a := s.askAs(Ask{
+					Request: Request{Count: 1, AllowBusy: true}, By: model.Caller{UID: os.Getuid(), PID: os.Getpid()},
+				})
+				<-a.done
+				if took := time.Since(begin); a.err != nil || took != 2*refusalTime || failures.Load() > 3 {
+					t.Errorf("%v after %v and %d failures", a.err, took, failures.Load())
+				}
+				if a.reason() != "it cannot be done" {
+					t.Errorf("it waited since %q", a.reason())
+				}
+				s.stop()
+			})
+		})
+	}
+}
+
+// A lease without a process ends with its time, which can be extended, or when someone ends it. It outlives
+// the manager.
+func TestALeaseWithoutAProcess(t *testing.T) {
+	t.Parallel()
+	caller := model.Caller{UID: other, PID: sleeper(t, other).Process.Pid}
+	timed := func(limit time.Duration) Ask {
+		return Ask{Request: Request{Count: 1}, Timed: true, For: limit, By: caller}
+	}
+	owner := model.Caller{UID: other}
+	t.Run("its time is over", func(t *testing.T) {
+		t.Parallel()
+		s := run(t, newFake(t, 1))
+		begin := sinceBoot()
+		s.granted(s.askAs(timed(300 * time.Millisecond)))
+		s.free()
+		if took := sinceBoot() - begin; took < 300*time.Millisecond {
+			t.Errorf("it ended after %v", took)
+		}
+	})
+	t.Run("it is extended", func(t *testing.T) {
+		t.Parallel()
+		s := run(t, newFake(t, 1))
+		begin := sinceBoot()
+		a := s.askAs(timed(200 * time.Millisecond))
+		s.granted(a)
+		testenv.Must(t, s.Extend(t.Context(), a.ID, owner, time.Second))
+		for by, want := range map[int]error{other: ErrInvalid, other + 1: ErrNotYours} {
+			err := s.Extend(t.Context(), a.ID, model.Caller{UID: by}, time.Millisecond)
+			if !errors.Is(err, want) {
+				t.Errorf("made shorter by %d: %v", by, err)
+			}
+		}
+		s.free()
+		if took := sinceBoot() - begin; took < time.Second {
+			t.Errorf("it ended after %v", took)
+		}
+		if err := s.Extend(t.Context(), a.ID, owner, time.Hour); !errors.Is(err, ErrNotFound) {
+			t.Errorf("extended after its end: %v", err)
+		}
+	})
+	t.Run("it is ended, after a restart of the manager", func(t *testing.T) {
+		t.Parallel()
+		m := newFake(t, 1)
+		s := run(t, m)
+		a := s.askAs(timed(time.Hour))
+		s.granted(a)
+		s.stop()
+		s = run(t, m)
+		s.until("it is found again", func() bool { return errors.Is(s.End(a.ID, model.Caller{UID: 1}), ErrNotYours) })
+		s.until("it can be ended", func() bool { return s.End(a.ID, owner) == nil })
+		s.free()
+	})
+	t.Run("its time was over while the manager was away, or it was of another boot", func(t *testing.T) {
+		t.Parallel()
+		m := newFake(t, 2)
+		m.hold(0, model.Lease{Process: model.Process{Boot: boot}, Ends: 1}, other)
+		m.hold(1, model.Lease{Process: model.Process{Boot: "another"}, Ends: sinceBoot() + time.Hour}, other)
+		run(t, m).free()
+	})
+	for name, ask := range map[string]Ask{
+		"no time":              timed(0),
+		"less than no time":    timed(-1),
+		"a process too":        {Request: Request{Count: 1}, Timed: true, For: 1, PID: 1},
+		"a process without ID": {Request: Request{Count: 1}, PID: -1},
+	} {
+		if err := New(Options{}).Acquire(t.Context(), ask, nil, nil); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A user has leases for his own processes, and root for any.
+func TestALeaseForAnotherProcess(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	for name, c := range map[string]struct {
+		owner, by int
+		want      error
+	}{
+		"his own":             {other, other, nil},
+		"another user's":      {other + 1, other, ErrNotYours},
+		"root's":              {0, other, ErrNotYours},
+		"any user's, by root": {other, 0, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := run(t, newFake(t, 1))
+			child := sleeper(t, c.owner)
+			ask := Ask{
+				Request: Request{Count: 1}, PID: child.Process.Pid,
+				By: model.Caller{UID: c.by, PID: sleeper(t, c.by).Process.Pid},
+			}
+			given := func(Granted) error { return nil }
+			if err := s.Acquire(t.Context(), ask, func(Waiting) {}, given); !errors.Is(err, c.want) {
+				t.Fatal(err)
+			}
+			testenv.Must(t, child.Process.Kill())
+			s.free()
+		})
+	}
+}
+
+// On a full disk requests wait, and devices are given back as soon as that can be written.
+func TestAFullDisk(t *testing.T) {
+	t.Parallel()
+	full := fmt.Errorf("write the placements: no space left: %w", manager.ErrRetry)
+	t.Run("at the begin of a lease", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			m := newFake(t, 2)
+			begin := time.Now()
+			m.lease = func([]string) error {
+				if time.Since(begin) < 15*time.Second {
+					return full
+				}
+				return nil
+			}
+			s := run(t, m)
+			a := s.ask(1)
+			<-a.done
+			if took := time.Since(begin); a.err != nil || took != 15*time.Second {
+				t.Errorf("%v after %v", a.err, took)
+			}
+			if !strings.Contains(a.reason(), "no space left") {
+				t.Errorf("it waited since %q", a.reason())
+			}
+			s.stop()
+		})
+	})
+	t.Run("when the devices of a caller that has gone could not be prepared", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			m := newFake(t, 1)
+			begin := time.Now()
+			m.start = func(context.Context, []string) error { return errors.New("it is in use") }
+			m.release = func(string) error {
+				if time.Since(begin) < 5*time.Second {
+					return full
+				}
+				return nil
+			}
+			s := run(t, m)
+			a := s.ask(1)
+			time.Sleep(time.Second)
+			a.give()
+			<-a.done
+			time.Sleep(10 * time.Second)
+			if m.held() != "" {
+				t.Error("the device is never given back")
+			}
+			s.stop()
+		})
+	})
+	t.Run("at the end of a lease", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			m := newFake(t, 1)
+			m.hold(0, model.Lease{Process: model.Process{PID: 1, Start: 1, Boot: "another"}}, 0)
+			var tries atomic.Int64
+			m.release = func(string) error {
+				if tries.Add(1) < 4 {
+					return full
+				}
+				return nil
+			}
+			begin := time.Now()
+			s := run(t, m)
+			a := s.ask(1)
+			<-a.done
+			if took := time.Since(begin); a.err != nil || took != 3*retryTime {
+				t.Errorf("%v after %v", a.err, took)
+			}
+			if n := strings.Count(s.log.String(), "cannot be given back yet"); n != 1 {
+				t.Errorf("the log says so %d times", n)
+			}
+			s.stop()
+		})
+	})
+	t.Run("when a caller has gone while its devices were chosen, others are served", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			m := newFake(t, 2)
+			chooses, choose := make(chan bool, 1), make(chan bool)
+			m.lease = func([]string) error {
+				chooses <- true
+				<-choose
+				return nil
+			}
+			m.release = func(string) error { return full }
+			s := run(t, m)
+			a := s.ask(1)
+			<-chooses
+			a.give()
+			<-a.done
+			close(choose)
+			late := s.ask(1)
+			<-late.done
+			if late.err != nil {
+				t.Error(late.err)
+			}
+			s.stop()
+		})
+	})
+}
+
+// The service watches again when it has missed changes, and ends at once while it waits for that.
+func TestTheServiceMissesChanges(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := newFake(t, 1)
+		m.devices[0].Health = manager.Unhealthy
+		s := run(t, m)
+		a := s.ask(1)
+		synctest.Wait()
+		m.mu.Lock()
+		close(m.watchers[0])
+		m.watchers = nil
+		m.devices[0].Health = manager.Healthy
+		m.mu.Unlock()
+		<-a.done
+		if a.err != nil {
+			t.Error(a.err)
+		}
+		s.stop()
+	})
+	synctest.Test(t, func(t *testing.T) {
+		m := newFake(t, 1)
+		s := run(t, m)
+		synctest.Wait()
+		m.mu.Lock()
+		close(m.watchers[0])
+		m.watchers = nil
+		m.mu.Unlock()
+		synctest.Wait()
+		begin := time.Now()
+		s.stop()
+		if took := time.Since(begin); took > 0 {
+			t.Errorf("it ended after %v", took)
+		}
+	})
+}
+
+// A request that the host could meet fails when it no longer can.
+func TestDevicesGoWhileARequestWaits(t *testing.T) {
+	t.Parallel()
+	m := newFake(t, 2)
+	s := run(t, m)
+	s.granted(s.ask(1))
+	a := s.ask(2)
+	m.mu.Lock()
+	m.devices = m.devices[:1]
+	m.changed()
+	m.mu.Unlock()
+	<-a.done
+	if !errors.Is(a.err, ErrImpossible) {
+		t.Error(a.err)
+	}
+}
+
+// 200 callers at once, which end at random times and ways, never share a device, and all get their turn.
+func TestManyCallers(t *testing.T) {
+	t.Parallel()
+	m := newFake(t, 8)
+	s := run(t, m)
+	var callers sync.WaitGroup
+	var granted atomic.Int64
+	for i := range 200 {
+		random := rand.New(rand.NewPCG(uint64(i), 0))
+		callers.Go(func() {
+			c := sleeper(t, os.Getuid())
+			kill := func() { _ = c.Process.Kill() }
+			ask := c.ask(1 + random.IntN(4))
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			after := time.Duration(random.IntN(1000)) * time.Millisecond
+			switch random.IntN(8) {
+			case 0: // it gives up
+				time.AfterFunc(after, cancel)
+			case 1: // it ends, and its connection stays
+				time.AfterFunc(after, kill)
+			}
+			var g Granted
+			err := s.Acquire(ctx, ask, func(Waiting) {}, func(given Granted) error {
+				g = given
+				return nil
+			})
+			switch {
+			case err == nil && len(g.Devices) == ask.Count:
+				granted.Add(1)
+				time.Sleep(after / 20)
+			case !errors.Is(err, context.Canceled) && !errors.Is(err, proc.ErrEnded):
+				t.Errorf("%v: %v", g.Devices, err)
+			}
+			kill()
+			_ = c.Wait()
+		})
+	}
+	callers.Wait()
+	s.free()
+	if granted.Load() < 120 {
+		t.Errorf("only %d got devices", granted.Load())
+	}
+}
+
+// While a lease for another process or for a time is prepared, its process is the caller: if he is gone, nobody knows of
+// the lease.
+func TestALeaseIsTheCallersUntilItIsGranted(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	holder := sleeper(t, other)
+	for name, ask := range map[string]Ask{
+		"for another process": {PID: holder.Process.Pid},
+		"for a time":          {Timed: true, For: time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newFake(t, 1)
+			caller := sleeper(t, other)
+			record := func() model.Process { return m.Pods()[0].Lease.Process }
+			m.start = func(context.Context, []string) error {
+				if record().PID != caller.Process.Pid {
+					t.Errorf("while it is prepared, the record has %+v", record())
+				}
+				return nil
+			}
+			s := run(t, m)
+			ask.Request, ask.By = Request{Count: 1}, model.Caller{UID: other, PID: caller.Process.Pid}
+			s.granted(s.askAs(ask))
+			if record().PID != ask.PID || record().Boot != boot {
+				t.Errorf("then it has %+v", record())
+			}
+		})
+	}
+}
+
+func TestALeaseThatCannotBeHandedOver(t *testing.T) {
+	t.Parallel()
+	s := run(t, newFake(t, 1))
+	gone := errors.New("the client has gone")
+	ask := Ask{Request: Request{Count: 1}, By: model.Caller{UID: os.Getuid(), PID: os.Getpid()}}
+	err := s.Acquire(t.Context(), ask, func(Waiting) {}, func(Granted) error { return gone })
+	if !errors.Is(err, gone) {
+		t.Errorf("%v, want %v", err, gone)
+	}
+	s.free()
+}
+
+// One device of three cannot be prepared. Who wants two gets the others at once.
+func TestOneDeviceOfSeveralCannotBePrepared(t *testing.T) {
+	t.Parallel()
+	m := newFake(t, 3)
+	m.start = func(_ context.Context, ids []string) error {
+		if slices.Contains(ids, "d0") {
+			return errors.New("process 7 uses d0")
+		}
+		return nil
+	}
+	s := run(t, m)
+	a := s.ask(2)
+	<-a.done
+	if a.err != nil || slices.Contains(a.Devices, "d0") {
+		t.Errorf("%v, %v", a.Devices, a.err)
+	}
+}
+
+// A request for all devices fails again and again, since one cannot be prepared. The others can be had meanwhile.
+func TestARequestThatFailsHoldsBackNobody(t *testing.T) {
+	t.Parallel()
+	m := newFake(t, 3)
+	m.start = func(_ context.Context, ids []string) error {
+		if slices.Contains(ids, "d0") {
+			return errors.New("process 7 uses d0")
+		}
+		return nil
+	}
+	s := run(t, m)
+	all := s.ask(3)
+	s.until("the first one waits", func() bool { return strings.Contains(all.reason(), "process 7 uses d0") })
+	two := s.ask(2)
+	<-two.done
+	if two.err != nil || len(two.Devices) != 2 {
+		t.Errorf("%v, %v", two.Devices, two.err)
+	}
+	all.give()
+	<-all.done
+}
+
+func TestWhatThePluginRefusesForGood(t *testing.T) {
+	t.Parallel()
+	m := newFake(t, 3)
+	m.lease = func([]string) error { return status.Error(codes.InvalidArgument, "more than one replica") }
+	s := run(t, m)
+	a := s.ask(2)
+	<-a.done
+	if !errors.Is(a.err, ErrImpossible) || !strings.Contains(a.err.Error(), "more than one replica") {
+		t.Errorf("%v", a.err)
+	}
+	m.lease = func([]string) error { return nil }
+	s.granted(s.ask(3)) // no device is left alone
+}
