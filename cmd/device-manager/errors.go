@@ -4,6 +4,7 @@ import (
 	"net/http"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/cmd/device-manager/launch"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/internal/trust"
@@ -39,7 +40,8 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(manager.ErrPlaced, cli.Failure, "start the manager and release the pod that has it"),
 	cli.Sentinel(errPluginEnded, cli.Failure, "its last messages say why"),
 	cli.Sentinel(errNoPod, cli.Failure, "device-manager pods lists the pods"),
-	cli.Sentinel(api.ErrNotAllowed, cli.Failure, "run as root, or as a member of the manager's --api-group"),
+	cli.Sentinel(api.ErrNotAllowed, cli.Failure, "run as root, or as a member of the group that may use this "+
+		"socket: --api-group, --lease-group, or SocketGroup= in its socket unit"),
 	cli.Typed(func(e *api.Error) (cli.Code, string) {
 		switch {
 		case e.Reason == manager.ReasonOutOfPods:
@@ -72,6 +74,30 @@ var errorTable = []cli.ErrorRow{
 		"start device-manager serve, or name the socket that it was given with --api-socket"),
 }
 
+// leaseErrors are the rows that come first for leases.
+var leaseErrors = []cli.ErrorRow{
+	cli.Sentinel(launch.ErrOutlives, noLease, "lease devices for a time, with device-manager lease create --for"),
+	cli.Sentinel(errLost, noLease, "run the command again; device-manager leases shows whether the lease has ended, and "+
+		"lease end ends it"),
+	cli.Sentinel(api.ErrNotAllowed, cli.Failure, "run as root, or as a member of the group of this socket: the "+
+		"manager's --lease-group, or SocketGroup= in its socket unit"),
+	cli.Typed(func(e *api.Error) (cli.Code, string) {
+		switch e.Code {
+		case http.StatusNotFound:
+			return cli.Failure, "device-manager leases lists the leases"
+		case http.StatusForbidden:
+			return cli.Failure, "run as root, or for leases of others and busy devices as a member of the manager's --api-group"
+		case http.StatusUnprocessableEntity:
+			return cli.Failure, "ask for devices that it has"
+		case http.StatusTooManyRequests:
+			return cli.Failure, "device-manager leases shows who waits"
+		case http.StatusServiceUnavailable:
+			return cli.Failure, "nothing was changed, and the same request can succeed later"
+		}
+		return cli.Failure, ""
+	}),
+}
+
 // statuses are the meanings of the exit statuses in the help.
 var statuses = map[cli.Code]string{
 	cli.OK:          "done",
@@ -80,5 +106,9 @@ var statuses = map[cli.Code]string{
 	cli.Differs:     "the plugin breaks a rule",
 	cli.Locked:      "another instance is running",
 	cli.Unreachable: "there is no manager, or it cannot be reached",
+	waitEnded:       "the devices were not free in time",
+	noLease:         "the devices cannot be had",
+	noExecution:     "the command cannot be executed",
+	noCommand:       "the command was not found",
 	cli.Interrupted: "interrupted",
 }

@@ -9,8 +9,13 @@ package main
 import (
 	"context"
 	"os"
+	"path/filepath"
 )
 
 func main() {
-	os.Exit(run(context.Background(), os.Args[1:], os.Environ(), os.Stdin, os.Stdout, os.Stderr))
+	program := run
+	if filepath.Base(os.Args[0]) == leaseProgram {
+		program = runAsLeaseProgram
+	}
+	os.Exit(program(context.Background(), os.Args[1:], os.Environ(), os.Stdin, os.Stdout, os.Stderr))
 }

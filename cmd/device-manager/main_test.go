@@ -14,7 +14,7 @@ import (
 var update = flag.Bool("update", false, "write the golden files")
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"device-manager": main, "fake-plugin": fakePlugin})
+	testscript.Main(m, map[string]func(){"device-manager": main, "gpu-run": main, "fake-plugin": fakePlugin})
 }
 
 // Scripts that any machine can run.

@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
+	"io/fs"
 	"log"
 	"log/slog"
 	"net"
@@ -21,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/manager/api"
+	"gpu-cdi-plugin/manager/lease"
 	"gpu-cdi-plugin/test/lib/plugintest"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -71,8 +74,8 @@ type instance struct {
 	output io.Reader // of both, until both have ended
 }
 
-// newInstance prepares a process whose environment says that a file, if there is one, is systemd's socket.
-func newInstance(t *testing.T, dir string, socket *os.File, args ...string) *instance {
+// newInstance prepares a process whose environment says that files are systemd's sockets.
+func newInstance(t *testing.T, dir string, sockets []*os.File, args ...string) *instance {
 	t.Helper()
 	args = append([]string{
 		program(t, "device-manager"), "serve", "--config=", "--insecure-paths", "--socket-dir", dir,
@@ -82,8 +85,9 @@ func newInstance(t *testing.T, dir string, socket *os.File, args ...string) *ins
 	}, args...)
 	cmd := exec.Command("/bin/sh", append([]string{"-c", `export LISTEN_PID=$$; exec "$0" "$@"`}, args...)...)
 	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET=@no-systemd", "WATCHDOG_USEC=1000000", "WATCHDOG_PID=1")
-	if socket != nil {
-		cmd.Env, cmd.ExtraFiles = append(cmd.Env, "LISTEN_FDS=1", "LISTEN_FDNAMES=x"), []*os.File{socket}
+	if len(sockets) > 0 {
+		cmd.Env = append(cmd.Env, fmt.Sprintf("LISTEN_FDS=%d", len(sockets)), "LISTEN_FDNAMES=x")
+		cmd.ExtraFiles = sockets
 	}
 	return &instance{Cmd: cmd, dir: dir}
 }
@@ -121,18 +125,33 @@ func (i *instance) devices(t *testing.T) int {
 	return n
 }
 
-// systemdSocket makes the socket of the API of an instance like systemd.
-func systemdSocket(t *testing.T, dir string) *os.File {
+// lease leases a device for a while, at the first request.
+func (i *instance) lease(t *testing.T) {
 	t.Helper()
-	path := filepath.Join(dir, "api", "api.sock")
-	testenv.Must(t, os.Mkdir(filepath.Dir(path), 0o755))
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	request := api.LeaseRequest{Request: lease.Request{Count: 1}, Timed: true, Seconds: 3600}
+	granted, err := api.NewClient(filepath.Join(i.dir, "api", "api-leases.sock")).Lease(t.Context(), request,
+		func(w lease.Waiting) { t.Errorf("the first request waits: %s", w.Reason) })
 	testenv.Must(t, err)
-	l.SetUnlinkOnClose(false)
-	f, err := l.File()
-	testenv.Must(t, err, l.Close())
-	t.Cleanup(func() { _ = f.Close() })
-	return f
+	if len(granted.Devices) != 1 {
+		t.Errorf("the lease has the devices %q", granted.Devices)
+	}
+}
+
+// systemdSockets makes sockets of an instance like systemd.
+func systemdSockets(t *testing.T, dir string, names ...string) (files []*os.File) {
+	t.Helper()
+	dir = filepath.Join(dir, "api")
+	testenv.Must(t, os.MkdirAll(dir, 0o755))
+	for _, name := range names {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, name), Net: "unix"})
+		testenv.Must(t, err)
+		l.SetUnlinkOnClose(false)
+		f, err := l.File()
+		testenv.Must(t, err, l.Close())
+		t.Cleanup(func() { _ = f.Close() })
+		files = append(files, f)
+	}
+	return files
 }
 
 func TestThePluginEndsWithTheManager(t *testing.T) {
@@ -147,7 +166,7 @@ func TestThePluginEndsWithTheManager(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			m := newInstance(t, dir, systemdSocket(t, dir))
+			m := newInstance(t, dir, systemdSockets(t, dir, "api.sock"))
 			m.start(t)
 			if n := m.devices(t); n != 2 {
 				t.Errorf("%d devices at the first request", n)
@@ -164,7 +183,7 @@ func TestThePluginEndsWithTheManager(t *testing.T) {
 func TestTheEnvironmentOfThePlugin(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	m := newInstance(t, dir, systemdSocket(t, dir))
+	m := newInstance(t, dir, systemdSockets(t, dir, "api.sock"))
 	m.Env = append(m.Env, "DEVICE_MANAGER_TEST=x")
 	m.start(t)
 	m.devices(t)
@@ -183,16 +202,24 @@ func TestTheEnvironmentOfThePlugin(t *testing.T) {
 	}
 }
 
-func TestTheSocketOfSystemdStays(t *testing.T) {
+func TestTheSocketsOfSystemdStay(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	socket := systemdSocket(t, dir)
+	names := []string{"api-leases.sock", "api.sock"}
+	sockets := systemdSockets(t, dir, names...)
 	path := filepath.Join(dir, "api", "api.sock")
-	before, err := os.Lstat(path)
-	testenv.Must(t, err)
+	before := map[string]fs.FileInfo{}
+	for _, name := range names {
+		path := filepath.Join(dir, "api", name)
+		info, err := os.Lstat(path)
+		testenv.Must(t, err)
+		before[path] = info
+	}
 	for range 2 {
-		m := newInstance(t, dir, socket, "--api-group", strconv.Itoa(os.Getegid()))
+		group := strconv.Itoa(os.Getegid())
+		m := newInstance(t, dir, sockets, "--api-group", group, "--lease-group", group)
 		m.start(t)
+		m.lease(t)
 		if n := m.devices(t); n != 2 {
 			t.Errorf("%d devices at the first request", n)
 		}
@@ -200,17 +227,57 @@ func TestTheSocketOfSystemdStays(t *testing.T) {
 		if output, err := second.CombinedOutput(); second.ProcessState.ExitCode() != 12 {
 			t.Errorf("a second manager at the socket: %v\n%s", err, output)
 		}
-		if output := m.end(t, unix.SIGTERM); !strings.Contains(output, "set SocketGroup= in the socket unit") {
-			t.Errorf("there is no warning that api-group does not apply:\n%s", output)
+		if output := m.end(t, unix.SIGTERM); strings.Count(output, "so set SocketGroup= in its socket unit") != 2 {
+			t.Errorf("there is no warning that api-group and lease-group do not apply:\n%s", output)
 		}
-		if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) || after.Mode() != before.Mode() {
-			t.Errorf("the socket was removed or changed: %v", err)
+		for path, before := range before {
+			if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) || after.Mode() != before.Mode() {
+				t.Errorf("the socket %s was removed or changed: %v", path, err)
+			}
 		}
 	}
-	other := newInstance(t, dir, socket, "--api-socket", filepath.Join(dir, "other", "api.sock"))
-	output, err := other.CombinedOutput()
-	if err == nil || !strings.Contains(string(output), "the inherited socket listens at unix "+path+", want unix ") {
-		t.Errorf("with another api-socket than systemd's: %v\n%s", err, output)
+}
+
+// Either socket unit can be disabled. The manager then makes the socket itself, for root.
+func TestOneSocketIsOfSystemd(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"api.sock", "api-leases.sock"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			m := newInstance(t, dir, systemdSockets(t, dir, name))
+			m.start(t)
+			testenv.Eventually(t, "both sockets", func() bool {
+				list, _ := filepath.Glob(filepath.Join(dir, "api", "*.sock"))
+				return len(list) == 2
+			})
+			m.lease(t)
+			if n := m.devices(t); n != 2 {
+				t.Errorf("%d devices at the first request", n)
+			}
+			m.end(t, unix.SIGTERM)
+			if left, _ := filepath.Glob(filepath.Join(dir, "api", "*.sock")); len(left) != 1 || filepath.Base(left[0]) != name {
+				t.Errorf("the sockets %q are left, want that of systemd", left)
+			}
+		})
+	}
+}
+
+func TestOtherSocketsOfSystemdAreRefused(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file, err := os.Open("/dev/null")
+	testenv.Must(t, err)
+	defer file.Close()
+	for want, files := range map[string][]*os.File{
+		"systemd passes the socket " + dir + "/api/other.sock; want " + dir + "/api/api.sock or " + dir +
+			"/api/api-leases.sock": systemdSockets(t, dir, "api.sock", "other.sock"),
+		"systemd passes the socket descriptor 3: socket operation on non-socket": {file},
+	} {
+		output, err := newInstance(t, dir, files).CombinedOutput()
+		if err == nil || !strings.Contains(string(output), want) {
+			t.Errorf("%v, want %q in\n%s", err, want, output)
+		}
 	}
 }
 

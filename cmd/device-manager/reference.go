@@ -11,8 +11,12 @@ import (
 
 // main writes the manual pages and completions of the program into a directory.
 func main() {
-	a := newApp()
-	if err := cli.WriteReference(a.Program, a.rootCommand(), os.Args[1]); err != nil {
+	a, dir := newApp(), os.Args[1]
+	err := cli.WriteReference(a.Program, a.rootCommand(), dir)
+	if err == nil {
+		err = cli.WriteLink(a.Program, leaseProgram, leaseVerb, dir)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

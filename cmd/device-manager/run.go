@@ -37,6 +37,13 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 	return a.Run(ctx, args, a.rootCommand()) //nolint:contextcheck // cobra passes ctx to the verbs
 }
 
+// runAsLeaseProgram is run for gpu-run.
+func runAsLeaseProgram(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	a := newApp()
+	a.Env, a.Stdin, a.Stdout, a.Stderr = env, stdin, stdout, stderr
+	return a.Run(ctx, args, a.leaseProgramCommand()) //nolint:contextcheck // cobra passes ctx to the command
+}
+
 func (a *app) rootCommand() *cobra.Command {
 	return a.Command(
 		&cobra.Command{
@@ -53,6 +60,9 @@ Options come from flags, then from the environment (--state-dir is DEVICE_MANAGE
 		a.releaseCommand(),
 		a.podsCommand(),
 		a.nodeCommand(),
+		a.runCommand(),
+		a.leasesCommand(),
+		a.leaseCommand(),
 		a.checkpointCommand(),
 		a.conformanceCommand(),
 	)

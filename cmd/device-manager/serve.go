@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"os/user"
 	"path/filepath"
 	"slices"
@@ -22,6 +23,7 @@ import (
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/api"
+	"gpu-cdi-plugin/manager/lease"
 	"gpu-cdi-plugin/manager/metrics"
 	"gpu-cdi-plugin/manager/nodestatus"
 	"gpu-cdi-plugin/manager/pod"
@@ -40,7 +42,7 @@ for podman and others; pods, node and release are its other verbs. They call ser
 
 --plugin is the command line of a plugin that serve starts when plugins can register. Both end together: if the plugin
 ends, serve ends with an error; if serve is to end, the plugin gets SIGTERM, and is served until it has ended, for up to
-35 seconds. Requests at --api-socket wait until the plugin has listed devices, for up to 10 seconds.
+35 seconds. Requests wait until the plugin has listed devices, for up to 10 seconds.
 
 It runs until SIGTERM or SIGINT. Pods keep their devices when it ends: the placements are in placements.json in
 --state-dir, and each is on the disk when admit returns. If that file is damaged, it is set aside, and all devices are
@@ -55,8 +57,8 @@ placements, and exports them for a kubelet.
 
 It behaves like a kubelet, without the kubelet's known faults.
 
-Under systemd it reports readiness and notifies the watchdog (Type=notify), and takes the socket of the API if a socket
-unit has made it.`,
+Under systemd it reports readiness and notifies the watchdog (Type=notify), and takes the sockets of the API and
+of leases if socket units have made them.`,
 		Example: `  device-manager serve
   device-manager serve --plugin 'gpu-cdi-plugin serve'
   device-manager serve --topology-policy restricted --api-group gpu
@@ -76,7 +78,11 @@ func (a *app) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	group, err := lookupGroup(a.APIGroup)
+	group, err := lookupGroup("api-group", a.APIGroup)
+	if err != nil {
+		return err
+	}
+	leaseGroup, err := lookupGroup("lease-group", a.LeaseGroup)
 	if err != nil {
 		return err
 	}
@@ -101,11 +107,12 @@ func (a *app) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l, err := a.listenAPI(ctx, group)
+	l, forLeases, err := a.listenAPI(ctx, group, leaseGroup)
 	if err != nil {
 		return err
 	}
 	defer l.Close() // has no effect after the listener was closed
+	defer forLeases.Close()
 	podResources, err := a.listenPodResources(ctx, group)
 	if err != nil {
 		return err
@@ -117,8 +124,19 @@ func (a *app) serve(ctx context.Context) error {
 		return errors.Join(err, podResources.Close())
 	}
 	observed.ObserveSockets(m.PluginSockets)
+	const procfs = "/proc" // the processes that ask are in this process's namespace, whatever the root is
+	boot := host.ReadLine(procfs + "/sys/kernel/random/boot_id")
+	if boot == "" { // leases of an earlier boot would seem to be of this one
+		return errors.New("the boot ID of the kernel cannot be read from " + procfs + "/sys/kernel/random/boot_id")
+	}
+	leases := lease.New(lease.Options{
+		Manager: m, Describe: lease.Describer(a.DeviceInfo), Procfs: procfs, Grace: leaseGrace, Log: a.Log,
+		Confine: a.confiner(),
+		Boot:    boot,
+	})
+	observed.ObserveLeases(leases.Counts)
 	server := &api.Server{
-		Manager: m, ParsePod: pod.Parse, Log: a.Log, Metrics: observed.Text,
+		Manager: m, ParsePod: pod.Parse, Log: a.Log, Metrics: observed.Text, Leases: leases,
 		NodeStatus: func() api.NodeStatus {
 			return api.NodeStatus(nodestatus.Compute(machine, reserved, maxPods, m.Counts()))
 		},
@@ -137,6 +155,14 @@ func (a *app) serve(ctx context.Context) error {
 			awaitDevices(serving, m)
 		}
 		return server.Run(serving, l)
+	})
+	actors.Go(func() error { return leases.Run(ctx) })
+	actors.Go(func() error {
+		if plugin.path != "" {
+			awaitDevices(ctx, m)
+		}
+		one := &api.Server{Manager: m, Log: a.Log, Leases: leases, LeasesOnly: true}
+		return one.Run(ctx, forLeases)
 	})
 	actors.Go(func() error { return a.notify(ctx, m.Check) })
 	if podResources != nil {
@@ -165,23 +191,43 @@ func awaitDevices(ctx context.Context, m *manager.Manager) {
 	}
 }
 
-// listenAPI makes the socket of the API, or takes the one that systemd made.
-func (a *app) listenAPI(ctx context.Context, group int) (*unixsocket.HTTPListener, error) {
+// listenAPI makes the sockets of the API and of leases, or takes those that systemd made.
+func (a *app) listenAPI(ctx context.Context, group, leaseGroup int) (l, forLeases *unixsocket.HTTPListener, err error) {
 	if err := a.CheckDir("the directory of api-socket", filepath.Dir(a.APISocket)); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	inherited, err := sdnotify.Socket(a.Env)
+	passed, err := sdnotify.Sockets(a.Env)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if inherited != nil {
-		defer inherited.Close() // the listener has a copy
-		if group != unixsocket.OwnerOnly {
-			a.Log.Warn("api-group does not apply to the API: systemd made its socket, so set SocketGroup= in the socket unit",
-				"api-group", a.APIGroup)
+	var inherited, inheritedForLeases *os.File
+	for _, f := range passed {
+		defer f.Close() // the listeners have copies
+		switch f.Name() {
+		case a.APISocket:
+			inherited = f
+		case a.LeaseSocket():
+			inheritedForLeases = f
+		default:
+			return nil, nil, fmt.Errorf("systemd passes the socket %s; want %s or %s", f.Name(), a.APISocket, a.LeaseSocket())
 		}
 	}
-	return api.Listen(ctx, a.APISocket, group, inherited)
+	for _, s := range []struct {
+		socket        *os.File
+		option, value string
+	}{{inherited, "api-group", a.APIGroup}, {inheritedForLeases, "lease-group", a.LeaseGroup}} {
+		if s.socket != nil && s.value != "" {
+			a.Log.Warn(s.option+" does not apply to "+s.socket.Name()+": systemd made this socket, so set SocketGroup= in "+
+				"its socket unit", s.option, s.value)
+		}
+	}
+	if l, err = api.Listen(ctx, a.APISocket, group, inherited); err != nil {
+		return nil, nil, err
+	}
+	if forLeases, err = api.Listen(ctx, a.LeaseSocket(), leaseGroup, inheritedForLeases); err != nil {
+		return nil, nil, errors.Join(err, l.Close())
+	}
+	return l, forLeases, nil
 }
 
 // earlierPlacements is the file in which `gpu-cdi-plugin manager` kept the placements by default.
@@ -240,8 +286,11 @@ func (a *app) managerOptions(machine nodestatus.Machine) (o manager.Options, err
 	return o, nil
 }
 
-// lookupGroup returns the GID of a group by its name or number.
-func lookupGroup(name string) (int, error) {
+// leaseGrace is how long a command has to end by itself when the time of its lease is over.
+const leaseGrace = 10 * time.Second
+
+// lookupGroup returns the GID of the group of an option, by its name or number.
+func lookupGroup(option, name string) (int, error) {
 	if name == "" {
 		return unixsocket.OwnerOnly, nil
 	}
@@ -251,7 +300,7 @@ func lookupGroup(name string) (int, error) {
 	}
 	gid, notNumber := strconv.ParseUint(name, 10, 31)
 	if notNumber != nil {
-		return 0, cli.With(cli.Usage, "name a group of this host, or its number", fmt.Errorf("api-group: %w", err))
+		return 0, cli.With(cli.Usage, "name a group of this host, or its number", fmt.Errorf("%s: %w", option, err))
 	}
 	return int(gid), nil
 }

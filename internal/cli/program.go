@@ -84,18 +84,9 @@ func New(o Options) *Program {
 func (p *Program) Command(root *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
 	root.Use = p.Name
 	root.Annotations = Statuses(OK, Failure, Usage, Interrupted)
-	root.SilenceErrors, root.SilenceUsage = true, true
 	root.Args, root.RunE = UnknownVerb, ShowHelp
-	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return p.Start(cmd) }
-	root.SetIn(p.Stdin)
-	root.SetOut(p.Stdout)
-	root.SetErr(p.Stderr)
-	root.SetHelpFunc(Help(p.Statuses))
 	root.SetHelpCommand(HelpCommand())
-	root.SetFlagErrorFunc(p.flagError)
-	AddVersion(root, ThisBuild().Version)
-	root.PersistentFlags().AddFlagSet(p.CommonFlags)
-	_ = root.MarkPersistentFlagFilename("config", "yaml", "yml")
+	p.prepare(root)
 	root.AddCommand(verbs...)
 	root.AddCommand(p.configCommand(), p.versionCommand())
 	root.InitDefaultCompletionCmd()
@@ -106,6 +97,28 @@ func (p *Program) Command(root *cobra.Command, verbs ...*cobra.Command) *cobra.C
 	}
 	complete(root)
 	return root
+}
+
+// Alone returns the root command of a program that has no verbs. It has the options of all verbs.
+func (p *Program) Alone(root *cobra.Command) *cobra.Command {
+	p.prepare(root)
+	root.CompletionOptions.DisableDefaultCmd = true
+	complete(root)
+	return root
+}
+
+// prepare gives a root command the common options, and the input and output of the program.
+func (p *Program) prepare(root *cobra.Command) {
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return p.Start(cmd) }
+	root.SetIn(p.Stdin)
+	root.SetOut(p.Stdout)
+	root.SetErr(p.Stderr)
+	root.SetHelpFunc(Help(p.Statuses))
+	root.SetFlagErrorFunc(p.flagError)
+	AddVersion(root, ThisBuild().Version)
+	root.PersistentFlags().AddFlagSet(p.CommonFlags)
+	_ = root.MarkPersistentFlagFilename("config", "yaml", "yml")
 }
 
 // ShowHelp prints the help of a command that has only verbs.
@@ -149,6 +162,9 @@ func (p *Program) Run(ctx context.Context, args []string, root *cobra.Command) i
 		err = With(Usage, UsageHint(cmd), err)
 	}
 	err = p.withOptions(cmd, err)
+	if p.started { // the flags are known, and other arguments may be the command line of another program
+		args = nil
+	}
 	Report(p.Stderr, err, wantsJSON(cmd, args) || p.option("log-format") == "json")
 	return int(CodeOf(err))
 }
@@ -234,7 +250,8 @@ func (p *Program) withOptions(cmd *cobra.Command, err error) error {
 	local := map[string]string{}
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		option := "--" + f.Name + "=" + wording.Quote(f.Value.String()) + " "
-		if cmd.InheritedFlags().Lookup(f.Name) != nil && !strings.HasPrefix(f.Name, "log-") {
+		shared := cmd.InheritedFlags().Lookup(f.Name) != nil || p.CommonFlags.Lookup(f.Name) != nil
+		if shared && !strings.HasPrefix(f.Name, "log-") {
 			common += option
 		}
 		for words, flags := range p.HintFlags {

@@ -28,11 +28,24 @@ func WriteReference(p *Program, root *cobra.Command, dir string) error {
 			return fmt.Errorf("make a directory for the reference: %w", err)
 		}
 	}
+	return errors.Join(doc.GenManTree(root, header, filepath.Join(dir, "man1")), writeCompletion(root, dir))
+}
+
+// WriteLink writes what WriteReference does for a link to the program by which it runs one of its verbs.
+func WriteLink(p *Program, name, verb, dir string) error {
+	page := fmt.Sprintf(".so man1/%s-%s.1\n", p.Name, verb)
 	return errors.Join(
-		doc.GenManTree(root, header, filepath.Join(dir, "man1")),
-		root.GenBashCompletionFileV2(filepath.Join(dir, "bash", p.Name), true),
-		root.GenZshCompletionFile(filepath.Join(dir, "zsh", "_"+p.Name)),
-		root.GenFishCompletionFile(filepath.Join(dir, "fish", p.Name+".fish"), true),
+		os.WriteFile(filepath.Join(dir, "man1", name+".1"), []byte(page), 0o644),
+		writeCompletion(&cobra.Command{Use: name}, dir), // shells ask the program what to complete
+	)
+}
+
+func writeCompletion(root *cobra.Command, dir string) error {
+	name := root.Name()
+	return errors.Join(
+		root.GenBashCompletionFileV2(filepath.Join(dir, "bash", name), true),
+		root.GenZshCompletionFile(filepath.Join(dir, "zsh", "_"+name)),
+		root.GenFishCompletionFile(filepath.Join(dir, "fish", name+".fish"), true),
 	)
 }
 

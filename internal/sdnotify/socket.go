@@ -13,21 +13,39 @@ import (
 // firstSocket is the descriptor of the first socket that systemd passes: SD_LISTEN_FDS_START.
 const firstSocket = 3
 
-// Socket returns the socket that systemd passed to this process, as the environment says (LISTEN_FDS, LISTEN_PID), or
-// nil if systemd passed none. It is called once: the caller closes the file. More than one socket is an error.
-func Socket(env []string) (*os.File, error) {
-	if variable(env, "LISTEN_PID") != strconv.Itoa(os.Getpid()) {
-		return nil, nil //nolint:nilnil // there is none
+// maxSockets is more than any program here takes.
+const maxSockets = 16
+
+// Sockets returns the sockets that systemd passed to this process, as the environment says (LISTEN_FDS, LISTEN_PID).
+// The name of each file is the path at which it listens. It is called once: the caller closes the files.
+func Sockets(env []string) ([]*os.File, error) {
+	count := variable(env, "LISTEN_FDS")
+	if count == "" || variable(env, "LISTEN_PID") != strconv.Itoa(os.Getpid()) {
+		return nil, nil
 	}
-	switch count := variable(env, "LISTEN_FDS"); count {
-	case "", "0":
-		return nil, nil //nolint:nilnil // there is none
-	case "1":
-	default:
-		return nil, fmt.Errorf("systemd passes %s sockets (LISTEN_FDS); want one", strconv.Quote(count))
+	n, err := strconv.ParseUint(count, 10, 31)
+	if err != nil || n > maxSockets {
+		return nil, fmt.Errorf("systemd passes %s sockets (LISTEN_FDS); want 0 to %d", strconv.Quote(count), maxSockets)
 	}
-	unix.CloseOnExec(firstSocket)
-	return os.NewFile(firstSocket, "the socket of systemd"), nil
+	var files []*os.File
+	for fd := firstSocket; fd < firstSocket+int(n); fd++ {
+		unix.CloseOnExec(fd)
+		files = append(files, os.NewFile(uintptr(fd), pathOf(fd)))
+	}
+	return files, nil
+}
+
+// pathOf returns the path at which a socket listens, or what else the descriptor is.
+func pathOf(fd int) string {
+	address, err := unix.Getsockname(fd)
+	if err != nil {
+		return fmt.Sprintf("descriptor %d: %v", fd, err)
+	}
+	at, isUnix := address.(*unix.SockaddrUnix)
+	if !isUnix {
+		return fmt.Sprintf("descriptor %d: it is no unix socket", fd)
+	}
+	return at.Name
 }
 
 // ForChild returns an environment without the variables by which systemd means only this process.

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// The tests of cmd/device-manager pass a socket.
+// The tests of cmd/device-manager pass sockets.
 func TestSocketsThatAreNotPassed(t *testing.T) {
 	own := fmt.Sprintf("LISTEN_PID=%d", os.Getpid())
 	for name, c := range map[string]struct {
@@ -20,14 +20,15 @@ func TestSocketsThatAreNotPassed(t *testing.T) {
 		"those of a process without a PID": {[]string{"LISTEN_FDS=1"}, ""},
 		"no sockets":                       {[]string{own, "LISTEN_FDS=0"}, ""},
 		"no number of sockets":             {[]string{own}, ""},
-		"two sockets":                      {[]string{own, "LISTEN_FDS=2"}, `systemd passes "2" sockets`},
+		"a negative number":                {[]string{own, "LISTEN_FDS=-1"}, `systemd passes "-1" sockets`},
+		"too many sockets":                 {[]string{own, "LISTEN_FDS=17"}, `systemd passes "17" sockets`},
 		"a number that is none":            {[]string{own, "LISTEN_FDS=x"}, `systemd passes "x" sockets`},
 		"the last value of several":        {[]string{own, "LISTEN_FDS=1", "LISTEN_FDS=0"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f, err := Socket(c.env)
-			if f != nil || (err == nil) != (c.want == "") || err != nil && !strings.HasPrefix(err.Error(), c.want) {
-				t.Errorf("%v, error %v; want the error %q", f, err, c.want)
+			files, err := Sockets(c.env)
+			if files != nil || (err == nil) != (c.want == "") || err != nil && !strings.HasPrefix(err.Error(), c.want) {
+				t.Errorf("%v, error %v; want the error %q", files, err, c.want)
 			}
 		})
 	}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/systemd"
+	"gpu-cdi-plugin/manager/lease"
+	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/manager/scope"
+)
+
+// confiner returns a function that confines the process of a lease to the devices of its run options, or nil where
+// systemd does not run.
+func (a *app) confiner() lease.Confiner {
+	if _, err := os.Lstat(systemd.Socket); err != nil {
+		return nil
+	}
+	return func(ctx context.Context, id string, by model.Caller, o model.RunOptions) error {
+		allowed, err := a.nodesOf(o)
+		if err != nil {
+			return err
+		}
+		return scope.Start(ctx, systemd.Socket, scope.Scope{
+			Name: "lease-" + id + ".scope", Description: "Command of the lease " + id, PID: by.PID, UID: by.UID,
+			Devices: allowed,
+		})
+	}
+}
+
+// nodesOf returns the device nodes of run options.
+func (a *app) nodesOf(o model.RunOptions) ([]systemd.DeviceAllow, error) {
+	paths, err := cdi.Load(cdi.Dirs(a.Root, a.CDIDir)...).DeviceNodes(o.CDIDevices)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range o.Devices {
+		paths = append(paths, d.HostPath)
+	}
+	var list []systemd.DeviceAllow
+	for _, path := range paths {
+		info, err := os.Stat(path)
+		if err != nil {
+			return nil, fmt.Errorf("read the device node: %w", err)
+		}
+		stat, known := info.Sys().(*syscall.Stat_t)
+		if !known || info.Mode()&fs.ModeDevice == 0 {
+			return nil, fmt.Errorf("%s is no device node", path)
+		}
+		kind := byte('b')
+		if info.Mode()&fs.ModeCharDevice != 0 {
+			kind = 'c'
+		}
+		list = append(list, systemd.DeviceAllow{
+			Path: systemd.DevicePath(kind, unix.Major(stat.Rdev), unix.Minor(stat.Rdev)), Access: "rwm",
+		})
+	}
+	return list, nil
+}

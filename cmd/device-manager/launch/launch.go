@@ -1,0 +1,174 @@
+// Package launch turns a user's command into what is executed with leased devices. A container engine gets its own
+// options for them, placeholders in the arguments are replaced, and any other command gets CUDA_VISIBLE_DEVICES. It is
+// pure: it reads no file and executes nothing.
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"gpu-cdi-plugin/internal/wording"
+	"gpu-cdi-plugin/manager/model"
+)
+
+// visibleDevices is the variable by which CUDA chooses devices. It takes UUIDs of GPUs and of MIG devices.
+const visibleDevices = "CUDA_VISIBLE_DEVICES"
+
+// maxShown is how many bytes of an argument a message quotes.
+const maxShown = 100
+
+// Plan is what to execute.
+type Plan struct {
+	Args []string
+	// Env are variables as NAME=VALUE that replace those of the caller; see Environ.
+	Env []string
+	// Enforced means that a container engine gives the command the leased devices and no other GPUs. It is false if
+	// placeholders name the devices: what becomes of them is not known.
+	Enforced bool
+	// Bare means that the command is neither an engine nor has placeholders for one. The caller can run it in a cgroup
+	// that allows only the leased devices; an engine needs more devices than these.
+	Bare bool
+	// Bundle is the directory of an OCI bundle whose configuration must have the run options while the command starts. It
+	// is empty if there is none.
+	Bundle string
+	// Notes are sentences for the user about what does not hold.
+	Notes []string
+}
+
+// Environ returns a caller's environment with the variables of the plan in place of his.
+func (p Plan) Environ(inherited []string) []string {
+	env := slices.DeleteFunc(slices.Clone(inherited), func(variable string) bool {
+		name, _, _ := strings.Cut(variable, "=")
+		return slices.ContainsFunc(p.Env, func(own string) bool { return strings.HasPrefix(own, name+"=") })
+	})
+	return append(env, p.Env...)
+}
+
+// For returns the plan for a command, the run options that the plugin gave for its devices, and the IDs of these
+// devices. IDs of shared devices have a suffix that begins with "::". The limit is the time after which the command is
+// killed; 0 means none.
+//
+// An error says what is wrong with the command and what to write instead, or what is wrong with the run options. It
+// wraps ErrOutlives if a container would run longer than the command, and arguments.ErrInexpressible if the run options
+// are valid, but the engine cannot take them.
+func For(args []string, o model.RunOptions, ids []string, limit time.Duration) (Plan, error) {
+	if len(args) == 0 || args[0] == "" {
+		return Plan{}, errors.New("there is no command to run")
+	}
+	if err := o.Check(); err != nil {
+		return Plan{}, fmt.Errorf("run options of the devices: %w", err)
+	}
+	uuids, err := uuidsOf(ids)
+	if err != nil {
+		return Plan{}, err
+	}
+	l := lease{o, uuids, limit}
+	expanded, u, err := l.expand(args)
+	if err != nil {
+		return Plan{}, err
+	}
+	name := path.Base(args[0])
+	e, isEngine := engines[name]
+	without, unsupported := instead[name]
+	switch {
+	case u.named && (isEngine || unsupported):
+		return Plan{Args: expanded}, nil
+	case unsupported:
+		return Plan{}, fmt.Errorf("%s cannot be given devices by itself: %s", name, without)
+	case !isEngine:
+		env, notes := l.env()
+		if !u.named {
+			notes = append(notes, innerEngine(args)...)
+		}
+		return Plan{Args: expanded, Env: env, Bare: !u.engine, Notes: notes}, nil
+	}
+	i, err := e.behindVerb(name, expanded)
+	if err != nil {
+		return Plan{}, err
+	}
+	given, err := e.given(expanded[i:])
+	if err != nil {
+		return Plan{}, err
+	}
+	if err := e.checkOutlives(name, given); err != nil {
+		return Plan{}, err
+	}
+	if e.bundles {
+		return l.bundle(name, expanded, given)
+	}
+	notes, err := l.conflicts(name, e, given)
+	if err != nil {
+		return Plan{}, err
+	}
+	if e.placeholder == "" {
+		return l.apptainer(name, expanded, i, notes), nil
+	}
+	return l.container(name, expanded, i, given, notes)
+}
+
+// lease has what is known of the leased devices.
+type lease struct {
+	model.RunOptions
+	uuids []string
+	limit time.Duration
+}
+
+// uuidsOf returns the UUIDs in device IDs, each once: CUDA sees no device at all if its variable has one twice.
+func uuidsOf(ids []string) (uuids []string, err error) {
+	for _, id := range ids {
+		uuid, _, _ := strings.Cut(id, "::")
+		unsuitable := strings.ContainsFunc(uuid, func(r rune) bool {
+			return r == ',' || unicode.IsSpace(r) || !unicode.IsPrint(r)
+		})
+		if uuid == "" || uuid[0] == '-' || unsuitable {
+			return nil, fmt.Errorf("device ID %q: it cannot be passed to a command", wording.Shorten(id, maxShown))
+		}
+		if !slices.Contains(uuids, uuid) {
+			uuids = append(uuids, uuid)
+		}
+	}
+	return uuids, nil
+}
+
+// env returns the variables of a command that runs on the host. It leaves out those whose value is in a mount that
+// only containers have, such as CUDA_MPS_PIPE_DIRECTORY, and notes that.
+func (l lease) env() (env, notes []string) {
+	for _, name := range slices.Sorted(maps.Keys(l.Envs)) {
+		value := l.Envs[name]
+		mounted := slices.ContainsFunc(l.Mounts, func(m model.Mount) bool {
+			return value == m.ContainerPath || strings.HasPrefix(value, m.ContainerPath+"/")
+		})
+		switch {
+		case name == visibleDevices:
+		case mounted:
+			notes = append(notes, fmt.Sprintf("%s is not set: %q exists only in containers", name,
+				wording.Shorten(value, maxShown)))
+		default:
+			env = append(env, name+"="+value)
+		}
+	}
+	return append(env, visibleDevices+"="+strings.Join(l.uuids, ",")), notes
+}
+
+// innerEngine notes that an argument of a bare command is an engine, as in `sudo docker run IMAGE`: its container does
+// not get the devices.
+func innerEngine(args []string) []string {
+	for i, arg := range args[1:] {
+		e, ok := engines[path.Base(arg)]
+		if !ok || e.placeholder == "" || !slices.ContainsFunc(args[i+2:], func(a string) bool {
+			return slices.Contains(e.verbs, a) || slices.Contains(e.outliving, a)
+		}) {
+			continue
+		}
+		name := path.Base(args[0])
+		return []string{fmt.Sprintf("%s runs %s without the devices: only a command that begins with an engine gets "+
+			"options for them; add the argument %s behind its run", name, path.Base(arg), e.placeholder)}
+	}
+	return nil
+}

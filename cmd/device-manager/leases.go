@@ -1,0 +1,303 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/user"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/wording"
+	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/api"
+	"gpu-cdi-plugin/manager/arguments"
+	"gpu-cdi-plugin/manager/lease"
+)
+
+func (a *app) leasesCommand() *cobra.Command {
+	var out cli.Output
+	var watch bool
+	cmd := a.asksServe(&cobra.Command{
+		Use:   "leases",
+		Short: "List the leases, and who waits for one",
+		Long: `Lists the leases in the order of their begin, then the requests that wait, first come first, and then the
+devices that were left out in the last 10 minutes, with the reason, such as a process that uses them without a lease.
+-o wide also shows the devices and why requests wait, -o json and yaml all of it. -o name prints the leases' IDs.`,
+		Example: `  device-manager leases
+  device-manager leases -o json | jq -r '.items[].devices[]'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.leases(cmd.Context(), out, watch) },
+	})
+	out.AddFlags(cmd, "table", "wide", "json", "yaml", "name")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "print the list again whenever it has changed")
+	return cmd
+}
+
+// watchInterval is the time between two looks at the leases.
+const watchInterval = time.Second
+
+// leases prints the leases, with `watch` again at each change.
+func (a *app) leases(ctx context.Context, out cli.Output, watch bool) error {
+	client := api.NewClient(a.LeaseSocket())
+	var last api.LeaseList
+	for first := true; ; first = false {
+		list, err := client.Leases(ctx)
+		if err != nil {
+			return cli.Classify(err, leaseErrors)
+		}
+		if first || !sameLeases(list, last) {
+			if !first && (out.Format == "table" || out.Format == "wide") {
+				fmt.Fprintln(a.Stdout)
+			}
+			if err := out.Print(a.Stdout, leasesView(list, time.Now())); err != nil || !watch {
+				return err
+			}
+			last = list
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(watchInterval):
+		}
+	}
+}
+
+// sameLeases reports whether two lists are the same. When a lease ends is calculated anew for each list, by clocks that
+// differ a little.
+func sameLeases(a, b api.LeaseList) bool {
+	plain := func(list api.LeaseList) api.LeaseList {
+		list.Items = slices.Clone(list.Items)
+		for i := range list.Items {
+			list.Items[i].Ends = nil
+		}
+		return list
+	}
+	return reflect.DeepEqual(plain(a), plain(b)) && slices.EqualFunc(a.Items, b.Items, func(x, y lease.Lease) bool {
+		if x.Ends == nil || y.Ends == nil {
+			return x.Ends == y.Ends
+		}
+		return x.Ends.Sub(*y.Ends).Abs() <= time.Second
+	})
+}
+
+// maxReason is how many bytes of a reason the wide table shows.
+const maxReason = 160
+
+// calls matches what a reason says about the calls by which a plugin's answer came.
+var calls = regexp.MustCompile(`start container "[^"]*" of pod "[^"]*": [^;]*? desc = `)
+
+// inShort returns a reason without that.
+func inShort(reason string) string { return calls.ReplaceAllString(reason, "") }
+
+func leasesView(list api.LeaseList, now time.Time) cli.View {
+	v := cli.View{
+		Data: list,
+		Table: cli.Table{
+			Header: []string{"LEASE", "USER", "PID", "DEVICES", "SINCE", "ENDS IN", "COMMAND", "IDS"}, Wide: 7,
+		},
+	}
+	since := func(t time.Time) string { return now.Sub(t).Truncate(time.Second).String() }
+	for _, l := range list.Items {
+		ends := "-"
+		if l.Ends != nil {
+			ends = l.Ends.Sub(now).Truncate(time.Second).String()
+		}
+		devices := fmt.Sprintf("%d x %s", len(l.Devices), strings.Join(append(l.Models, l.Resource)[:1], ""))
+		v.Table.Rows = append(v.Table.Rows, []string{
+			l.ID, userName(l.UID), pidCell(l.PID), devices, since(l.Since), ends, wording.Shorten(l.Command, maxShown),
+			strings.Join(l.Devices, ","),
+		})
+		v.Names = append(v.Names, l.ID)
+	}
+	for _, w := range list.Waiting {
+		v.Table.Rows = append(v.Table.Rows, []string{
+			fmt.Sprintf("waits (%d)", w.Position), userName(w.UID), pidCell(w.PID), w.Request, since(w.Since), "-",
+			wording.Shorten(w.Command, maxShown), wording.Shorten(inShort(w.Reason), maxReason),
+		})
+	}
+	v.Table.Rows = append(v.Table.Rows, leftOutRows(list.Busy, since)...)
+	return v
+}
+
+// leftOutRows has a row for each reason why devices were left out, with the time of the last one.
+func leftOutRows(list []lease.Busy, since func(time.Time) string) (rows [][]string) {
+	var reasons []string
+	devices, last := map[string][]string{}, map[string]time.Time{}
+	for _, b := range list {
+		reason := inShort(b.Reason)
+		if devices[reason] == nil {
+			reasons = append(reasons, reason)
+		}
+		devices[reason] = append(devices[reason], b.Device)
+		if b.At.After(last[reason]) {
+			last[reason] = b.At
+		}
+	}
+	for _, reason := range reasons {
+		ids, what := devices[reason], devices[reason][0]
+		if len(ids) > 1 {
+			what = wording.Count(len(ids), "device")
+		}
+		rows = append(rows, []string{
+			"left out", "-", "-", what, since(last[reason]), "-", wording.Shorten(reason, maxReason), strings.Join(ids, ","),
+		})
+	}
+	return rows
+}
+
+// pidCell returns a process ID. A lease for a time has none.
+func pidCell(pid int) string {
+	if pid == 0 {
+		return "-"
+	}
+	return strconv.Itoa(pid)
+}
+
+// userName returns the name of a user, or his number.
+func userName(uid int) string {
+	u, err := user.LookupId(strconv.Itoa(uid))
+	if err != nil {
+		return strconv.Itoa(uid)
+	}
+	return u.Username
+}
+
+func (a *app) leaseCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "lease", Short: "Make, extend and end leases"}
+	cmd.AddCommand(a.leaseCreateCommand(), a.leaseAdoptCommand())
+	var left time.Duration
+	extend := a.asksServe(&cobra.Command{
+		Use:   "extend LEASE --for TIME",
+		Short: "Have a lease end later",
+		Long: `Has a lease end after a time from now. It must be later than before, and a lease without a limit, for which
+device-manager leases shows no end, stays without one.`,
+		Example: `  device-manager lease extend 7c2kq1xm --for 2h`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if left <= 0 {
+				return cli.With(cli.Usage, "", errors.New("--for: want a time from now, such as 2h"))
+			}
+			err := a.changeLease(func(c *api.Client) error { return c.ExtendLease(cmd.Context(), args[0], left) })
+			if errors.Is(err, manager.ErrInvalid) {
+				err = cli.With(cli.Failure, "device-manager leases shows when it ends; without a time it has no limit", err)
+			}
+			return err
+		},
+	})
+	extend.Flags().DurationVar(&left, "for", 0, "`time` from now after which the lease ends")
+	_ = extend.MarkFlagRequired("for")
+	cmd.AddCommand(extend, a.asksServe(&cobra.Command{
+		Use:   "end LEASE...",
+		Short: "End the commands of leases",
+		Long: `Ends the commands of leases: with SIGTERM, and with SIGKILL 10 s later. The devices are free when the commands
+have ended. Root and the members of --api-group can end any lease, and other users their own.`,
+		Example: `  device-manager lease end 7c2kq1xm`,
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var errs []error
+			for _, id := range args {
+				errs = append(errs, a.changeLease(func(c *api.Client) error { return c.EndLease(cmd.Context(), id) }))
+			}
+			return errors.Join(errs...)
+		},
+	}))
+	return cmd
+}
+
+// changeLease calls the API on the socket by which this user may do most.
+func (a *app) changeLease(change func(*api.Client) error) error {
+	err := change(a.client())
+	if errors.Is(err, api.ErrNotAllowed) {
+		err = change(api.NewClient(a.LeaseSocket()))
+	}
+	return cli.Classify(err, leaseErrors)
+}
+
+func (a *app) leaseCreateCommand() *cobra.Command {
+	o, out, quote := leaseOptions{}, cli.Output{}, false
+	cmd := a.leasing(&cobra.Command{
+		Use:   "create --gpus N --for TIME",
+		Short: "Lease devices for a time",
+		Long: `Leases devices for a time, for what cannot be run by device-manager run. The lease ends with the time, whatever
+uses the devices then. -o podman, docker and nerdctl print what a container gets as arguments of these engines, for
+$(...); see device-manager admit.`,
+		Example: `  podman run -d $(device-manager lease create --gpus 1 --for 2h -o podman) \
+    docker.io/library/debian sleep 2h`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.limit <= 0 {
+				return cli.With(cli.Usage, "", errors.New("--for: want the time of the lease"))
+			}
+			return a.printLease(cmd.Context(), o, api.LeaseRequest{Timed: true, Command: "lease create"}, out, quote)
+		},
+	})
+	o.addFlags(cmd)
+	addLeaseOutput(cmd, &out, &quote)
+	return cmd
+}
+
+func (a *app) leaseAdoptCommand() *cobra.Command {
+	o, out, quote := leaseOptions{}, cli.Output{}, false
+	cmd := a.leasing(&cobra.Command{
+		Use:   "adopt PID --device ID...",
+		Short: "Lease the devices that a process uses already",
+		Long: `Leases devices that a process uses already, so that nobody else gets them. The process must be the user's own.
+The devices are not prepared. The lease ends when the process has ended.`,
+		Example: `  device-manager lease adopt 4711 --device GPU-20b81d6d-296c-823a-8c99-394eda7a72e1`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			pid, err := strconv.Atoi(args[0])
+			if err != nil || pid < 1 {
+				return cli.With(cli.Usage, "", fmt.Errorf("%q is no process ID", args[0]))
+			}
+			return a.printLease(cmd.Context(), o, api.LeaseRequest{PID: pid, Command: "lease adopt"}, out, quote)
+		},
+	})
+	o.addWaitFlags(cmd)
+	cmd.Flags().StringSliceVar(&o.Devices, "device", nil, "`ID` or UUID of a device that the process uses; for several, "+
+		"with commas or again")
+	addLeaseOutput(cmd, &out, &quote)
+	return cmd
+}
+
+// leasing marks cmd as a verb that asks for a lease.
+func (a *app) leasing(cmd *cobra.Command) *cobra.Command {
+	cmd.Annotations = cli.Statuses(cli.OK, cli.Failure, cli.Usage, waitEnded, noLease, cli.Interrupted)
+	return cmd
+}
+
+func addLeaseOutput(cmd *cobra.Command, out *cli.Output, quote *bool) {
+	out.AddFlags(cmd, append([]string{"table", "json", "yaml", "name"}, arguments.Engines()...)...)
+	cmd.Flags().BoolVar(quote, "quote", false, "quote the arguments of -o podman, docker and nerdctl for a shell's eval")
+}
+
+// printLease waits for a lease, and prints what a container with it gets.
+func (a *app) printLease(
+	ctx context.Context, o leaseOptions, request api.LeaseRequest, out cli.Output, quote bool,
+) error {
+	if err := o.complete(); err != nil {
+		return err
+	}
+	granted, err := a.acquire(ctx, o, request)
+	if err != nil {
+		return err
+	}
+	if slices.Contains(arguments.Engines(), out.Format) {
+		return a.printArguments(out.Format, granted.Options, quote)
+	}
+	v := cli.View{
+		Data: granted, Names: []string{granted.ID}, Table: cli.Table{Header: []string{"LEASE", "DEVICES", "CDI"}},
+	}
+	v.Table.Rows = [][]string{{
+		granted.ID, strings.Join(granted.Devices, ","), cli.OrDash(strings.Join(granted.Options.CDIDevices, ",")),
+	}}
+	return out.Print(a.Stdout, v)
+}
