@@ -36,9 +36,10 @@ setup: ## install the packages that demo and test need (root), or print what is 
 	@scripts/setup
 
 .PHONY: build
-build: ## bin/gpu-cdi-plugin; and static: bin/device-manager, bin/prestart-hook, bin/launcher and bin/gpu-sim
+build: ## bin/gpu-cdi-plugin; and static: bin/device-manager (gpu-run), bin/prestart-hook, bin/launcher and bin/gpu-sim
 	$(GO) build -tags '$(TAGS)' $(HARDEN) -o $(BIN)/gpu-cdi-plugin ./cmd/gpu-cdi-plugin
 	CGO_ENABLED=0 $(GO) build -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o $(BIN)/device-manager ./cmd/device-manager
+	ln -sf device-manager $(BIN)/gpu-run
 	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/prestart-hook ./cmd/prestart-hook
 	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/launcher ./cmd/launcher
 	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/gpu-sim ./cmd/gpu-sim

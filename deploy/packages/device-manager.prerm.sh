@@ -10,6 +10,6 @@ if [ -z "${DPKG_ROOT:-}" ] && [ -d /run/systemd/system ]; then
 	if systemctl --quiet is-active device-manager.service && systemctl --quiet is-enabled gpu-cdi-watch.service; then
 		watch=yes # the service ran in its place
 	fi 2>/dev/null
-	systemctl stop device-manager.socket device-manager.service || :
+	systemctl stop device-manager.socket device-manager-leases.socket device-manager.service || :
 	[ -z "$watch" ] || systemctl start gpu-cdi-watch.service || :
 fi

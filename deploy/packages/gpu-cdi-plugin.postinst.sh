@@ -30,8 +30,10 @@ if [ -z "$root" ] && [ -d /run/systemd/system ]; then
 		# It runs this program, in the place of both units.
 		systemctl restart device-manager.service || :
 		restart=
-	elif [ $manager = dpkg ] && systemctl --quiet is-enabled device-manager.socket 2>/dev/null; then
-		systemctl start device-manager.socket || : # it waits for this program
+	elif [ $manager = dpkg ]; then
+		for unit in device-manager.socket device-manager-leases.socket; do # they wait for this program
+			! systemctl --quiet is-enabled $unit 2>/dev/null || systemctl start $unit || :
+		done
 	fi
 	for unit in $restart; do
 		# As long as the first one cannot start, the path unit and so the other one wait for it.
