@@ -66,7 +66,7 @@ func releaseDir(t *testing.T) string {
 	return dir
 }
 
-// untar returns the regular files of a tar archive with their content, by name.
+// untar returns the files of a tar archive with their content or the target of the link, by name.
 func untar(t *testing.T, r io.Reader) map[string][]byte {
 	t.Helper()
 	files := map[string][]byte{}
@@ -79,9 +79,12 @@ func untar(t *testing.T, r io.Reader) map[string][]byte {
 		if header.Uid != 0 || header.Gid != 0 {
 			t.Errorf("%s belongs to %d:%d", header.Name, header.Uid, header.Gid)
 		}
-		if header.Typeflag == tar.TypeReg {
+		switch header.Typeflag {
+		case tar.TypeReg:
 			files[header.Name], err = io.ReadAll(archive)
 			testenv.Must(t, err)
+		case tar.TypeSymlink:
+			files[header.Name] = []byte(header.Linkname)
 		}
 	}
 }
@@ -228,6 +231,18 @@ func TestSlowAReleaseNamesItsModules(t *testing.T) {
 func TestSlowAReleaseDocumentsEachVerb(t *testing.T) {
 	top := "gpu-cdi-plugin_1.2.3_linux_amd64"
 	files := untar(t, gunzip(t, readFile(t, releaseDir(t), top+".tar.gz")))
+	program, page := files[top+"/gpu-run"], files[top+"/reference/man1/gpu-run.1"]
+	if string(program) != "device-manager" ||
+		string(page) != ".so man1/device-manager-run.1\n" {
+		t.Errorf("gpu-run is %q, and its manual page %q", program, page)
+	}
+	for _, program := range []string{"gpu-cdi-plugin", "device-manager", "gpu-run"} {
+		for _, name := range []string{"bash/" + program, "zsh/_" + program, "fish/" + program + ".fish"} {
+			if !bytes.Contains(files[path.Join(top, "reference", name)], []byte(program)) {
+				t.Errorf("the completion %s is missing", name)
+			}
+		}
+	}
 	for _, program := range []string{"gpu-cdi-plugin", "device-manager"} {
 		helps, err := filepath.Glob("../../cmd/" + program + "/testdata/help/*.txt")
 		testenv.Must(t, err)
@@ -242,11 +257,6 @@ func TestSlowAReleaseDocumentsEachVerb(t *testing.T) {
 			plain := strings.NewReplacer(`\-`, "-", `\fB`, "", `\fP`, "").Replace(page)
 			if !strings.Contains(plain, strings.TrimSuffix(first, ".")) || !strings.Contains(plain, "EXIT STATUS") {
 				t.Errorf("the manual page of %s lacks %q, or its exit statuses:\n%.600s", name, first, plain)
-			}
-		}
-		for _, name := range []string{"bash/" + program, "zsh/_" + program, "fish/" + program + ".fish"} {
-			if !bytes.Contains(files[path.Join(top, "reference", name)], []byte(program)) {
-				t.Errorf("the completion %s is missing", name)
 			}
 		}
 	}

@@ -131,6 +131,9 @@ sed -i 's/"terminal": true/"terminal": false/; s/"sh"/"nvidia-smi", "-L"/' bundl
 		want: []string{"nvidia.com/gpu.shared "},
 	},
 	"docs/health.md": {machine: "dgx-h100", before: kubelet, want: []string{"SINCE"}},
+	"docs/leases.md": {
+		machine: "dgx-h100", before: leasing, want: []string{isListed, "\nLEASE ", "\nGPU-"},
+	},
 	"docs/manager.md": {
 		before: awaiting,
 		instead: map[string]string{

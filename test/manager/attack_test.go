@@ -265,7 +265,7 @@ func TestAFullAPIIsFreeAgain(t *testing.T) {
 	t.Parallel()
 	p := newProgram(t)
 	p.start()
-	for range 1000 {
+	for range 2000 {
 		conn, err := net.DialTimeout("unix", filepath.Join(p.dir, "api", "manager.sock"), time.Second)
 		if err != nil {
 			continue // the queue of the socket is full

@@ -145,7 +145,8 @@ func TestTheGroupMayAsk(t *testing.T) {
 	} {
 		r := ask(1, outside, verb...)
 		if !strings.Contains(r.Stderr, "error: this user may not use the device manager at "+p.dir) ||
-			!strings.Contains(r.Stderr, "hint: run as root, or as a member of the manager's --api-group") {
+			!strings.Contains(r.Stderr, "hint: run as root, or as a member of the group that may use this socket: "+
+				"--api-group, ") {
 			t.Errorf("outside the group %v: %v", verb, r)
 		}
 	}

@@ -9,4 +9,9 @@ import (
 
 var shared *suite.Suite
 
-func TestMain(m *testing.M) { os.Exit(suite.Run(m, &shared)) }
+func TestMain(m *testing.M) {
+	if len(os.Args) == 5 && os.Args[1] == holder {
+		os.Exit(hold(os.Args[2], os.Args[3], os.Args[4]))
+	}
+	os.Exit(suite.Run(m, &shared))
+}

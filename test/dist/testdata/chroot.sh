@@ -91,12 +91,18 @@ refuse test -e /etc/containers/oci/gpu-cdi-plugin.d/precreate.json
 check test -e /run/cdi/nvidia.com-gpu.json
 rm -r /var/lib/gpu-cdi-plugin /run/cdi/nvidia.com-gpu.json
 socket=/etc/systemd/system/sockets.target.wants/device-manager.socket
+leases=/etc/systemd/system/sockets.target.wants/device-manager-leases.socket
 check dpkg -i /srv/manager.deb
 check device-manager --version
+check gpu-run --help
 check test -L $socket
+check test -L $leases
+check test -e /usr/share/man/man1/gpu-run.1.gz
+check test -e /usr/share/bash-completion/completions/gpu-run
 mkdir -p /etc/device-manager /var/lib/device-manager
 check dpkg --purge device-manager
 refuse test -L $socket
+refuse test -L $leases
 refuse test -e /etc/device-manager
 refuse test -e /var/lib/device-manager
 
@@ -115,10 +121,13 @@ if command -v rpm >/dev/null; then
 	refuse test -e /run/cdi/nvidia.com-gpu.json
 	refuse test -L $link
 	check $rpm --nodeps -i /srv/manager.rpm
+	check gpu-run --help
 	check test -L $socket
+	check test -L $leases
 	check $rpm -V --nodeps device-manager
 	check $rpm -e device-manager
 	refuse test -L $socket
+	refuse test -L $leases
 	rm -r /srv/rpm /var/lib/gpu-cdi-plugin
 fi
 
@@ -132,7 +141,9 @@ check $other --purge gpu-cdi-plugin
 refuse test -L /tmp/other$link
 check $other -i /srv/manager.deb
 check test -L /tmp/other$socket
+check test -L /tmp/other$leases
 refuse test -L $socket
 check $other --purge device-manager
 refuse test -L /tmp/other$socket
+refuse test -L /tmp/other$leases
 echo PASS >/media/log

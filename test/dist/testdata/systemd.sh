@@ -48,18 +48,70 @@ for deb in old new; do
 	check [ "$before" != "$(systemctl show -P MainPID gpu-cdi-watch.service)" ]
 done
 
-# The first request starts the device manager with the plugin, in the place of the watch.
+# The first request, a lease of any user, starts the device manager with the plugin, in the place of the watch.
 mkdir /etc/device-manager
 echo 'api-group: daemon' >/etc/device-manager/config.yaml
 check dpkg -i /srv/manager.deb
 check active device-manager.socket active
+check active device-manager-leases.socket active
 check active device-manager.service inactive
 check active gpu-cdi-watch.service active
 check [ "$(stat -c '%a %U %G' /run/device-manager/api.sock)" = '660 root root' ]
-check device-manager node >/srv/node
-check grep -Eq '^nvidia.com/gpu +1 +1$' /srv/node
+check [ "$(stat -c '%a %U %G' /run/device-manager/api-leases.sock)" = '666 root root' ]
+user() { setpriv --reuid 1000 --regid 1000 --clear-groups "$@"; }
+check user gpu-run --wait 0 1 -- sh -c 'echo $(id -u) $CUDA_VISIBLE_DEVICES' >/srv/lease
+check grep -q '^1000 GPU-' /srv/lease
 check active device-manager.service active
 check active gpu-cdi-watch.service inactive
+refuse user device-manager node
+check device-manager node >/srv/node
+check grep -Eq '^nvidia.com/gpu +1 +1$' /srv/node
+
+# A command can open its GPU, which no driver serves here, but no other. It is in a scope of its user.
+mknod -m 666 /dev/other c 195 7
+check user gpu-run 1 -- sh -c '(: <>/sim/dev/nvidia0) 2>&1; (: <>/dev/other) 2>&1; : <>/dev/null && cat /proc/self/cgroup' \
+	>/srv/opened
+check grep -q 'nvidia0: No such device or address$' /srv/opened
+check grep -q 'other: Operation not permitted$' /srv/opened
+check grep -Eq '^0::/user.slice/user-1000.slice/lease-[0-9a-z]+.scope$' /srv/opened
+rm /dev/other
+
+# A container gets the GPU. A command ends with its time, or is found again by the next manager.
+check gpu-run 1 -- podman --storage-driver vfs --root /srv/storage --runroot /run/storage --runtime crun \
+	run --rm --cgroups disabled --network none --rootfs /srv/image /bin/busybox ls -l /dev/nvidia0
+user timeout 60 gpu-run --for 1s 1 -- sleep 1000
+check [ $? -eq 143 ]
+user gpu-run 1 -- sleep 1000 &
+leases() { [ "$(device-manager leases -o name | wc -l)" = "$1" ]; }
+await leases 1
+lease=$(device-manager leases -o name)
+check kill -9 "$(systemctl show -P MainPID device-manager.service)"
+await leases 1
+check [ "$(device-manager leases -o name)" = "$lease" ]
+check user device-manager lease end "$lease"
+await leases 0
+
+# A drop-in says who may lease.
+dropin=/etc/systemd/system/device-manager-leases.socket.d
+mkdir $dropin
+printf '[Socket]\nSocketMode=0660\nSocketGroup=games\n' >$dropin/group.conf
+check systemctl daemon-reload
+check systemctl restart device-manager-leases.socket
+user gpu-run 1 -- true
+check [ $? -eq 125 ]
+check setpriv --reuid 1000 --regid 1000 --groups games gpu-run 1 -- true
+# Without the unit, only root may.
+check systemctl disable --now device-manager-leases.socket
+user gpu-run 1 -- true
+check [ $? -eq 125 ]
+check device-manager node
+check gpu-run 1 -- true
+user gpu-run 1 -- true
+check [ $? -eq 125 ]
+rm -r $dropin
+check systemctl stop device-manager.service
+check systemctl enable --now device-manager-leases.socket
+check user gpu-run 1 -- true
 cat >/srv/pod.yaml <<-'END'
 	apiVersion: v1
 	kind: Pod
@@ -93,6 +145,7 @@ done
 check systemctl stop device-manager.service
 refuse test -e $procs
 check active device-manager.socket active
+check active device-manager-leases.socket active
 check systemctl start gpu-cdi-watch.service
 check device-manager pods
 check active gpu-cdi-watch.service inactive
@@ -108,6 +161,7 @@ mkdir -p /var/lib/kubelet/device-plugins
 await active gpu-cdi-plugin.service active
 check active gpu-cdi-watch.service inactive
 check active device-manager.socket inactive
+check active device-manager-leases.socket inactive
 refuse device-manager node
 check systemctl start device-manager.socket device-manager.service
 check active device-manager.socket inactive
@@ -126,6 +180,7 @@ check active device-manager.service active
 check systemctl start gpu-cdi-plugin.service
 check active device-manager.service inactive
 check active device-manager.socket inactive
+check active device-manager-leases.socket inactive
 
 # A request at a socket that was made before the kubelet came ends in an error, and does not stop the other service.
 mv /var/lib/kubelet/device-plugins /var/lib/kubelet/other

@@ -23,7 +23,9 @@ type Podman struct {
 	// HooksDir is a directory of OCI hooks, the only one that podman then reads; empty means none.
 	HooksDir string
 	// Users gives containers a user namespace.
-	Users  bool
+	Users bool
+	// Edit returns the command line to execute in place of one of podman run; nil changes nothing.
+	Edit   func(args []string) []string
 	Cgroup Cgroup
 	Images *Images
 }
@@ -77,6 +79,9 @@ func (p *Podman) Run(t testing.TB, c Container) proc.Result {
 	}
 	args = append(args, c.Options...)
 	args = append(append(args, imageName(c.Image)), c.Args...)
+	if p.Edit != nil {
+		args = p.Edit(args)
+	}
 	res := execute(t, inNamespace(t, c.CDIDir, etc, p.Cgroup, args...))
 	// podman 4 may lose the output of a container that ends at once. The log has it, because conmon writes the log
 	// itself.

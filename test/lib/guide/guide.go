@@ -72,3 +72,25 @@ func First(t testing.TB, name string) string {
 	}
 	return blocks[0]
 }
+
+// BlocksByHeading returns the blocks of commands in a document, also those for cron, by the headings above them. A
+// heading has one block at most.
+func BlocksByHeading(t testing.TB, name string) map[string]string {
+	t.Helper()
+	blocks, heading := map[string]string{}, ""
+	for _, match := range headingOrCommands.FindAllStringSubmatch(Read(t, name), -1) {
+		switch {
+		case match[1] != "":
+			heading = match[1]
+		case match[2] == "":
+		case blocks[heading] != "":
+			t.Errorf("%s has several blocks of commands under %q", name, heading)
+		default:
+			blocks[heading] = match[2]
+		}
+	}
+	return blocks
+}
+
+// headingOrCommands matches blocks of other languages too: they can have lines that begin with #.
+var headingOrCommands = regexp.MustCompile("(?ms)^#+ ([^\n]*)$|^```(?:sh|crontab)\n(.*?)^```$|^```[^\n]*\n.*?^```$")
