@@ -181,8 +181,8 @@ type Granted struct {
 }
 
 // Acquire waits until a request is met, and gives the devices to a process until that ends. It calls `waits` at each
-// change of the queue, and `grant` when the devices are prepared: an error of that means that nobody will use them. When
-// ctx ends, it gives up.
+// change of the queue, and `grant` when the devices are prepared: an error of that means that nobody will use them.
+// When ctx ends, it gives up.
 //
 // Errors: ErrInvalid, ErrImpossible, ErrTooMany, ErrNotYours, that of `grant`, and that of ctx.
 func (s *Service) Acquire(ctx context.Context, ask Ask, waits func(Waiting), grant func(Granted) error) error {
@@ -395,8 +395,8 @@ func (s *Service) start(ctx context.Context, w *waiter, uid string) (model.RunOp
 	return o, err
 }
 
-// without is called when a request could not have devices. Those that the error names are left alone for a while, by all
-// requests. If it names none of several, that are all of them, if there are enough others for the request. If not, the
+// without is called when a request could not have devices. Those that the error names are left alone for a while, by
+// all requests. If it names none of several, that are all of them, if there are enough others for the request. If not, the
 // request waits, and others can have them. The caller holds s.mu.
 func (s *Service) without(w *waiter, ids []string, why error) {
 	text := wording.OneLine(why)

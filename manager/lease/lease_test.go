@@ -892,8 +892,8 @@ func TestManyCallers(t *testing.T) {
 	}
 }
 
-// While a lease for another process or for a time is prepared, its process is the caller: if he is gone, nobody knows of
-// the lease.
+// While a lease for another process or for a time is prepared, its process is the caller: if he is gone, nobody knows
+// of the lease.
 func TestALeaseIsTheCallersUntilItIsGranted(t *testing.T) {
 	t.Parallel()
 	testenv.Root(t)
