@@ -396,8 +396,8 @@ func (s *Service) start(ctx context.Context, w *waiter, uid string) (model.RunOp
 }
 
 // without is called when a request could not have devices. Those that the error names are left alone for a while, by
-// all requests. If it names none of several, that are all of them, if there are enough others for the request. If not, the
-// request waits, and others can have them. The caller holds s.mu.
+// all requests. If it names none of several, all of them are left alone if there are enough others for the request. If
+// not, the request waits, and others can have them. The caller holds s.mu.
 func (s *Service) without(w *waiter, ids []string, why error) {
 	text := wording.OneLine(why)
 	atFault := slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
