@@ -101,6 +101,10 @@ func (a *app) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	boot := host.ReadLine(procfs + "/sys/kernel/random/boot_id")
+	if boot == "" { // leases of an earlier boot would seem to be of this one
+		return errors.New("the boot ID of the kernel cannot be read from " + procfs + "/sys/kernel/random/boot_id")
+	}
 	maxPods := nodestatus.Pods(machine, a.MaxPods, a.PodsPerCore)
 	a.warnReserved(nodestatus.Compute(machine, reserved, maxPods, nil))
 	options, err := a.managerOptions(machine)
@@ -124,11 +128,6 @@ func (a *app) serve(ctx context.Context) error {
 		return errors.Join(err, podResources.Close())
 	}
 	observed.ObserveSockets(m.PluginSockets)
-	const procfs = "/proc" // the processes that ask are in this process's namespace, whatever the root is
-	boot := host.ReadLine(procfs + "/sys/kernel/random/boot_id")
-	if boot == "" { // leases of an earlier boot would seem to be of this one
-		return errors.New("the boot ID of the kernel cannot be read from " + procfs + "/sys/kernel/random/boot_id")
-	}
 	leases := lease.New(lease.Options{
 		Manager: m, Describe: lease.Describer(a.DeviceInfo), Procfs: procfs, Grace: leaseGrace, Log: a.Log,
 		Confine: a.confiner(),
@@ -171,6 +170,9 @@ func (a *app) serve(ctx context.Context) error {
 	}
 	return actors.Wait()
 }
+
+// procfs has the processes that ask for leases: they are in this process's namespace, whatever the root is.
+const procfs = "/proc"
 
 // registerTime is how long requests wait at the start for the devices of the plugin. A host may have none.
 const registerTime = 10 * time.Second

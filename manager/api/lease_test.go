@@ -335,3 +335,24 @@ func TestTheDocumentsLeaseRequest(t *testing.T) {
 		t.Errorf("a request has %d fields, and the document %d", got, want)
 	}
 }
+
+// The process of a lease may use its devices, so nobody takes them from the pod or prepares them again.
+func TestTheRequestsForPodsLeaveLeasesAlone(t *testing.T) {
+	placed := &placements{pods: []model.Placement{{
+		Pod:   model.Pod{UID: "lease-abc", Name: "abc", Containers: []model.Container{{Name: "main"}}},
+		Lease: &model.Lease{},
+	}}}
+	c := serve(t, placed, func(s *Server) { s.Leases = &queue{} })
+	_, start := c.Start(t.Context(), "lease-abc", "main")
+	for verb, err := range map[string]error{
+		"start": start, "ended": c.Ended(t.Context(), "lease-abc", "main"), "release": c.Release(t.Context(), "lease-abc"),
+	} {
+		if failed, ok := errors.AsType[*Error](err); !ok || failed.Code != http.StatusConflict ||
+			!strings.Contains(failed.Hint, "lease end abc") {
+			t.Errorf("%s: %v", verb, err)
+		}
+	}
+	if len(placed.pods) != 1 || placed.pods[0].Ended != nil {
+		t.Errorf("placed are %+v", placed.pods)
+	}
+}
