@@ -285,7 +285,7 @@ func (l lease) bundle(name string, args []string, given []option) (Plan, error) 
 			return Plan{}, fmt.Errorf("%s: the devices belong into the config.json of the bundle: leave out %s", name, o)
 		}
 	}
-	return Plan{Args: args, Bundle: dir, Enforced: true}, nil
+	return Plan{Args: args, Bundle: dir}, nil
 }
 
 // container returns the plan for an engine that takes run options. They are inserted at index i, behind the
@@ -306,7 +306,7 @@ func (l lease) container(name string, args []string, i int, given []option, note
 		notes = append(notes, "the plugin gave no CDI names and no device nodes, so "+name+
 			" gives the container no device by itself")
 	}
-	return Plan{Args: slices.Insert(args, i, own...), Enforced: len(notes) == 0, Notes: notes}, nil
+	return Plan{Args: slices.Insert(args, i, own...), Notes: notes}, nil
 }
 
 // apptainer returns the plan for Apptainer and SingularityCE. Both have --nv, which gives a container all NVIDIA GPUs

@@ -28,9 +28,6 @@ type Plan struct {
 	Args []string
 	// Env are variables as NAME=VALUE that replace those of the caller; see Environ.
 	Env []string
-	// Enforced means that a container engine gives the command the leased devices and no other GPUs. It is false if
-	// placeholders name the devices: what becomes of them is not known.
-	Enforced bool
 	// Bare means that the command is neither an engine nor has placeholders for one. The caller can run it in a cgroup
 	// that allows only the leased devices; an engine needs more devices than these.
 	Bare bool

@@ -28,61 +28,59 @@ func TestFor(t *testing.T) {
 	for name, c := range map[string]struct {
 		command, want string // with a blank between arguments
 		env           string
-		enforced      bool
 		bare          bool
 		note          string // a part of the only note; empty means none
 	}{
 		"podman run gets its options behind the subcommand": {
-			command: "podman run --rm -it image nvidia-smi -L", enforced: true,
-			want: "podman run " + cdi + " --rm -it image nvidia-smi -L",
+			command: "podman run --rm -it image nvidia-smi -L",
+			want:    "podman run " + cdi + " --rm -it image nvidia-smi -L",
 		},
 		"an engine is known by the base name of its path": {
-			command: "/usr/bin/podman run image", want: "/usr/bin/podman run " + cdi + " image", enforced: true,
+			command: "/usr/bin/podman run image", want: "/usr/bin/podman run " + cdi + " image",
 		},
 		"docker has run below container": {
-			command: "docker container run image", want: "docker container run " + cdi + " image", enforced: true,
+			command: "docker container run image", want: "docker container run " + cdi + " image",
 		},
 		"a container that asks not to outlive the command": {
-			command: "docker run --detach=false --restart no -a stdin -a stderr image", enforced: true,
-			want: "docker run " + cdi + " --detach=false --restart no -a stdin -a stderr image",
+			command: "docker run --detach=false --restart no -a stdin -a stderr image",
+			want:    "docker run " + cdi + " --detach=false --restart no -a stdin -a stderr image",
 		},
 		"with a placeholder a container can outlive the command": {
 			command: "podman create {podman} image", want: "podman create " + cdi + " image",
 		},
 		"options before the subcommand can have values in the next argument": {
 			command: "podman --root run --log-level=run -r -c run --storage-opt run run image",
-			want:    "podman --root run --log-level=run -r -c run --storage-opt run run " + cdi + " image", enforced: true,
+			want:    "podman --root run --log-level=run -r -c run --storage-opt run run " + cdi + " image",
 		},
 		"docker's short options can have values in the same argument": {
 			command: "docker -Hunix:///run -Dl debug -c=run run image",
-			want:    "docker -Hunix:///run -Dl debug -c=run run " + cdi + " image", enforced: true,
+			want:    "docker -Hunix:///run -Dl debug -c=run run " + cdi + " image",
 		},
 		"options can be between container and run": {
 			command: "nerdctl container -n run run image", want: "nerdctl container -n run run " + cdi + " image",
-			enforced: true,
 		},
 		"an unknown option before the subcommand can have its value in the same argument": {
-			command: "podman --new=run run image", want: "podman --new=run run " + cdi + " image", enforced: true,
+			command: "podman --new=run run image", want: "podman --new=run run " + cdi + " image",
 		},
 		"options behind the image are the command's": {
-			command: "podman run -i image train --gpus 8 --privileged --device nvidia.com/gpu=all", enforced: true,
-			want: "podman run " + cdi + " -i image train --gpus 8 --privileged --device nvidia.com/gpu=all",
+			command: "podman run -i image train --gpus 8 --privileged --device nvidia.com/gpu=all",
+			want:    "podman run " + cdi + " -i image train --gpus 8 --privileged --device nvidia.com/gpu=all",
 		},
 		"options behind -- are the command's": {
-			command: "docker run -- image --gpus=all", want: "docker run " + cdi + " -- image --gpus=all", enforced: true,
+			command: "docker run -- image --gpus=all", want: "docker run " + cdi + " -- image --gpus=all",
 		},
 		"the value of an option is no option": {
 			command: "docker run --name --privileged -w --gpus image",
-			want:    "docker run " + cdi + " --name --privileged -w --gpus image", enforced: true,
+			want:    "docker run " + cdi + " --name --privileged -w --gpus image",
 		},
 		"other devices and variables stay": {
 			command: "podman run --device /dev/fuse --device=vendor.com/nic=0 -e A=1 -v /dev/shm:/dev/shm image",
 			want: "podman run " + cdi +
-				" --device /dev/fuse --device=vendor.com/nic=0 -e A=1 -v /dev/shm:/dev/shm image", enforced: true,
+				" --device /dev/fuse --device=vendor.com/nic=0 -e A=1 -v /dev/shm:/dev/shm image",
 		},
 		"a container that asks not to be privileged and for no GPUs": {
 			command: "docker run --privileged=false -e NVIDIA_VISIBLE_DEVICES=void image",
-			want:    "docker run " + cdi + " --privileged=false -e NVIDIA_VISIBLE_DEVICES=void image", enforced: true,
+			want:    "docker run " + cdi + " --privileged=false -e NVIDIA_VISIBLE_DEVICES=void image",
 		},
 		"a mount of /dev may open other devices in a rootless engine": {
 			command: "podman run -v /dev:/host image", want: "podman run " + cdi + " -v /dev:/host image",
@@ -153,7 +151,7 @@ func TestFor(t *testing.T) {
 		},
 		"{count} behind an image": {
 			command: "podman run image torchrun --nproc-per-node={count}",
-			want:    "podman run " + cdi + " image torchrun --nproc-per-node=2", enforced: true,
+			want:    "podman run " + cdi + " image torchrun --nproc-per-node=2",
 		},
 		"other words in braces stay": {
 			command: "xargs -I{} sh -c echo${count}${uuids}{{cdi}}{{.Names}}{gpus}{CDI}{a,b}{{{count}}}",
@@ -172,8 +170,8 @@ func TestFor(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := []any{strings.Join(p.Args, " "), strings.Join(p.Env, " "), p.Enforced, p.Bare}
-			if diff := cmp.Diff([]any{c.want, c.env, c.enforced, c.bare}, got); diff != "" {
+			got := []any{strings.Join(p.Args, " "), strings.Join(p.Env, " "), p.Bare}
+			if diff := cmp.Diff([]any{c.want, c.env, c.bare}, got); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 			if notes := strings.Join(p.Notes, "\n"); (notes == "") != (c.note == "") || !strings.Contains(notes, c.note) ||
@@ -293,7 +291,7 @@ func TestForRuntimes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := Plan{Args: args, Bundle: bundle, Enforced: bundle != ""}
+			want := Plan{Args: args, Bundle: bundle}
 			if bundle == "" { // placeholders say where the devices belong
 				want.Args = p.Args
 			}
@@ -331,7 +329,6 @@ func TestForOtherDevices(t *testing.T) {
 				Args: []string{
 					"podman", "run", "--device=/dev/nvidia0:/dev/nvidia0:rw", "--env=NVIDIA_VISIBLE_DEVICES=void", "x",
 				},
-				Enforced: true,
 			},
 			"",
 		},
