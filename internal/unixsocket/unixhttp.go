@@ -220,6 +220,7 @@ var ErrEnded = errors.New("the program closed the connection before it answered"
 func IsEnd(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || // before the request was written
+		errors.Is(err, net.ErrClosed) || // net/http noticed the end while it read or wrote, and closed its own end
 		err != nil && strings.HasSuffix(err.Error(), closedIdle)
 }
 
