@@ -63,13 +63,13 @@ func (ds *devices) find(uuid string) *resource.Device {
 func (ds *devices) offered(uuid string) bool { return ds.find(uuid) != nil }
 
 // toCheck returns the offered devices by UUID, each with the rules of its resource.
-func (ds *devices) toCheck() map[string]prepare.FreedDevice {
-	list := map[string]prepare.FreedDevice{}
+func (ds *devices) toCheck() map[string]prepare.CheckedDevice {
+	list := map[string]prepare.CheckedDevice{}
 	for _, r := range ds.node.State().Resources {
 		rules := ds.preStart().RulesOf(r.Name)
 		for i := range r.Devices {
 			d := &r.Devices[i]
-			list[d.UUID] = prepare.FreedDevice{Device: ds.toPrepare(d), Rules: rules} // one of the replicas of a device
+			list[d.UUID] = prepare.CheckedDevice{Device: ds.toPrepare(d), Rules: rules} // one of the replicas of a device
 		}
 	}
 	return list

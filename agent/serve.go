@@ -95,14 +95,14 @@ func Serve(ctx context.Context, o *Options) error {
 		node: n, monitor: n.Monitor(), devices: devs, runner: runner, releaser: rel, reporter: reporter, mps: daemons,
 		ledger: held, handOver: newHandOver(n, runner, rel, o.Log),
 	}
-	freed := prepare.NewFreedChecker(prepare.FreedOptions{
-		Runner: runner, State: n.Monitor(), Offered: devs.toCheck, Held: prep.held, Log: o.Log,
+	used := prepare.NewUseChecker(prepare.UseCheckerOptions{
+		Runner: runner, State: n, Offered: devs.toCheck, Held: prep.held, Log: o.Log,
 	})
 	s := &service{
 		opts: o, config: effective, plugin: p, dra: claims, publisher: pub, preparer: prep, releaser: rel, ledger: held,
 		displaced: displaced, node: n, handOver: admin.handOver,
 		control: &control.Server{Dir: c.RuntimeDir, Log: o.Log, Handler: admin},
-		others:  []actor{daemons.Run, reporter.Run, held.Run, displaced.Run, freed.Run},
+		others:  []actor{daemons.Run, reporter.Run, held.Run, displaced.Run, used.Run},
 	}
 	if err := p.Check(); err != nil { // before the spec is written
 		return err

@@ -56,6 +56,9 @@ type Status struct {
 	Reason string `json:"reason,omitempty"`
 	// Remedy is the action that the device needs.
 	Remedy Action `json:"remedy,omitempty"`
+	// InUse means that nothing is wrong with the device but that something uses it without a container. Reason says
+	// what.
+	InUse bool `json:"-"`
 	// Since is when the device entered its State.
 	Since time.Time `json:"since"`
 	// XIDs has the number of events of each XID.

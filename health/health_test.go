@@ -441,37 +441,37 @@ func TestStateOfADevice(t *testing.T) {
 		},
 		"what was found on a device makes it suspect, whatever the probes say": {
 			do: func(_ *testing.T, n *node) *node {
-				n.SetLeftInUse(n.now, gpuB, "process 4711 uses it")
+				n.SetInUse(n.now, gpuB, "process 4711 uses it")
 				return n.clean(gpuB, noRecovery).after(time.Hour).clean(gpuB, noRecovery)
 			},
 			state: Suspect, reason: "process 4711 uses it",
 		},
 		"it is healthy as soon as nothing is found": {
 			do: func(_ *testing.T, n *node) *node {
-				n.SetLeftInUse(n.now, gpuB, "process 4711 uses it")
-				n.SetLeftInUse(n.now, gpuB, "")
+				n.SetInUse(n.now, gpuB, "process 4711 uses it")
+				n.SetInUse(n.now, gpuB, "")
 				return n
 			},
 			state: Healthy,
 		},
 		"what was found last is the reason": {
 			do: func(_ *testing.T, n *node) *node {
-				n.SetLeftInUse(n.now, gpuB, "process 4711 uses it")
-				n.SetLeftInUse(n.now, gpuB, "2048 MiB are in use")
+				n.SetInUse(n.now, gpuB, "process 4711 uses it")
+				n.SetInUse(n.now, gpuB, "2048 MiB are in use")
 				return n
 			},
 			state: Suspect, reason: "2048 MiB",
 		},
 		"a fault is worse than what was found": {
 			do: func(_ *testing.T, n *node) *node {
-				n.SetLeftInUse(n.now, gpuB, "process 4711 uses it")
+				n.SetInUse(n.now, gpuB, "process 4711 uses it")
 				return n.xid(gpuB, 95, noRecovery)
 			},
 			state: Unhealthy, reason: "XID 95", remedy: Reset,
 		},
 		"a device in use stays suspect after a restart and a reboot": {
 			do: func(t *testing.T, n *node) *node {
-				n.SetLeftInUse(n.now, gpuB, "process 4711 uses it")
+				n.SetInUse(n.now, gpuB, "process 4711 uses it")
 				return n.restart(t, boot, rebooted)
 			},
 			state: Suspect, reason: "process 4711 uses it",
@@ -851,14 +851,14 @@ func TestNeedsFrequentProbes(t *testing.T) {
 	}
 }
 
-func TestSetLeftInUse(t *testing.T) {
+func TestSetInUse(t *testing.T) {
 	n := newNode(t, Rules{})
-	found := func(reason string) []Transition { return n.after(time.Minute).SetLeftInUse(n.now, gpuB, reason) }
+	found := func(reason string) []Transition { return n.after(time.Minute).SetInUse(n.now, gpuB, reason) }
 	first := found("a")
 	if len(first) != 1 || first[0].From != Healthy || first[0].To.State != Suspect || !first[0].To.Since.Equal(n.now) {
 		t.Errorf("at the first time: %+v", first)
 	}
-	if !n.LeftInUse(gpuB) || n.LeftInUse(migA1) || n.LeftInUse("GPU-c") {
+	if !n.InUse(gpuB) || n.InUse(migA1) || n.InUse("GPU-c") {
 		t.Error("another device is marked, or this one is not")
 	}
 	if n.NeedsFrequentProbes() {
@@ -879,13 +879,13 @@ func TestSetLeftInUse(t *testing.T) {
 		t.Errorf("without a reason: %+v, healthy since %s, want %s", again, s.Since, end)
 	}
 	n.xid(gpuB, 48, noRecovery) // suspect by an event
-	if n.LeftInUse(gpuB) {
+	if n.InUse(gpuB) {
 		t.Error("after the end and an event the device is marked")
 	}
-	if found("a"); !n.LeftInUse(gpuB) {
+	if found("a"); !n.InUse(gpuB) {
 		t.Error("a device that is suspect by an event is not marked")
 	}
-	if absent := n.SetLeftInUse(n.now, "GPU-c", "a"); absent != nil {
+	if absent := n.SetInUse(n.now, "GPU-c", "a"); absent != nil {
 		t.Errorf("a device that is not there: %+v", absent)
 	}
 }

@@ -84,7 +84,7 @@ func (m *Machine) created(now time.Time, d Device) *entry {
 	if parent := m.entries[d.GPU]; parent != nil { // a fault of the GPU is a fault of its MIG devices too
 		*e = *parent
 	}
-	e.codes, e.LeftInUse, e.CannotReset = map[uint64]*occurrences{}, "", "" // these concern only the GPU
+	e.codes, e.InUse, e.CannotReset = map[uint64]*occurrences{}, "", "" // these concern only the GPU
 	if old := m.entries[d.UUID]; old != nil {
 		e.Cordon, e.CordonSince = old.Cordon, old.CordonSince
 	}
@@ -197,25 +197,25 @@ func (e *entry) needed() Finding {
 	return e.Event
 }
 
-// SetLeftInUse marks a device as still in use after its last container has ended, for a reason; an empty reason
-// removes the mark. A device that is otherwise healthy is suspect while it is marked, whatever probes find.
-func (m *Machine) SetLeftInUse(now time.Time, uuid, reason string) []Transition {
+// SetInUse marks a device as in use although no container holds it, for a reason; an empty reason removes the mark. A
+// device that is otherwise healthy is suspect while it is marked, whatever probes find.
+func (m *Machine) SetInUse(now time.Time, uuid, reason string) []Transition {
 	e := m.entries[uuid]
 	if e == nil || !e.present {
 		return nil
 	}
 	before := e.condition()
-	if (e.LeftInUse == "") != (reason == "") {
-		e.LeftInUseSince = now
+	if (e.InUse == "") != (reason == "") {
+		e.InUseSince = now
 	}
-	e.LeftInUse = reason
+	e.InUse = reason
 	return e.changed(before, nil)
 }
 
-// LeftInUse reports whether a device is marked as left in use, whatever its state.
-func (m *Machine) LeftInUse(uuid string) bool {
+// InUse reports whether a device is marked as in use, whatever its state.
+func (m *Machine) InUse(uuid string) bool {
 	e := m.entries[uuid]
-	return e != nil && e.present && e.LeftInUse != ""
+	return e != nil && e.present && e.InUse != ""
 }
 
 // SuspectAll makes all present devices suspect until their probes pass. The reason is part of a sentence.
@@ -256,7 +256,7 @@ func (m *Machine) SetEventsMissed(gpu, why string) (changed bool) {
 	return m.eventsMissed[gpu] != before
 }
 
-// StatusWithoutCordon returns the status that a device would have without a cordon, HoldForReset and SetLeftInUse. For
+// StatusWithoutCordon returns the status that a device would have without a cordon, HoldForReset and SetInUse. For
 // an absent device it returns false.
 func (m *Machine) StatusWithoutCordon(uuid string) (Status, bool) {
 	e := m.entries[uuid]
@@ -264,7 +264,7 @@ func (m *Machine) StatusWithoutCordon(uuid string) (Status, bool) {
 		return Status{}, false
 	}
 	s := e.status()
-	s.State, s.Reason, s.Since = e.State, e.Reason, e.Since
+	s.State, s.Reason, s.Since, s.InUse = e.State, e.Reason, e.Since, false
 	return s, true
 }
 
@@ -283,13 +283,14 @@ func (m *Machine) NeedsFrequentProbes() bool {
 func (e *entry) status() Status {
 	c := e.condition()
 	s := Status{UUID: e.UUID, State: c.state, Reason: c.reason, Remedy: e.Remedy, Since: e.Since}
+	s.InUse = s.State == Suspect && e.State == Healthy
 	switch {
 	case e.Cordon != "":
 		s.Since = e.CordonSince
 	case c.state == Cordoned:
 		s.Since = e.HeldSince
-	case e.State == Healthy && e.LeftInUseSince.After(e.Since):
-		s.Since = e.LeftInUseSince
+	case e.State == Healthy && e.InUseSince.After(e.Since):
+		s.Since = e.InUseSince
 	}
 	if len(e.codes) > 0 {
 		s.XIDs = map[uint64]int{}
@@ -312,8 +313,8 @@ func (e *entry) condition() condition {
 		return condition{Cordoned, "cordoned: " + e.Cordon}
 	case !e.HeldSince.IsZero():
 		return condition{Cordoned, e.Hold}
-	case e.State == Healthy && e.LeftInUse != "":
-		return condition{Suspect, e.LeftInUse}
+	case e.State == Healthy && e.InUse != "":
+		return condition{Suspect, e.InUse}
 	}
 	return condition{e.State, e.Reason}
 }

@@ -73,9 +73,9 @@ type recordedState struct {
 	HeldSince   time.Time `json:"heldSince,omitzero"`    // since when it is held; zero if it is not
 	CannotReset string    `json:"cannotReset,omitempty"` // why resets of the GPU are refused; empty if unknown
 
-	// LeftInUse says what used the device after its last container, or is empty.
-	LeftInUse      string    `json:"dirty,omitempty"`
-	LeftInUseSince time.Time `json:"dirtySince,omitzero"`
+	// InUse says what uses the device although no container holds it, or is empty.
+	InUse      string    `json:"dirty,omitempty"`
+	InUseSince time.Time `json:"dirtySince,omitzero"`
 
 	Relapses  int       `json:"relapses,omitempty"`
 	Recovered time.Time `json:"recovered,omitzero"` // when it last became healthy
@@ -145,7 +145,7 @@ func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string
 // Restore sets the state of a new machine to a recorded one, as far as the record is still valid:
 //
 //   - A cordon stays until it is lifted, and HoldForReset until EndHold: it is unknown whether a reset of the
-//     previous process continues. LeftInUse stays until a check finds nothing.
+//     previous process continues. InUse stays until a check finds nothing.
 //   - With the same boot and driver, a device has its recorded state. A recovering device begins to recover again.
 //   - After a reboot, or with another driver, the remedy may have been applied: devices that were not healthy are
 //     suspect, and probes decide. NVLinks that were up are still expected to be up. A GPU that could not be reset

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -64,6 +65,8 @@ type descriptors struct {
 
 const (
 	descriptorSuffix = ".json"
+	useSuffix        = ".use"
+	useMode          = 0o600 // unlike descriptors, it is for the host only
 	descriptorMode   = 0o644 // not every container runs as root
 )
 
@@ -169,7 +172,27 @@ func writeDescriptor(path string, want *Descriptor) error {
 	return fileio.Replace(path, content, descriptorMode)
 }
 
-// removeOthers removes the descriptors of devices that are not present. A present device that is no longer offered
+// writeUse writes into a file beside a device's descriptor, UUID.use, what uses the device, or removes the file if that
+// is empty. The file tells a device manager why the device is unhealthy. It is not a part of the descriptor, since it
+// names processes and users of the host, and a container that has the device must not know them.
+func (d *descriptors) writeUse(uuid, use string) error {
+	if d.dir == "" {
+		return nil
+	}
+	path, content := filepath.Join(d.dir, uuid+useSuffix), []byte(use+"\n")
+	if use == "" {
+		if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, content) {
+		return nil
+	}
+	return fileio.Replace(path, content, useMode)
+}
+
+// removeOthers removes the files of devices that are not present. A present device that is no longer offered
 // keeps its descriptor and its entry in the spec, since a container that has the device may have to restart.
 func (d *descriptors) removeOthers(present map[string]bool) error {
 	entries, err := os.ReadDir(d.dir)
@@ -178,9 +201,12 @@ func (d *descriptors) removeOthers(present map[string]bool) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		uuid, isJSON := strings.CutSuffix(e.Name(), descriptorSuffix)
+		uuid, isOurs := strings.CutSuffix(e.Name(), descriptorSuffix)
+		if !isOurs {
+			uuid, isOurs = strings.CutSuffix(e.Name(), useSuffix)
+		}
 		isDevice := strings.HasPrefix(uuid, "GPU-") || strings.HasPrefix(uuid, "MIG-")
-		if isJSON && isDevice && e.Type().IsRegular() && !present[uuid] {
+		if isOurs && isDevice && e.Type().IsRegular() && !present[uuid] {
 			errs = append(errs, os.Remove(filepath.Join(d.dir, e.Name())))
 		}
 	}

@@ -2,6 +2,8 @@ package node
 
 import (
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -149,6 +151,52 @@ func TestDescriptorsFollowTheDevices(t *testing.T) {
 	testenv.Must(t, b.node.Remove(3))
 	b.wantDevices(b.reconcile(), count{healthy: 3})
 	if names := b.descriptorNames(); slices.Contains(names, gone) || !slices.Contains(names, "notes.txt") {
+		t.Errorf("after %s is gone there are %v", gone, names)
+	}
+}
+
+// What uses a device is written before the device is published as unhealthy, for the host only, and only while nothing
+// else is wrong with the device.
+func TestTheUseOfADeviceIsInAFile(t *testing.T) {
+	b := newDescribedFixture(t)
+	b.start()
+	uuid, gone := b.uuids()[0], b.uuids()[3]
+	path := filepath.Join(b.rec.descriptors.dir, uuid+".use")
+	is := func(act, want string, healthy int) {
+		t.Helper()
+		b.wantDevices(b.rec.State(), count{healthy: healthy, unhealthy: 4 - healthy})
+		got, err := os.ReadFile(path)
+		if string(got) != want || want == "" && !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %q, want %q, error %v", act, got, want, err)
+		}
+	}
+	b.rec.SetInUse(uuid, "process 7 uses it")
+	is("it is in use", "process 7 uses it\n", 3)
+	if info, err := os.Stat(path); err != nil || info.Mode() != 0o600 {
+		t.Errorf("the file is %v, error %v", info.Mode(), err)
+	}
+	for _, d := range b.rec.State().Resources[0].Devices {
+		if d.InUse != (d.UUID == uuid) {
+			t.Errorf("%s: in use only is %t", d.UUID, d.InUse)
+		}
+	}
+	b.rec.SetInUse(uuid, "process 8 uses it")
+	is("another process uses it", "process 8 uses it\n", 3)
+	testenv.Must(t, b.rec.Monitor().Cordon(uuid, "x"))
+	b.rec.SetInUse(uuid, "process 8 uses it")
+	is("it is cordoned too", "", 3)
+	testenv.Must(t, b.rec.Monitor().Uncordon(uuid))
+	b.rec.SetInUse(uuid, "process 8 uses it")
+	is("it is in use only", "process 8 uses it\n", 3)
+	b.rec.SetInUse(uuid, "")
+	is("it is not in use", "", 4)
+	b.rec.SetInUse(uuid, "")
+	is("it is still not in use", "", 4)
+
+	b.rec.SetInUse(gone, "process 7 uses it")
+	testenv.Must(t, b.node.Remove(3))
+	b.reconcile()
+	if names := b.descriptorNames(); slices.Contains(names, gone+".use") {
 		t.Errorf("after %s is gone there are %v", gone, names)
 	}
 }

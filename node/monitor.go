@@ -224,7 +224,7 @@ func (m *Monitor) withHealth(s State) State {
 		if !known || h.State == health.Healthy {
 			return ""
 		}
-		d.Fault = h.State != health.Cordoned // d is a copy
+		d.Fault, d.InUse = h.State != health.Cordoned, h.InUse // d is a copy
 		return h.String()
 	})
 	s.remarks = slices.Clone(s.remarks)
@@ -336,20 +336,18 @@ func (m *Monitor) SetCannotReset(gpuUUID, reason string) {
 	m.unsaved = true
 }
 
-// SetLeftInUse marks a device as still in use after its last container has ended. The reason is part of a sentence; an
-// empty reason removes the mark. A device that is otherwise healthy is suspect while it is marked.
-func (m *Monitor) SetLeftInUse(uuid, reason string) {
-	m.mu.Lock()
-	transitions := m.machine.SetLeftInUse(time.Now(), uuid, reason)
-	m.mu.Unlock()
-	m.report(transitions)
-}
-
-// LeftInUse reports whether SetLeftInUse has marked a device. Marks survive a restart.
-func (m *Monitor) LeftInUse(uuid string) bool {
+// setInUse is Reconciler.SetInUse, but publishes nothing. It returns the device's status afterwards.
+func (m *Monitor) setInUse(uuid, reason string) ([]health.Transition, health.Status) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.machine.LeftInUse(uuid)
+	return m.machine.SetInUse(time.Now(), uuid, reason), m.machine.Statuses()[uuid]
+}
+
+// inUse reports whether a device is marked by Reconciler.SetInUse.
+func (m *Monitor) inUse(uuid string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.machine.InUse(uuid)
 }
 
 // needsFrequentProbes reports whether a device may soon become healthy, if its probes pass or an old reset ends.

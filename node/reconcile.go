@@ -348,6 +348,24 @@ func (r *Reconciler) republish() {
 	}
 }
 
+// SetInUse marks a device as in use although no container holds it. The reason is part of a sentence; an empty reason
+// removes the mark. A device that is otherwise healthy is suspect while it is marked. Before that is published, the
+// reason is written for a device manager.
+func (r *Reconciler) SetInUse(uuid, reason string) {
+	transitions, status := r.monitor.setInUse(uuid, reason)
+	use := ""
+	if status.InUse {
+		use = reason
+	}
+	if err := r.descriptors.writeUse(uuid, use); err != nil {
+		r.log.Debug("a device manager does not learn what uses " + uuid + ": " + err.Error())
+	}
+	r.monitor.report(transitions)
+}
+
+// InUse reports whether SetInUse has marked a device. Marks survive a restart.
+func (r *Reconciler) InUse(uuid string) bool { return r.monitor.inUse(uuid) }
+
 func (r *Reconciler) publishWithHealth(s State) {
 	s = r.monitor.withHealth(s)
 	r.mu.Lock()

@@ -41,6 +41,8 @@ type Device struct {
 	Reason  string
 	// Fault says that Reason is a fault of the device itself, from which it may recover.
 	Fault bool
+	// InUse says that Reason is only that something uses the device without a container.
+	InUse bool
 	// Model is the GPU's product name, and Profile the MIG device's profile, or empty.
 	Model, Profile string
 	// PCIBusID is the GPU's PCI address as in sysfs, such as "0000:3b:00.0".

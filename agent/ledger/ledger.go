@@ -213,8 +213,8 @@ func (l *Ledger) Unknown() string {
 	return unknown + wording.OneLine(l.err)
 }
 
-// Held returns the UUIDs of the devices that containers hold under any name, as of the last read, and of those that
-// claims have.
+// Held returns the UUIDs of the devices that containers hold under any name, as of the last read, of those that
+// Allocate has given since, and of those that claims have.
 func (l *Ledger) Held() (map[string]bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -226,6 +226,9 @@ func (l *Ledger) Held() (map[string]bool, error) {
 		for _, uuid := range h.UUIDs() {
 			uuids[uuid] = true
 		}
+	}
+	for _, g := range l.given {
+		uuids[resource.UUIDOf(g.id)] = true
 	}
 	for _, c := range l.claims {
 		for _, p := range c.portions {

@@ -217,7 +217,7 @@ func TestAKubeletThatDoesNotAnswer(t *testing.T) {
 		if l.Unknown() != "" {
 			t.Errorf("still unknown: %q", l.Unknown())
 		}
-		if held, err := l.Held(); err != nil || !held["GPU-a"] {
+		if held, err := l.Held(); err != nil || !held["GPU-a"] || !held["GPU-b"] { // which Allocate gave
 			t.Errorf("held are %v, error %v", held, err)
 		}
 

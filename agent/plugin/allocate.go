@@ -100,7 +100,9 @@ func (o *AllocateOptions) take(ctx context.Context, l *list, ids []string) ([]*d
 }
 
 // take returns the devices with these IDs. If they are too many, or some are not healthy, it returns an error that
-// names them. Other errors are those of find.
+// names them. Devices that are only in use are given: PreStart refuses them, except to a process that asks for a device
+// that it uses itself. The kubelet asks for such devices only if their use began at the same time. Other errors are
+// those of find.
 func (l *list) take(ids []string) ([]*device, error) {
 	if limit := l.resource.Limit; limit > 0 && len(ids) > limit {
 		return nil, status.Errorf(codes.InvalidArgument,
@@ -113,7 +115,7 @@ func (l *list) take(ids []string) ([]*device, error) {
 	}
 	var unhealthy someOf
 	for _, d := range devices {
-		if !d.Healthy {
+		if !d.Healthy && !d.InUse {
 			unhealthy.add(d.ID, d.Reason)
 		}
 	}

@@ -48,7 +48,7 @@ func (p *Preference) of(r *resource.Resource, gpus *allocator.GPUs) (preference,
 		d := &r.Devices[i]
 		devices[i] = allocator.Device{
 			ID: d.ID, UUID: d.UUID, Parent: d.Parent,
-			Replica: d.Shared(), Slices: computeSlices(d), Unusable: !d.Healthy,
+			Replica: d.Shared(), Slices: computeSlices(d), Unusable: !d.Healthy && !d.InUse,
 		}
 		mig = mig || d.MIGIndex != resource.NoMIG
 		if d.Shared() || d.MIGIndex != resource.NoMIG {

@@ -172,6 +172,11 @@ func TestAllocate(t *testing.T) {
 				}, Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": "1:1"},
 			},
 		},
+		"a device that is only in use, which its user asks for": {
+			inUse(gpusOf(2)), by(resource.CDICRI), []string{uuid(1)}, &v1beta1.ContainerAllocateResponse{
+				CdiDevices: cdiNames(uuid(1)),
+			},
+		},
 		"an annotation with another prefix": {
 			gpusOf(2), withPrefix("nvidia.cdi.k8s.io/x-", by(resource.CDIAnnotations)),
 			[]string{uuid(0), uuid(1)},
@@ -275,6 +280,13 @@ func TestAllocate(t *testing.T) {
 			}
 		})
 	}
+}
+
+// inUse has something use the last device of a resource.
+func inUse(r resource.Resource) resource.Resource {
+	d := &r.Devices[len(r.Devices)-1]
+	d.Healthy, d.Reason, d.Fault, d.InUse = false, "process 7 uses it", true, true
+	return r
 }
 
 func withPrefix(prefix string, o AllocateOptions) AllocateOptions {

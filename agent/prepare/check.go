@@ -46,7 +46,7 @@ func (x *target) checkProcesses(ctx context.Context) (string, error) {
 	}
 	left, names, err := x.leftovers(ctx)
 	for _, p := range left {
-		names = append(names, describe(p))
+		names = append(names, describe(x.runner.opts.Host, p))
 		p.Close()
 	}
 	if err == nil && len(names) > 0 {

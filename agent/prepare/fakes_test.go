@@ -77,6 +77,12 @@ func (f *fakeNode) set(u gpu.Use) {
 	f.use = u
 }
 
+func (f *fakeNode) failUse(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.useErr = err
+}
+
 func (f *fakeNode) RestoreDefaults(_ context.Context, uuid string, exclusive bool) ([]string, error) {
 	f.called()
 	f.do("restore exclusive=%t", exclusive)

@@ -74,8 +74,8 @@ func TestUsers(t *testing.T) {
 	containers, others, err := r.Users(t.Context(), uuid, []string{"agent"})
 	if err != nil || len(containers) != 2 || len(others) != 1 ||
 		!strings.HasPrefix(containers[0], fmt.Sprintf("process %d (not in ", gone)) ||
-		!strings.HasPrefix(containers[1], fmt.Sprintf("process %d (sleep, cgroup ", inContainer)) ||
-		!strings.HasPrefix(others[0], fmt.Sprintf("process %d (sleep, cgroup ", other)) {
+		!strings.HasPrefix(containers[1], fmt.Sprintf("process %d (sleep, UID 0, cgroup ", inContainer)) ||
+		!strings.HasPrefix(others[0], fmt.Sprintf("process %d (sleep, user root, cgroup ", other)) {
 		t.Errorf("containers %q, others %q, error %v", containers, others, err)
 	}
 	f.set(gpu.Use{ProcessesUnknown: true})

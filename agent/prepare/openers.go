@@ -14,8 +14,8 @@ import (
 )
 
 // openers lists the processes that have one of the device nodes open, sorted by PID, except those that `skip` reports.
-// An entry is a text such as "process 4711 (nv-hostengine, cgroup /system.slice/nvidia-dcgm.service)". It returns an
-// error if a path is not a device node, if processes could not be inspected, or if ctx has ended.
+// An entry is a text such as "process 4711 (nv-hostengine, user root, cgroup /system.slice/nvidia-dcgm.service)". It
+// returns an error if a path is not a device node, if processes could not be inspected, or if ctx has ended.
 func openers(ctx context.Context, h host.Host, nodes []string, skip func(*proc.Process) bool) ([]string, error) {
 	if err := proc.SeesAll(h.Proc()); err != nil {
 		return nil, err
@@ -73,5 +73,5 @@ func opener(
 	case pid == os.Getpid():
 		return fmt.Sprintf("process %d (this program)", pid), nil
 	}
-	return describe(p), nil
+	return describe(h, p), nil
 }

@@ -1,6 +1,6 @@
 // Package prepare prepares a device for the container that is about to get it: it checks that the device is healthy
 // and unused and, depending on the policy, restores its settings and resets the GPU. A device that does not pass is
-// withheld from the container. [FreedChecker] checks a device after its last container.
+// withheld from the container. [UseChecker] checks the devices that no container has.
 //
 // The package calls the driver only through [Options].Driver. Outside the host's PID namespace the driver shows no
 // other processes: the policies above Check then judge a device's use only by its memory, and Check does not check the

@@ -2,20 +2,53 @@ package prepare
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/proc"
 )
 
-// describe names a process for people: its PID, command and cgroup.
-func describe(p *proc.Process) string {
-	groups, err := p.Cgroups()
-	if err != nil {
-		return fmt.Sprintf("process %d (%s)", p.PID, plain(p.Command()))
+// describe names a process for people: its PID, command, user and cgroup.
+func describe(h host.Host, p *proc.Process) string {
+	what := []string{plain(p.Command())}
+	groups, unknown := p.Cgroups()
+	if s, err := p.Status(); err == nil {
+		name := ""
+		if unknown == nil && !groups.InContainer() { // a container has users of its own
+			name = userName(h, s.UIDs[0])
+		}
+		if name == "" {
+			what = append(what, "UID "+s.UIDs[0])
+		} else {
+			what = append(what, "user "+plain(name))
+		}
 	}
-	return fmt.Sprintf("process %d (%s, cgroup %s)", p.PID, plain(p.Command()), plain(groups.String()))
+	if unknown == nil {
+		what = append(what, "cgroup "+plain(groups.String()))
+	}
+	return fmt.Sprintf("process %d (%s)", p.PID, strings.Join(what, ", "))
+}
+
+// maxPasswd bounds /etc/passwd, in bytes.
+const maxPasswd = 1 << 20
+
+// userName returns the name of a user in a host's /etc/passwd (passwd(5)), or "".
+func userName(h host.Host, uid string) string {
+	text, err := fileio.ReadFile(filepath.Join(h.Root(), "etc", "passwd"), maxPasswd)
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Split(line, ":"); len(fields) > 2 && fields[2] == uid {
+			return fields[0]
+		}
+	}
+	return ""
 }
 
 // DefaultPrograms are programs that may use a GPU although a container is about to get it: display servers, and

@@ -154,7 +154,7 @@ func TestSimulatedDriver(t *testing.T) {
 	t.Run("a process that is left over", func(t *testing.T) {
 		testenv.Must(t, node.AddProcess(1, sim.Process{PID: os.Getpid(), Type: sim.ComputeProcess, MemoryBytes: 1 << 30}))
 		_, err := run(t, 1, prepare.Check, long)
-		wantError(t, err, fmt.Sprintf("(processes): process %d (prepare.test, cgroup ", os.Getpid()))
+		wantError(t, err, fmt.Sprintf("(processes): process %d (prepare.test, user root, cgroup ", os.Getpid()))
 		testenv.Must(t, node.ClearGPU(1))
 		_, err = run(t, 1, prepare.Check, long)
 		testenv.Must(t, err)

@@ -65,9 +65,9 @@ func (r *Runner) users(ctx context.Context, uuid string, programs []string) (con
 	for _, p := range left {
 		groups, unknown := p.Cgroups()
 		if blind || unknown != nil || len(groups) == 0 || groups.InContainer() {
-			containers = append(containers, describe(p))
+			containers = append(containers, describe(r.opts.Host, p))
 		} else {
-			others = append(others, describe(p))
+			others = append(others, describe(r.opts.Host, p))
 		}
 		p.Close()
 	}

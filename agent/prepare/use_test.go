@@ -26,7 +26,7 @@ func TestFindUse(t *testing.T) {
 		"nothing uses it": {
 			rules: Rules{Policy: Clean}, use: func(*testing.T) gpu.Use { return gpu.Use{} },
 		},
-		"a process":                           {rules: Rules{Policy: Check}, use: process, want: "(sleep, cgroup "},
+		"a process":                           {rules: Rules{Policy: Check}, use: process, want: "(sleep, user root, "},
 		"a process, and a reset would follow": {rules: Rules{Policy: Reset}, use: process, want: "still uses it"},
 		"memory": {
 			rules: Rules{Policy: Check}, use: memory, want: "2048 MiB are in use without a process",

@@ -402,7 +402,7 @@ func TestServeNamesWhatKeepsAGPUFromAForcedReset(t *testing.T) {
 	defer open.Close()
 	cmd := s.leftOver(3, open)
 	s.showProcess(strconv.Itoa(cmd.Process.Pid))
-	name := fmt.Sprintf("process %d (sleep, cgroup ", cmd.Process.Pid)
+	name := fmt.Sprintf("process %d (sleep, UID 0, cgroup ", cmd.Process.Pid)
 	s.fails(1, "GPU 3 is in use by "+name, "reset", "3")
 	testenv.Must(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetBusy}))
 	code, _, stderr := s.device("reset", "3", "--force")

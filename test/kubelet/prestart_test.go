@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -69,19 +68,22 @@ func TestDevicesArePreparedAgainForARestartedContainer(t *testing.T) {
 	}
 }
 
-// TestAGPUIsCheckedAfterItsPod leaves a process on the GPU of a pod that ends. The GPU is unhealthy before another pod
-// asks for it, and healthy when the process has ended.
-func TestAGPUIsCheckedAfterItsPod(t *testing.T) {
+// TestGPUsAreCheckedWithoutAPod has a process use a GPU of a pod, and another one a GPU that no pod has. Only the
+// second GPU is unhealthy, and the first one when its pod has ended, before another pod asks for it. Both are healthy
+// when their processes have ended.
+func TestGPUsAreCheckedWithoutAPod(t *testing.T) {
 	f := setUp(t, "pcie-quad", writeConfig(t, clean))
 	all := f.uuids(t)
 	f.awaitDevices(t, gpuName, all)
 	p := newPod("leaves", gpuName, 1)
 	ids := f.check(t, p, f.launch(t, p))
-	left := f.leaveProcess(t, ids[0])
-	time.Sleep(15 * time.Second) // the plugin asks every 5 s which devices pods have, and a busy machine takes longer
+	others := slices.DeleteFunc(slices.Clone(all), func(uuid string) bool { return uuid == ids[0] })
+	left, foreign := f.leaveProcess(t, ids[0]), f.leaveProcess(t, others[0])
+	f.awaitDevices(t, gpuName, append([]string{ids[0]}, others[1:]...))
+	testenv.Must(t, foreign.Kill())
 	f.awaitDevices(t, gpuName, all)
 	testenv.Must(t, f.Remove(t.Context(), p.Name))
-	f.awaitDevices(t, gpuName, slices.DeleteFunc(slices.Clone(all), func(uuid string) bool { return uuid == ids[0] }))
+	f.awaitDevices(t, gpuName, others)
 	f.expectRefusal(t, newPod("early", gpuName, len(all)))
 	testenv.Must(t, left.Kill())
 	f.awaitDevices(t, gpuName, all)
