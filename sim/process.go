@@ -46,12 +46,16 @@ func (n *Node) AddProcess(gpu int, p Process) error {
 			return err
 		}
 	}
-	start, err := startTime(p.PID)
-	if err != nil {
-		return err
+	stat, err := statOf(p.PID)
+	switch {
+	case errors.Is(err, proc.ErrEnded):
+		return invalid("no process %d runs", p.PID)
+	case err != nil:
+		return fmt.Errorf("read when process %d was started: %w", p.PID, err)
 	}
-	fields := append([]any{"gpu", gpu, "pid", p.PID, "start", start}, "type", p.Type, "memory", p.MemoryBytes)
+	fields := append([]any{"gpu", gpu, "pid", p.PID, "start", stat.Start}, "type", p.Type, "memory", p.MemoryBytes)
 	return n.updateState(func(records []record) ([]record, error) {
+		records = without(records, func(r record) bool { return r.name == "process" && !runs(r) })
 		records = withoutProcess(records, gpu, p.PID)
 		for _, name := range []string{"process", "account"} {
 			r := newRecord(name, fields...)
@@ -81,25 +85,50 @@ func (n *Node) RemoveProcess(gpu, pid int) error {
 	})
 }
 
+// PIDs returns the IDs of the processes that the driver lists on a GPU.
+func (n *Node) PIDs(gpu int) ([]int, error) {
+	if err := n.checkGPU(gpu); err != nil {
+		return nil, err
+	}
+	records, err := n.readState()
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, r := range records {
+		if r.name == "process" && r.has("gpu", gpu) && runs(r) {
+			pid, err := r.number("pid")
+			if err != nil {
+				return nil, err
+			}
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// runs reports whether the process of a record runs, as process_runs of the library does. A zombie does not.
+func runs(r record) bool {
+	pid, err := r.number("pid")
+	if err != nil {
+		return false
+	}
+	s, err := statOf(pid)
+	return err == nil && s.State != "Z" && s.State != "X" && r.has("start", s.Start)
+}
+
 func withoutProcess(records []record, gpu, pid int) []record {
 	return without(records, func(r record) bool {
 		return r.name == "process" && r.has("gpu", gpu) && r.has("pid", pid)
 	})
 }
 
-// startTime returns the start time of a process. It distinguishes the process from a later one with the same PID.
-func startTime(pid int) (uint64, error) {
+// statOf returns the state of a process, and its start time, which distinguishes it from a later one with the same PID.
+func statOf(pid int) (proc.Stat, error) {
 	p, err := proc.Open("/proc", pid)
-	if errors.Is(err, proc.ErrEnded) {
-		return 0, invalid("no process %d runs", pid)
-	}
 	if err != nil {
-		return 0, fmt.Errorf("read when process %d was started: %w", pid, err)
+		return proc.Stat{}, err
 	}
 	defer p.Close()
-	s, err := p.Stat()
-	if err != nil {
-		return 0, fmt.Errorf("read when process %d was started: %w", pid, err)
-	}
-	return s.Start, nil
+	return p.Stat()
 }
