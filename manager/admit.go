@@ -51,13 +51,17 @@ func (m *Manager) admit(
 func (m *Manager) place(
 	ctx context.Context, p model.Pod, by model.Caller, lease *model.Lease,
 ) (model.Placement, error) {
-	if err := m.countPod(); err != nil {
-		return model.Placement{}, err
+	if lease == nil {
+		if err := m.countPod(); err != nil {
+			return model.Placement{}, err
+		}
 	}
 	placement, err := m.allocate(ctx, p, by, lease)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.placing--
+	if lease == nil {
+		m.placing--
+	}
 	if err != nil {
 		return model.Placement{}, err
 	}
@@ -68,13 +72,14 @@ func (m *Manager) place(
 }
 
 // countPod counts a pod as being placed. If the maximum is reached, it returns a *RejectedError. A kubelet checks the
-// number only after it has allocated the pod's devices.
+// number only after it has allocated the pod's devices. Leases do not count: a kubelet has none, and the devices limit
+// their number.
 func (m *Manager) countPod() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	used := m.placing
 	for _, p := range m.pods {
-		if p.Runs() {
+		if p.Lease == nil && p.Runs() {
 			used++
 		}
 	}

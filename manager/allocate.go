@@ -135,7 +135,7 @@ func (a *attempt) align(container string, limits map[string]int) (admission.Node
 }
 
 func (a *attempt) request(resource, container string, count int) admission.Request {
-	r := admission.Request{Count: count, Among: a.pod.Among, Random: a.m.random}
+	r := admission.Request{Count: count, Among: a.pod.Among, Unhealthy: a.pod.Unhealthy, Random: a.m.random}
 	if container != "" {
 		r.Reusable = a.reuse.Devices(resource)
 	}

@@ -36,7 +36,8 @@ const (
 // RejectedError is the answer to a pod that cannot have the devices that it requests.
 type RejectedError struct {
 	Reason string // ReasonUnexpected, ReasonTopology, or ReasonOutOf with a resource
-	// Message is the message that the kubelet writes into the pod's status.
+	// Message is the message that the kubelet writes into the pod's status, without the code of gRPC before the error of
+	// a plugin.
 	Message string
 	// Err is the cause. It wraps ErrRetry if the same request can succeed later.
 	Err error

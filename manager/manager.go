@@ -36,7 +36,7 @@ type Options struct {
 	// Seed makes the choice of devices random, and repeatable. If it is nil, devices are taken in the order of their
 	// IDs.
 	Seed *uint64
-	// MaxPods is how many pods can be placed at a time; 0 means any number.
+	// MaxPods is how many pods besides leases can be placed at a time; 0 means any number.
 	MaxPods int
 	// Deadlines are how long plugins may take.
 	Deadlines endpoint.Deadlines
@@ -59,7 +59,7 @@ type Manager struct {
 	mu       sync.Mutex       // held only briefly: never while a plugin is called or the state is written
 	pools    map[string]*pool // by resource
 	pods     map[string]placed
-	placing  int                      // the number of pods that are being placed
+	placing  int                      // the number of pods besides leases that are being placed
 	admitted uint64                   // the number of pods that were placed so far
 	busy     map[string]chan struct{} // the pods that a call is changing; the channel is closed when the call returns
 	loss     *state.Loss

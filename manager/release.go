@@ -35,10 +35,10 @@ func (m *Manager) Ended(ctx context.Context, podUID, container string) error {
 	return nil
 }
 
-// SetLease changes the lease of a pod.
+// ChangeLease changes the lease of a pod by a function, whose error leaves it as it is.
 //
-// Errors: ErrNotFound, ErrConflict (it is no lease), ErrRetry, and the context's.
-func (m *Manager) SetLease(ctx context.Context, podUID string, lease model.Lease) error {
+// Errors: that of the function, ErrNotFound, ErrConflict (it is no lease), ErrRetry, and the context's.
+func (m *Manager) ChangeLease(ctx context.Context, podUID string, change func(*model.Lease) error) error {
 	unlock, p, err := m.lockPlaced(ctx, podUID, "")
 	if err != nil {
 		return err
@@ -46,6 +46,10 @@ func (m *Manager) SetLease(ctx context.Context, podUID string, lease model.Lease
 	defer unlock()
 	if p.Lease == nil {
 		return fmt.Errorf("pod %q is no lease: %w", podUID, ErrConflict)
+	}
+	lease := *p.Lease
+	if err := change(&lease); err != nil {
+		return err
 	}
 	p.Lease = &lease
 	if err := m.store.Put(p); err != nil {

@@ -108,8 +108,7 @@ func TestPluginsPrepareDevices(t *testing.T) {
 	n.admit(pod("a", wants("main", gpu, 2), wants("none", gpu, 0)))
 	_, err := n.m.Start(t.Context(), "a", "main")
 	if !errors.Is(err, manager.ErrRetry) ||
-		!strings.Contains(err.Error(), "device plugin PreStartContainer rpc failed with err: ") ||
-		!strings.Contains(err.Error(), "cannot reset") {
+		!strings.Contains(err.Error(), "device plugin PreStartContainer rpc failed with err: cannot reset") {
 		t.Error("a failure of the plugin:", err)
 	}
 	broken = nil
@@ -161,8 +160,8 @@ func TestAPluginThatHangsInPreStart(t *testing.T) {
 		t.Error("the start of a container with another resource:", err)
 	}
 	err := <-started
-	if !errors.Is(err, manager.ErrRetry) || !strings.Contains(err.Error(), "device plugin PreStartContainer rpc "+
-		"failed with err: rpc error: code = DeadlineExceeded desc = ") { // in gRPC's words, of which there are several
+	if !errors.Is(err, manager.ErrRetry) || !strings.Contains(err.Error(),
+		"device plugin PreStartContainer rpc failed with err: the device plugin did not answer in time") {
 		t.Error("the start that hung:", err)
 	}
 	have, placed := n.m.Pod("stuck")

@@ -11,26 +11,40 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/systemd"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager/lease"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/scope"
 )
 
-// confiner returns a function that confines the process of a lease to the devices of its run options, or nil where
-// systemd does not run.
+// confiner confines the processes of leases by scopes of systemd.
+type confiner struct{ *app }
+
+// confiner returns what confines the processes of leases, or nil where systemd does not run.
 func (a *app) confiner() lease.Confiner {
 	if _, err := os.Lstat(systemd.Socket); err != nil {
 		return nil
 	}
-	return func(ctx context.Context, id string, by model.Caller, o model.RunOptions) error {
-		allowed, err := a.nodesOf(o)
-		if err != nil {
-			return err
-		}
-		return scope.Start(ctx, systemd.Socket, scope.Scope{
-			Name: "lease-" + id + ".scope", Description: "Command of the lease " + id, PID: by.PID, UID: by.UID,
-			Devices: allowed,
-		})
+	return confiner{a}
+}
+
+func scopeName(id string) string { return "lease-" + id + ".scope" }
+
+// Confine implements lease.Confiner.
+func (c confiner) Confine(ctx context.Context, id string, by model.Caller, o model.RunOptions) error {
+	allowed, err := c.nodesOf(o)
+	if err != nil {
+		return err
+	}
+	return scope.Start(ctx, systemd.Socket, scope.Scope{
+		Name: scopeName(id), Description: "Command of the lease " + id, PID: by.PID, UID: by.UID, Devices: allowed,
+	})
+}
+
+// Revoke implements lease.Confiner.
+func (c confiner) Revoke(ctx context.Context, id string) {
+	if err := scope.Revoke(ctx, systemd.Socket, scopeName(id)); err != nil {
+		c.Log.Warn("what is left of lease " + id + " can open its devices still: " + wording.OneLine(err))
 	}
 }
 

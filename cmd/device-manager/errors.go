@@ -76,7 +76,7 @@ var errorTable = []cli.ErrorRow{
 
 // leaseErrors are the rows that come first for leases.
 var leaseErrors = []cli.ErrorRow{
-	cli.Sentinel(launch.ErrOutlives, noLease, "lease devices for a time, with device-manager lease create --for"),
+	cli.Sentinel(launch.ErrCannotFollow, noLease, "lease devices for a time, with device-manager lease create --for"),
 	cli.Sentinel(errLost, noLease, "run the command again; device-manager leases shows whether the lease has ended, and "+
 		"lease end ends it"),
 	cli.Sentinel(api.ErrNotAllowed, cli.Failure, "run as root, or as a member of the group of this socket: the "+

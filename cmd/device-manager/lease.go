@@ -87,12 +87,13 @@ options of the engine. Where such a placeholder is used, nothing else is inserte
 CUDA_VISIBLE_DEVICES and, where systemd runs, a scope in which it can open the leased devices, terminals, /dev/null and
 the like, but no other devices. Elsewhere it can ignore the variable, which a line says.
 
-Containers that outlive the command of their engine, as with --detach, create or --restart, are refused without a
-placeholder: the lease ends with the command. Lease devices for a time for them, with device-manager lease create --for.
+The lease of a container ends with the container, also in the background (--detach). Containers that are started later
+or again, as with create or --restart, are refused without a placeholder. Lease devices for a time for them, with
+device-manager lease create --for. Any other lease ends with the command.
 
 The command replaces this program, so terminal, signals and exit status are its own. When its time is over (--for) it
-gets SIGTERM, and SIGKILL 10 s later. podman also gets --timeout for the container, which lease extend does not change.
-A container of docker or nerdctl can outlive its command if that is killed.
+gets SIGTERM, and SIGKILL 10 s later, and so does a container that is left. podman also gets --timeout for the
+container, which lease extend does not change.
 `
 
 func (a *app) runCommand() *cobra.Command {
@@ -327,9 +328,11 @@ func (a *app) acquire(ctx context.Context, o leaseOptions, request api.LeaseRequ
 		defer timer.Stop()
 	}
 	reason := "they are being prepared"
+	line := a.newWaitLine()
+	defer line.clear()
 	say := func(text string) {
 		if o.wait != 0 && !o.quiet {
-			fmt.Fprintln(a.Stderr, o.cmd.CommandPath()+" "+text)
+			line.show(o.cmd.CommandPath() + " " + text)
 		}
 	}
 	r := asking{client: api.NewClient(a.LeaseSocket()), request: request, begin: time.Now()}
@@ -337,7 +340,7 @@ func (a *app) acquire(ctx context.Context, o leaseOptions, request api.LeaseRequ
 		r.client = a.client()
 	}
 	r.waits = func(w lease.Waiting) {
-		reason = inShort(w.Reason)
+		reason = w.Reason
 		if o.wait == 0 {
 			cancel(errBusy)
 		}
@@ -363,9 +366,17 @@ func (a *app) acquire(ctx context.Context, o leaseOptions, request api.LeaseRequ
 	return granted, err
 }
 
+// leaseClient has the methods of api.Client that a request for a lease needs.
+type leaseClient interface {
+	Lease(ctx context.Context, r api.LeaseRequest, waits func(lease.Waiting)) (lease.Granted, error)
+	Leases(ctx context.Context) (api.LeaseList, error)
+}
+
+var _ leaseClient = (*api.Client)(nil)
+
 // asking is a request for a lease that outlives a manager.
 type asking struct {
-	client  *api.Client
+	client  leaseClient
 	request api.LeaseRequest
 	begin   time.Time
 	waits   func(lease.Waiting)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -12,11 +13,13 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/manager/api"
 	"gpu-cdi-plugin/manager/lease"
 	"gpu-cdi-plugin/test/lib/clitest"
@@ -36,7 +39,7 @@ func TestFindCommand(t *testing.T) {
 		"a program that is not there":      {"no-such-program", noCommand},
 		"a path that is not there":         {"/no/such/program", noCommand},
 		"a file that is no program":        {"/dev/null", noExecution},
-		"a container that outlives it":     {"podman run -d image", noLease},
+		"a container that starts later":    {"podman create image", noLease},
 		"a runtime without a container":    {"runc list", noLease},
 		"a placeholder inside an argument": {"sh -c x{podman}", noLease},
 	} {
@@ -202,6 +205,78 @@ func TestACallerOutlivesTheManager(t *testing.T) {
 	}
 }
 
+// fakeManager ends at once, and answers again after a time, or never if that is 0.
+type fakeManager struct {
+	begin time.Time
+	after time.Duration
+	// ends are how often a request waits and loses its place, while managers answer.
+	ends int
+}
+
+func (m *fakeManager) away() error {
+	if since := time.Since(m.begin); m.after == 0 || since < m.after {
+		return fmt.Errorf("%w x", api.ErrNoManager)
+	}
+	return nil
+}
+
+func (m *fakeManager) Leases(context.Context) (api.LeaseList, error) {
+	return api.LeaseList{}, m.away()
+}
+
+func (m *fakeManager) Lease(_ context.Context, _ api.LeaseRequest, waits func(lease.Waiting)) (lease.Granted, error) {
+	if m.begin.IsZero() {
+		m.begin = time.Now()
+		return lease.Granted{}, unixsocket.ErrEnded
+	}
+	if err := m.away(); err != nil {
+		return lease.Granted{}, err
+	}
+	if m.ends > 0 {
+		m.ends--
+		m.begin = time.Now()
+		waits(lease.Waiting{})
+		return lease.Granted{}, unixsocket.ErrEnded
+	}
+	return lease.Granted{ID: "abc"}, nil
+}
+
+// A request waits for each next manager, but not for ever.
+func TestACallerWaitsForTheNextManager(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		manager fakeManager
+		want    error
+		took    time.Duration
+		lost    int
+	}{
+		"none comes": {manager: fakeManager{}, want: api.ErrNoManager, took: restartTime, lost: 1},
+		"one comes":  {manager: fakeManager{after: 29 * time.Second}, took: 29 * time.Second, lost: 1},
+		"one comes too late": {
+			manager: fakeManager{after: 31 * time.Second}, want: api.ErrNoManager, took: restartTime, lost: 1,
+		},
+		"three, one by one":     {manager: fakeManager{after: 20 * time.Second, ends: 2}, took: time.Minute, lost: 3},
+		"another one ends late": {manager: fakeManager{after: 29 * time.Second, ends: 1}, took: 58 * time.Second, lost: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				lost, begin := 0, time.Now()
+				r := asking{
+					client: &c.manager, begin: begin, waits: func(lease.Waiting) {}, lost: func(error) { lost++ },
+				}
+				got, err := r.ask(t.Context())
+				if !errors.Is(err, c.want) || (err == nil) != (got.ID == "abc") {
+					t.Errorf("got %+v, %v", got, err)
+				}
+				if took := time.Since(begin); took < c.took || took > c.took+time.Second || lost != c.lost {
+					t.Errorf("it took %v and the place was lost %d times, want %v and %d", took, lost, c.took, c.lost)
+				}
+			})
+		})
+	}
+}
+
 // Without a manager from the beginning nobody waits for one.
 func TestNoManager(t *testing.T) {
 	t.Parallel()
@@ -236,21 +311,18 @@ func TestHintsForLeases(t *testing.T) {
 func TestLeasesView(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	failed := func(pod string) string {
-		return `start container "main" of pod "lease-` + pod + `": try again: rpc error: code = FailedPrecondition desc = ` +
-			strings.Repeat("GPU-1 is used ", 80)
-	}
+	used := strings.Repeat("GPU-1 is used ", 80)
 	view := leasesView(api.LeaseList{
 		Items: []lease.Lease{{ID: "abc", Devices: []string{"GPU-9"}, Resource: "gpu", Since: now, Command: "lease create"}},
 		Busy: []lease.Busy{
-			{Device: "GPU-1", Reason: failed("a"), At: now.Add(-time.Minute)},
+			{Device: "GPU-1", Reason: used, At: now.Add(-time.Minute)},
 			{Device: "GPU-2", Reason: "cordoned", At: now},
-			{Device: "GPU-3", Reason: failed("b"), At: now.Add(-2 * time.Minute)},
+			{Device: "GPU-3", Reason: used, At: now.Add(-2 * time.Minute)},
 		},
 	}, now)
 	reason := view.Table.Rows[1][6]
 	want := [][]string{
-		{"abc", userName(0), "-", "1 x gpu", "0s", "-", "lease create", "GPU-9"},
+		{"abc", lease.UserName(0), "-", "1 x gpu", "0s", "-", "lease create", "GPU-9"},
 		{"left out", "-", "-", "2 devices", "1m0s", "-", reason, "GPU-1,GPU-3"},
 		{"left out", "-", "-", "GPU-2", "0s", "-", "cordoned", "GPU-2"},
 	}

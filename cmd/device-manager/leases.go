@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/user"
 	"reflect"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -91,12 +89,6 @@ func sameLeases(a, b api.LeaseList) bool {
 // maxReason is how many bytes of a reason the wide table shows.
 const maxReason = 160
 
-// calls matches what a reason says about the calls by which a plugin's answer came.
-var calls = regexp.MustCompile(`start container "[^"]*" of pod "[^"]*": [^;]*? desc = `)
-
-// inShort returns a reason without that.
-func inShort(reason string) string { return calls.ReplaceAllString(reason, "") }
-
 func leasesView(list api.LeaseList, now time.Time) cli.View {
 	v := cli.View{
 		Data: list,
@@ -112,15 +104,15 @@ func leasesView(list api.LeaseList, now time.Time) cli.View {
 		}
 		devices := fmt.Sprintf("%d x %s", len(l.Devices), strings.Join(append(l.Models, l.Resource)[:1], ""))
 		v.Table.Rows = append(v.Table.Rows, []string{
-			l.ID, userName(l.UID), pidCell(l.PID), devices, since(l.Since), ends, wording.Shorten(l.Command, maxShown),
+			l.ID, lease.UserName(l.UID), pidCell(l.PID), devices, since(l.Since), ends, wording.Shorten(l.Command, maxShown),
 			strings.Join(l.Devices, ","),
 		})
 		v.Names = append(v.Names, l.ID)
 	}
 	for _, w := range list.Waiting {
 		v.Table.Rows = append(v.Table.Rows, []string{
-			fmt.Sprintf("waits (%d)", w.Position), userName(w.UID), pidCell(w.PID), w.Request, since(w.Since), "-",
-			wording.Shorten(w.Command, maxShown), wording.Shorten(inShort(w.Reason), maxReason),
+			fmt.Sprintf("waits (%d)", w.Position), lease.UserName(w.UID), pidCell(w.PID), w.Request, since(w.Since), "-",
+			wording.Shorten(w.Command, maxShown), wording.Shorten(w.Reason, maxReason),
 		})
 	}
 	v.Table.Rows = append(v.Table.Rows, leftOutRows(list.Busy, since)...)
@@ -132,13 +124,12 @@ func leftOutRows(list []lease.Busy, since func(time.Time) string) (rows [][]stri
 	var reasons []string
 	devices, last := map[string][]string{}, map[string]time.Time{}
 	for _, b := range list {
-		reason := inShort(b.Reason)
-		if devices[reason] == nil {
-			reasons = append(reasons, reason)
+		if devices[b.Reason] == nil {
+			reasons = append(reasons, b.Reason)
 		}
-		devices[reason] = append(devices[reason], b.Device)
-		if b.At.After(last[reason]) {
-			last[reason] = b.At
+		devices[b.Reason] = append(devices[b.Reason], b.Device)
+		if b.At.After(last[b.Reason]) {
+			last[b.Reason] = b.At
 		}
 	}
 	for _, reason := range reasons {
@@ -161,24 +152,19 @@ func pidCell(pid int) string {
 	return strconv.Itoa(pid)
 }
 
-// userName returns the name of a user, or his number.
-func userName(uid int) string {
-	u, err := user.LookupId(strconv.Itoa(uid))
-	if err != nil {
-		return strconv.Itoa(uid)
-	}
-	return u.Username
-}
-
 func (a *app) leaseCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "lease", Short: "Make, extend and end leases"}
-	cmd.AddCommand(a.leaseCreateCommand(), a.leaseAdoptCommand())
+	cmd := &cobra.Command{Use: "lease", Short: "Make, list, extend and end leases"}
+	list := a.leasesCommand()
+	list.Use, list.Example = "list", strings.ReplaceAll(list.Example, "manager leases", "manager lease list")
+	list.Long = "The same as device-manager leases.\n\n" + list.Long
+	cmd.AddCommand(a.leaseCreateCommand(), a.leaseAdoptCommand(), list)
 	var left time.Duration
 	extend := a.asksServe(&cobra.Command{
 		Use:   "extend LEASE --for TIME",
 		Short: "Have a lease end later",
 		Long: `Has a lease end after a time from now. It must be later than before, and a lease without a limit, for which
-device-manager leases shows no end, stays without one.`,
+device-manager leases shows no end, stays without one. A lease that passed others in the queue, since it ends before
+they can begin, is not extended.`,
 		Example: `  device-manager lease extend 7c2kq1xm --for 2h`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -226,10 +212,11 @@ func (a *app) leaseCreateCommand() *cobra.Command {
 	cmd := a.leasing(&cobra.Command{
 		Use:   "create --gpus N --for TIME",
 		Short: "Lease devices for a time",
-		Long: `Leases devices for a time, for what cannot be run by device-manager run. The lease ends with the time, whatever
-uses the devices then. -o podman, docker and nerdctl print what a container gets as arguments of these engines, for
-$(...); see device-manager admit.`,
-		Example: `  podman run -d $(device-manager lease create --gpus 1 --for 2h -o podman) \
+		Long: `Leases devices for a time, for what cannot be run by device-manager run. -o podman, docker and nerdctl print
+what a container gets as arguments of these engines, for $(...); see device-manager admit. When the time is over, such a
+container gets SIGTERM, and SIGKILL 10 s later, and the lease ends with it. What uses the devices otherwise goes on
+without a lease.`,
+		Example: `  podman create $(device-manager lease create --gpus 1 --for 2h -o podman) \
     docker.io/library/debian sleep 2h`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

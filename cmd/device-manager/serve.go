@@ -129,9 +129,8 @@ func (a *app) serve(ctx context.Context) error {
 	}
 	observed.ObserveSockets(m.PluginSockets)
 	leases := lease.New(lease.Options{
-		Manager: m, Describe: lease.Describer(a.DeviceInfo), Procfs: procfs, Grace: leaseGrace, Log: a.Log,
-		Confine: a.confiner(),
-		Boot:    boot,
+		Manager: m, Describe: lease.Describer(a.DeviceInfo), UsedBy: lease.UsedBy(a.DeviceInfo),
+		Procfs: procfs, Boot: boot, Dir: filepath.Dir(a.APISocket), Grace: leaseGrace, Confiner: a.confiner(), Log: a.Log,
 	})
 	observed.ObserveLeases(leases.Counts)
 	server := &api.Server{

@@ -13,6 +13,8 @@ type Mount struct {
 	ID uint64
 	// Device is the major and minor number of the file system's device, such as "0:26".
 	Device string
+	// Root is what is mounted, as a path in its file system. A file that was deleted ends with "//deleted".
+	Root string
 	// Point is the mount point relative to the process's root. Spaces and some other bytes are octal, such as \040.
 	Point string
 	// Shared means that new mounts below this mount propagate to other mount namespaces.
@@ -43,7 +45,7 @@ func parseMounts(text string) ([]Mount, error) {
 			return nil, fmt.Errorf("mountinfo of a process has no mount ID in line %q: %w", line, err)
 		}
 		shared := slices.ContainsFunc(fields[6:], func(f string) bool { return strings.HasPrefix(f, "shared:") })
-		mounts = append(mounts, Mount{ID: id, Device: fields[2], Point: fields[4], Shared: shared})
+		mounts = append(mounts, Mount{ID: id, Device: fields[2], Root: fields[3], Point: fields[4], Shared: shared})
 	}
 	return mounts, nil
 }

@@ -36,21 +36,44 @@ func (p *Process) In(namespace string) bool {
 // OwnerOfMounts returns the name of the user namespace that owns the process's mount namespace. It fails if this
 // process is in a user namespace below that one: the kernel then does not give the name.
 func (p *Process) OwnerOfMounts() (string, error) {
-	mounts, err := p.OpenNamespace("mnt")
+	owner, err := p.openOwnerOfMounts()
 	if err != nil {
 		return "", err
+	}
+	defer owner.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(owner.Fd()), &st); err != nil {
+		return "", fmt.Errorf("stat the owner of the mount namespace: %w", err)
+	}
+	return fmt.Sprintf("user:[%d]", st.Ino), nil
+}
+
+// UserOfMounts returns the user who made the user namespace that owns the process's mount namespace. For the host's that
+// is root. It fails like OwnerOfMounts.
+func (p *Process) UserOfMounts() (int, error) {
+	owner, err := p.openOwnerOfMounts()
+	if err != nil {
+		return 0, err
+	}
+	defer owner.Close()
+	uid, err := unix.IoctlGetUint32(int(owner.Fd()), unix.NS_GET_OWNER_UID)
+	if err != nil {
+		return 0, fmt.Errorf("get the user of the mount namespace: %w", err)
+	}
+	return int(uid), nil
+}
+
+func (p *Process) openOwnerOfMounts() (*os.File, error) {
+	mounts, err := p.OpenNamespace("mnt")
+	if err != nil {
+		return nil, err
 	}
 	defer mounts.Close()
 	fd, err := unix.IoctlRetInt(int(mounts.Fd()), unix.NS_GET_USERNS)
 	if err != nil {
-		return "", fmt.Errorf("get the owner of the mount namespace: %w", err)
+		return nil, fmt.Errorf("get the owner of the mount namespace: %w", err)
 	}
-	defer func() { _ = unix.Close(fd) }()
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return "", fmt.Errorf("stat the owner of the mount namespace: %w", err)
-	}
-	return fmt.Sprintf("user:[%d]", st.Ino), nil
+	return os.NewFile(uintptr(fd), "user namespace"), nil
 }
 
 // ErrNotHost means that this process cannot see all processes of the host.

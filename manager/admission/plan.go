@@ -27,7 +27,7 @@ type Plan struct {
 // Plan chooses devices for a request, or returns an error with the kubelet's text. For a request of 0 devices, the
 // plan has no devices.
 func (p *Pool) Plan(r Request) (*Plan, error) {
-	if err := p.checkRequest(); err != nil {
+	if err := p.checkRequest(r); err != nil {
 		return nil, err
 	}
 	plan := &Plan{need: r.Count, sorted: r.Random == nil}
@@ -174,11 +174,14 @@ func (p *Pool) reusable(r Request) bitset { return p.indices(r.Reusable).and(p.h
 
 // free returns the devices that a request can get and no pod has.
 func (p *Pool) free(r Request) bitset {
-	free := p.healthy.without(p.busy)
+	free := p.healthy
 	if r.Among != nil {
-		free = free.and(p.indices(r.Among))
+		free = p.indices(r.Among)
+		if !r.Unhealthy {
+			free = free.and(p.healthy)
+		}
 	}
-	return free
+	return free.without(p.busy)
 }
 
 // indices returns the set of those devices that the plugin lists with one of these IDs.

@@ -296,6 +296,38 @@ func TestAReusableDeviceThatIsUnhealthyIsNotReused(t *testing.T) {
 	}
 }
 
+// A pod can ask for devices that are not healthy, and gets those only that it names.
+func TestUnhealthyDevicesAreChosenIfTheyAreAskedFor(t *testing.T) {
+	r := listed("a", "b", "c")
+	r.Devices[0].Healthy, r.Devices[1].Healthy = false, false
+	for name, c := range map[string]struct {
+		request Request
+		gone    bool // the plugin is not connected
+		want    string
+	}{
+		"one":                         {Request{Count: 1, Among: []string{"a"}, Unhealthy: true}, false, "a"},
+		"one of another pod":          {Request{Count: 1, Among: []string{"b"}, Unhealthy: true}, false, ""},
+		"without the names":           {Request{Count: 2, Unhealthy: true}, false, ""},
+		"without the wish":            {Request{Count: 1, Among: []string{"a"}}, false, ""},
+		"the plugin is not connected": {Request{Count: 1, Among: []string{"a"}, Unhealthy: true}, true, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := NewPool(resource)
+			p.Hold("pod", "main", []string{"b"})
+			now := r
+			now.Connected = !c.gone
+			p.Set(now)
+			plan, err := p.Plan(c.request)
+			if (err == nil) != (c.want != "") {
+				t.Fatalf("error %v, want %q", err, c.want)
+			}
+			if err == nil && strings.Join(plan.Pick(nil), " ") != c.want {
+				t.Errorf("chosen are others than %q", c.want)
+			}
+		})
+	}
+}
+
 func TestTheRandomChoiceFollowsItsSeed(t *testing.T) {
 	p := onNodes(20, 0, 1)
 	choose := func(seed uint64) string {

@@ -24,6 +24,8 @@ type Request struct {
 	Reusable []string
 	// Among are the devices that may be chosen. If it is nil, all may.
 	Among []string
+	// Unhealthy means that devices of Among may be chosen that are not healthy.
+	Unhealthy bool
 	// Affinity is the set of NUMA nodes near which the devices should be, from Topology.Merge. Empty means any.
 	Affinity Nodes
 	// Prefers means that the plugin offers GetPreferredAllocation.
@@ -34,11 +36,11 @@ type Request struct {
 
 // checkRequest returns the kubelet's error if a request can be refused before devices are chosen. Like the kubelet it
 // first checks that some device is healthy: otherwise it refuses even a limit of 0.
-func (p *Pool) checkRequest() error {
+func (p *Pool) checkRequest(r Request) error {
 	switch {
 	case !p.registered:
 		return UnregisteredError(p.resource)
-	case p.healthy.count() == 0:
+	case p.healthy.count() == 0 && (!r.Unhealthy || !p.connected):
 		return fmt.Errorf("no healthy devices present; cannot allocate unhealthy devices %s", p.resource)
 	}
 	return nil

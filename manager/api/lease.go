@@ -38,7 +38,8 @@ type LeaseRequest struct {
 	PID int `json:"pid,omitempty"`
 	// Timed means that no process has the lease: it ends after Seconds.
 	Timed bool `json:"timed,omitempty"`
-	// Confine has the calling process open the leased devices only, if that is possible.
+	// Confine has the calling process open the leased devices only, if that is possible. The lease then ends with the
+	// process, whatever containers it has started.
 	Confine bool `json:"confine,omitempty"`
 }
 
@@ -59,7 +60,7 @@ type LeaseList struct {
 	// Items are in the order of their begin, and Waiting in that of their arrival.
 	Items   []lease.Lease   `json:"items"`
 	Waiting []lease.Waiting `json:"waiting"`
-	// Busy are the devices that could not be leased of late, sorted.
+	// Busy are the devices that something uses without a lease, and those that could not be leased of late, sorted.
 	Busy []lease.Busy `json:"busy"`
 }
 

@@ -127,7 +127,8 @@ var Keys = &configfile.Keys{
 		{"pod-resources-socket", "`path` of the PodResources service's socket; empty for none"},
 		{"api-group", "`group` that may use the API besides root, by name or number (default: none)"},
 		{"lease-group", "`group` that may lease devices besides root, by name or number (default: none)"},
-		{"device-info", "`directory` in which the plugin describes each device in a file ID.json"},
+		{"device-info", "`directory` in which the plugin describes each device in a file ID.json, and " +
+			"says in ID.use what uses it without a lease"},
 		{"topology-policy", "`policy` for the alignment of devices to NUMA nodes: none, best-effort, " +
 			"restricted, single-numa-node"},
 		{"topology-scope", "`scope` of that alignment: container, pod"},

@@ -102,7 +102,7 @@ func (s socket) dial(ctx context.Context, limit time.Duration) (*grpc.ClientConn
 	return conn, nil
 }
 
-// connect connects to a plugin and gets its options. Errors have the kubelet's texts.
+// connect connects to a plugin and gets its options. Errors have the kubelet's texts, without the codes of gRPC.
 func (r *Registry) connect(ctx context.Context, resource string, s socket) (*Endpoint, error) {
 	conn, err := s.dial(ctx, r.opts.Deadlines.Dial)
 	if err != nil {
@@ -118,7 +118,7 @@ func (r *Registry) connect(ctx context.Context, resource string, s socket) (*End
 	defer cancel()
 	if e.options, err = e.client.GetDevicePluginOptions(ctx, &v1beta1.Empty{}); err != nil {
 		e.close()
-		return nil, fmt.Errorf("failed to get device plugin options: %w", err)
+		return nil, fmt.Errorf("failed to get device plugin options: %w", pluginError(ctx, err))
 	}
 	return e, nil
 }

@@ -1,11 +1,14 @@
 package endpoint
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -64,7 +67,7 @@ func (e *Endpoint) checkStream() error {
 }
 
 // Allocate calls Allocate for one container. The result is nil if the plugin's response has nothing for the container.
-// Errors are those of gRPC.
+// Errors of the call are a *PluginError.
 func (e *Endpoint) Allocate(ctx context.Context, ids []string) (*v1beta1.ContainerAllocateResponse, error) {
 	if err := e.checkStream(); err != nil {
 		return nil, err
@@ -75,13 +78,13 @@ func (e *Endpoint) Allocate(ctx context.Context, ids []string) (*v1beta1.Contain
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}},
 	})
 	if err != nil || len(response.GetContainerResponses()) == 0 {
-		return nil, short(err)
+		return nil, pluginError(ctx, err)
 	}
 	return response.GetContainerResponses()[0], nil
 }
 
 // Preferred calls GetPreferredAllocation for one container and returns the IDs in the response, which may be wrong.
-// Errors are those of gRPC.
+// Errors of the call are a *PluginError.
 func (e *Endpoint) Preferred(ctx context.Context, available, mustInclude []string, size int) ([]string, error) {
 	if err := e.checkStream(); err != nil {
 		return nil, err
@@ -94,12 +97,12 @@ func (e *Endpoint) Preferred(ctx context.Context, available, mustInclude []strin
 		}},
 	})
 	if err != nil || len(response.GetContainerResponses()) == 0 {
-		return nil, short(err)
+		return nil, pluginError(ctx, err)
 	}
 	return response.GetContainerResponses()[0].GetDeviceIDs(), nil
 }
 
-// PreStart calls PreStartContainer. Errors are those of gRPC.
+// PreStart calls PreStartContainer. Errors of the call are a *PluginError.
 func (e *Endpoint) PreStart(ctx context.Context, ids []string) error {
 	if err := e.checkStream(); err != nil {
 		return err
@@ -107,19 +110,35 @@ func (e *Endpoint) PreStart(ctx context.Context, ids []string) error {
 	ctx, cancel := context.WithTimeout(ctx, e.limits.PreStart)
 	defer cancel()
 	_, err := e.client.PreStartContainer(ctx, &v1beta1.PreStartContainerRequest{DevicesIds: ids})
-	return short(err)
+	return pluginError(ctx, err)
 }
 
 // maxError bounds the text of a plugin's error, in bytes.
 const maxError = 1000
 
-// short returns an error of gRPC whose text is not too long for an answer and a log.
-func short(err error) error {
-	s := status.Convert(err)
-	if len(s.Message()) <= maxError {
+// PluginError is the error of a call of a plugin. Its text is what the plugin says, without the code of gRPC before it.
+type PluginError struct {
+	Code    codes.Code
+	Message string // at most maxError bytes
+}
+
+// Error returns the message, or the code if there is none.
+func (e *PluginError) Error() string { return cmp.Or(e.Message, e.Code.String()) }
+
+// GRPCStatus returns the error as one of gRPC, so that status.Code returns the code.
+func (e *PluginError) GRPCStatus() *status.Status { return status.New(e.Code, e.Message) }
+
+// pluginError returns an error of gRPC as a *PluginError, and any other as it is.
+func pluginError(ctx context.Context, err error) error {
+	s, ok := status.FromError(err)
+	deadline, limited := ctx.Deadline()
+	switch {
+	case err == nil || !ok:
 		return err
+	case limited && !time.Now().Before(deadline): // gRPC has several texts for that, also before ctx ends
+		return &PluginError{codes.DeadlineExceeded, "the device plugin did not answer in time"}
 	}
-	return status.Error(s.Code(), wording.Shorten(s.Message(), maxError))
+	return &PluginError{s.Code(), wording.Shorten(s.Message(), maxError)}
 }
 
 // watch calls the function `receive` with each list until the stream ends. While the function runs, no other list is
@@ -134,7 +153,7 @@ func (e *Endpoint) watch(receive func([]model.Device)) error {
 	for {
 		list, err := stream.Recv()
 		if err != nil {
-			return short(err)
+			return pluginError(e.ctx, err)
 		}
 		if err := checkIDs(list.GetDevices()); err != nil {
 			return err

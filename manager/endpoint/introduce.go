@@ -15,7 +15,7 @@ import (
 )
 
 // introduce registers the plugin at a socket in the plugin watcher's directory: it calls GetInfo, and notifies the
-// plugin of the result. Errors have the kubelet's texts.
+// plugin of the result. Errors have the kubelet's texts, without the codes of gRPC.
 func (r *Registry) introduce(ctx context.Context, s socket) (*Endpoint, error) {
 	conn, err := s.dial(ctx, r.opts.Deadlines.Dial)
 	if err != nil {
@@ -29,7 +29,7 @@ func (r *Registry) introduce(ctx context.Context, s socket) (*Endpoint, error) {
 	info, err := client.GetInfo(infoCtx, &registerapi.InfoRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket %s, err: %w",
-			s.path(), err)
+			s.path(), pluginError(infoCtx, err))
 	}
 	e, err := r.registerAs(ctx, info, s)
 	status := &registerapi.RegistrationStatus{PluginRegistered: err == nil}
@@ -43,7 +43,8 @@ func (r *Registry) introduce(ctx context.Context, s socket) (*Endpoint, error) {
 			e.close()
 		}
 		return nil, errors.Join(err, fmt.Errorf(
-			"RegisterPlugin error -- failed to send registration status at socket %s, err: %w", s.path(), failure))
+			"RegisterPlugin error -- failed to send registration status at socket %s, err: %w",
+			s.path(), pluginError(notifyCtx, failure)))
 	}
 	return e, err
 }

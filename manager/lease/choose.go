@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sort"
 	"strings"
+	"time"
 	"unicode"
 
 	"gpu-cdi-plugin/internal/wording"
@@ -95,10 +97,14 @@ type Device struct {
 	ID       string
 	Resource string
 	Free     bool // whether a lease can have it now
-	Refused  bool // whether it could not be prepared: only a request with AllowBusy can have it now
-	Broken   bool // whether no lease can have it until it is repaired: it is unhealthy or withheld
-	NUMA     []int
-	Info     Info
+	// Busy says why only a request whose devices are not prepared can have it now: something uses it without a lease, or
+	// it could not be prepared.
+	Busy   string
+	Broken bool // whether no lease can have it until it is repaired: it is unhealthy or withheld
+	// Within is in how long the device is free at the latest. It is 0 if that is not known, or the device is free.
+	Within time.Duration
+	NUMA   []int
+	Info   Info
 }
 
 // Info is what the plugin says about a device, in a file. All of it is empty if there is no file.
@@ -130,6 +136,9 @@ func (r *Request) suits(d *Device) bool {
 type choice struct {
 	resource string
 	among    []string
+	// passes means that an earlier request waits for some of the devices, and cannot have them before this one's time is
+	// over.
+	passes bool
 }
 
 // choose returns from which of the devices a request can be met, in the order of the resources' names, or nil if it
@@ -189,36 +198,95 @@ func (r *Request) candidates(devices []Device) []Device {
 	return suitable
 }
 
-// choice returns from which of the devices a request can be met now, or nil. It leaves out those that are taken.
-func (r *Request) choice(devices []Device, taken map[string]bool) *choice {
-	return r.choose(slices.DeleteFunc(r.candidates(devices), func(d Device) bool {
-		return !d.Free || d.Refused && !r.unprepared() || taken[d.ID]
-	}))
+// choice returns from which of the devices a request can be met now, or nil. It leaves out those that are kept, and
+// those that are busy if the request does not need them.
+func (r *Request) choice(devices []Device, kept func(id string) bool) *choice {
+	free := slices.DeleteFunc(r.candidates(devices), func(d Device) bool { return !d.Free || kept(d.ID) })
+	idle := slices.DeleteFunc(slices.Clone(free), func(d Device) bool { return d.Busy != "" })
+	if c := r.choose(idle); c != nil || !r.unprepared() {
+		return c
+	}
+	return r.choose(free)
 }
+
+// tooBusy reports whether a request cannot have a device since something else uses it.
+func (d *Device) tooBusy(r *Request) bool { return d.Busy != "" && !r.unprepared() }
 
 // unprepared reports whether the devices are not prepared.
 func (r *Request) unprepared() bool { return r.AllowBusy || len(r.Devices) > 0 }
 
-// next returns the first of the waiting requests that can have devices now, and from which it can have them, or nil. A
-// request passes an earlier one only with devices that this one cannot use, so whoever waits gets his devices in the
-// end. Who waits for devices that nobody can have holds back nobody: that may take days.
-func next(waiting []Request, devices []Device) (int, *choice) {
-	taken := map[string]bool{}
+// within returns in how long a request can be met at the latest if it gets each device that becomes free. Some are kept
+// for earlier requests, which can be met in the given times. It is 0 if the time is not known, or the request can be
+// met now.
+func (r *Request) within(devices []Device, kept map[string]time.Duration) time.Duration {
+	candidates := r.candidates(devices)
+	times := []time.Duration{0}
+	for _, d := range candidates {
+		times = append(times, d.Within, kept[d.ID])
+	}
+	slices.Sort(times)
+	times = slices.Compact(times)
+	i := sort.Search(len(times), func(i int) bool {
+		come := func(t time.Duration) bool { return 0 < t && t <= times[i] }
+		return r.choose(slices.DeleteFunc(slices.Clone(candidates), func(d Device) bool {
+			earlier, isKept := kept[d.ID]
+			return d.Broken || d.tooBusy(r) || !d.Free && !come(d.Within) || isKept && !come(earlier)
+		})) != nil
+	})
+	if i == len(times) {
+		return 0
+	}
+	return times[i]
+}
+
+// demand is a request that waits.
+type demand struct {
+	Request
+
+	// takes is the time after which the command has ended; 0 means that it has no limit.
+	takes time.Duration
+}
+
+// next returns the first of the waiting requests that can have devices now, and from which it can have them, or nil.
+// A request passes an earlier one only with devices that this one cannot use, or cannot have before the later one has
+// ended. So whoever waits gets his devices in the end. Who waits for devices that nobody can have holds back nobody:
+// that may take days.
+func next(waiting []demand, devices []Device) (int, *choice) {
+	kept := map[string]time.Duration{} // devices for which earlier requests wait, and how long these wait for them
+	isKept := func(id string) bool { _, is := kept[id]; return is }
 	for i := range waiting {
 		r := &waiting[i]
-		if c := r.choice(devices, taken); c != nil {
+		if c := r.choice(devices, isKept); c != nil {
 			return i, c
 		}
+		if r.takes > 0 {
+			if c := r.choice(devices, func(id string) bool { return isKept(id) && kept[id] < r.takes }); c != nil {
+				c.passes = true
+				return i, c
+			}
+		}
 		mine := r.candidates(devices)
-		unusable := func(d Device) bool { return d.Broken || d.Refused && !r.unprepared() }
+		unusable := func(d Device) bool { return d.Broken || d.tooBusy(&r.Request) }
 		if r.choose(slices.DeleteFunc(slices.Clone(mine), unusable)) == nil {
 			continue
 		}
-		for _, d := range mine {
-			taken[d.ID] = true
+		var within time.Duration
+		if slices.ContainsFunc(waiting[i+1:], func(later demand) bool { return later.takes > 0 }) {
+			within = r.within(devices, kept)
 		}
+		keep(kept, mine, within)
 	}
 	return 0, nil
+}
+
+// keep keeps devices for a request that can be met in a time, 0 if that is not known. What is kept for two is kept for
+// the one that can be met first.
+func keep(kept map[string]time.Duration, devices []Device, within time.Duration) {
+	for _, d := range devices {
+		if before, is := kept[d.ID]; !is || within < before {
+			kept[d.ID] = within
+		}
+	}
 }
 
 var (

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -37,6 +38,7 @@ func with(devices []Device, change func(*Device), ids ...string) []Device {
 
 func held1(d *Device)  { d.Free = false }
 func broken(d *Device) { d.Free, d.Broken = false, true }
+func busy(d *Device)   { d.Busy = "process 7 uses it" }
 func unknown(d *Device) {
 	d.Info = Info{}
 }
@@ -130,54 +132,143 @@ func TestChoose(t *testing.T) {
 	}
 }
 
+// within has devices held for so many minutes at most.
+func within(minutes int) func(*Device) {
+	return func(d *Device) { d.Free, d.Within = false, time.Duration(minutes)*time.Minute }
+}
+
+// limited is a request for devices whose command has ended after so many minutes.
+func limited(minutes int, r Request) demand { return demand{r, time.Duration(minutes) * time.Minute} }
+
 func TestNext(t *testing.T) {
-	one, two := Request{Count: 1}, Request{Count: 2}
+	any := func(n int) demand { return demand{Request: Request{Count: n}} }
+	one, two := any(1), any(2)
+	want := func(r Request) demand { return demand{Request: r} }
 	for name, c := range map[string]struct {
 		devices []Device
-		waiting []Request
-		want    string // the index and the IDs
+		waiting []demand
+		want    string // the index and the IDs, and whether it passes
 	}{
 		"nobody waits":                      {mixed, nil, "none"},
-		"the first, if all can have theirs": {mixed, []Request{one, two}, "0 a0 a1 h0 h1"},
-		"none is free":                      {with(mixed, held1), []Request{one, two}, "none"},
+		"the first, if all can have theirs": {mixed, []demand{one, two}, "0 a0 a1 h0 h1"},
+		"none is free":                      {with(mixed, held1), []demand{one, two}, "none"},
 		"a small one does not pass a large one": {
-			with(mixed, held1, "a0"), []Request{{Count: 4}, one}, "none",
+			with(mixed, held1, "a0"), []demand{any(4), one}, "none",
 		},
 		"who wants other devices passes": {
-			with(mixed, held1, "a0"), []Request{{Count: 2, Model: "A100"}, {Count: 1, Model: "H100"}}, "1 h0 h1",
+			with(mixed, held1, "a0"),
+			[]demand{want(Request{Count: 2, Model: "A100"}), want(Request{Count: 1, Model: "H100"})},
+			"1 h0 h1",
 		},
 		"who wants any gets one that the first cannot use": {
-			with(mixed, held1, "a0"), []Request{{Count: 2, Model: "A100"}, one}, "1 h0 h1",
+			with(mixed, held1, "a0"), []demand{want(Request{Count: 2, Model: "A100"}), one}, "1 h0 h1",
 		},
 		"the third passes two, with what neither can use": {
 			with(mixed, held1, "a0", "h0"),
-			[]Request{{Count: 2, Model: "A100"}, {Count: 2, MinMemory: gib80}, {Count: 1, Profile: "1g.10gb"}},
+			[]demand{
+				want(Request{Count: 2, Model: "A100"}), want(Request{Count: 2, MinMemory: gib80}),
+				want(Request{Count: 1, Profile: "1g.10gb"}),
+			},
 			"2 m0 m1",
 		},
 		"the third does not pass the second": {
-			with(mixed, held1, "a0", "h0"), []Request{{Count: 2, Model: "A100"}, {Count: 2, Model: "H100"}, one}, "none",
+			with(mixed, held1, "a0", "h0"),
+			[]demand{want(Request{Count: 2, Model: "A100"}), want(Request{Count: 2, Model: "H100"}), one},
+			"none",
+		},
+		"who wants any gets none that is busy": {with(mixed, busy, "a0", "h0"), []demand{one}, "0 a1 h1"},
+		"a busy device holds back only who needs it": {
+			with(mixed, busy, "a0"), []demand{any(4), two}, "1 a1 h0 h1",
+		},
+		"root gets one that is not busy": {
+			with(mixed, busy, "a0", "h0"), []demand{want(Request{Count: 1, AllowBusy: true})}, "0 a1 h1",
+		},
+		"root gets busy ones if there are too few others": {
+			with(mixed, busy, "a0", "h0"), []demand{want(Request{Count: 3, AllowBusy: true})}, "0 a0 a1 h0 h1",
+		},
+		"root gets no broken ones": {
+			with(with(mixed, busy, "a0"), broken, "h0", "h1"), []demand{want(Request{Count: 3, AllowBusy: true})}, "none",
+		},
+		"a busy device is leased for the process that uses it": {
+			with(mixed, busy, "a0", "h0"), []demand{want(Request{Count: 1, Devices: []string{"h0"}})}, "0 h0",
 		},
 		"a broken device holds back only who needs it": {
-			with(mixed, broken, "a0"), []Request{{Count: 4}, two}, "1 a1 h0 h1",
+			with(mixed, broken, "a0"), []demand{any(4), two}, "1 a1 h0 h1",
 		},
 		"a broken and a held device: who can do without the broken one holds back": {
-			with(with(mixed, broken, "a0"), held1, "a1"), []Request{{Count: 3}, two}, "none",
+			with(with(mixed, broken, "a0"), held1, "a1"), []demand{any(3), two}, "none",
 		},
 		"a device that could not be prepared, and is left alone, is no broken one": {
-			with(mixed, held1, "a0"), []Request{{Count: 4}, two}, "none",
+			with(mixed, held1, "a0"), []demand{any(4), two}, "none",
 		},
-		"another replica of a device is free": {with(shared, held1, "u0::0", "u1::0"), []Request{two}, "0 u0::1 u1::1"},
+		"another replica of a device is free": {with(shared, held1, "u0::0", "u1::0"), []demand{two}, "0 u0::1 u1::1"},
 		"only replicas of one device are free": {
-			with(shared, held1, "u0::0", "u0::1", "u0::2"), []Request{two, one}, "none",
+			with(shared, held1, "u0::0", "u0::1", "u0::2"), []demand{two, one}, "none",
 		},
 		"one NUMA node: free devices near others are kept for it too": {
-			with(mixed, held1, "a0", "h0"), []Request{{Count: 2, SameNUMA: true}, one}, "none",
+			with(mixed, held1, "a0", "h0"), []demand{want(Request{Count: 2, SameNUMA: true}), one}, "none",
+		},
+		"who ends before the first can begin passes": {
+			with(mixed, within(60), "a0", "h0"), []demand{any(4), limited(60, Request{Count: 2})}, "1 a1 h1, passing",
+		},
+		"who ends later does not": {
+			with(mixed, within(60), "a0", "h0"), []demand{any(4), limited(61, Request{Count: 2})}, "none",
+		},
+		"nor does who has no limit": {
+			with(mixed, within(60), "a0", "h0"), []demand{any(4), two}, "none",
+		},
+		"the first can begin when the last of those that it needs is free": {
+			with(with(mixed, within(60), "a0"), within(30), "h0"),
+			[]demand{any(4), limited(50, Request{Count: 1})},
+			"1 a1 h1, passing",
+		},
+		"the first can begin when enough are free": {
+			with(with(mixed, within(60), "a0"), within(30), "h0"), []demand{any(3), limited(50, Request{Count: 1})}, "none",
+		},
+		"when the first can begin is not known": {
+			with(with(mixed, held1, "a0"), within(60), "h0"), []demand{any(4), limited(1, Request{Count: 1})}, "none",
+		},
+		"it need not be known of all": {
+			with(with(mixed, held1, "a0"), within(60), "h0"),
+			[]demand{any(3), limited(60, Request{Count: 1})},
+			"1 a1 h1, passing",
+		},
+		"a broken device does not come back": {
+			with(with(with(mixed, within(60), "a1"), within(10), "a0"), broken, "a0"),
+			[]demand{any(3), limited(20, Request{Count: 2})},
+			"1 h0 h1, passing",
+		},
+		"the third passes only if it ends before both": {
+			with(with(mixed, within(60), "a0"), within(30), "h0"),
+			[]demand{
+				want(Request{Count: 2, Model: "A100"}), want(Request{Count: 2, Model: "H100"}), limited(50, Request{Count: 1}),
+			},
+			"2 a1, passing",
+		},
+		"the second, which waits for the first only, does not hold back the third": {
+			with(mixed, within(60), "a0"), []demand{any(4), two, limited(60, Request{Count: 1})}, "2 a1 h0 h1, passing",
+		},
+		"when the second can begin is not known, since the first needs its devices": {
+			with(mixed, held1, "a0"), []demand{any(4), two, limited(1, Request{Count: 1})}, "none",
+		},
+		"without passing, if it can have others": {
+			with(mixed, within(60), "a0"),
+			[]demand{want(Request{Count: 2, Model: "A100"}), limited(10, Request{Count: 1})},
+			"1 h0 h1",
+		},
+		"near one NUMA node, the first waits for that": {
+			with(with(mixed, within(10), "a0"), within(60), "h0"),
+			[]demand{want(Request{Count: 2, SameNUMA: true}), limited(20, Request{Count: 1})},
+			"none",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := "none"
 			if i, choice := next(c.waiting, c.devices); choice != nil {
 				got = fmt.Sprint(i, " ", strings.Join(choice.among, " "))
+				if choice.passes {
+					got += ", passing"
+				}
 			}
 			if got != c.want {
 				t.Errorf("got %q, want %q", got, c.want)
@@ -244,10 +335,11 @@ func TestInvalidRequests(t *testing.T) {
 
 // queued is a request of a random history.
 type queued struct {
-	Request
+	demand
 
 	number int
-	has    []int // indices of its devices
+	has    []int         // indices of its devices
+	ends   time.Duration // when its command has ended at the latest; 0 means never
 }
 
 // history is a random history of a queue.
@@ -259,6 +351,7 @@ type history struct {
 	waiting  []*queued
 	number   int
 	arriving bool // whether requests arrive
+	now      time.Duration
 }
 
 // pick returns a random request, mostly a small one.
@@ -282,29 +375,47 @@ func (h *history) pick() Request {
 // settle gives devices until nobody can have any, and checks each time that nobody was passed unduly.
 func (h *history) settle() {
 	for {
-		var requests []Request
+		var demands []demand
 		for _, w := range h.waiting {
-			requests = append(requests, w.Request)
+			demands = append(demands, w.demand)
 		}
-		i, c := next(requests, h.devices)
+		h.setWithin()
+		i, c := next(demands, h.devices)
 		if c == nil {
 			return
 		}
 		w := h.waiting[i]
+		earlier := slices.Clone(h.waiting[:i])
+		if w.takes > 0 && i > 0 { // it may pass; when others than the first can be met depends on those before them
+			earlier = slices.DeleteFunc(earlier[:1], func(e *queued) bool { return w.takes <= e.within(h.devices, nil) })
+		}
 		h.random.Shuffle(len(c.among), func(i, j int) { c.among[i], c.among[j] = c.among[j], c.among[i] })
 		for _, id := range c.among[:w.Count] { // the manager may choose any of them
 			at := slices.IndexFunc(h.devices, func(d Device) bool { return d.ID == id && d.Resource == c.resource })
 			d := &h.devices[at]
-			h.check(w, i, at)
+			h.check(w, earlier, at)
 			h.holder[at], d.Free = w, false
 			w.has = append(w.has, at)
+		}
+		if w.takes > 0 {
+			w.ends = h.now + w.takes
 		}
 		h.waiting = slices.Delete(h.waiting, i, i+1)
 	}
 }
 
-// check fails the test if a request may not have a device.
-func (h *history) check(w *queued, i, at int) {
+// setWithin sets when the devices are free at the latest.
+func (h *history) setWithin() {
+	for at := range h.devices {
+		h.devices[at].Within = 0
+		if w := h.holder[at]; w != nil && w.ends > 0 {
+			h.devices[at].Within = w.ends - h.now
+		}
+	}
+}
+
+// check fails the test if a request may not have a device, since it is another's or an earlier request could use it.
+func (h *history) check(w *queued, earlier []*queued, at int) {
 	h.t.Helper()
 	d := &h.devices[at]
 	if other := h.holder[at]; other != nil || !d.Free {
@@ -318,11 +429,11 @@ func (h *history) check(w *queued, i, at int) {
 			h.t.Fatalf("%s and %s are given to one request", h.devices[has].ID, d.ID)
 		}
 	}
-	for _, earlier := range h.waiting[:i] {
-		usable := slices.DeleteFunc(earlier.candidates(h.devices), func(d Device) bool { return d.Broken || d.Refused })
+	for _, e := range earlier {
+		usable := slices.DeleteFunc(e.candidates(h.devices), func(d Device) bool { return d.Broken || d.Busy != "" })
 		could := slices.ContainsFunc(usable, func(o Device) bool { return o.ID == d.ID })
-		if could && earlier.choose(usable) != nil {
-			h.t.Fatalf("%s is given to %d, and %d could use it and came earlier", d.ID, w.number, earlier.number)
+		if could && e.choose(usable) != nil {
+			h.t.Fatalf("%s is given to %d, and %d could use it and came earlier", d.ID, w.number, e.number)
 		}
 	}
 }
@@ -353,7 +464,8 @@ func (h *history) step() {
 	switch n := h.random.IntN(10); {
 	case n < 4 && h.arriving:
 		h.number++
-		if w := (&queued{Request: h.pick(), number: h.number}); w.possible(h.devices) == nil {
+		takes := time.Duration(max(0, h.random.IntN(20)-8)) * time.Minute
+		if w := (&queued{demand: demand{h.pick(), takes}, number: h.number}); w.possible(h.devices) == nil {
 			h.waiting = append(h.waiting, w)
 		}
 	case n < 7 && len(holders) > 0:
@@ -385,7 +497,7 @@ func newHistory(t *testing.T, seed uint64) *history {
 // In any history of arrivals, ends, refusals and broken devices no device has two holders, and nobody passes an earlier
 // request with a device that this one could use.
 func TestHistoriesOfTheQueue(t *testing.T) {
-	for seed := range uint64(100) {
+	for seed := range uint64(50) {
 		h := newHistory(t, seed)
 		for range 200 {
 			h.step()
@@ -396,7 +508,7 @@ func TestHistoriesOfTheQueue(t *testing.T) {
 // Whoever waits gets his devices in the end, while others keep arriving: when each of those who have devices, and came
 // before, has ended, he has his.
 func TestNobodyStarves(t *testing.T) {
-	for seed := range uint64(100) {
+	for seed := range uint64(50) {
 		h := newHistory(t, seed)
 		for range 60 {
 			h.step()
@@ -415,13 +527,58 @@ func TestNobodyStarves(t *testing.T) {
 			}
 			for range 3 { // greedy ones arrive all the time
 				h.number++
-				h.waiting = append(h.waiting, &queued{Request: Request{Count: 1}, number: h.number})
+				h.waiting = append(h.waiting, &queued{demand: demand{Request: Request{Count: 1}}, number: h.number})
 			}
 			if holders := h.holders(); len(holders) > 0 { // who came last ends first: the worst order
 				h.end(holders[len(holders)-1-round%len(holders)])
 			}
 			h.settle()
 		}
+	}
+}
+
+// Whoever is first in the queue has his devices when those have ended of whom that was known, whoever passes him.
+func TestNobodyWaitsLongerForThoseWhoPass(t *testing.T) {
+	passed := 0
+	for seed := range uint64(50) {
+		h := newHistory(t, seed)
+		due := map[int]time.Duration{} // when a request has its devices at the latest, by its number
+		for range 300 {
+			h.now += time.Minute
+			for _, w := range h.holders() {
+				if w.ends > 0 && w.ends <= h.now || h.random.IntN(10) == 0 { // some end earlier
+					h.end(w)
+				}
+			}
+			takes := time.Duration(h.random.IntN(20)) * time.Minute
+			w := &queued{demand: demand{h.pick(), takes}, number: h.number}
+			if h.number++; len(h.waiting) < 8 && h.random.IntN(2) == 0 && w.possible(h.devices) == nil {
+				h.waiting = append(h.waiting, w)
+			}
+			before := slices.Clone(h.waiting)
+			h.settle()
+			for i, w := range before {
+				if i > 0 && len(w.has) > 0 && len(before[0].has) == 0 {
+					passed++
+				}
+			}
+			if len(h.waiting) == 0 {
+				continue
+			}
+			first := h.waiting[0]
+			if at, is := due[first.number]; is && h.now >= at {
+				t.Fatalf("seed %d: %s waits at %v, and could have had its devices at %v", seed, &first.Request, h.now, at)
+			}
+			h.setWithin()
+			if within := first.within(h.devices, nil); within > 0 {
+				if at, is := due[first.number]; !is || h.now+within < at {
+					due[first.number] = h.now + within
+				}
+			}
+		}
+	}
+	if passed < 100 {
+		t.Errorf("only %d passed", passed)
 	}
 }
 

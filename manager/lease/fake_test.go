@@ -31,8 +31,11 @@ type fake struct {
 	release func(uid string) error
 	options func() error
 
+	dir string // for the service
+
 	mu       sync.Mutex
 	devices  []manager.Device
+	uses     map[string]string // what uses the devices without a lease, by ID
 	pods     []model.Placement
 	watchers []chan manager.Event
 }
@@ -43,7 +46,7 @@ func newFake(t *testing.T, n int) *fake {
 	t.Helper()
 	m := &fake{
 		t: t, lease: func([]string) error { return nil }, start: func(context.Context, []string) error { return nil },
-		release: func(string) error { return nil }, options: func() error { return nil },
+		release: func(string) error { return nil }, options: func() error { return nil }, dir: t.TempDir(),
 	}
 	for i := range n {
 		m.devices = append(m.devices, manager.Device{ID: fmt.Sprint("d", i), Health: manager.Healthy})
@@ -102,13 +105,17 @@ func (m *fake) RunOptions(_ context.Context, uid, _ string) (model.RunOptions, e
 	return model.RunOptions{CDIDevices: held(p)}, m.options()
 }
 
-func (m *fake) SetLease(_ context.Context, uid string, l model.Lease) error {
+func (m *fake) ChangeLease(_ context.Context, uid string, change func(*model.Lease) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range m.pods {
 		if m.pods[i].Pod.UID == uid {
-			m.pods[i].Lease = &l
-			return nil
+			lease := *m.pods[i].Lease
+			err := change(&lease)
+			if err == nil {
+				m.pods[i].Lease = &lease
+			}
+			return err
 		}
 	}
 	return manager.ErrNotFound
@@ -155,6 +162,23 @@ func (m *fake) Resources() []manager.Resource {
 	return []manager.Resource{{Name: resource, Connected: true, Devices: slices.Clone(m.devices)}}
 }
 
+// use has something use a device without a lease, or nothing any more if the text is empty.
+func (m *fake) use(i int, what string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.uses = map[string]string{m.devices[i].ID: what}
+	if m.devices[i].Health = manager.Healthy; what != "" {
+		m.devices[i].Health = manager.Unhealthy
+	}
+	m.changed()
+}
+
+func (m *fake) usedBy(id string) (string, time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.uses[id], time.Time{}
+}
+
 func (m *fake) Watch(context.Context) <-chan manager.Event {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -197,13 +221,17 @@ type service struct {
 
 const boot = "this boot"
 
-func run(t *testing.T, m *fake) *service {
+func run(t *testing.T, m *fake, changes ...func(*Options)) *service {
 	t.Helper()
 	s := &service{T: t, m: m, log: &testenv.Log{}}
-	s.Service = New(Options{
-		Manager: m, Describe: func(string) Info { return Info{} }, Procfs: "/proc", Boot: boot,
+	o := Options{
+		Manager: m, Describe: func(string) Info { return Info{} }, UsedBy: m.usedBy, Procfs: "/proc", Boot: boot, Dir: m.dir,
 		Grace: 2 * time.Second, Log: slog.New(slog.NewTextHandler(s.log, nil)),
-	})
+	}
+	for _, change := range changes {
+		change(&o)
+	}
+	s.Service = New(o)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- s.Service.Run(ctx) }()
@@ -343,8 +371,10 @@ func (c *child) ask(count int) Ask {
 	return Ask{Request: Request{Count: count}, By: model.Caller{UID: c.user, PID: c.Process.Pid}, Command: "sleep"}
 }
 
-// signal waits for the end of the child and returns the signal that has ended it.
+// signal waits for the end of the child and returns the signal that has ended it. SIGABRT means that nothing has.
 func (c *child) signal() syscall.Signal {
+	timer := time.AfterFunc(30*time.Second, func() { _ = c.Process.Signal(syscall.SIGABRT) })
+	defer timer.Stop()
 	_ = c.Wait()
 	return c.ProcessState.Sys().(syscall.WaitStatus).Signal()
 }

@@ -2,8 +2,11 @@ package lease
 
 import (
 	"encoding/json"
+	"io/fs"
 	"path/filepath"
 	"regexp"
+	"strings"
+	"time"
 
 	"gpu-cdi-plugin/internal/fileio"
 )
@@ -19,14 +22,44 @@ var deviceName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 func Describer(dir string) func(id string) Info {
 	return func(id string) Info {
 		var info Info
-		d := Device{ID: id}
-		if !deviceName.MatchString(d.device()) {
-			return Info{}
-		}
-		data, err := fileio.ReadFile(filepath.Join(dir, d.device()+".json"), maxInfo)
+		data, _, err := read(dir, id, ".json", maxInfo)
 		if err != nil || json.Unmarshal(data, &info) != nil { // the device is one of which nothing is known
 			return Info{}
 		}
 		return info
 	}
+}
+
+// maxUse is the size of the largest file about the use of a device, in bytes.
+const maxUse = 4 << 10
+
+// UsedBy returns a function that reads what uses a device without a lease, and since when that is known, in the file
+// NAME.use beside NAME.json, of which see Describer. The plugin writes it before it lists the device as unhealthy, if
+// nothing else is wrong with it.
+func UsedBy(dir string) func(id string) (string, time.Time) {
+	return func(id string) (string, time.Time) {
+		data, since, err := read(dir, id, ".use", maxUse)
+		if err != nil {
+			return "", time.Time{}
+		}
+		return printable(strings.TrimSpace(string(data))), since
+	}
+}
+
+// read reads a file about a device, and returns when that was written.
+func read(dir, id, suffix string, limit int64) ([]byte, time.Time, error) {
+	d := Device{ID: id}
+	if !deviceName.MatchString(d.device()) {
+		return nil, time.Time{}, fs.ErrNotExist
+	}
+	f, _, err := fileio.OpenRegular(filepath.Join(dir, d.device()+suffix))
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	defer f.Close()
+	data, info, err := fileio.ReadRegular(f, limit)
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	return data, info.ModTime(), nil
 }

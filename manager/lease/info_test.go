@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -60,5 +61,27 @@ func TestDescriber(t *testing.T) {
 	}
 	if got := Describer(filepath.Join(dir, "none"))("GPU-1"); got != (Info{}) {
 		t.Errorf("without a directory: %+v", got)
+	}
+}
+
+func TestUsedBy(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "devices")
+	testenv.Must(t, os.Mkdir(dir, 0o700))
+	at := time.Unix(1_700_000_000, 0)
+	for name, text := range map[string]string{
+		"GPU-1.use": "process 7 uses it\n", "bell.use": "a\ab\nc\n", "huge.use": strings.Repeat("x", maxUse+1),
+		"empty.use": "", "../outside.use": "x",
+	} {
+		path := filepath.Join(dir, name)
+		testenv.Must(t, os.WriteFile(path, []byte(text), 0o600), os.Chtimes(path, at, at))
+	}
+	usedBy := UsedBy(dir)
+	for id, want := range map[string]string{
+		"GPU-1": "process 7 uses it", "GPU-1::3": "process 7 uses it", "GPU-2": "", "": "", "../outside": "", "huge": "",
+		"empty": "", "bell": "a\ufffdb\ufffdc",
+	} {
+		if got, since := usedBy(id); got != want || want != "" && !since.Equal(at) {
+			t.Errorf("%q is used by %q since %v, want %q since %v", id, got, since, want, at)
+		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/manager/model"
 )
 
@@ -26,7 +27,7 @@ type Manager interface {
 	Lease(ctx context.Context, p model.Pod, by model.Caller, l model.Lease) (model.Placement, error)
 	Start(ctx context.Context, podUID, container string) (model.RunOptions, error)
 	RunOptions(ctx context.Context, podUID, container string) (model.RunOptions, error)
-	SetLease(ctx context.Context, podUID string, l model.Lease) error
+	ChangeLease(ctx context.Context, podUID string, change func(*model.Lease) error) error
 	Release(ctx context.Context, podUID string) error
 	Pods() []model.Placement
 	Pod(podUID string) (model.Placement, bool)
@@ -50,6 +51,8 @@ const (
 	emptyTime    = 10 * time.Second
 	// retryTime is the time between two attempts to record or release devices, such as on a full disk.
 	retryTime = time.Second
+	// startTime is how long a container may take to appear after its command was killed, and to start again.
+	startTime = time.Second
 	// maxWaiting is how many requests can wait, and maxWaitingOfUser how many of one user other than root.
 	maxWaiting       = 384
 	maxWaitingOfUser = 64
@@ -65,22 +68,32 @@ var (
 	ErrNotYours = errors.New("it belongs to another user")
 )
 
-// Options are the options of a Service. All but Confine are required.
+// Options are the options of a Service. All but Confiner are required.
 type Options struct {
 	Manager Manager
 	// Describe returns what the plugin says about a device, given by its ID.
 	Describe func(id string) Info
-	Procfs   string // the path of /proc
-	Boot     string // the kernel's boot ID
+	// UsedBy returns what uses a device without a lease, and since when that is known, if the device is unhealthy only
+	// because of that. Otherwise the text is empty.
+	UsedBy func(id string) (what string, since time.Time)
+	Procfs string // the path of /proc
+	Boot   string // the kernel's boot ID
+	// Dir is where the directory with the files of leases is made. All can read it, and only this user can write to it.
+	Dir string
 	// Grace is how long a command has between SIGTERM and SIGKILL when its time is over.
 	Grace time.Duration
-	// Confine is nil if processes cannot be confined.
-	Confine Confiner
-	Log     *slog.Logger
+	// Confiner is nil if processes cannot be confined.
+	Confiner Confiner
+	Log      *slog.Logger
 }
 
-// A Confiner has the process of a lease, given by the lease's ID, open the devices of the run options only.
-type Confiner func(ctx context.Context, id string, process model.Caller, o model.RunOptions) error
+// A Confiner limits which devices processes can open.
+type Confiner interface {
+	// Confine has the process of a lease, given by the lease's ID, open the devices of the run options only.
+	Confine(ctx context.Context, id string, process model.Caller, o model.RunOptions) error
+	// Revoke has the processes that are left of a lease open no devices any more, if Confine was called for it.
+	Revoke(ctx context.Context, id string)
+}
 
 // Service gives and ends leases. Run must be called; the other methods may be called concurrently.
 type Service struct {
@@ -101,9 +114,17 @@ type Service struct {
 type begun struct {
 	model.Placement
 
-	process *process // nil if the lease has only a time
-	ended   bool     // whether the devices are only to be given back
-	unused  bool     // whether nobody ever had them
+	process *process // nil if the lease has only a time. Changed under Service.mu
+	ended   bool     // whether the process has ended
+	unused  bool     // whether nobody ever had the devices
+	// When the lease is over: as if this user had ended it, and when what is left is killed.
+	user int
+	kill time.Time // zero while it is not over
+}
+
+// newBegun returns a lease that has begun. When its time is over, its process is ended as by its user.
+func newBegun(p model.Placement, process *process) *begun {
+	return &begun{Placement: p, process: process, user: p.Caller.UID}
 }
 
 // refusal is why a device could not be prepared.
@@ -149,7 +170,8 @@ type Ask struct {
 	PID int
 	// Timed means that no process has the lease: it ends after For.
 	Timed bool
-	// Confine has the process open the leased devices only, if that is possible.
+	// Confine has the process open the leased devices only, if that is possible. The lease then ends with the process,
+	// whatever containers it has started.
 	Confine bool
 }
 
@@ -164,7 +186,7 @@ type Waiting struct {
 	Reason   string    `json:"reason"`
 }
 
-// Busy is a device that could not be leased when it was asked for.
+// Busy is a device that something uses without a lease, or that could not be prepared when it was asked for.
 type Busy struct {
 	Device string    `json:"device"`
 	Reason string    `json:"reason"`
@@ -221,6 +243,9 @@ func (s *Service) acquire(
 		return err
 	}
 	granted, err := s.await(ctx, w, waits)
+	if err == nil && w.lease.Containers {
+		err = s.mark(&granted)
+	}
 	if err == nil {
 		granted.Confined = s.confine(ctx, ask, granted)
 		if err = s.begin(ctx, w, holder); err == nil {
@@ -233,7 +258,7 @@ func (s *Service) acquire(
 	}
 	s.mu.Lock()
 	s.remove(w)
-	s.begun = append(s.begun, &begun{Placement: *w.placed, process: holder})
+	s.begun = append(s.begun, newBegun(*w.placed, holder))
 	s.mu.Unlock()
 	s.wake.Wake()
 	s.o.Log.Info(fmt.Sprintf("lease %s begins: %s for user %d, process %d (%s)", granted.ID,
@@ -249,14 +274,20 @@ func (s *Service) begin(ctx context.Context, w *waiter, holder *process) error {
 	if holder != nil {
 		lease.Process = holder.Process
 	}
-	if w.limit > 0 {
+	switch {
+	case w.limit > 0 && lease.Passed: // it promised to end by then
+		lease.Ends = lease.Begins + w.limit
+	case w.limit > 0:
 		lease.Ends = sinceBoot() + w.limit
 	}
 	if lease == *w.placed.Lease {
 		return nil
 	}
 	w.placed.Lease = &lease
-	return s.o.Manager.SetLease(ctx, w.placed.Pod.UID, lease)
+	return s.o.Manager.ChangeLease(ctx, w.placed.Pod.UID, func(l *model.Lease) error {
+		*l = lease
+		return nil
+	})
 }
 
 // check returns an error that wraps ErrInvalid if the request makes no sense.
@@ -288,10 +319,10 @@ func (s *Service) open(pid, user int) (*process, error) {
 
 // confine confines the process of a lease if that is asked for and possible.
 func (s *Service) confine(ctx context.Context, ask Ask, g Granted) bool {
-	if !ask.Confine || ask.PID != 0 || ask.Timed || s.o.Confine == nil {
+	if !ask.Confine || ask.PID != 0 || ask.Timed || s.o.Confiner == nil {
 		return false
 	}
-	err := s.o.Confine(ctx, g.ID, ask.By, g.Options)
+	err := s.o.Confiner.Confine(ctx, g.ID, ask.By, g.Options)
 	if err != nil {
 		s.o.Log.Warn("the command of lease " + g.ID + " is not confined to its devices: " + wording.OneLine(err))
 	}
@@ -302,7 +333,9 @@ func (s *Service) confine(ctx context.Context, ask Ask, g Granted) bool {
 func (s *Service) enter(ask Ask, caller *process) (*waiter, error) {
 	w := &waiter{
 		Request: ask.Request, by: ask.By, limit: ask.For, since: time.Now(), changed: wake.New(),
-		lease:  model.Lease{Process: caller.Process, Command: wording.Shorten(printable(ask.Command), maxCommand)},
+		lease: model.Lease{
+			Process: caller.Process, Command: wording.Shorten(printable(ask.Command), maxCommand), Containers: !ask.Confine,
+		},
 		reason: "it has just been asked for",
 	}
 	s.mu.Lock()
@@ -399,7 +432,7 @@ func (s *Service) start(ctx context.Context, w *waiter, uid string) (model.RunOp
 // all requests. If it names none of several, all of them are left alone if there are enough others for the request. If
 // not, the request waits, and others can have them. The caller holds s.mu.
 func (s *Service) without(w *waiter, ids []string, why error) {
-	text := wording.OneLine(why)
+	text := reasonOf(why)
 	atFault := slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
 		return len(ids) > 1 && !strings.Contains(text, (&Device{ID: id}).device())
 	})
@@ -408,7 +441,7 @@ func (s *Service) without(w *waiter, ids []string, why error) {
 		for _, id := range ids {
 			taken[id] = true
 		}
-		if w.choice(s.devices(), taken) != nil {
+		if w.choice(s.devices(), func(id string) bool { return taken[id] }) != nil {
 			atFault = ids
 		}
 	}
@@ -425,10 +458,19 @@ func (s *Service) without(w *waiter, ids []string, why error) {
 
 // pause has a request wait for a while, and later ones pass it. The caller holds s.mu.
 func (s *Service) pause(w *waiter, t time.Duration, why error) {
-	s.o.Log.Warn("a request waits, and later ones pass it: "+wording.OneLine(why), "request", w.String(), "uid", w.by.UID)
-	w.reason, w.pause = wording.OneLine(why), time.Now().Add(t)
+	s.o.Log.Warn("a request waits, and later ones pass it: "+reasonOf(why), "request", w.String(), "uid", w.by.UID)
+	w.reason, w.pause = reasonOf(why), time.Now().Add(t)
 	w.changed.Wake()
 	s.wakeAfter(t)
+}
+
+// reasonOf returns why devices cannot be had: if a plugin refused them, in its words alone, without the calls by which
+// they came.
+func reasonOf(err error) string {
+	if refused, ok := errors.AsType[*endpoint.PluginError](err); ok {
+		err = refused
+	}
+	return wording.OneLine(err)
 }
 
 // describe returns what people see of a request. The caller holds s.mu.

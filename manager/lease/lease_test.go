@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"google.golang.org/grpc/codes"
@@ -23,6 +25,7 @@ import (
 
 	"gpu-cdi-plugin/internal/proc"
 	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -281,6 +284,256 @@ func TestLeasesOfAnEarlierManager(t *testing.T) {
 	}
 }
 
+// inContainer starts a process in a container of a lease, as an engine does that root runs.
+func (s *service) inContainer(a *asked, user int, script string) *child {
+	s.Helper()
+	return s.withMark(a, "unshare --mount --propagation private", fmt.Sprintf("setpriv --reuid=%d", user), script)
+}
+
+// withMark starts a process that sees the file of a lease in another mount namespace.
+func (s *service) withMark(a *asked, namespace, as, script string) *child {
+	s.Helper()
+	testenv.Root(s.T)
+	i := slices.IndexFunc(a.Options.Mounts, func(m model.Mount) bool { return m.ContainerPath == MarkPath && m.ReadOnly })
+	if i < 0 {
+		s.Fatalf("containers get the mounts %+v", a.Options.Mounts)
+	}
+	target := filepath.Join(s.TempDir(), "lease")
+	testenv.Must(s, os.WriteFile(target, nil, 0o644), os.Chmod(filepath.Dir(filepath.Dir(target)), 0o755),
+		os.Chmod(filepath.Dir(s.m.dir), 0o755)) // other users reach them
+	const shell = `export SCRIPT="%s"; exec %s sh -c 'mount --bind %s %s && exec %s sh -c "$SCRIPT"'`
+	return start(s.T, os.Getuid(), fmt.Sprintf(shell, script, namespace, a.Options.Mounts[i].HostPath, target, as))
+}
+
+// A container that outlives the command of its engine has the lease, until its processes have ended.
+func TestAContainerOutlivesItsCommand(t *testing.T) {
+	t.Parallel()
+	const sleeps = "echo ready; exec sleep 1000"
+	type lease struct {
+		*service
+		*asked
+		command *child
+	}
+	holder := func(l *lease, pid int) {
+		l.Helper()
+		l.until(fmt.Sprintf("process %d has the lease", pid), func() bool {
+			list, _, _ := l.List()
+			return len(list) == 1 && list[0].ID == l.ID && list[0].PID == pid && len(list[0].Devices) == 2
+		})
+	}
+	kill := func(l *lease, c *child) {
+		l.Helper()
+		testenv.Must(l, c.Process.Kill())
+		_ = c.Wait()
+	}
+	for name, c := range map[string]struct {
+		limit time.Duration
+		test  func(l *lease)
+	}{
+		"the command is killed": {0, func(l *lease) {
+			first := l.inContainer(l.asked, os.Getuid(), sleeps)
+			second := l.inContainer(l.asked, os.Getuid(), sleeps)
+			kill(l, l.command)
+			holder(l, first.Process.Pid)
+			waits := l.ask(1)
+			kill(l, first)
+			holder(l, second.Process.Pid)
+			if !strings.Contains(waits.reason(), "0 of 2 devices") {
+				l.Errorf("another request waits since %q", waits.reason())
+			}
+			kill(l, second)
+			l.granted(waits)
+		}},
+		"the manager is restarted meanwhile": {0, func(l *lease) {
+			c := l.inContainer(l.asked, os.Getuid(), sleeps)
+			l.stop()
+			kill(l, l.command)
+			l.service = run(l.T, l.m)
+			holder(l, c.Process.Pid)
+			l.stop()
+			l.service = run(l.T, l.m)
+			holder(l, c.Process.Pid)
+			kill(l, c)
+		}},
+		"its time is over": {500 * time.Millisecond, func(l *lease) {
+			c := l.inContainer(l.asked, os.Getuid(), "trap : TERM; echo ready; while :; do sleep 0.1; done")
+			if got := c.signal(); got != syscall.SIGKILL {
+				l.Errorf("the container is ended by %v", got)
+			}
+		}},
+		"it is ended by its user": {0, func(l *lease) {
+			c := l.inContainer(l.asked, os.Getuid(), sleeps)
+			kill(l, l.command)
+			holder(l, c.Process.Pid)
+			l.until("it can be ended", func() bool { return l.End(l.ID, model.Caller{UID: os.Getuid()}) == nil })
+			if got := c.signal(); got != syscall.SIGTERM {
+				l.Errorf("the container is ended by %v", got)
+			}
+		}},
+		"all that is left is killed when its time is over": {500 * time.Millisecond, func(l *lease) {
+			const ignores = "trap : TERM; echo ready; while :; do sleep 0.1; done"
+			containers := []*child{
+				l.inContainer(l.asked, os.Getuid(), ignores), l.inContainer(l.asked, other, ignores),
+				l.inContainer(l.asked, os.Getuid(), ignores),
+			}
+			for _, c := range containers {
+				if got := c.signal(); got != syscall.SIGKILL {
+					l.Errorf("a container is ended by %v", got)
+				}
+			}
+		}},
+		"a container that clears its environment": {0, func(l *lease) {
+			c := l.inContainer(l.asked, os.Getuid(), "echo ready; exec env -i sleep 1000")
+			kill(l, l.command)
+			holder(l, c.Process.Pid)
+			kill(l, c)
+		}},
+		"a file that is deleted meanwhile": {0, func(l *lease) {
+			c := l.inContainer(l.asked, os.Getuid(), sleeps)
+			testenv.Must(l, os.Remove(l.markPath(l.ID)))
+			kill(l, l.command)
+			holder(l, c.Process.Pid)
+			kill(l, c)
+		}},
+		"a container of another user does not count": {0, func(l *lease) {
+			l.withMark(l.asked, fmt.Sprintf("setpriv --reuid=%d --clear-groups unshare --user --map-root-user --mount", other),
+				"", sleeps)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := run(t, newFake(t, 2))
+			command := sleeper(t, os.Getuid())
+			ask := command.ask(2)
+			ask.For = c.limit
+			l := &lease{s, s.askAs(ask), command}
+			l.granted(l.asked)
+			c.test(l)
+			_ = l.command.Process.Kill()
+			if len(l.m.Pods()) > 0 && l.m.Pods()[0].Pod.Name != l.ID { // of a request that waited
+				return
+			}
+			l.free()
+		})
+	}
+}
+
+// A user has the containers of his lease ended, whatever user their processes are of. The lease has no other process.
+func TestTheEndOfAContainerOfAnotherUser(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	s := run(t, newFake(t, 1))
+	by := model.Caller{UID: other, PID: sleeper(t, other).Process.Pid}
+	a := s.askAs(Ask{Request: Request{Count: 1}, By: by, Timed: true, For: time.Hour})
+	s.granted(a)
+	c := s.inContainer(a, other+1, "echo ready; exec sleep 1000")
+	testenv.Must(t, s.End(a.ID, by))
+	if got := c.signal(); got != syscall.SIGTERM {
+		t.Errorf("ended by %v", got)
+	}
+	s.free()
+}
+
+// Root can have a process ended that the user of the lease may not end, also by SIGKILL.
+func TestRootEndsAProcess(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	c := start(t, 0, "trap : TERM; echo ready; while :; do sleep 0.1; done")
+	m := newFake(t, 1)
+	id := m.hold(0, model.Lease{Process: identify(t, c.Process.Pid)}, other)
+	s := run(t, m)
+	s.until("it can be ended", func() bool { return s.End(id, model.Caller{}) == nil })
+	if got := c.signal(); got != syscall.SIGKILL {
+		t.Errorf("ended by %v", got)
+	}
+	s.free()
+}
+
+// confiner notes what it is asked.
+type confiner struct {
+	mu    sync.Mutex
+	calls []string
+}
+
+func (c *confiner) note(call string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls = append(c.calls, call)
+}
+
+func (c *confiner) Confine(_ context.Context, id string, _ model.Caller, _ model.RunOptions) error {
+	c.note("confine " + id)
+	return nil
+}
+
+func (c *confiner) Revoke(_ context.Context, id string) { c.note("revoke " + id) }
+
+// What is left of a confined process can open no devices before others get them. Its containers are not looked for.
+func TestAProcessIsConfined(t *testing.T) {
+	t.Parallel()
+	m, confiner := newFake(t, 1), &confiner{}
+	s := run(t, m, func(o *Options) { o.Confiner = confiner })
+	m.release = func(uid string) error {
+		confiner.note("release " + strings.TrimPrefix(uid, "lease-"))
+		return nil
+	}
+	c := sleeper(t, os.Getuid())
+	ask := c.ask(1)
+	ask.Confine = true
+	a := s.askAs(ask)
+	s.granted(a)
+	if !a.Confined || len(a.Options.Mounts) > 0 {
+		t.Errorf("confined: %t; containers get %v", a.Confined, a.Options.Mounts)
+	}
+	testenv.Must(t, c.Process.Kill())
+	s.free()
+	want := []string{"confine " + a.ID, "revoke " + a.ID, "release " + a.ID}
+	if diff := cmp.Diff(want, confiner.calls); diff != "" {
+		t.Errorf("the calls (-want +got):\n%s", diff)
+	}
+}
+
+// Who passes others has ended before they can begin, even if his command ignores SIGTERM.
+func TestADemandIsForTheWholeTime(t *testing.T) {
+	s := New(Options{Grace: 10 * time.Second})
+	for limit, want := range map[time.Duration]time.Duration{0: 0, time.Minute: 70 * time.Second} {
+		if got := s.demand(&waiter{limit: limit}).takes; got != want {
+			t.Errorf("with the limit %v it takes %v, want %v", limit, got, want)
+		}
+	}
+}
+
+// The end of a lease is not forgotten with the manager.
+func TestAnEndIsRecorded(t *testing.T) {
+	t.Parallel()
+	m := newFake(t, 1)
+	s := run(t, m)
+	c := start(t, os.Getuid(), "trap : TERM; echo ready; while :; do sleep 0.1; done")
+	a := s.askAs(c.ask(1))
+	s.granted(a)
+	s.until("it can be ended", func() bool { return s.End(a.ID, model.Caller{UID: os.Getuid()}) == nil })
+	s.stop()
+	s = run(t, m)
+	if got := c.signal(); got != syscall.SIGKILL {
+		t.Errorf("the next manager has it ended by %v", got)
+	}
+	s.free()
+}
+
+// While it is unknown which containers run, a lease that may have some keeps its devices.
+func TestContainersThatAreUnknown(t *testing.T) {
+	t.Parallel()
+	m := newFake(t, 1)
+	m.hold(0, model.Lease{Process: model.Process{Boot: boot}, Ends: 1, Containers: true}, os.Getuid())
+	s := run(t, m, func(o *Options) { o.Procfs = t.TempDir() })
+	s.until("the log says so", func() bool {
+		return strings.Contains(s.log.String(), "is kept until its containers are known")
+	})
+	if m.held() != "d0" {
+		t.Errorf("%q is held", m.held())
+	}
+}
+
 // When the manager ends, leases stay and requests do not.
 func TestTheManagerEnds(t *testing.T) {
 	t.Parallel()
@@ -494,14 +747,78 @@ func TestNoDeviceCanBePrepared(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		late := s.ask(1)
 		synctest.Wait()
-		if want := "0 of 2 devices that would do are free; d1 is left out: it is; in use"; a.reason() != want {
-			t.Errorf("it waits since %q, want %q", a.reason(), want)
+		if got, want := a.reason(), "; d1 is left out: it is; in use"; !strings.HasSuffix(got, want) {
+			t.Errorf("it waits since %q, want %q", got, want)
 		}
 		<-a.done
 		if took := time.Since(begin); a.err != nil || took != 3*refusalTime || failures.Load() != 6 {
 			t.Errorf("%v, after %v and %d failures", a.err, took, failures.Load())
 		}
 		s.granted(late)
+		s.stop()
+	})
+}
+
+// What a plugin says against devices is shown without the calls by which it came.
+func TestReasonOfAPlugin(t *testing.T) {
+	t.Parallel()
+	m := newFake(t, 1)
+	refused := &endpoint.PluginError{Code: codes.FailedPrecondition, Message: "process 7\nuses d0"}
+	m.start = func(context.Context, []string) error { return fmt.Errorf("start container: try again: %w", refused) }
+	s := run(t, m)
+	a := s.ask(1)
+	want := "0 of 1 device that would do are free; d0 is left out: process 7; uses d0"
+	s.until("the request waits for this reason", func() bool { return a.reason() == want })
+	if _, _, busy := s.List(); len(busy) != 1 || busy[0].Reason != "process 7; uses d0" {
+		t.Errorf("the list says: %+v", busy)
+	}
+	if log := s.log.String(); !strings.Contains(log, `"devices cannot be leased now: process 7; uses d0"`) {
+		t.Errorf("the log says:\n%s", log)
+	}
+	a.give()
+	<-a.done
+}
+
+// A device that something uses without a lease is shown with what uses it, and is given only to requests that take busy
+// devices or name it. When the use ends, the request that waits gets it.
+func TestADeviceThatIsInUseWithoutALease(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := newFake(t, 2)
+		m.devices[1].Health = manager.Unhealthy // for another reason
+		s := run(t, m)
+		m.use(0, "process 7 uses it")
+		if _, _, busy := s.List(); len(busy) != 1 || busy[0].Device != "d0" || busy[0].Reason != "process 7 uses it" {
+			t.Errorf("busy are %+v", busy)
+		}
+		a := s.ask(1)
+		synctest.Wait()
+		if want := "0 of 1 device that would do are free; d0 is left out: process 7 uses it"; a.reason() != want {
+			t.Errorf("it waits since %q, want %q", a.reason(), want)
+		}
+		by := model.Caller{PID: os.Getpid()}
+		for name, r := range map[string]Request{
+			"who takes busy devices":  {Count: 1, AllowBusy: true},
+			"the process that has it": {Count: 1, Devices: []string{"d0"}},
+		} {
+			ask := s.askAs(Ask{Request: r, By: by, Timed: true, For: time.Minute})
+			s.granted(ask)
+			if _, _, busy := s.List(); ask.Devices[0] != "d0" || len(busy) > 0 {
+				t.Errorf("%s gets %v, and busy are %+v", name, ask.Devices, busy)
+			}
+			s.until("the lease can be ended", func() bool { return s.End(ask.ID, by) == nil })
+			s.until("the lease has ended", func() bool { return m.held() == "" })
+		}
+		broken := s.askAs(Ask{Request: Request{Count: 1, Devices: []string{"d1"}}, By: by})
+		synctest.Wait()
+		broken.give()
+		if <-broken.done; broken.err == nil {
+			t.Errorf("the broken device is given: %v", broken.Devices)
+		}
+		m.use(0, "")
+		if got := s.granted(a); got != "d0" {
+			t.Errorf("after the use %s is given", got)
+		}
 		s.stop()
 	})
 }
@@ -590,6 +907,39 @@ func TestARequestForBusyDevicesFails(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Who ends before an earlier request can be met may pass it, and cannot stay for longer then.
+func TestALeaseThatPassesOthers(t *testing.T) {
+	t.Parallel()
+	m := newFake(t, 2)
+	m.hold(0, model.Lease{Process: model.Process{Boot: boot}, Ends: sinceBoot() + time.Hour}, os.Getuid())
+	s := run(t, m)
+	first := s.ask(2)
+	s.until("the first waits", func() bool { return first.reason() != "" })
+	name := UserName(os.Getuid())
+	if got, want := first.reason(), "1 of 2 devices that would do are free: user "+name+" has 1; enough will be in "+
+		"1h0m"; !strings.HasPrefix(got, want) {
+		t.Errorf("the reason is %q, want %q", got, want)
+	}
+	timed := func(limit time.Duration) *asked {
+		c := sleeper(t, os.Getuid())
+		ask := c.ask(1)
+		ask.For = limit
+		return s.askAs(ask)
+	}
+	long := timed(2 * time.Hour)
+	short := timed(time.Minute)
+	s.granted(short)
+	if long.reason() == "" || first.reason() == "" {
+		t.Error("one of the others does not wait")
+	}
+	err := s.Extend(t.Context(), short.ID, model.Caller{UID: os.Getuid()}, 2*time.Minute)
+	if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "passed others") {
+		t.Errorf("extended: %v", err)
+	}
+	first.give()
+	long.give()
 }
 
 // A lease without a process ends with its time, which can be extended, or when someone ends it. It outlives
@@ -860,6 +1210,7 @@ func TestManyCallers(t *testing.T) {
 			c := sleeper(t, os.Getuid())
 			kill := func() { _ = c.Process.Kill() }
 			ask := c.ask(1 + random.IntN(4))
+			ask.Confine = true // it starts no containers, which would be looked for
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			after := time.Duration(random.IntN(1000)) * time.Millisecond

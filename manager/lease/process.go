@@ -20,6 +20,7 @@ type process struct {
 
 	procfs string
 	pidfd  *os.File
+	inside bool // whether it is in a container of the lease
 }
 
 // open opens a process. The error wraps proc.ErrEnded if it has ended.
@@ -97,12 +98,36 @@ func (p *process) wait(ctx context.Context) error {
 	return raw.Read(p.ended)
 }
 
+// waitOr is wait, which only ctx ends for nil.
+func (p *process) waitOr(ctx context.Context) error {
+	if p == nil {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	return p.wait(ctx)
+}
+
+// terminate asks the process to end, as a user does. There is nothing to do if it has ended, or is nil.
+func (p *process) terminate(user int) error {
+	if p == nil {
+		return nil
+	}
+	err := p.signal(user, unix.SIGTERM)
+	if errors.Is(err, proc.ErrEnded) || errors.Is(err, os.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
 // signal sends a signal if a user may do so: root, and the user of the process. A process of root stays one, even if
 // the command that the user started has become it (sudo). Between the check and the signal the process can become one
-// of root too; its user could as well have sent the signal before.
+// of root too; its user could as well have sent the signal before. The processes in a container of the lease are its
+// user's, whatever their user IDs are.
 func (p *process) signal(user int, s unix.Signal) error {
-	if err := p.belongsTo(user); err != nil {
-		return err
+	if !p.inside {
+		if err := p.belongsTo(user); err != nil {
+			return err
+		}
 	}
 	raw, err := p.pidfd.SyscallConn()
 	if err != nil {

@@ -1,11 +1,11 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -31,7 +31,9 @@ func (s *Service) Run(ctx context.Context) error {
 	s.mu.Unlock()
 	s.wakeAfter(registerTime)
 	s.wakeAfter(emptyTime)
-	s.restore()
+	if err := s.restore(); err != nil {
+		return fmt.Errorf("restore the leases: %w", err)
+	}
 	var events <-chan manager.Event
 	for {
 		if events == nil {
@@ -64,15 +66,17 @@ func (s *Service) Run(ctx context.Context) error {
 func (s *Service) wakeAfter(t time.Duration) { time.AfterFunc(t, s.wake.Wake) }
 
 // restore has the leases followed whose processes still run, and releases the devices of the others.
-func (s *Service) restore() {
+func (s *Service) restore() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	leases := map[string]bool{}
 	for _, p := range s.o.Manager.Pods() {
 		if p.Lease == nil {
 			continue
 		}
+		leases[p.Pod.Name] = true
 		if p.Lease.Process.PID == 0 && p.Lease.Process.Boot == s.o.Boot {
-			s.begun = append(s.begun, &begun{Placement: p})
+			s.begun = append(s.begun, newBegun(p, nil))
 			continue
 		}
 		one, err := reopen(s.o.Procfs, s.o.Boot, p.Lease.Process)
@@ -80,8 +84,11 @@ func (s *Service) restore() {
 			s.o.Log.Error("the lease " + p.Pod.Name + " is kept until the next start: " + wording.OneLine(err))
 			continue
 		}
-		s.begun = append(s.begun, &begun{Placement: p, process: one, ended: err != nil})
+		b := newBegun(p, one)
+		b.ended = err != nil
+		s.begun = append(s.begun, b)
 	}
+	return s.makeMarks(leases)
 }
 
 // advance gives devices to requests in the queue until no more of them can be met.
@@ -94,11 +101,11 @@ func (s *Service) advance(ctx context.Context) {
 		}
 		devices := s.devices()
 		waiting := s.unplaced(devices)
-		var requests []Request
+		var demands []demand
 		for _, w := range waiting {
-			requests = append(requests, w.Request)
+			demands = append(demands, s.demand(w))
 		}
-		i, c := next(requests, devices)
+		i, c := next(demands, devices)
 		if c == nil {
 			s.explain(waiting, devices)
 		}
@@ -108,6 +115,14 @@ func (s *Service) advance(ctx context.Context) {
 		}
 		s.place(ctx, waiting[i], *c)
 	}
+}
+
+// demand returns a request with the time after which its command has ended, even if it ignores SIGTERM.
+func (s *Service) demand(w *waiter) demand {
+	if w.limit == 0 {
+		return demand{Request: w.Request}
+	}
+	return demand{w.Request, w.limit + s.o.Grace}
 }
 
 // unplaced returns the requests that wait for devices. Those that the host cannot meet fail. The caller holds s.mu.
@@ -147,11 +162,11 @@ func (s *Service) place(ctx context.Context, w *waiter, c choice) {
 	}
 	id := strings.ToLower(rand.Text()[:8])
 	pod := model.Pod{
-		UID: "lease-" + id, Namespace: Namespace, Name: id, Among: c.among,
+		UID: "lease-" + id, Namespace: Namespace, Name: id, Among: c.among, Unhealthy: w.unprepared(),
 		Containers: []model.Container{{Name: container, Limits: map[string]int{c.resource: w.Count}}},
 	}
 	lease := w.lease
-	lease.Begins = sinceBoot()
+	lease.Begins, lease.Passed = sinceBoot(), c.passes
 	placed, err := s.o.Manager.Lease(ctx, pod, w.by, lease)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,9 +185,8 @@ func (s *Service) place(ctx context.Context, w *waiter, c choice) {
 
 // notPlaced is called when the manager could not allocate devices for a request. The caller holds s.mu.
 func (s *Service) notPlaced(w *waiter, among []string, err error) {
-	rejected, isRejected := errors.AsType[*manager.RejectedError](err)
 	switch {
-	case errors.Is(err, manager.ErrRetry), isRejected && rejected.Reason == manager.ReasonOutOfPods:
+	case errors.Is(err, manager.ErrRetry):
 		s.pause(w, retryTime, err)
 	case status.Code(err) == codes.InvalidArgument: // the plugin would say so again
 		w.err = fmt.Errorf("%w %s: %w", ErrImpossible, &w.Request, err)
@@ -188,12 +202,24 @@ func (s *Service) notPlaced(w *waiter, among []string, err error) {
 func (s *Service) devices() []Device {
 	var list []Device
 	described := map[string]Info{}
+	ends := map[string]time.Duration{} // of leases, by the UID of the pod
+	for _, p := range s.o.Manager.Pods() {
+		if p.Lease != nil && p.Lease.Ends > 0 {
+			ends[p.Pod.UID] = p.Lease.Ends
+		}
+	}
+	now := sinceBoot()
 	for _, r := range s.o.Manager.Resources() {
 		for _, d := range r.Devices {
-			broken := d.Health != manager.Healthy || d.Withheld
-			one := Device{
-				ID: d.ID, Resource: r.Name, NUMA: d.NUMA,
-				Broken: broken, Free: !broken && d.Pod == "", Refused: s.refused[d.ID].now(),
+			one := Device{ID: d.ID, Resource: r.Name, NUMA: d.NUMA}
+			used := s.usedBy(d)
+			one.Broken = d.Health != manager.Healthy && used.Reason == "" || d.Withheld
+			one.Free = !one.Broken && d.Pod == ""
+			if one.Busy = used.Reason; one.Busy == "" && s.refused[d.ID].now() {
+				one.Busy = s.refused[d.ID].why
+			}
+			if end := ends[d.Pod]; end > 0 {
+				one.Within = max(0, end+s.o.Grace-now)
 			}
 			info, known := described[one.device()]
 			if !known {
@@ -207,55 +233,62 @@ func (s *Service) devices() []Device {
 	return list
 }
 
-// explain tells the waiting requests why they wait. The caller holds s.mu.
-func (s *Service) explain(waiting []*waiter, devices []Device) {
-	ends := map[string]time.Duration{} // of the leases, by device
-	for _, p := range s.o.Manager.Pods() {
-		if p.Lease != nil && p.Lease.Ends > 0 {
-			for _, id := range held(p) {
-				ends[id] = p.Lease.Ends
-			}
-		}
+// usedBy returns what uses a device without a lease, as far as the plugin says so. A device that is unhealthy for no
+// other reason can be leased again when the use has ended.
+func (s *Service) usedBy(d manager.Device) Busy {
+	if d.Health != manager.Unhealthy || d.Pod != "" {
+		return Busy{}
 	}
-	for _, w := range waiting {
-		free, all, refused := 0, 0, ""
-		var known []time.Duration
-		for _, d := range w.candidates(devices) {
-			switch {
-			case d.Broken:
-				continue
-			case d.Refused && !w.unprepared():
-				refused = "; " + d.ID + " is left out: " + s.refused[d.ID].why
-			case d.Free:
-				free++
-			case ends[d.ID] > 0:
-				known = append(known, ends[d.ID])
-			}
-			all++
-		}
-		reason := fmt.Sprintf("%d of %s that would do are free", free, wording.Count(all, "device")) + refused
-		slices.Sort(known)
-		if missing := w.Count - free; missing > 0 && missing <= len(known) {
-			reason += "; enough will be in " + (known[missing-1] - sinceBoot()).Truncate(time.Second).String()
-		}
-		switch err := w.possible(devices); {
-		case len(devices) == 0:
-			reason = "no device plugin has listed devices yet"
-		case err != nil: // not all plugins are connected
-			reason = wording.OneLine(err) + " so far"
-		}
-		w.reason = reason
-		w.changed.Wake()
-	}
+	why, since := s.o.UsedBy(d.ID)
+	return Busy{Device: d.ID, Reason: why, At: since}
 }
 
 // follow waits for the end of a lease.
 func (s *Service) follow(ctx context.Context, b *begun) {
-	defer b.process.close()
-	if !b.ended && !s.awaitEnd(ctx, b) {
+	defer func() { b.process.close() }()
+	asked := make(chan int, 1)
+	s.setEnd(b.Pod.UID, func(user int) error { return s.askEnd(ctx, b, user, asked) })
+	defer s.setEnd(b.Pod.UID, nil)
+	for b.ended || s.awaitEnd(ctx, b, asked) {
+		if b.Lease.Containers && !b.unused && s.runsOn(ctx, b) {
+			continue
+		}
+		if ctx.Err() == nil {
+			s.end(ctx, b)
+		}
 		return
 	}
+}
+
+// askEnd asks the process of a lease to end, as a user does, and has the lease be over.
+func (s *Service) askEnd(ctx context.Context, b *begun, user int, asked chan<- int) error {
+	s.mu.Lock()
+	one := b.process
+	s.mu.Unlock()
+	if err := one.terminate(user); err != nil {
+		return err
+	}
+	err := s.o.Manager.ChangeLease(ctx, b.Pod.UID, func(l *model.Lease) error {
+		l.Ends = min(cmp.Or(l.Ends, math.MaxInt64), sinceBoot())
+		return nil
+	})
+	if err != nil { // the next manager would not know of the end
+		s.o.Log.Warn("the end of lease " + b.Pod.Name + " cannot be recorded: " + wording.OneLine(err))
+	}
+	select {
+	case asked <- user:
+	default: // somebody has asked before
+	}
+	return nil
+}
+
+// end gives the devices of a lease back.
+func (s *Service) end(ctx context.Context, b *begun) {
+	if s.o.Confiner != nil {
+		s.o.Confiner.Revoke(ctx, b.Pod.Name)
+	}
 	s.release(ctx, b.Pod.UID)
+	s.unmark(b.Pod.Name)
 	if b.unused {
 		return
 	}
@@ -278,22 +311,11 @@ func (s *Service) since(b *begun) time.Duration {
 
 // awaitEnd waits until the process of a lease has ended. If the lease's time is over before that, or someone ends the
 // lease, it ends the process. It returns false if ctx ends.
-func (s *Service) awaitEnd(ctx context.Context, b *begun) bool {
+func (s *Service) awaitEnd(ctx context.Context, b *begun, asked <-chan int) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	ended, asked, user := make(chan error, 1), make(chan int, 1), b.Caller.UID
-	go func() { ended <- b.wait(ctx) }()
-	s.setEnd(b.Pod.UID, func(user int) error {
-		err := b.terminate(user)
-		if err == nil {
-			select {
-			case asked <- user:
-			default: // somebody has asked before
-			}
-		}
-		return err
-	})
-	defer s.setEnd(b.Pod.UID, nil)
+	ended, one := make(chan error, 1), b.process
+	go func() { ended <- one.waitOr(ctx) }()
 	for over, stuck := false, false; !over; {
 		pause := time.Minute // a timer stands still while the host sleeps
 		if !stuck {
@@ -302,42 +324,39 @@ func (s *Service) awaitEnd(ctx context.Context, b *begun) bool {
 		select {
 		case err := <-ended:
 			return err == nil
-		case user = <-asked:
+		case b.user = <-asked:
 			over = true
 		case <-time.After(pause):
-			if stuck || s.left(b) > 0 {
-				continue
+			if !stuck && s.left(b) <= 0 {
+				over = s.terminate(b)
+				stuck = !over
 			}
-			if err := b.terminate(user); err != nil {
-				s.o.Log.Warn("the command of lease " + b.Pod.Name + " cannot be ended: " + wording.OneLine(err))
-				stuck = true
-			}
-			over = !stuck
 		}
 	}
-	if b.process == nil {
+	if b.kill.IsZero() {
+		b.kill = time.Now().Add(s.o.Grace)
+	}
+	if one == nil {
 		return true
 	}
 	select {
 	case err := <-ended:
 		return err == nil
-	case <-time.After(s.o.Grace):
-		if err := b.process.signal(user, unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrEnded) {
+	case <-time.After(time.Until(b.kill)):
+		if err := one.signal(b.user, unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrEnded) {
 			s.o.Log.Warn("the command of lease " + b.Pod.Name + " cannot be killed: " + wording.OneLine(err))
 		}
 	}
 	return <-ended == nil
 }
 
-// terminate asks the process of a lease to end, as a user does.
-func (b *begun) terminate(user int) error {
-	if b.process == nil {
-		return nil
+// terminate asks the process of a lease to end, and reports whether that could be done.
+func (s *Service) terminate(b *begun) bool {
+	err := b.process.terminate(b.user)
+	if err != nil {
+		s.o.Log.Warn("the command of lease " + b.Pod.Name + " cannot be ended: " + wording.OneLine(err))
 	}
-	if err := b.process.signal(user, unix.SIGTERM); !errors.Is(err, proc.ErrEnded) {
-		return err
-	}
-	return nil
+	return err == nil
 }
 
 // setEnd sets the function that ends the process of a lease; nil removes it.
@@ -349,15 +368,6 @@ func (s *Service) setEnd(uid string, end func(user int) error) {
 		return
 	}
 	s.ends[uid] = end
-}
-
-// wait waits until the process of a lease has ended, or ctx ends; then it returns an error.
-func (b *begun) wait(ctx context.Context) error {
-	if b.process == nil {
-		<-ctx.Done()
-		return context.Cause(ctx)
-	}
-	return b.process.wait(ctx)
 }
 
 // left returns how much of its time a lease has left. If it has no limit, that is a long time.
@@ -417,15 +427,22 @@ func (s *Service) Extend(ctx context.Context, id string, by model.Caller, left t
 	if err != nil {
 		return err
 	}
-	lease := *p.Lease
-	lease.Ends = sinceBoot() + left
-	switch {
-	case p.Lease.Ends == 0:
-		return fmt.Errorf("%w: the lease %s has no time limit", ErrInvalid, id)
-	case lease.Ends < p.Lease.Ends:
-		return fmt.Errorf("%w: the lease %s ends later than that", ErrInvalid, id)
-	}
-	if err := s.o.Manager.SetLease(ctx, p.Pod.UID, lease); err != nil {
+	err = s.o.Manager.ChangeLease(ctx, p.Pod.UID, func(l *model.Lease) error {
+		ends := sinceBoot() + left
+		switch {
+		case l.Ends == 0:
+			return fmt.Errorf("%w: the lease %s has no time limit", ErrInvalid, id)
+		case l.Passed:
+			return fmt.Errorf("%w: the lease %s passed others in the queue, since it ends before they can begin", ErrInvalid, id)
+		case l.Ends <= sinceBoot():
+			return fmt.Errorf("%w: the time of the lease %s is over", ErrInvalid, id)
+		case ends < l.Ends:
+			return fmt.Errorf("%w: the lease %s ends later than that", ErrInvalid, id)
+		}
+		l.Ends = ends
+		return nil
+	})
+	if err != nil {
 		return err
 	}
 	s.wake.Wake() // for the expected times
@@ -444,76 +461,4 @@ func (s *Service) find(id string, by model.Caller) (model.Placement, error) {
 		}
 	}
 	return model.Placement{}, fmt.Errorf("%w %q", ErrNotFound, id)
-}
-
-// Counts are numbers about leases.
-type Counts struct {
-	Leases, Waiting int
-	DeviceSeconds   float64 // of the leases that have ended since the start of the manager
-}
-
-// Counts returns the present numbers.
-func (s *Service) Counts() Counts {
-	s.mu.Lock()
-	c := Counts{Waiting: len(s.queue), DeviceSeconds: s.deviceSeconds}
-	s.mu.Unlock()
-	for _, p := range s.o.Manager.Pods() {
-		if p.Lease != nil {
-			c.Leases++
-		}
-	}
-	return c
-}
-
-// Lease is a lease that has begun.
-type Lease struct {
-	ID       string    `json:"id"`
-	UID      int       `json:"uid"` // of the user
-	PID      int       `json:"pid"`
-	Command  string    `json:"command"`
-	Resource string    `json:"resource"`
-	Devices  []string  `json:"devices"` // their IDs
-	Models   []string  `json:"models,omitempty"`
-	Since    time.Time `json:"since"`
-	// Ends is when its time is over, by the present clock.
-	Ends *time.Time `json:"ends,omitempty"`
-}
-
-// List returns the leases and the waiting requests, both in order, and the devices that could not be leased of late.
-func (s *Service) List() (leases []Lease, waiting []Waiting, busy []Busy) {
-	for _, p := range s.o.Manager.Pods() {
-		if p.Lease == nil {
-			continue
-		}
-		l := Lease{
-			ID: p.Pod.Name, UID: p.Caller.UID, PID: p.Lease.Process.PID, Command: p.Lease.Command, Devices: held(p),
-			Since: p.Admitted,
-		}
-		for _, a := range p.Allocations {
-			l.Resource = a.Resource
-		}
-		for _, id := range l.Devices {
-			if info := s.o.Describe(id); info.Model != "" {
-				l.Models = append(l.Models, strings.TrimSpace(info.Model+" "+info.Profile))
-			}
-		}
-		l.Models = slices.Compact(l.Models)
-		if p.Lease.Ends > 0 {
-			ends := time.Now().Add(p.Lease.Ends - sinceBoot()).Round(time.Second)
-			l.Ends = &ends
-		}
-		leases = append(leases, l)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, w := range s.queue {
-		if w.placed == nil {
-			waiting = append(waiting, s.describe(w))
-		}
-	}
-	maps.DeleteFunc(s.refused, func(_ string, r refusal) bool { return time.Since(r.at) > shownTime })
-	for _, id := range slices.Sorted(maps.Keys(s.refused)) {
-		busy = append(busy, Busy{id, s.refused[id].why, s.refused[id].at})
-	}
-	return leases, waiting, busy
 }

@@ -39,6 +39,8 @@ type Pod struct {
 	Containers     []Container `json:"containers"`
 	// Among are the IDs of the devices from which the pod's are chosen. If it is nil, they are chosen from all.
 	Among []string `json:"-"`
+	// Unhealthy means that devices of Among may be chosen that are not healthy.
+	Unhealthy bool `json:"-"`
 }
 
 // AllContainers returns the init containers and then the other containers. They get their devices in this order.
@@ -75,6 +77,10 @@ type Lease struct {
 	// Ends is when the process is ended, in nanoseconds since the boot. It is 0 if there is no limit. Changes of the clock
 	// do not move it.
 	Ends time.Duration `json:"ends,omitempty"`
+	// Passed means that earlier requests wait for the devices, and could not have had them before the lease ends.
+	Passed bool `json:"passed,omitempty"`
+	// Containers means that the process may start containers, which may outlive it.
+	Containers bool `json:"containers,omitempty"`
 }
 
 // Process identifies a process. No other process has the same values, before or after it.

@@ -1,4 +1,5 @@
-// Package scope puts a process into a transient scope of systemd, whose processes can open some device nodes only.
+// Package scope puts a process into a transient scope of systemd, whose processes can open some device nodes only,
+// until that is revoked.
 package scope
 
 import (
@@ -47,6 +48,27 @@ func Start(ctx context.Context, socket string, s Scope) error {
 	}
 	if err := awaitActive(ctx, conn, s.Name); err != nil {
 		return fmt.Errorf("start the scope %s: %w", s.Name, err)
+	}
+	return nil
+}
+
+// Revoke has the processes of a scope open no devices any more but those of the policy "closed". What they have open
+// stays open. A scope that has ended is no error.
+func Revoke(ctx context.Context, socket, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, systemd.Timeout)
+	defer cancel()
+	conn, err := systemd.Dial(ctx, socket)
+	if err != nil {
+		return fmt.Errorf("change the scope %s: %w", name, err)
+	}
+	defer conn.Close()
+	none := []systemd.Property{{Name: "DeviceAllow", Value: dbus.MakeVariant([]systemd.DeviceAllow{})}}
+	err = conn.Call(systemd.Object, systemd.Manager+".SetUnitProperties", []any{name, true, none})
+	if answer, ok := errors.AsType[dbus.Error](err); ok && answer.Name == systemd.NoSuchUnit {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("change the scope %s: %w", name, err)
 	}
 	return nil
 }

@@ -6,12 +6,15 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"tags.cncf.io/container-device-interface/pkg/parser"
 )
 
 // gpuNode matches the device nodes of single GPUs and MIG devices, and the directories that have them.
-var gpuNode = regexp.MustCompile(`^(/|/dev|/dev/nvidia[0-9]+|/dev/nvidia-caps(/.*)?|/dev/dri(/.*)?)$`)
+var gpuNode = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(/|/dev|/dev/nvidia[0-9]+|/dev/nvidia-caps(/.*)?|/dev/dri(/.*)?)$`)
+})
 
 // conflicts looks for options of the user by which the container can get other GPUs than the leased ones. It returns an
 // error for those that ask for GPUs, and notes for those that open devices for another purpose.
@@ -42,7 +45,7 @@ func (l lease) asks(o option) bool {
 	case "device":
 		return slices.ContainsFunc(strings.Split(o.value, ","), func(device string) bool {
 			node, _, _ := strings.Cut(device, ":")
-			return l.isGPU(device) || gpuNode.MatchString(path.Clean(node))
+			return l.isGPU(device) || gpuNode().MatchString(path.Clean(node))
 		})
 	case "env": // NVIDIA's runtime reads this variable
 		variable, value, set := strings.Cut(o.value, "=")
@@ -73,11 +76,11 @@ func opens(o option) bool {
 		return o.value == "disabled"
 	case "volume":
 		source, _, _ := strings.Cut(o.value, ":")
-		return gpuNode.MatchString(path.Clean(source))
+		return gpuNode().MatchString(path.Clean(source))
 	case "mount":
 		return slices.ContainsFunc(strings.Split(o.value, ","), func(field string) bool {
 			key, source, _ := strings.Cut(field, "=")
-			return (key == "source" || key == "src") && gpuNode.MatchString(path.Clean(source))
+			return (key == "source" || key == "src") && gpuNode().MatchString(path.Clean(source))
 		})
 	}
 	return false

@@ -17,8 +17,8 @@ import (
 type engine struct {
 	// global are the options before the subcommand, and run are those behind it.
 	global, run options
-	// verbs are the subcommands that run a container, and outliving those whose container outlives the command.
-	verbs, outliving []string
+	// verbs are the subcommands that run a container, and refused those whose container no lease can follow.
+	verbs, refused []string
 	// short are the short names of options that conflicts looks at.
 	short map[string]string
 	// placeholder stands for the engine's options; empty if the engine takes no run options.
@@ -32,9 +32,9 @@ type engine struct {
 type options struct{ switches, values []string }
 
 var (
-	containerVerbs     = []string{"run", "container run"}
-	containerOutliving = []string{"create", "container create"}
-	containerShort     = map[string]string{"a": "attach", "d": "detach", "e": "env", "v": "volume"}
+	containerVerbs   = []string{"run", "container run"}
+	containerRefused = []string{"create", "container create"}
+	containerShort   = map[string]string{"a": "attach", "d": "detach", "e": "env", "v": "volume"}
 	// apptainerLike are Apptainer 1.5 and, with the options of the last two lines, SingularityCE 4
 	// (cmd/internal/cli/apptainer.go and action_flags.go). Their options for containers are the same for all verbs.
 	apptainerLike = engine{
@@ -49,8 +49,8 @@ var (
 			vm vm-err writable w writable-tmpfs
 			keep-layers no-compat no-oci no-pid no-setgroups no-tmp-sandbox oci proot-disable sif-fuse
 			tmp-sandbox`)},
-		verbs:     []string{"run", "exec", "shell", "test"},
-		outliving: []string{"instance start", "instance run"},
+		verbs:   []string{"run", "exec", "shell", "test"},
+		refused: []string{"instance start", "instance run"},
 	}
 	// runtimeLike are runc 1.4 (main.go, run.go) and crun 1.24 (src/crun.c, src/run.c).
 	runtimeLike = engine{
@@ -59,7 +59,7 @@ var (
 			values:   strings.Fields("cgroup-manager criu log log-format log-level root rootless"),
 		},
 		run:   options{switches: strings.Fields(`detach d keep no-new-keyring no-pivot no-subreaper help h`)},
-		verbs: []string{"run"}, outliving: []string{"create"},
+		verbs: []string{"run"}, refused: []string{"create"},
 		short: map[string]string{"b": "bundle", "d": "detach", "f": "config"}, bundles: true,
 	}
 )
@@ -80,7 +80,7 @@ var engines = map[string]*engine{
 			interactive i no-healthcheck no-hostname no-hosts noout oom-kill-disable passwd privileged publish-all P
 			quiet q read-only read-only-tmpfs replace rm rmi rootfs sig-proxy syslog tls-verify trace
 			transient-store tty t unsetenv-all`)},
-		verbs: containerVerbs, outliving: containerOutliving, short: containerShort,
+		verbs: containerVerbs, refused: containerRefused, short: containerShort,
 		placeholder: "{podman}",
 	},
 	"docker": { // 29.9: cli/flags/options.go, cmd/docker/docker.go, cli/command/container/opts.go, run.go
@@ -90,7 +90,7 @@ var engines = map[string]*engine{
 		},
 		run: options{switches: strings.Fields(`detach d disable-content-trust help init interactive i no-healthcheck
 			oom-kill-disable privileged publish-all P quiet q read-only rm sig-proxy tty t use-api-socket`)},
-		verbs: containerVerbs, outliving: containerOutliving, short: containerShort,
+		verbs: containerVerbs, refused: containerRefused, short: containerShort,
 		placeholder: "{docker}",
 	},
 	"nerdctl": { // 2.3: cmd/nerdctl/main.go, cmd/nerdctl/container/container_run.go
@@ -103,7 +103,7 @@ var engines = map[string]*engine{
 		run: options{switches: strings.Fields(`debug debug-full detach d experimental help init insecure-registry
 			interactive i kube-hide-dupe no-healthcheck oom-kill-disable privileged quiet q read-only rm rootfs
 			selinux-enabled sig-proxy tty t`)},
-		verbs: containerVerbs, outliving: containerOutliving, short: containerShort,
+		verbs: containerVerbs, refused: containerRefused, short: containerShort,
 		placeholder: "{nerdctl}",
 	},
 	"runc":        &runtimeLike,
@@ -137,9 +137,9 @@ func (e *engine) behindVerb(name string, args []string) (int, error) {
 		switch {
 		case slices.Contains(e.verbs, verb):
 			return i, nil
-		case slices.Contains(e.outliving, verb):
-			return 0, e.outlives(name + " " + verb)
-		case slices.ContainsFunc(slices.Concat(e.verbs, e.outliving), func(v string) bool {
+		case slices.Contains(e.refused, verb):
+			return 0, e.cannotFollow(name + " " + verb)
+		case slices.ContainsFunc(slices.Concat(e.verbs, e.refused), func(v string) bool {
 			return strings.HasPrefix(v, verb+" ")
 		}):
 			continue
@@ -238,33 +238,19 @@ func (e *engine) given(args []string) (list []option, err error) {
 	return list, nil
 }
 
-// ErrOutlives means that the command would end before its container.
-var ErrOutlives = errors.New("the command would end before its container, and the lease with it")
+// ErrCannotFollow means that the lease cannot follow the container, which may start later or again.
+var ErrCannotFollow = errors.New("the lease cannot follow the container, which may start later or again")
 
-func (e *engine) outlives(what string) error {
-	return fmt.Errorf("%s: %w; a placeholder (%s) allows it", what, ErrOutlives, e.placeholders())
+func (e *engine) cannotFollow(what string) error {
+	return fmt.Errorf("%s: %w; a placeholder (%s) allows it", what, ErrCannotFollow, e.placeholders())
 }
 
-// checkOutlives returns an error that wraps ErrOutlives if the options have a container outlive the command of its
-// engine.
-func (e *engine) checkOutlives(name string, given []option) error {
-	var attached []option
+// checkRestart returns an error that wraps ErrCannotFollow if the engine may start the container again.
+func (e *engine) checkRestart(name string, given []option) error {
 	for _, o := range given {
-		switch {
-		case o.name == "attach":
-			attached = append(attached, o)
-		case o.name == "restart" && !slices.Contains([]string{"", "no"}, o.value), // the engine's command does not wait
-			o.name == "detach" && isTrue(o.value),
-			e.bundles && len(o.name) > 1 && strings.HasPrefix("detach", o.name) && isTrue(o.value): // crun's abbreviations
-			return e.outlives(name + " " + o.String())
+		if o.name == "restart" && !slices.Contains([]string{"", "no"}, o.value) {
+			return e.cannotFollow(name + " " + o.String())
 		}
-	}
-	output := func(o option) bool {
-		value := strings.ToLower(o.value)
-		return strings.Contains(value, "stdout") || strings.Contains(value, "stderr")
-	}
-	if len(attached) > 0 && !slices.ContainsFunc(attached, output) { // docker waits for its streams only
-		return e.outlives(name + " " + attached[0].String())
 	}
 	return nil
 }

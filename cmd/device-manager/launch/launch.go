@@ -52,8 +52,8 @@ func (p Plan) Environ(inherited []string) []string {
 // killed; 0 means none.
 //
 // An error says what is wrong with the command and what to write instead, or what is wrong with the run options. It
-// wraps ErrOutlives if a container would run longer than the command, and arguments.ErrInexpressible if the run options
-// are valid, but the engine cannot take them.
+// wraps ErrCannotFollow if a container may start when the lease has ended, and arguments.ErrInexpressible if the run
+// options are valid, but the engine cannot take them.
 func For(args []string, o model.RunOptions, ids []string, limit time.Duration) (Plan, error) {
 	if len(args) == 0 || args[0] == "" {
 		return Plan{}, errors.New("there is no command to run")
@@ -93,7 +93,7 @@ func For(args []string, o model.RunOptions, ids []string, limit time.Duration) (
 	if err != nil {
 		return Plan{}, err
 	}
-	if err := e.checkOutlives(name, given); err != nil {
+	if err := e.checkRestart(name, given); err != nil {
 		return Plan{}, err
 	}
 	if e.bundles {
@@ -159,7 +159,7 @@ func innerEngine(args []string) []string {
 	for i, arg := range args[1:] {
 		e, ok := engines[path.Base(arg)]
 		if !ok || e.placeholder == "" || !slices.ContainsFunc(args[i+2:], func(a string) bool {
-			return slices.Contains(e.verbs, a) || slices.Contains(e.outliving, a)
+			return slices.Contains(e.verbs, a) || slices.Contains(e.refused, a)
 		}) {
 			continue
 		}

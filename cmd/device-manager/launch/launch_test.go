@@ -41,11 +41,10 @@ func TestFor(t *testing.T) {
 		"docker has run below container": {
 			command: "docker container run image", want: "docker container run " + cdi + " image",
 		},
-		"a container that asks not to outlive the command": {
-			command: "docker run --detach=false --restart no -a stdin -a stderr image",
-			want:    "docker run " + cdi + " --detach=false --restart no -a stdin -a stderr image",
+		"a container in the background, which is not started again": {
+			command: "docker run -d --restart no image", want: "docker run " + cdi + " -d --restart no image",
 		},
-		"with a placeholder a container can outlive the command": {
+		"with a placeholder a container can start later": {
 			command: "podman create {podman} image", want: "podman create " + cdi + " image",
 		},
 		"options before the subcommand can have values in the next argument": {
@@ -230,21 +229,18 @@ func TestForRefuses(t *testing.T) {
 	}
 }
 
-// A container that outlives its command would keep GPUs that others are given.
-func TestForRefusesWhatOutlivesTheCommand(t *testing.T) {
+// A container that starts when its lease has ended would have GPUs that others are given.
+func TestForRefusesWhatStartsLater(t *testing.T) {
 	t.Parallel()
 	for _, command := range []string{
-		"podman run -d image", "docker run --rm -itd image", "nerdctl run --detach image", "docker run --detach=1 image",
-		"docker run -de A=1 image", "podman create image", "docker container create image", "nerdctl create image",
-		"docker run --restart always image", "podman run --restart=on-failure:3 image", "docker run -i -a stdin image",
-		"apptainer instance start image.sif x", "singularity instance run image.sif x", "runc create x",
-		"runc run -d x", "runc run --detach x", "runc run -detach x", "crun create x", "crun run -b b --det x",
-		"crun run -db b x", "crun run --d x",
+		"podman create image", "docker container create image", "nerdctl create image",
+		"docker run --restart always image", "podman run -d --restart=on-failure:3 image",
+		"apptainer instance start image.sif x", "singularity instance run image.sif x", "runc create x", "crun create x",
 	} {
 		t.Run(command, func(t *testing.T) {
 			t.Parallel()
 			p, err := For(strings.Split(command, " "), leased, leasedIDs, 0)
-			if !errors.Is(err, ErrOutlives) || !strings.Contains(err.Error(), "a placeholder ({") {
+			if !errors.Is(err, ErrCannotFollow) || !strings.Contains(err.Error(), "a placeholder ({") {
 				t.Errorf("%v, %v", p, err)
 			}
 		})

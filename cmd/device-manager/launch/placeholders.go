@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager/arguments"
@@ -20,7 +21,9 @@ import (
 //	{count}                        the number of devices
 //
 // All but {count} name the devices, so that nothing else passes them to an engine.
-var placeholder = regexp.MustCompile(`\{(cdi|uuids|podman|docker|nerdctl|count)\}`)
+var placeholder = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`\{(cdi|uuids|podman|docker|nerdctl|count)\}`)
+})
 
 // used says which placeholders a command has.
 type used struct {
@@ -55,7 +58,7 @@ func (l lease) expand(args []string) (expanded []string, u used, err error) {
 func (l lease) replace(arg string, u *used) (string, error) {
 	var b strings.Builder
 	end := 0
-	for _, at := range placeholder.FindAllStringIndex(arg, -1) {
+	for _, at := range placeholder().FindAllStringIndex(arg, -1) {
 		if at[0] > 0 && strings.IndexByte("${", arg[at[0]-1]) >= 0 {
 			continue
 		}

@@ -1,0 +1,184 @@
+package lease
+
+import (
+	"fmt"
+	"maps"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"gpu-cdi-plugin/internal/wording"
+)
+
+// explain tells the waiting requests why they wait. The caller holds s.mu.
+func (s *Service) explain(waiting []*waiter, devices []Device) {
+	holders := s.holders()
+	kept := map[string]time.Duration{} // for earlier requests
+	for _, w := range waiting {
+		free, all, refused := 0, 0, ""
+		held := map[string]int{} // how many devices each holder has
+		for _, d := range w.candidates(devices) {
+			switch {
+			case d.Broken:
+				continue
+			case d.tooBusy(&w.Request):
+				refused = "; " + d.ID + " is left out: " + d.Busy
+			case d.Free:
+				free++
+			default:
+				held[holders[d.ID]]++
+			}
+			all++
+		}
+		reason := fmt.Sprintf("%d of %s that would do are free", free, wording.Count(all, "device")) + said(held) + refused
+		within := w.within(devices, kept)
+		keep(kept, w.candidates(devices), within)
+		if within > 0 {
+			reason += "; enough will be in " + within.Truncate(time.Second).String()
+		}
+		switch err := w.possible(devices); {
+		case len(devices) == 0:
+			reason = "no device plugin has listed devices yet"
+		case err != nil: // not all plugins are connected
+			reason = wording.OneLine(err) + " so far"
+		}
+		w.reason = reason
+		w.changed.Wake()
+	}
+}
+
+// maxHolders is how many holders of devices a reason names.
+const maxHolders = 4
+
+// said says how many devices each holder has, like ": user alice has 3, user bob has 1".
+func said(held map[string]int) string {
+	var list []string
+	for _, holder := range slices.Sorted(maps.Keys(held)) {
+		list = append(list, fmt.Sprintf("%s has %d", holder, held[holder]))
+	}
+	if len(list) == 0 {
+		return ""
+	}
+	return ": " + wording.ShortenList(list, maxHolders, ", ")
+}
+
+// holders returns who has devices, by the ID of the device: the user of a lease, or a pod.
+func (s *Service) holders() map[string]string {
+	names := map[int]string{}
+	holders := map[string]string{}
+	for _, p := range s.o.Manager.Pods() {
+		holder := "pod " + p.Pod.Namespace + "/" + p.Pod.Name
+		if p.Lease != nil {
+			if names[p.Caller.UID] == "" {
+				names[p.Caller.UID] = "user " + UserName(p.Caller.UID)
+			}
+			holder = names[p.Caller.UID]
+		}
+		for _, id := range held(p) {
+			holders[id] = holder
+		}
+	}
+	return holders
+}
+
+// UserName returns the name of a user, or his number.
+func UserName(uid int) string {
+	u, err := user.LookupId(strconv.Itoa(uid))
+	if err != nil {
+		return strconv.Itoa(uid)
+	}
+	return u.Username
+}
+
+// Counts are numbers about leases.
+type Counts struct {
+	Leases, Waiting int
+	DeviceSeconds   float64 // of the leases that have ended since the start of the manager
+}
+
+// Counts returns the present numbers.
+func (s *Service) Counts() Counts {
+	s.mu.Lock()
+	c := Counts{Waiting: len(s.queue), DeviceSeconds: s.deviceSeconds}
+	s.mu.Unlock()
+	for _, p := range s.o.Manager.Pods() {
+		if p.Lease != nil {
+			c.Leases++
+		}
+	}
+	return c
+}
+
+// Lease is a lease that has begun.
+type Lease struct {
+	ID       string    `json:"id"`
+	UID      int       `json:"uid"` // of the user
+	PID      int       `json:"pid"`
+	Command  string    `json:"command"`
+	Resource string    `json:"resource"`
+	Devices  []string  `json:"devices"` // their IDs
+	Models   []string  `json:"models,omitempty"`
+	Since    time.Time `json:"since"`
+	// Ends is when its time is over, by the present clock.
+	Ends *time.Time `json:"ends,omitempty"`
+}
+
+// List returns the leases and the waiting requests, both in order, the devices that something uses without a lease, and
+// those that could not be leased of late.
+func (s *Service) List() (leases []Lease, waiting []Waiting, busy []Busy) {
+	for _, p := range s.o.Manager.Pods() {
+		if p.Lease == nil {
+			continue
+		}
+		l := Lease{
+			ID: p.Pod.Name, UID: p.Caller.UID, PID: p.Lease.Process.PID, Command: p.Lease.Command, Devices: held(p),
+			Since: p.Admitted,
+		}
+		for _, a := range p.Allocations {
+			l.Resource = a.Resource
+		}
+		for _, id := range l.Devices {
+			if info := s.o.Describe(id); info.Model != "" {
+				l.Models = append(l.Models, strings.TrimSpace(info.Model+" "+info.Profile))
+			}
+		}
+		l.Models = slices.Compact(l.Models)
+		if p.Lease.Ends > 0 {
+			ends := time.Now().Add(p.Lease.Ends - sinceBoot()).Round(time.Second)
+			l.Ends = &ends
+		}
+		leases = append(leases, l)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.queue {
+		if w.placed == nil {
+			waiting = append(waiting, s.describe(w))
+		}
+	}
+	return leases, waiting, s.busy()
+}
+
+// busy returns the devices that something uses without a lease, and those that could not be prepared of late, sorted.
+// The caller holds s.mu.
+func (s *Service) busy() []Busy {
+	maps.DeleteFunc(s.refused, func(_ string, r refusal) bool { return time.Since(r.at) > shownTime })
+	all := map[string]Busy{}
+	for id, r := range s.refused {
+		all[id] = Busy{id, r.why, r.at}
+	}
+	for _, r := range s.o.Manager.Resources() {
+		for _, d := range r.Devices {
+			if used := s.usedBy(d); used.Reason != "" {
+				all[d.ID] = used
+			}
+		}
+	}
+	var list []Busy
+	for _, id := range slices.Sorted(maps.Keys(all)) {
+		list = append(list, all[id])
+	}
+	return list
+}
