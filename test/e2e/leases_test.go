@@ -98,9 +98,9 @@ read -r line <holds
 		run: `recipe >/dev/null
 expect=GPU- await podman logs server
 podman logs server
+expect=" 1 x .* podman run " await device-manager leases
 gpu-run --wait 0 1 -- true || test $? = 124
 podman rm --force --time 0 server >/dev/null
-device-manager lease end $(device-manager leases -o name | tail -n 1)
 gpu-run --wait 10s 1 -- true`,
 	},
 	"A program or a script": {
@@ -197,6 +197,60 @@ func TestRootlessLease(t *testing.T) {
 		t.Errorf("another user has run it: %v", res)
 	}
 	checkOthers(t, simtest.Node(t, "pcie-quad"), res, 1, 1)
+}
+
+// TestAContainerThatOutlivesItsCommand has podman killed, but not its container: nobody else gets the container's GPUs.
+func TestAContainerThatOutlivesItsCommand(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	res := behindPodman(t, simtest.Node(t, "pcie-quad"), leasing+`
+gpu-run --quiet 3 -- podman run --name server ubuntu sleep 1000 &
+expect=true await podman inspect --format '{{.State.Running}}' server
+kill -9 $!
+wait $! || echo "podman: $?"
+sleep 1000 & # await wants a live one
+pid=$(podman inspect --format '{{.State.Pid}}' server)
+expect="root *$pid *3 x" await device-manager leases
+gpu-run --wait 0 2 -- true || echo "another: $?"
+podman rm --force --time 0 server
+gpu-run --wait 20s 4 -- echo free
+podman run -d --name timed $(device-manager lease create --gpus 4 --for 1h -o podman) ubuntu \
+	sh -c 'trap "exit 7" TERM; echo ready; while :; do sleep 0.1; done' >/dev/null
+expect=ready await podman logs timed
+device-manager lease end $(device-manager leases -o name)
+podman wait timed
+gpu-run --wait 20s 4 -- echo free again
+`)
+	want := "podman: 137\nanother: 124\nserver\nfree\n7\nfree again\n"
+	if res.Code != 0 || !strings.HasSuffix(res.Stdout, want) {
+		t.Errorf("want %q at the end of %v", want, res)
+	}
+}
+
+// TestRuntimesInTheBackground has runtimes return at once when their container starts: the lease goes on with it.
+func TestRuntimesInTheBackground(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	res := behindPodman(t, simtest.Node(t, "pcie-quad"), leasing+`
+mkdir -p bundle/rootfs
+podman export $(podman create ubuntu) | tar -x -C bundle/rootfs
+runc spec --bundle bundle
+sed -i 's/"terminal": true/"terminal": false/; s/"sh"/"sleep", "1000"/' bundle/config.json
+sleep 1000 & # await wants a live one
+for n in 1 2 3 4 5; do
+	for runtime in runc crun; do
+		gpu-run --wait 20s 4 -- $runtime run --detach --bundle bundle c$n </dev/null >/run/$runtime.log 2>&1
+		gpu-run --wait 2s 1 -- true || echo "another: $?"
+		$runtime kill c$n KILL
+		until $runtime delete c$n 2>/dev/null; do sleep 0.1; done
+	done
+done
+gpu-run --wait 20s 4 -- echo free
+`)
+	want := strings.Repeat("another: 124\n", 10) + "free\n"
+	if res.Code != 0 || res.Stdout != want {
+		t.Errorf("want %q: %v", want, res)
+	}
 }
 
 func (r recipe) test(t *testing.T, text string) {

@@ -43,6 +43,7 @@ func differences() string {
 Each line is a case of the suite ` + "`test/manager/behaviour`" + `, which runs with this manager and with the device
 manager of Kubernetes 1.37.2. Cases in which the kubelet's crashes or waits for ever run only with this manager. In all
 other cases of the suite both do the same. B with a number is a known fault of the kubelet.
+Texts of errors are the kubelet's, but quote a plugin's error without the code of gRPC before it.
 
 | | the kubelet | this manager |
 |---|---|---|

@@ -26,7 +26,10 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-var callerKills = flag.Int64("caller-kills", 1000, "how many callers of run are killed")
+var (
+	callerKills  = flag.Int64("caller-kills", 1000, "how many callers of run are killed")
+	managerKills = flag.Int64("manager-kills", 1000, "how often the manager is killed meanwhile")
+)
 
 const gpus = "nvidia.com/gpu"
 
@@ -36,7 +39,7 @@ type leasing struct {
 	node   *sim.Node
 	plugin *proc.Process
 	leases *api.Client
-	held   string // the directory of the files that those who have devices lock
+	found  string // the directory in which those who have devices write what they find
 }
 
 // newLeasing starts the programs. Users other than root can reach the socket of leases if a group may use it.
@@ -46,11 +49,13 @@ func newLeasing(t *testing.T, options ...string) *leasing {
 	testenv.Command(t, "cc")
 	l := &leasing{program: newProgram(t), node: simtest.Node(t, "dgx-h100")}
 	l.options = append([]string{"--device-info", filepath.Join(l.dir, "gpu", "devices")}, options...)
-	found := filepath.Join(l.dir, "found")
-	l.held = filepath.Join(found, "held")
+	for _, name := range []string{"self", "thread-self"} { // a check needs the plugin's own process
+		testenv.Must(t, os.Symlink("/proc/"+name, filepath.Join(l.node.Root(), "proc", name)))
+	}
+	l.found = filepath.Join(l.dir, "found")
 	l.leases = api.NewClient(filepath.Join(l.dir, "api", "manager-leases.sock"))
-	testenv.Must(t, os.Chmod(l.dir, 0o755), os.MkdirAll(l.held, 0o777))
-	testenv.Must(t, os.Chmod(found, 0o777), os.Chmod(l.held, 0o777))
+	testenv.Must(t, os.Chmod(l.dir, 0o755), os.Mkdir(l.found, 0o777))
+	testenv.Must(t, os.Chmod(l.found, 0o777))
 	t.Cleanup(func() {
 		if l.plugin != nil {
 			_ = l.plugin.Kill()
@@ -64,6 +69,13 @@ func newLeasing(t *testing.T, options ...string) *leasing {
 // plug starts the plugin and returns when its devices can be had.
 func (l *leasing) plug() {
 	l.Helper()
+	l.launchPlugin()
+	l.await("the GPUs can be had", func() bool { return l.allocatable(gpus) == 8 })
+}
+
+// launchPlugin starts the plugin and does not wait for it.
+func (l *leasing) launchPlugin() {
+	l.Helper()
 	var err error
 	l.plugin, err = proc.Start(proc.Cmd{Args: []string{
 		shared.Program(l.T, "gpu-cdi-plugin"), "--root", l.node.Root(), "--cdi-dir", filepath.Join(l.dir, "cdi"),
@@ -72,7 +84,6 @@ func (l *leasing) plug() {
 		"--pod-resources-socket", filepath.Join(l.dir, "pod-resources", "kubelet.sock"), "--hook-path", "/bin/true",
 	}}, l.log)
 	testenv.Must(l, err)
-	l.await("the GPUs can be had", func() bool { return l.allocatable(gpus) == 8 })
 }
 
 // args are those of a caller whose command has its devices for a time.
@@ -83,17 +94,17 @@ func (l *leasing) args(count int, time time.Duration, flags ...string) []string 
 		shared.Program(l.T, "device-manager"), "--api-socket", filepath.Join(l.dir, "api", "manager.sock"),
 		"run", "--quiet", "--gpus", strconv.Itoa(count),
 	}, flags...)
-	return append(args, "--", self, holder, l.held, strconv.Itoa(count), time.String())
+	return append(args, "--", self, holder, l.node.Root(), l.found, strconv.Itoa(count), time.String())
 }
 
 // holder is the first argument of this program when it is the command of a caller.
 const holder = "hold-devices"
 
-// hold locks a file for each device that it has, and so finds out whether another process has it too. What it finds
-// does not depend on what the manager knows. It is the command of a caller.
-func hold(dir, count, duration string) int {
+// hold is the command of a caller. It uses each of its devices as a process that the driver lists, and so finds out
+// whether another process has it too. What it finds does not depend on what the manager knows.
+func hold(root, found, count, duration string) int {
 	note := func(file, what string) {
-		f, err := os.OpenFile(filepath.Join(filepath.Dir(dir), file), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
+		f, err := os.OpenFile(filepath.Join(found, file), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
 		if err == nil {
 			_, err = f.WriteString(what + "\n")
 		}
@@ -110,16 +121,14 @@ func hold(dir, count, duration string) int {
 		return fail(fmt.Sprintf("wants %s devices and has %q", count, ids))
 	}
 	for _, id := range ids {
-		f, err := os.OpenFile(filepath.Join(dir, id), os.O_CREATE|os.O_RDWR, 0o666)
-		if err != nil {
+		if os.Geteuid() != 0 { // only root can change the simulated node
+			break
+		}
+		if err := use(root, id); err != nil {
 			return fail(err.Error())
 		}
-		defer f.Close()
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			return fail(id + " has another holder: " + err.Error())
-		}
 	}
-	note("turns", count)
+	note("turns", strings.Join(ids, ","))
 	wait, err := time.ParseDuration(duration)
 	if err != nil {
 		return fail(err.Error())
@@ -128,17 +137,60 @@ func hold(dir, count, duration string) int {
 	return 0
 }
 
-// checkHolders fails the test if a device had two holders.
+// use has this process use a GPU until it ends. It returns an error if another process uses the GPU too.
+func use(root, uuid string) error {
+	node, err := sim.Open(root)
+	if err != nil {
+		return err
+	}
+	gpu := slices.IndexFunc(node.Machine().GPUs, func(g sim.GPU) bool { return g.UUID == uuid })
+	err = node.AddProcess(gpu, sim.Process{PID: os.Getpid(), Type: sim.ComputeProcess, MemoryBytes: 1 << 30})
+	if err != nil {
+		return err
+	}
+	pids, err := node.PIDs(gpu)
+	if err == nil && len(pids) != 1 {
+		err = fmt.Errorf("%s is used by the processes %v", uuid, pids)
+	}
+	return err
+}
+
+// turns has the devices of each holder.
+func (l *leasing) turns() [][]string {
+	l.Helper()
+	text, err := os.ReadFile(filepath.Join(l.found, "turns"))
+	if !errors.Is(err, os.ErrNotExist) {
+		testenv.Must(l, err)
+	}
+	var turns [][]string
+	for line := range strings.Lines(string(text)) {
+		turns = append(turns, strings.Split(strings.TrimSpace(line), ","))
+	}
+	return turns
+}
+
+// inUse is in the plugin's reason for not giving a device that a process uses.
+const inUse = "still uses it"
+
+// checkHolders fails the test if a device had two holders. If the manager gives a device that is in use, the plugin
+// refuses it, which the log says.
 func (l *leasing) checkHolders() {
 	l.Helper()
-	text, err := os.ReadFile(filepath.Join(l.dir, "found", "violations"))
+	text, err := os.ReadFile(filepath.Join(l.found, "violations"))
 	if err == nil {
 		l.Errorf("what the holders found:\n%s", text)
 	}
-	files, err := os.ReadDir(l.held)
+	log, err := os.ReadFile(l.log.Name())
 	testenv.Must(l, err)
-	if len(files) != 8 {
-		l.Errorf("%d GPUs were given, want all 8", len(files))
+	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, inUse) {
+			l.Errorf("a device in use was given: %s", line)
+		}
+	}
+	given := slices.Concat(l.turns()...)
+	slices.Sort(given)
+	if n := len(slices.Compact(given)); n != 8 {
+		l.Errorf("%d GPUs were given, want all 8", n)
 	}
 }
 
@@ -188,13 +240,14 @@ func manyCallers(t *testing.T, n int) {
 }
 
 // Callers, the manager and the plugin are killed at random.
-func TestCallersAndManagerAreKilled(t *testing.T) { killCallers(t, 40) }
+func TestCallersAndManagerAreKilled(t *testing.T) { killCallers(t, 40, 20) }
 
-func TestSlowCallersAndManagerAreKilled(t *testing.T) { killCallers(t, *callerKills) }
+func TestSlowCallersAndManagerAreKilled(t *testing.T) { killCallers(t, *callerKills, *managerKills) }
 
-// killCallers has callers killed until so many were, while the manager is killed about once for 10 of them, and the
-// plugin once for 100. Then the callers that are left get their turn.
-func killCallers(t *testing.T, kills int64) {
+// killCallers has callers killed at least so many times, and the manager, which is mostly young then: it has not served
+// yet, finds the leases of the one before it, or waits for the plugin. The plugin is killed once for 100 callers. Then
+// the callers that are left get their turn.
+func killCallers(t *testing.T, callerKills, managerKills int64) {
 	t.Helper()
 	l := newLeasing(t)
 	var killed, ended, failed atomic.Int64
@@ -203,35 +256,37 @@ func killCallers(t *testing.T, kills int64) {
 	for i := range 12 {
 		callers.Go(func() { l.call(rand.New(rand.NewPCG(uint64(i), 1)), calm, &killed, &ended, &failed) })
 	}
-	managers, plugins := 0, 0
+	managers, plugins := int64(0), int64(0)
 	begin := time.Now()
-	for killed.Load() < kills {
-		if time.Since(begin) > 5*time.Minute {
-			t.Fatalf("%d callers were killed in %v", killed.Load(), time.Since(begin))
+	for managers < managerKills || killed.Load() < callerKills {
+		if time.Since(begin) > 10*time.Minute {
+			t.Fatalf("%d callers and %d managers were killed in %v", killed.Load(), managers, time.Since(begin))
 		}
-		time.Sleep(time.Duration(rand.IntN(40)) * time.Millisecond)
-		if int64(managers+1)*10 < killed.Load() {
-			testenv.Must(t, l.process.Kill())
-			l.start()
-			managers++
+		life := 200 * time.Millisecond
+		if managers%10 == 0 { // so that many callers get devices too
+			life = time.Second
 		}
-		if int64(plugins+1)*100-80 < killed.Load() {
+		time.Sleep(time.Duration(rand.Int64N(int64(life))))
+		testenv.Must(t, l.process.Kill())
+		managers++
+		l.launch()
+		if (plugins+1)*100-80 < killed.Load() {
 			testenv.Must(t, l.plugin.Kill())
-			l.plug()
+			l.launchPlugin()
 			plugins++
 		}
 	}
 	took := time.Since(begin)
+	testenv.Must(t, l.process.Kill())
+	l.start()
 	l.await("the GPUs can be had", func() bool { return l.allocatable(gpus) == 8 })
 	close(calm)
 	callers.Wait()
-	turns, err := os.ReadFile(filepath.Join(l.dir, "found", "turns"))
-	testenv.Must(t, err)
+	turns := len(l.turns())
 	t.Logf("killed %d callers, %d times the manager and %d times the plugin in %v; %d got devices, %d ended by "+
-		"themselves, and %d had no manager", killed.Load(), managers, plugins, took.Round(time.Second), len(turns)/2,
-		ended.Load(),
-		failed.Load())
-	if int64(len(turns)/2) < kills/4 {
+		"themselves, and %d had no manager", killed.Load(), managers, plugins, took.Round(time.Second), turns,
+		ended.Load(), failed.Load())
+	if int64(turns) < callerKills/4 {
 		t.Error("too few callers got devices")
 	}
 	l.checkHolders()
@@ -279,6 +334,22 @@ func (l *leasing) call(random *rand.Rand, calm chan struct{}, killed, ended, fai
 	}
 }
 
+// A GPU that a process uses without a lease is left out.
+func TestAGPUInUseIsLeftOut(t *testing.T) {
+	t.Parallel()
+	l := newLeasing(t)
+	p, err := proc.Start(proc.Cmd{Args: []string{"sleep", "1000"}}, l.log)
+	testenv.Must(t, err)
+	defer func() { _ = p.Kill() }()
+	testenv.Must(t, l.node.AddProcess(3, sim.Process{PID: p.Pid(), Type: sim.ComputeProcess, MemoryBytes: 1 << 30}))
+	proc.Must(t, 0, proc.Cmd{Args: l.args(7, 0)})
+	res, err := proc.Run(t.Context(), proc.Cmd{Args: l.args(8, 0, "--wait", "8s")})
+	uuid := l.node.Machine().GPUs[3].UUID
+	if err != nil || res.Code != 124 || !strings.Contains(res.Stderr, uuid) || !strings.Contains(res.Stderr, inUse) {
+		t.Errorf("all GPUs: %v, %v", err, res)
+	}
+}
+
 // The time of a lease is over, also when the manager was away at that time.
 func TestTheTimeOfALeaseIsOver(t *testing.T) {
 	t.Parallel()
@@ -286,8 +357,7 @@ func TestTheTimeOfALeaseIsOver(t *testing.T) {
 	p, err := proc.Start(proc.Cmd{Args: l.args(8, time.Hour, "--for", "1s")}, l.log)
 	testenv.Must(t, err)
 	l.await("it has its devices", func() bool {
-		files, err := os.ReadDir(l.held)
-		return err == nil && len(files) == 8
+		return len(l.turns()) == 1
 	})
 	testenv.Must(t, l.process.Kill())
 	l.start()
@@ -320,8 +390,8 @@ func TestASignalBeforeTheCommandBegins(t *testing.T) {
 	testenv.Must(t, syscall.Kill(p.Pid(), syscall.SIGTERM))
 	go func() { _, _ = io.Copy(io.Discard, reader) }()
 	<-p.Done()
-	if held, err := os.ReadDir(l.held); p.Code() != 130 || err != nil || len(held) != 0 {
-		t.Errorf("the caller ended with %d, and its command had %d devices, %v", p.Code(), len(held), err)
+	if turns := l.turns(); p.Code() != 130 || len(turns) != 0 {
+		t.Errorf("the caller ended with %d, and its command had devices: %v", p.Code(), turns)
 	}
 }
 

@@ -53,14 +53,7 @@ func newProgram(t *testing.T) *program {
 // start starts the manager and returns when it answers.
 func (p *program) start() {
 	p.Helper()
-	var err error
-	p.process, err = proc.Start(proc.Cmd{Args: append([]string{
-		shared.Program(p.T, "device-manager"), "serve",
-		"--socket-dir", p.plugins, "--plugins-registry-dir", filepath.Join(p.dir, "registry"),
-		"--state-dir", filepath.Join(p.dir, "state"), "--api-socket", filepath.Join(p.dir, "api", "manager.sock"),
-		"--pod-resources-socket", filepath.Join(p.dir, "pod-resources", "kubelet.sock"),
-	}, p.options...), Env: append(os.Environ(), "GOTRACEBACK=all")}, p.log)
-	testenv.Must(p, err)
+	p.launch()
 	p.await("the manager answers", func() bool {
 		select {
 		case <-p.process.Done():
@@ -70,6 +63,19 @@ func (p *program) start() {
 		_, err := p.api.Pods(p.Context())
 		return err == nil
 	})
+}
+
+// launch starts the manager and does not wait for it.
+func (p *program) launch() {
+	p.Helper()
+	var err error
+	p.process, err = proc.Start(proc.Cmd{Args: append([]string{
+		shared.Program(p.T, "device-manager"), "serve",
+		"--socket-dir", p.plugins, "--plugins-registry-dir", filepath.Join(p.dir, "registry"),
+		"--state-dir", filepath.Join(p.dir, "state"), "--api-socket", filepath.Join(p.dir, "api", "manager.sock"),
+		"--pod-resources-socket", filepath.Join(p.dir, "pod-resources", "kubelet.sock"),
+	}, p.options...), Env: append(os.Environ(), "GOTRACEBACK=all")}, p.log)
+	testenv.Must(p, err)
 }
 
 func (p *program) await(what string, ok func() bool) {

@@ -76,14 +76,22 @@ check grep -q 'other: Operation not permitted$' /srv/opened
 check grep -Eq '^0::/user.slice/user-1000.slice/lease-[0-9a-z]+.scope$' /srv/opened
 rm /dev/other
 
+# What a command leaves behind can open its GPU no longer when the lease has ended.
+leases() { [ "$(device-manager leases -o name | wc -l)" = "$1" ]; }
+mkfifo -m 666 /srv/go
+check user gpu-run 1 -- sh -c '(read -r line </srv/go; (: <>/sim/dev/nvidia0) 2>&1; cat /proc/self/cgroup) &' >/srv/left
+await leases 0
+echo >/srv/go
+await grep -Eq '^0::/user.slice/user-1000.slice/lease-[0-9a-z]+.scope$' /srv/left
+check grep -q 'nvidia0: Operation not permitted$' /srv/left
+
 # A container gets the GPU. A command ends with its time, or is found again by the next manager.
 check gpu-run 1 -- podman --storage-driver vfs --root /srv/storage --runroot /run/storage --runtime crun \
 	run --rm --cgroups disabled --network none --rootfs /srv/image /bin/busybox ls -l /dev/nvidia0
 user timeout 60 gpu-run --for 1s 1 -- sleep 1000
 check [ $? -eq 143 ]
-user gpu-run 1 -- sleep 1000 &
-leases() { [ "$(device-manager leases -o name | wc -l)" = "$1" ]; }
-await leases 1
+user gpu-run 1 -- sh -c 'echo runs; exec sleep 1000' >/srv/runs &
+await test -s /srv/runs
 lease=$(device-manager leases -o name)
 check kill -9 "$(systemctl show -P MainPID device-manager.service)"
 await leases 1
