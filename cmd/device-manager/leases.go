@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/proc"
 	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/api"
@@ -245,7 +246,7 @@ The devices are not prepared. The lease ends when the process has ended.`,
 			if err != nil || pid < 1 {
 				return cli.With(cli.Usage, "", fmt.Errorf("%q is no process ID", args[0]))
 			}
-			return a.printLease(cmd.Context(), o, api.LeaseRequest{PID: pid, Command: "lease adopt"}, out, quote)
+			return a.printLease(cmd.Context(), o, api.LeaseRequest{PID: pid, Command: commandOf(pid)}, out, quote)
 		},
 	})
 	o.addWaitFlags(cmd)
@@ -253,6 +254,17 @@ The devices are not prepared. The lease ends when the process has ended.`,
 		"with commas or again")
 	addLeaseOutput(cmd, &out, &quote)
 	return cmd
+}
+
+// commandOf returns the command line of a process for people, or nothing if it cannot be read.
+func commandOf(pid int) string {
+	p, err := proc.Open(procfs, pid)
+	if err != nil {
+		return ""
+	}
+	defer p.Close()
+	args, _ := p.Arguments()
+	return wording.Line(args)
 }
 
 // leasing marks cmd as a verb that asks for a lease.
