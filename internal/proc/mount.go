@@ -17,8 +17,9 @@ type Mount struct {
 	Root string
 	// Point is the mount point relative to the process's root. Spaces and some other bytes are octal, such as \040.
 	Point string
-	// Shared means that new mounts below this mount propagate to other mount namespaces.
-	Shared bool
+	// Shared means that new mounts below this mount propagate to other mount namespaces, and Slave that those of others
+	// propagate to it.
+	Shared, Slave bool
 }
 
 // Mounts reads the mounts of the process's mount namespace that can be reached from its root.
@@ -44,8 +45,12 @@ func parseMounts(text string) ([]Mount, error) {
 		if err != nil {
 			return nil, fmt.Errorf("mountinfo of a process has no mount ID in line %q: %w", line, err)
 		}
-		shared := slices.ContainsFunc(fields[6:], func(f string) bool { return strings.HasPrefix(f, "shared:") })
-		mounts = append(mounts, Mount{ID: id, Device: fields[2], Root: fields[3], Point: fields[4], Shared: shared})
+		has := func(tag string) bool {
+			return slices.ContainsFunc(fields[6:], func(f string) bool { return strings.HasPrefix(f, tag) })
+		}
+		mounts = append(mounts, Mount{
+			ID: id, Device: fields[2], Root: fields[3], Point: fields[4], Shared: has("shared:"), Slave: has("master:"),
+		})
 	}
 	return mounts, nil
 }

@@ -13,18 +13,18 @@ func TestParseMounts(t *testing.T) {
 	}{
 		"a private mount": {
 			"36 35 98:1 /mnt1 /mnt2 rw,noatime - ext3 /dev/root rw,errors=continue\n",
-			[]Mount{{ID: 36, Device: "98:1", Point: "/mnt2"}},
+			[]Mount{{ID: 36, Device: "98:1", Root: "/mnt1", Point: "/mnt2"}},
 		},
 		"a shared mount with more optional fields": {
 			`29 1 0:1048575 / /a\040b rw unbindable shared:7 - tmpfs tmpfs rw`,
-			[]Mount{{ID: 29, Device: "0:1048575", Point: `/a\040b`, Shared: true}},
+			[]Mount{{ID: 29, Device: "0:1048575", Root: "/", Point: `/a\040b`, Shared: true}},
 		},
 		"a slave without a source": {
 			"40 29 0:5 / /x rw master:7 propagate_from:2 - tmpfs  rw",
-			[]Mount{{ID: 40, Device: "0:5", Point: "/x"}},
+			[]Mount{{ID: 40, Device: "0:5", Root: "/", Point: "/x", Slave: true}},
 		},
 		"a source that looks like propagation": {
-			"40 29 0:5 / /x rw - tmpfs shared:1 rw", []Mount{{ID: 40, Device: "0:5", Point: "/x"}},
+			"40 29 0:5 / /x rw - tmpfs shared:1 rw", []Mount{{ID: 40, Device: "0:5", Root: "/", Point: "/x"}},
 		},
 		"too few fields": {"36 35 98:1 /mnt1 /mnt2 - ext3 /dev/root rw", nil},
 		"no dash":        {"36 35 98:1 /mnt1 /mnt2 rw ext3 /dev/root rw", nil},

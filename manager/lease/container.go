@@ -86,7 +86,13 @@ func containerProcesses(procfs, id string, user int) ([]int, error) {
 		return nil, err
 	}
 	var list []int
-	marked := map[string]bool{own: false} // by the mount namespace
+	marked := map[string]bool{own: false}               // by the mount namespace
+	if first, err := proc.Open(procfs, 1); err == nil { // the host's own namespace is that of no container
+		if host, err := first.Namespace("mnt"); err == nil {
+			marked[host] = false
+		}
+		first.Close()
+	}
 	for _, pid := range pids {
 		p, err := proc.Open(procfs, pid)
 		if err != nil {
@@ -108,7 +114,8 @@ func containerProcesses(procfs, id string, user int) ([]int, error) {
 	return list, nil
 }
 
-// hasMark reports whether a process is in a container of a lease, and whether that is known.
+// hasMark reports whether a process is in a container of a lease, and whether that is known. Engines make the mount
+// private. Where it is not, it came from the container, which has shared its /run with the host.
 func hasMark(p *proc.Process, id string, user int) (is, known bool) {
 	owner, err := p.UserOfMounts()
 	if err != nil || owner != 0 && owner != user {
@@ -116,7 +123,7 @@ func hasMark(p *proc.Process, id string, user int) (is, known bool) {
 	}
 	mounts, err := p.Mounts()
 	return slices.ContainsFunc(mounts, func(m proc.Mount) bool {
-		return strings.HasSuffix(strings.TrimSuffix(m.Root, "//deleted"), "/"+marksName+"/"+id)
+		return !m.Shared && !m.Slave && strings.HasSuffix(strings.TrimSuffix(m.Root, "//deleted"), "/"+marksName+"/"+id)
 	}), err == nil
 }
 

@@ -326,6 +326,11 @@ func TestAContainerOutlivesItsCommand(t *testing.T) {
 		testenv.Must(l, c.Process.Kill())
 		_ = c.Wait()
 	}
+	free := func(l *lease) {
+		l.Helper()
+		kill(l, l.command)
+		l.free()
+	}
 	for name, c := range map[string]struct {
 		limit time.Duration
 		test  func(l *lease)
@@ -396,8 +401,14 @@ func TestAContainerOutlivesItsCommand(t *testing.T) {
 			kill(l, c)
 		}},
 		"a container of another user does not count": {0, func(l *lease) {
-			l.withMark(l.asked, fmt.Sprintf("setpriv --reuid=%d --clear-groups unshare --user --map-root-user --mount", other),
-				"", sleeps)
+			l.withMark(l.asked,
+				fmt.Sprintf("setpriv --reuid=%d --clear-groups unshare --user --map-root-user --mount", other), "", sleeps)
+			free(l)
+		}},
+		"a mount that a container has shared with the host does not count": {0, func(l *lease) {
+			const shared = "unshare --mount --propagation private unshare --mount --propagation shared"
+			l.withMark(l.asked, shared, "", sleeps)
+			free(l)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -181,7 +181,8 @@ func TestSlowTheLeaseRecipeOfDocker(t *testing.T) {
 //go:embed testdata/rootless-lease
 var rootlessLease string
 
-// TestRootlessLease runs the recipe of podman as an ordinary user of the group that may lease.
+// TestRootlessLease runs the recipe of podman as an ordinary user of the group that may lease, and then a container in
+// the background, whose process has another user ID.
 func TestRootlessLease(t *testing.T) {
 	t.Parallel()
 	testenv.Root(t)
@@ -193,8 +194,8 @@ func TestRootlessLease(t *testing.T) {
 	runtime := testenv.Command(t, "runc")
 	res := proc.Must(t, 0, proc.Cmd{Args: engine.Namespace(t, t.TempDir(), userAccount(t, runtime), engine.V1,
 		"bash", "-c", rootlessLease, "rootless", bin, archive, runtime, line)})
-	if !strings.HasSuffix(res.Stdout, "\n1234\n") {
-		t.Errorf("another user has run it: %v", res)
+	if want := "\nanother: 124\nfree\n1234\n"; !strings.HasSuffix(res.Stdout, want) {
+		t.Errorf("want %q at the end, of a user and his container: %v", want, res)
 	}
 	checkOthers(t, simtest.Node(t, "pcie-quad"), res, 1, 1)
 }
