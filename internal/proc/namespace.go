@@ -48,8 +48,8 @@ func (p *Process) OwnerOfMounts() (string, error) {
 	return fmt.Sprintf("user:[%d]", st.Ino), nil
 }
 
-// UserOfMounts returns the user who made the user namespace that owns the process's mount namespace. For the host's that
-// is root. It fails like OwnerOfMounts.
+// UserOfMounts returns the user who made the user namespace that owns the process's mount namespace. For the host's
+// that is root. It fails like OwnerOfMounts.
 func (p *Process) UserOfMounts() (int, error) {
 	owner, err := p.openOwnerOfMounts()
 	if err != nil {

@@ -131,7 +131,7 @@ func hasMark(p *proc.Process, id string, user int) (is, known bool) {
 // container's first process. While that is unknown it waits, also for a container that an engine just starts, or starts
 // again. If ctx ends, it returns false.
 func (s *Service) runsOn(ctx context.Context, b *begun) bool {
-	for looked := false; ; {
+	for looked, said := false, false; ; {
 		first, err := s.firstInside(b)
 		wait := startTime
 		switch {
@@ -139,8 +139,10 @@ func (s *Service) runsOn(ctx context.Context, b *begun) bool {
 			s.follows(ctx, b, first)
 			return true
 		case err != nil:
-			s.o.Log.Warn("lease " + b.Pod.Name + " is kept until its containers are known: " + wording.OneLine(err))
-			wait = retryTime
+			if !said {
+				s.o.Log.Warn("lease " + b.Pod.Name + " is kept until its containers are known: " + wording.OneLine(err))
+			}
+			wait, said = retryTime, true
 		case looked:
 			return false
 		default:
@@ -160,10 +162,14 @@ func (s *Service) firstInside(b *begun) (first *process, err error) {
 	pids, err := containerProcesses(s.o.Procfs, b.Pod.Name, b.Caller.UID)
 	for _, pid := range pids {
 		p, failed := open(s.o.Procfs, s.o.Boot, pid)
+		if failed == nil {
+			failed = p.checkMark(b.Pod.Name, b.Caller.UID)
+		}
 		if failed != nil {
 			if !errors.Is(failed, proc.ErrEnded) {
 				err = failed
 			}
+			p.close()
 			continue
 		}
 		p.inside = true
@@ -176,6 +182,32 @@ func (s *Service) firstInside(b *begun) (first *process, err error) {
 		p.close()
 	}
 	return first, err
+}
+
+// checkMark returns an error that wraps proc.ErrEnded unless the process is in a container of a lease: its PID may have
+// been that of one before.
+func (p *process) checkMark(id string, user int) error {
+	one, err := proc.Open(p.procfs, p.PID)
+	if err != nil {
+		return err
+	}
+	defer one.Close()
+	is, known := hasMark(one, id, user)
+	raw, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	alive := false
+	if err := raw.Control(func(fd uintptr) { alive = !p.ended(fd) }); err != nil {
+		return err
+	}
+	switch {
+	case !alive || known && !is: // what was read may be that of a later process
+		return proc.ErrEnded
+	case !known:
+		return fmt.Errorf("the mounts of process %d cannot be read", p.PID)
+	}
+	return nil
 }
 
 // follows has a lease be that of a process in its container.
