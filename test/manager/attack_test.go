@@ -189,6 +189,7 @@ func (a *attacker) attack(all map[string][]string) {
 // users. Nothing is placed or freed, each answer and each line of the log is short, and the manager goes on answering.
 func TestAttacksOnTheAPI(t *testing.T) {
 	t.Parallel()
+	testenv.MountNamespace(t) // other tests mount meanwhile
 	p := newProgram(t)
 	p.start()
 	p.plug(plugintest.New(gpu, plugintest.Devices(2)...), 2)
@@ -218,6 +219,7 @@ func TestAttacksOnTheAPI(t *testing.T) {
 // state, and no device becomes available.
 func TestAttacksOnWithheldDevices(t *testing.T) {
 	t.Parallel()
+	testenv.MountNamespace(t) // other tests mount meanwhile
 	p := newProgram(t)
 	testenv.Must(t, os.MkdirAll(filepath.Join(p.dir, "state"), 0o700))
 	testenv.Must(t, os.WriteFile(filepath.Join(p.dir, "state", "placements.json"), []byte("{"), 0o600))
