@@ -172,20 +172,31 @@ func writeDescriptor(path string, want *Descriptor) error {
 	return fileio.Replace(path, content, descriptorMode)
 }
 
-// writeUse writes into a file beside a device's descriptor, UUID.use, what uses the device, or removes the file if that
-// is empty. The file tells a device manager why the device is unhealthy. It is not a part of the descriptor, since it
-// names processes and users of the host, and a container that has the device must not know them.
-func (d *descriptors) writeUse(uuid, use string) error {
+// deviceUse is what uses a device that is unhealthy for no other reason.
+type deviceUse struct {
+	Reason string `json:"reason"`
+	PIDs   []int  `json:"pids,omitempty"` // as far as they are known
+}
+
+// writeUse writes into a file beside a device's descriptor, UUID.use, what uses the device, or removes the file if the
+// reason is empty. The file tells a device manager why the device is unhealthy. It is not a part of the descriptor,
+// since it names processes and users of the host, and a container that has the device must not know them.
+func (d *descriptors) writeUse(uuid string, use deviceUse) error {
 	if d.dir == "" {
 		return nil
 	}
-	path, content := filepath.Join(d.dir, uuid+useSuffix), []byte(use+"\n")
-	if use == "" {
+	path := filepath.Join(d.dir, uuid+useSuffix)
+	if use.Reason == "" {
 		if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		return nil
 	}
+	content, err := json.Marshal(use)
+	if err != nil {
+		return err
+	}
+	content = append(content, '\n')
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, content) {
 		return nil
 	}

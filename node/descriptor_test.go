@@ -170,8 +170,8 @@ func TestTheUseOfADeviceIsInAFile(t *testing.T) {
 			t.Errorf("%s: %q, want %q, error %v", act, got, want, err)
 		}
 	}
-	b.rec.SetInUse(uuid, "process 7 uses it")
-	is("it is in use", "process 7 uses it\n", 3)
+	b.rec.SetInUse(uuid, "process 7 uses it", []int{7})
+	is("it is in use", `{"reason":"process 7 uses it","pids":[7]}`+"\n", 3)
 	if info, err := os.Stat(path); err != nil || info.Mode() != 0o600 {
 		t.Errorf("the file is %v, error %v", info.Mode(), err)
 	}
@@ -180,20 +180,21 @@ func TestTheUseOfADeviceIsInAFile(t *testing.T) {
 			t.Errorf("%s: in use only is %t", d.UUID, d.InUse)
 		}
 	}
-	b.rec.SetInUse(uuid, "process 8 uses it")
-	is("another process uses it", "process 8 uses it\n", 3)
+	b.rec.SetInUse(uuid, "process 8 uses it", []int{7})
+	is("another process uses it", `{"reason":"process 8 uses it","pids":[7]}`+"\n", 3)
 	testenv.Must(t, b.rec.Monitor().Cordon(uuid, "x"))
-	b.rec.SetInUse(uuid, "process 8 uses it")
+	is("it has just been cordoned", "", 3)
+	b.rec.SetInUse(uuid, "process 8 uses it", []int{7})
 	is("it is cordoned too", "", 3)
 	testenv.Must(t, b.rec.Monitor().Uncordon(uuid))
-	b.rec.SetInUse(uuid, "process 8 uses it")
-	is("it is in use only", "process 8 uses it\n", 3)
-	b.rec.SetInUse(uuid, "")
+	b.rec.SetInUse(uuid, "process 8 uses it", []int{7})
+	is("it is in use only", `{"reason":"process 8 uses it","pids":[7]}`+"\n", 3)
+	b.rec.SetInUse(uuid, "", []int{7})
 	is("it is not in use", "", 4)
-	b.rec.SetInUse(uuid, "")
+	b.rec.SetInUse(uuid, "", []int{7})
 	is("it is still not in use", "", 4)
 
-	b.rec.SetInUse(gone, "process 7 uses it")
+	b.rec.SetInUse(gone, "process 7 uses it", []int{7})
 	testenv.Must(t, b.node.Remove(3))
 	b.reconcile()
 	if names := b.descriptorNames(); slices.Contains(names, gone+".use") {

@@ -348,19 +348,22 @@ func (r *Reconciler) republish() {
 	}
 }
 
-// SetInUse marks a device as in use although no container holds it. The reason is part of a sentence; an empty reason
-// removes the mark. A device that is otherwise healthy is suspect while it is marked. Before that is published, the
-// reason is written for a device manager.
-func (r *Reconciler) SetInUse(uuid, reason string) {
+// SetInUse marks a device as in use although no container holds it, by these processes as far as they are known. The
+// reason is part of a sentence; an empty reason removes the mark. A device that is otherwise healthy is suspect while
+// it is marked. Before that is published, the use is written for a device manager.
+func (r *Reconciler) SetInUse(uuid, reason string, pids []int) {
 	transitions, status := r.monitor.setInUse(uuid, reason)
-	use := ""
-	if status.InUse {
-		use = reason
+	if !status.InUse {
+		reason = ""
 	}
+	r.writeUse(uuid, deviceUse{reason, pids})
+	r.monitor.report(transitions)
+}
+
+func (r *Reconciler) writeUse(uuid string, use deviceUse) {
 	if err := r.descriptors.writeUse(uuid, use); err != nil {
 		r.log.Debug("a device manager does not learn what uses " + uuid + ": " + err.Error())
 	}
-	r.monitor.report(transitions)
 }
 
 // InUse reports whether SetInUse has marked a device. Marks survive a restart.
@@ -372,6 +375,11 @@ func (r *Reconciler) publishWithHealth(s State) {
 	before := r.state
 	r.state = s
 	r.mu.Unlock()
+	for uuid, h := range s.Health {
+		if !h.InUse { // or no longer only that
+			r.writeUse(uuid, deviceUse{})
+		}
+	}
 	LogRemarks(r.log, before.remarks, s.remarks)
 	same := before.Snapshot != nil && reflect.DeepEqual(s.Snapshot, before.Snapshot) &&
 		slices.Equal(s.remarks, before.remarks) && reflect.DeepEqual(s.Resources, before.Resources) &&

@@ -45,13 +45,14 @@ func (x *target) checkProcesses(ctx context.Context) (string, error) {
 		return "", skippedError(why)
 	}
 	left, names, err := x.leftovers(ctx)
+	var pids []int
 	for _, p := range left {
-		names = append(names, describe(x.runner.opts.Host, p))
+		names, pids = append(names, describe(x.runner.opts.Host, p)), append(pids, p.PID)
 		p.Close()
 	}
 	if err == nil && len(names) > 0 {
 		err = inUseError{errors.New(list(names) + " still uses it: end it, or wait until it has ended; " +
-			"if it may stay, add its program to those that may use the device")}
+			"if it may stay, add its program to those that may use the device"), pids}
 	}
 	return "", err
 }
@@ -132,18 +133,22 @@ func (x *target) memoryInUse(ctx context.Context) (used uint64, unknown int, err
 func (x *target) memoryError(used uint64) error {
 	if x.wasReset {
 		return inUseError{fmt.Errorf(
-			"%d MiB of GPU memory are in use although the GPU was reset: find the process with nvidia-smi", used>>20)}
+			"%d MiB of GPU memory are in use although the GPU was reset: find the process with nvidia-smi", used>>20), nil}
 	}
 	do := "reset the GPU"
 	if x.whyNotSeen() != "" {
 		do += ", or run this program in the host's PID namespace to see the processes"
 	}
 	return inUseError{fmt.Errorf("%d MiB are in use without a process, more than %d MiB: %s",
-		used>>20, x.task.rules.MemoryTolerance>>20, do)}
+		used>>20, x.task.rules.MemoryTolerance>>20, do), nil}
 }
 
 // inUseError means that something uses the device. The use may end by itself.
-type inUseError struct{ error }
+type inUseError struct {
+	error
+
+	pids []int // the processes that use it, as far as they are known
+}
 
 // InUse reports whether an error of a Runner means that something uses the device and must be ended; the error names
 // it.

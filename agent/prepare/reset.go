@@ -147,7 +147,7 @@ func (x *target) checkNotOpen(ctx context.Context) error {
 	if len(users) == 0 {
 		return nil
 	}
-	return inUseError{fmt.Errorf("%s has the GPU open, so it cannot be reset: end it", list(users))}
+	return inUseError{fmt.Errorf("%s has the GPU open, so it cannot be reset: end it", list(users)), nil}
 }
 
 // reset resets the GPUs that must be reset. It reports whether all of them are then healthy, or can be used without a
@@ -282,7 +282,7 @@ func (x *target) wasTried(ctx context.Context, r ResetResult, reopen error) {
 		case unknown != nil:
 			x.result = fmt.Errorf("%w; the processes that have it open are unknown: %w", r.Err, unknown)
 		case len(users) > 0:
-			x.result = inUseError{fmt.Errorf("%w: %s has the GPU open: end it", r.Err, list(users))}
+			x.result = inUseError{fmt.Errorf("%w: %s has the GPU open: end it", r.Err, list(users)), nil}
 		default:
 			x.result = r.Err
 		}

@@ -8,11 +8,17 @@ import (
 	"gpu-cdi-plugin/internal/proc"
 )
 
+// Use is what uses a device: nothing if the text is empty.
+type Use struct {
+	Text string
+	PIDs []int // as far as they are known
+}
+
 // FindUse checks a device that no container has. If Run would refuse the device because it is in use, FindUse returns
-// what uses it, and otherwise "". It changes nothing and does not wait for processes to end. It ignores the device's
+// what uses it. It changes nothing and does not wait for processes to end. It ignores the device's
 // health, and memory that a reset according to the rules would free. While the device is being prepared, FindUse
 // waits. An error means that the use is unknown. FindUse returns when ctx ends, which should have a deadline.
-func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found string, err error) {
+func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found Use, err error) {
 	p := r.newPreparation(ctx, []Device{d}, task{rules: rules, checkOnly: true})
 	passed := p.lock(ctx) && p.each(ctx, func(x *target, ctx context.Context) error {
 		return x.steps(ctx,
@@ -20,9 +26,9 @@ func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found stri
 	})
 	_, err = p.finish(ctx, passed)
 	if use, ok := errors.AsType[inUseError](err); ok {
-		return plain(use.Error()), nil
+		return Use{plain(use.Error()), use.pids}, nil
 	}
-	return "", err
+	return Use{}, err
 }
 
 // Users describes the processes on a device: those that belong or may belong to containers, and those of the host.

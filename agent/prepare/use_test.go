@@ -42,8 +42,8 @@ func TestFindUse(t *testing.T) {
 			found, err := r.FindUse(within(t, plenty), device, c.rules)
 			testenv.Must(t, err)
 			var finding error
-			if found != "" {
-				finding = errors.New(found)
+			if found.Text != "" {
+				finding = errors.New(found.Text)
 			}
 			checkError(t, finding, c.want)
 			if len(f.log) > 0 {
@@ -61,8 +61,8 @@ func TestWhatUsesADeviceIsNotKnown(t *testing.T) {
 		r := newRunner(t, f)
 		r.opts.Resetter = &fakeReset{node: f}
 		found, err := r.FindUse(t.Context(), device, rules)
-		if found != "" {
-			t.Errorf("found %q", found)
+		if found.Text != "" {
+			t.Errorf("found %q", found.Text)
 		}
 		checkError(t, err, why.Error())
 	}

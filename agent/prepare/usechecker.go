@@ -13,7 +13,7 @@ import (
 type UseChecker struct {
 	opts UseCheckerOptions
 	// found is what the last round found, by UUID.
-	found map[string]string
+	found map[string]Use
 	// lastHeld is when containers last held a device, at first when Run was called.
 	lastHeld time.Time
 }
@@ -31,8 +31,9 @@ type UseCheckerOptions struct {
 
 // UseState records which devices are in use without a container, by UUID. node.Reconciler implements it.
 type UseState interface {
-	// SetInUse marks a device as in use although no container holds it. An empty reason removes the mark.
-	SetInUse(uuid, reason string)
+	// SetInUse marks a device as in use although no container holds it, by these processes as far as they are known. An
+	// empty reason removes the mark.
+	SetInUse(uuid, reason string, pids []int)
 	// InUse reports whether a device is marked. Marks survive a restart of the program.
 	InUse(uuid string) bool
 }
@@ -77,7 +78,7 @@ func (c *UseChecker) round(ctx context.Context) {
 	devices := c.opts.Offered()
 	for uuid, d := range devices {
 		if d.Rules.Policy == None { // since no check would clear a mark that it had before a reload
-			c.opts.State.SetInUse(uuid, "")
+			c.opts.State.SetInUse(uuid, "", nil)
 			delete(devices, uuid)
 		}
 	}
@@ -86,6 +87,7 @@ func (c *UseChecker) round(ctx context.Context) {
 	}
 	held, err := c.opts.Held(ctx)
 	if err != nil {
+		c.found = nil // the next round is not the one after what was found
 		c.opts.Log.Debug("devices that no container holds are not checked: " + err.Error())
 		return
 	}
@@ -95,27 +97,27 @@ func (c *UseChecker) round(ctx context.Context) {
 	known := len(held) > 0 || time.Since(c.lastHeld) >= kubeletStart
 	maps.DeleteFunc(devices, func(uuid string, _ CheckedDevice) bool {
 		if held[uuid] {
-			c.opts.State.SetInUse(uuid, "") // from now on, Runner.Run refuses the device if it is in use
+			c.opts.State.SetInUse(uuid, "", nil) // from now on, Runner.Run refuses the device if it is in use
 		}
 		return held[uuid] || !known && !c.opts.State.InUse(uuid)
 	})
 	before := c.found
 	c.found = c.check(ctx, devices)
 	for uuid, found := range c.found {
-		if found == "" || before[uuid] != "" || c.opts.State.InUse(uuid) {
-			c.opts.State.SetInUse(uuid, found)
+		if found.Text == "" || before[uuid].Text != "" || c.opts.State.InUse(uuid) {
+			c.opts.State.SetInUse(uuid, found.Text, found.PIDs)
 		}
 	}
 }
 
-// check returns what uses the devices, by UUID; empty means nothing. Devices that cannot be checked are left out.
-func (c *UseChecker) check(ctx context.Context, devices map[string]CheckedDevice) map[string]string {
+// check returns what uses the devices, by UUID. Devices that cannot be checked are left out.
+func (c *UseChecker) check(ctx context.Context, devices map[string]CheckedDevice) map[string]Use {
 	ctx, cancel := context.WithTimeout(ctx, useLimit)
 	defer cancel()
 	var (
 		all   sync.WaitGroup
 		mu    sync.Mutex
-		found = map[string]string{}
+		found = map[string]Use{}
 	)
 	for uuid, d := range devices {
 		all.Go(func() {

@@ -23,7 +23,7 @@ type fakeMarks struct {
 	heldErr error
 }
 
-func (f *fakeMarks) SetInUse(uuid, reason string) {
+func (f *fakeMarks) SetInUse(uuid, reason string, _ []int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.marks[uuid] = reason; reason == "" {
@@ -125,6 +125,7 @@ func TestTheUseOfDevicesThatNoContainerHolds(t *testing.T) {
 		f.hold(errors.New("the kubelet does not answer"))
 		f.round("it is unknown what containers have")
 		f.hold(nil, secondGPU)
+		f.round("it was found, but not in the round before")
 		f.round("it was found again", uuid)
 		f.use(0)
 		f.hold(errors.New("the kubelet does not answer"))
@@ -144,7 +145,7 @@ func TestTheUseOfDevicesThatNoContainerHolds(t *testing.T) {
 		f.round("it was found twice in a row", uuid)
 		f.hold(nil, uuid, secondGPU)
 		f.round("a container has it")
-		f.SetInUse(uuid, "before a restart")
+		f.SetInUse(uuid, "before a restart", nil)
 		f.hold(nil, secondGPU)
 		f.round("it was marked before a restart", uuid)
 	})
@@ -172,7 +173,7 @@ func TestAKubeletThatMayNotKnowItsPods(t *testing.T) {
 	inBubble(t, func(f *useFixture) {
 		f.use(1 << 30)
 		f.hold(nil, uuid)
-		f.SetInUse(secondGPU, whyUsed)
+		f.SetInUse(secondGPU, whyUsed, nil)
 		f.round("one was marked before a restart", secondGPU)
 		f.hold(nil)
 		f.use(0)

@@ -29,7 +29,8 @@ func (a *app) leasesCommand() *cobra.Command {
 		Short: "List the leases, and who waits for one",
 		Long: `Lists the leases in the order of their begin, then the requests that wait, first come first, and then the
 devices that were left out in the last 10 minutes, with the reason, such as a process that uses them without a lease.
--o wide also shows the devices and why requests wait, -o json and yaml all of it. -o name prints the leases' IDs.`,
+-o wide also shows the devices, and why requests wait; -o json and yaml show all of it. -o name prints the IDs of the
+leases.`,
 		Example: `  device-manager leases
   device-manager leases -o json | jq -r '.items[].devices[]'`,
 		Args: cobra.NoArgs,
@@ -238,7 +239,8 @@ func (a *app) leaseAdoptCommand() *cobra.Command {
 		Use:   "adopt PID --device ID...",
 		Short: "Lease the devices that a process uses already",
 		Long: `Leases devices that a process uses already, so that nobody else gets them. The process must be the user's own.
-The devices are not prepared. The lease ends when the process has ended.`,
+It waits until device-manager leases shows the process as one that uses the devices; for root it does not. The lease
+ends when the process has ended, and containers that it has started with the devices.`,
 		Example: `  device-manager lease adopt 4711 --device GPU-20b81d6d-296c-823a-8c99-394eda7a72e1`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -27,11 +27,14 @@ type Request struct {
 	MinMemory uint64 `json:"minMemoryBytes,omitempty"`
 	// SameNUMA has all devices near one NUMA node.
 	SameNUMA bool `json:"sameNUMA,omitempty"`
-	// Devices are the IDs of exactly the devices, without the number of a replica or with it. They are not prepared, since
-	// the process that asks uses them.
+	// Devices are the IDs of exactly the devices, without the number of a replica or with it. Those that the process uses
+	// already are not prepared, nor are any for root.
 	Devices []string `json:"devices,omitempty"`
 	// AllowBusy takes devices that something uses without a lease. They are not prepared.
 	AllowBusy bool `json:"allowBusy,omitempty"`
+
+	pid     int  // the process that has the lease
+	trusted bool // whether root asks
 }
 
 // maxCount is more than the devices of any machine.
@@ -100,7 +103,8 @@ type Device struct {
 	// Busy says why only a request whose devices are not prepared can have it now: something uses it without a lease, or
 	// it could not be prepared.
 	Busy   string
-	Broken bool // whether no lease can have it until it is repaired: it is unhealthy or withheld
+	Users  []int // the PIDs of the processes that use it without a lease, as far as they are known
+	Broken bool  // whether no lease can have it until it is repaired: it is unhealthy or withheld
 	// Within is in how long the device is free at the latest. It is 0 if that is not known, or the device is free.
 	Within time.Duration
 	NUMA   []int
@@ -136,6 +140,8 @@ func (r *Request) suits(d *Device) bool {
 type choice struct {
 	resource string
 	among    []string
+	// unprepared means that the devices are not prepared.
+	unprepared bool
 	// passes means that an earlier request waits for some of the devices, and cannot have them before this one's time is
 	// over.
 	passes bool
@@ -201,19 +207,25 @@ func (r *Request) candidates(devices []Device) []Device {
 // choice returns from which of the devices a request can be met now, or nil. It leaves out those that are kept, and
 // those that are busy if the request does not need them.
 func (r *Request) choice(devices []Device, kept func(id string) bool) *choice {
-	free := slices.DeleteFunc(r.candidates(devices), func(d Device) bool { return !d.Free || kept(d.ID) })
-	idle := slices.DeleteFunc(slices.Clone(free), func(d Device) bool { return d.Busy != "" })
-	if c := r.choose(idle); c != nil || !r.unprepared() {
+	free := slices.DeleteFunc(r.candidates(devices), func(d Device) bool {
+		return !d.Free || kept(d.ID) || d.tooBusy(r)
+	})
+	c := r.choose(slices.DeleteFunc(slices.Clone(free), func(d Device) bool { return d.Busy != "" }))
+	if c != nil {
+		c.unprepared = r.AllowBusy || r.trusted && len(r.Devices) > 0
 		return c
 	}
-	return r.choose(free)
+	if c = r.choose(free); c != nil {
+		c.unprepared = true
+	}
+	return c
 }
 
 // tooBusy reports whether a request cannot have a device since something else uses it.
-func (d *Device) tooBusy(r *Request) bool { return d.Busy != "" && !r.unprepared() }
-
-// unprepared reports whether the devices are not prepared.
-func (r *Request) unprepared() bool { return r.AllowBusy || len(r.Devices) > 0 }
+func (d *Device) tooBusy(r *Request) bool {
+	uses := len(r.Devices) > 0 && (r.trusted || slices.Contains(d.Users, r.pid))
+	return d.Busy != "" && !r.AllowBusy && !uses
+}
 
 // within returns in how long a request can be met at the latest if it gets each device that becomes free. Some are kept
 // for earlier requests, which can be met in the given times. It is 0 if the time is not known, or the request can be

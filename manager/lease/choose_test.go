@@ -38,7 +38,7 @@ func with(devices []Device, change func(*Device), ids ...string) []Device {
 
 func held1(d *Device)  { d.Free = false }
 func broken(d *Device) { d.Free, d.Broken = false, true }
-func busy(d *Device)   { d.Busy = "process 7 uses it" }
+func busy(d *Device)   { d.Busy, d.Users = "process 7 uses it", []int{7} }
 func unknown(d *Device) {
 	d.Info = Info{}
 }
@@ -190,7 +190,13 @@ func TestNext(t *testing.T) {
 			with(with(mixed, busy, "a0"), broken, "h0", "h1"), []demand{want(Request{Count: 3, AllowBusy: true})}, "none",
 		},
 		"a busy device is leased for the process that uses it": {
-			with(mixed, busy, "a0", "h0"), []demand{want(Request{Count: 1, Devices: []string{"h0"}})}, "0 h0",
+			with(mixed, busy, "a0", "h0"), []demand{want(Request{Count: 1, Devices: []string{"h0"}, pid: 7})}, "0 h0",
+		},
+		"a busy device is not leased for another process": {
+			with(mixed, busy, "a0", "h0"), []demand{want(Request{Count: 1, Devices: []string{"h0"}, pid: 8})}, "none",
+		},
+		"a busy device is leased for any process if root asks": {
+			with(mixed, busy, "a0", "h0"), []demand{want(Request{Count: 1, Devices: []string{"h0"}, trusted: true})}, "0 h0",
 		},
 		"a broken device holds back only who needs it": {
 			with(mixed, broken, "a0"), []demand{any(4), two}, "1 a1 h0 h1",

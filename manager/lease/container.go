@@ -1,11 +1,14 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -18,8 +21,8 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// Containers can outlive the command that started them, so they are found by a file that each gets as a bind mount: the
-// mount is there before the container's program, and only who may mount in the container can remove it.
+// Containers can outlive the command that started them. They are found by a file that each gets as a bind mount: the
+// mount is there before the container's program, which cannot remove it without the right to mount.
 
 // MarkPath is where a container finds the file of its lease, which has the lease's ID.
 const MarkPath = "/run/gpu/lease"
@@ -51,6 +54,9 @@ func (s *Service) unmark(id string) {
 	}
 }
 
+// isID matches the IDs of leases.
+var isID = regexp.MustCompile(`^[a-z2-7]{8}$`)
+
 // makeMarks makes the directory of the files, and removes the files of leases that have ended.
 func (s *Service) makeMarks(leases map[string]bool) error {
 	dir := filepath.Join(s.o.Dir, marksName)
@@ -62,16 +68,16 @@ func (s *Service) makeMarks(leases map[string]bool) error {
 	}
 	files, err := os.ReadDir(dir)
 	for _, f := range files {
-		if !leases[f.Name()] {
+		if isID.MatchString(f.Name()) && !leases[f.Name()] {
 			s.unmark(f.Name())
 		}
 	}
 	return err
 }
 
-// containerProcesses returns the processes in containers of a lease. Other users than the lease's cannot add to them:
-// the mount namespace of a container is made by root, or in a user namespace of the user.
-func containerProcesses(procfs, id string, user int) ([]int, error) {
+// containers returns the PIDs in each container of a lease. Other users than the lease's cannot add to them: the mount
+// namespace of a container is made by root, or in a user namespace of the user.
+func containers(procfs, id string, user int) ([][]int, error) {
 	pids, err := proc.PIDs(procfs)
 	if err != nil {
 		return nil, err
@@ -85,58 +91,72 @@ func containerProcesses(procfs, id string, user int) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	var list []int
-	marked := map[string]bool{own: false}               // by the mount namespace
-	if first, err := proc.Open(procfs, 1); err == nil { // the host's own namespace is that of no container
-		if host, err := first.Namespace("mnt"); err == nil {
-			marked[host] = false
-		}
+	host := ""
+	if first, err := proc.Open(procfs, 1); err == nil {
+		host, _ = first.Namespace("mnt")
 		first.Close()
 	}
+	found := map[string][]int{} // by mount namespace
 	for _, pid := range pids {
-		p, err := proc.Open(procfs, pid)
-		if err != nil {
-			continue
-		}
-		namespace, err := p.Namespace("mnt")
-		is, known := marked[namespace]
-		if err == nil && !known { // a zombie has none
-			is, known = hasMark(p, id, user)
-			if known {
-				marked[namespace] = is
-			}
-		}
-		p.Close()
-		if is {
-			list = append(list, pid)
+		namespace, err := markedNamespace(procfs, pid, id, user, own, host)
+		switch {
+		case isEnd(err):
+		case err != nil:
+			return nil, fmt.Errorf("process %d: %w", pid, err)
+		case namespace != "":
+			found[namespace] = append(found[namespace], pid)
 		}
 	}
-	return list, nil
+	return slices.Collect(maps.Values(found)), nil
 }
 
-// hasMark reports whether a process is in a container of a lease, and whether that is known. Engines make the mount
-// private. Where it is not, it came from the container, which has shared its /run with the host.
-func hasMark(p *proc.Process, id string, user int) (is, known bool) {
+// isEnd reports whether an error means that a process has ended, or may not be read, as where a security module forbids
+// it: what is not known then is as if it was not there.
+func isEnd(err error) bool {
+	return errors.Is(err, proc.ErrEnded) || errors.Is(err, os.ErrPermission)
+}
+
+// markedNamespace returns the mount namespace of a process if that is of a container of a lease, and otherwise "". The
+// namespaces of the host and of this process are of none. In others each process is asked, since one that has changed
+// its root does not see the mount.
+func markedNamespace(procfs string, pid int, id string, user int, others ...string) (string, error) {
+	p, err := proc.Open(procfs, pid)
+	if err != nil {
+		return "", err
+	}
+	defer p.Close()
+	namespace, err := p.Namespace("mnt")
+	if err != nil || slices.Contains(others, namespace) {
+		return "", err
+	}
 	owner, err := p.UserOfMounts()
 	if err != nil || owner != 0 && owner != user {
-		return false, err == nil
+		return "", err
 	}
 	mounts, err := p.Mounts()
-	return slices.ContainsFunc(mounts, func(m proc.Mount) bool {
-		return !m.Shared && !m.Slave && strings.HasSuffix(strings.TrimSuffix(m.Root, "//deleted"), "/"+marksName+"/"+id)
-	}), err == nil
+	if err != nil || !slices.ContainsFunc(mounts, func(m proc.Mount) bool { return isMark(m, id) }) {
+		return "", err
+	}
+	return namespace, nil
 }
 
-// runsOn reports whether a container of a lease has outlived the lease's process. The lease is then that of the
-// container's first process. While that is unknown it waits, also for a container that an engine just starts, or starts
-// again. If ctx ends, it returns false.
-func (s *Service) runsOn(ctx context.Context, b *begun) bool {
+// isMark reports whether a mount is that of a lease's file. Engines make it private. A shared or slave mount can be a
+// copy, which a container with a shared /run has propagated to the host.
+func isMark(m proc.Mount, id string) bool {
+	path := strings.TrimSuffix(m.Root, "//deleted")
+	return !m.Shared && !m.Slave && strings.HasSuffix(path, "/"+marksName+"/"+id)
+}
+
+// adoptContainer gives a lease, whose process has ended, to the first process of its containers, and reports false if
+// there is none. It waits while that is unknown, and for a container that an engine just starts, or starts again. If
+// ctx ends, it returns false.
+func (s *Service) adoptContainer(ctx context.Context, b *begun) bool {
 	for looked, said := false, false; ; {
-		first, err := s.firstInside(b)
+		first, err := s.openContainers(b)
 		wait := startTime
 		switch {
 		case first != nil:
-			s.follows(ctx, b, first)
+			s.setProcess(ctx, b, first)
 			return true
 		case err != nil:
 			if !said {
@@ -156,70 +176,74 @@ func (s *Service) runsOn(ctx context.Context, b *begun) bool {
 	}
 }
 
-// firstInside opens the oldest process in containers of a lease, or returns nil if there is none. If the time of the
-// lease is over for longer than they have to end, it kills them all.
-func (s *Service) firstInside(b *begun) (first *process, err error) {
-	pids, err := containerProcesses(s.o.Procfs, b.Pod.Name, b.Caller.UID)
+// openContainers opens the oldest process in containers of a lease, or returns nil if there is none. If the lease is
+// over, it asks the first process of each container to end, and later kills all processes.
+func (s *Service) openContainers(b *begun) (first *process, err error) {
+	list, err := containers(s.o.Procfs, b.Pod.Name, b.Caller.UID)
+	if err != nil {
+		return nil, err
+	}
+	for _, pids := range list {
+		oldest, failed := s.openContainer(b, pids)
+		err = cmp.Or(err, failed)
+		if oldest == nil {
+			continue
+		}
+		if !b.kill.IsZero() {
+			_ = oldest.terminate(b.user) // it fails only for a process that has ended
+		}
+		if first == nil || oldest.Start < first.Start {
+			oldest, first = first, oldest
+		}
+		oldest.close()
+	}
+	return first, err
+}
+
+// openContainer opens the oldest process of one container. It kills all processes if that is due.
+func (s *Service) openContainer(b *begun, pids []int) (oldest *process, err error) {
 	for _, pid := range pids {
 		p, failed := open(s.o.Procfs, s.o.Boot, pid)
 		if failed == nil {
-			failed = p.checkMark(b.Pod.Name, b.Caller.UID)
+			p.inside, failed = p.isInside(b.Pod.Name, b.Caller.UID)
 		}
-		if failed != nil {
-			if !errors.Is(failed, proc.ErrEnded) {
+		if failed != nil || !p.inside {
+			if failed != nil && !isEnd(failed) {
 				err = failed
 			}
 			p.close()
 			continue
 		}
-		p.inside = true
 		if !b.kill.IsZero() && !time.Now().Before(b.kill) {
-			_ = p.signal(b.user, unix.SIGKILL) // it fails only for a process that has ended
+			_ = p.signal(b.user, unix.SIGKILL)
 		}
-		if first == nil || p.Start < first.Start {
-			p, first = first, p
+		if oldest == nil || p.Start < oldest.Start {
+			p, oldest = oldest, p
 		}
 		p.close()
 	}
-	return first, err
+	return oldest, err
 }
 
-// checkMark returns an error that wraps proc.ErrEnded unless the process is in a container of a lease: its PID may have
-// been that of one before.
-func (p *process) checkMark(id string, user int) error {
-	one, err := proc.Open(p.procfs, p.PID)
-	if err != nil {
-		return err
+// isInside reports whether the process is in a container of a lease.
+func (p *process) isInside(id string, user int) (bool, error) {
+	namespace, err := markedNamespace(p.procfs, p.PID, id, user)
+	if err == nil && p.hasEnded() { // what was read may be that of a later process
+		err = proc.ErrEnded
 	}
-	defer one.Close()
-	is, known := hasMark(one, id, user)
-	raw, err := p.pidfd.SyscallConn()
-	if err != nil {
-		return err
-	}
-	alive := false
-	if err := raw.Control(func(fd uintptr) { alive = !p.ended(fd) }); err != nil {
-		return err
-	}
-	switch {
-	case !alive || known && !is: // what was read may be that of a later process
-		return proc.ErrEnded
-	case !known:
-		return fmt.Errorf("the mounts of process %d cannot be read", p.PID)
-	}
-	return nil
+	return namespace != "", err
 }
 
-// follows has a lease be that of a process in its container.
-func (s *Service) follows(ctx context.Context, b *begun, first *process) {
+// setProcess has a lease be that of a process in its container.
+func (s *Service) setProcess(ctx context.Context, b *begun, p *process) {
 	s.mu.Lock()
 	before := b.process
-	b.process, b.ended = first, false
+	b.process, b.ended = p, false
 	s.mu.Unlock()
 	before.close()
-	s.o.Log.Info(fmt.Sprintf("lease %s goes on: its container runs, as process %d", b.Pod.Name, first.PID))
+	s.o.Log.Info(fmt.Sprintf("lease %s goes on: its container runs, as process %d", b.Pod.Name, p.PID))
 	err := s.o.Manager.ChangeLease(ctx, b.Pod.UID, func(l *model.Lease) error {
-		l.Process = first.Process
+		l.Process = p.Process
 		return nil
 	})
 	if err != nil { // the next start looks for the container too

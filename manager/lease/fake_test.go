@@ -173,10 +173,11 @@ func (m *fake) use(i int, what string) {
 	m.changed()
 }
 
-func (m *fake) usedBy(id string) (string, time.Time) {
+// usedBy says that process 7 uses what is used.
+func (m *fake) usedBy(id string) Use {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.uses[id], time.Time{}
+	return Use{Reason: m.uses[id], PIDs: []int{7}}
 }
 
 func (m *fake) Watch(context.Context) <-chan manager.Event {

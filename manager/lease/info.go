@@ -33,16 +33,25 @@ func Describer(dir string) func(id string) Info {
 // maxUse is the size of the largest file about the use of a device, in bytes.
 const maxUse = 4 << 10
 
+// Use is what uses a device without a lease, as the plugin says it: nothing if the reason is empty.
+type Use struct {
+	Reason string    `json:"reason"`
+	PIDs   []int     `json:"pids"` // as far as they are known
+	Since  time.Time `json:"-"`
+}
+
 // UsedBy returns a function that reads what uses a device without a lease, and since when that is known, in the file
-// NAME.use beside NAME.json, of which see Describer. The plugin writes it before it lists the device as unhealthy, if
-// nothing else is wrong with it.
-func UsedBy(dir string) func(id string) (string, time.Time) {
-	return func(id string) (string, time.Time) {
+// NAME.use beside NAME.json, of which see Describer. The plugin writes it before it lists the device as unhealthy, and
+// only while nothing else is wrong with it.
+func UsedBy(dir string) func(id string) Use {
+	return func(id string) Use {
+		var use Use
 		data, since, err := read(dir, id, ".use", maxUse)
-		if err != nil {
-			return "", time.Time{}
+		if err != nil || json.Unmarshal(data, &use) != nil {
+			return Use{}
 		}
-		return printable(strings.TrimSpace(string(data))), since
+		use.Reason, use.Since = printable(strings.TrimSpace(use.Reason)), since
+		return use
 	}
 }
 

@@ -69,8 +69,9 @@ func TestUsedBy(t *testing.T) {
 	testenv.Must(t, os.Mkdir(dir, 0o700))
 	at := time.Unix(1_700_000_000, 0)
 	for name, text := range map[string]string{
-		"GPU-1.use": "process 7 uses it\n", "bell.use": "a\ab\nc\n", "huge.use": strings.Repeat("x", maxUse+1),
-		"empty.use": "", "../outside.use": "x",
+		"GPU-1.use": `{"reason": "process 7 uses it", "pids": [7]}`, "bell.use": `{"reason": "a\u0007b\nc\n"}`,
+		"huge.use": `{"reason": "` + strings.Repeat("x", maxUse) + `"}`, "empty.use": "", "text.use": "process 7 uses it",
+		"../outside.use": `{"reason": "x"}`,
 	} {
 		path := filepath.Join(dir, name)
 		testenv.Must(t, os.WriteFile(path, []byte(text), 0o600), os.Chtimes(path, at, at))
@@ -78,10 +79,11 @@ func TestUsedBy(t *testing.T) {
 	usedBy := UsedBy(dir)
 	for id, want := range map[string]string{
 		"GPU-1": "process 7 uses it", "GPU-1::3": "process 7 uses it", "GPU-2": "", "": "", "../outside": "", "huge": "",
-		"empty": "", "bell": "a\ufffdb\ufffdc",
+		"empty": "", "text": "", "bell": "a\ufffdb\ufffdc",
 	} {
-		if got, since := usedBy(id); got != want || want != "" && !since.Equal(at) {
-			t.Errorf("%q is used by %q since %v, want %q since %v", id, got, since, want, at)
+		got := usedBy(id)
+		if got.Reason != want || want != "" && !got.Since.Equal(at) || len(got.PIDs) > 0 != (want == "process 7 uses it") {
+			t.Errorf("%q is used by %+v, want %q since %v", id, got, want, at)
 		}
 	}
 }

@@ -75,7 +75,7 @@ type Options struct {
 	Describe func(id string) Info
 	// UsedBy returns what uses a device without a lease, and since when that is known, if the device is unhealthy only
 	// because of that. Otherwise the text is empty.
-	UsedBy func(id string) (what string, since time.Time)
+	UsedBy func(id string) Use
 	Procfs string // the path of /proc
 	Boot   string // the kernel's boot ID
 	// Dir is where the directory with the files of leases is made. All can read it, and only this user can write to it.
@@ -115,6 +115,7 @@ type begun struct {
 	model.Placement
 
 	process *process // nil if the lease has only a time. Changed under Service.mu
+	reopen  bool     // whether the process is to be opened as it is recorded
 	ended   bool     // whether the process has ended
 	unused  bool     // whether nobody ever had the devices
 	// When the lease is over: as if this user had ended it, and when what is left is killed.
@@ -140,16 +141,17 @@ func (r refusal) now() bool { return time.Since(r.at) < refusalTime }
 type waiter struct {
 	Request
 
-	by      model.Caller
-	lease   model.Lease
-	limit   time.Duration // from the begin of the lease, or 0
-	since   time.Time
-	pause   time.Time        // until which later requests pass it
-	narrow  bool             // whether the manager gets no choice, so that it is known which devices it could not allocate
-	changed wake.Chan        // when one of these has changed:
-	placed  *model.Placement // the devices that are chosen for it, until they are prepared
-	err     error            // why it cannot be met
-	reason  string           // why it has not been met yet
+	by         model.Caller
+	lease      model.Lease
+	limit      time.Duration // from the begin of the lease, or 0
+	since      time.Time
+	pause      time.Time        // until which later requests pass it
+	narrow     bool             // whether the manager gets no choice, to learn which devices it cannot allocate
+	changed    wake.Chan        // when one of these has changed:
+	placed     *model.Placement // the devices that are chosen for it, until they are prepared
+	unprepared bool             // whether these are not prepared
+	err        error            // why it cannot be met
+	reason     string           // why it has not been met yet
 }
 
 // New returns a Service; call Run.
@@ -228,6 +230,9 @@ func (s *Service) Acquire(ctx context.Context, ask Ask, waits func(Waiting), gra
 	if err != nil {
 		return err
 	}
+	if ask.trusted = ask.By.UID == 0; holder != nil {
+		ask.pid = holder.PID
+	}
 	err = s.acquire(ctx, ask, caller, holder, waits, grant)
 	if err != nil {
 		holder.close()
@@ -247,7 +252,7 @@ func (s *Service) acquire(
 		err = s.mark(&granted)
 	}
 	if err == nil {
-		granted.Confined = s.confine(ctx, ask, granted)
+		granted.Confined = s.confine(ctx, ask, caller, granted)
 		if err = s.begin(ctx, w, holder); err == nil {
 			err = grant(granted)
 		}
@@ -318,8 +323,11 @@ func (s *Service) open(pid, user int) (*process, error) {
 }
 
 // confine confines the process of a lease if that is asked for and possible.
-func (s *Service) confine(ctx context.Context, ask Ask, g Granted) bool {
+func (s *Service) confine(ctx context.Context, ask Ask, caller *process, g Granted) bool {
 	if !ask.Confine || ask.PID != 0 || ask.Timed || s.o.Confiner == nil {
+		return false
+	}
+	if caller.hasEnded() { // another process may have its PID
 		return false
 	}
 	err := s.o.Confiner.Confine(ctx, g.ID, ask.By, g.Options)
@@ -416,7 +424,7 @@ func (s *Service) await(ctx context.Context, w *waiter, waits func(Waiting)) (Gr
 
 // start prepares the devices of a request, unless it says that they are in use.
 func (s *Service) start(ctx context.Context, w *waiter, uid string) (model.RunOptions, error) {
-	if w.unprepared() {
+	if w.unprepared { // written before w.placed was seen
 		return s.o.Manager.RunOptions(ctx, uid, container)
 	}
 	o, err := s.o.Manager.Start(ctx, uid, container)
@@ -445,7 +453,7 @@ func (s *Service) without(w *waiter, ids []string, why error) {
 			atFault = ids
 		}
 	}
-	if w.unprepared() || len(atFault) == 0 {
+	if w.unprepared || len(w.Devices) > 0 || len(atFault) == 0 {
 		s.pause(w, refusalTime, why)
 		return
 	}

@@ -429,20 +429,104 @@ func TestAContainerOutlivesItsCommand(t *testing.T) {
 	}
 }
 
-// A user has the containers of his lease ended, whatever user their processes are of. The lease has no other process.
+// A user has the containers of his lease ended, whatever user their processes are of.
 func TestTheEndOfAContainerOfAnotherUser(t *testing.T) {
 	t.Parallel()
 	testenv.Root(t)
+	for name, c := range map[string]struct{ timed, restart bool }{
+		"the lease has no other process": {timed: true}, "its command has ended": {},
+		"its command has ended, and the manager is restarted": {restart: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := run(t, newFake(t, 1))
+			command := sleeper(t, other)
+			ask := command.ask(1)
+			if ask.Timed = c.timed; c.timed {
+				ask.For = time.Hour
+			}
+			a := s.askAs(ask)
+			s.granted(a)
+			container := s.inContainer(a, other+1, "echo ready; exec sleep 1000")
+			if !c.timed {
+				testenv.Must(t, command.Process.Kill())
+				s.until("the lease is the container's", func() bool {
+					list, _, _ := s.List()
+					return len(list) == 1 && list[0].PID == container.Process.Pid
+				})
+			}
+			if c.restart {
+				s.stop()
+				s = run(t, s.m)
+			}
+			s.until("it can be ended", func() bool { return s.End(a.ID, model.Caller{UID: other}) == nil })
+			if got := container.signal(); got != syscall.SIGTERM {
+				t.Errorf("ended by %v", got)
+			}
+			s.free()
+		})
+	}
+}
+
+// Each container of a lease that is over is asked to end.
+func TestTheEndOfSeveralContainers(t *testing.T) {
+	t.Parallel()
 	s := run(t, newFake(t, 1))
-	by := model.Caller{UID: other, PID: sleeper(t, other).Process.Pid}
-	a := s.askAs(Ask{Request: Request{Count: 1}, By: by, Timed: true, For: time.Hour})
+	a := s.askAs(Ask{
+		Request: Request{Count: 1}, By: model.Caller{UID: os.Getuid(), PID: os.Getpid()}, Timed: true, For: time.Hour,
+	})
 	s.granted(a)
-	c := s.inContainer(a, other+1, "echo ready; exec sleep 1000")
-	testenv.Must(t, s.End(a.ID, by))
-	if got := c.signal(); got != syscall.SIGTERM {
-		t.Errorf("ended by %v", got)
+	containers := []*child{
+		s.inContainer(a, os.Getuid(), "echo ready; exec sleep 1000"), s.inContainer(a, other, "echo ready; exec sleep 1000"),
+	}
+	s.until("it can be ended", func() bool { return s.End(a.ID, model.Caller{UID: os.Getuid()}) == nil })
+	for _, c := range containers {
+		if got := c.signal(); got != syscall.SIGTERM {
+			t.Errorf("ended by %v", got)
+		}
 	}
 	s.free()
+}
+
+// Who is not root adopts what his process uses. Other devices are prepared like those of any lease.
+func TestWhoAdoptsDevices(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		user     int
+		busy     bool
+		prepared bool // and otherwise only given to root
+	}{
+		"root, one that another process uses":         {0, true, false},
+		"root, one that is free":                      {0, false, false},
+		"another user, one that is free":              {other, false, true},
+		"another user, one that another process uses": {other, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newFake(t, 1)
+			var prepared atomic.Bool
+			m.start = func(context.Context, []string) error {
+				prepared.Store(true)
+				return nil
+			}
+			if c.busy {
+				m.use(0, "process 7 uses it")
+			}
+			s := run(t, m)
+			ask := sleeper(t, c.user).ask(1)
+			ask.Devices = []string{"d0"}
+			a := s.askAs(ask)
+			if c.busy && c.user != 0 {
+				s.until("it waits", func() bool { return strings.Contains(a.reason(), "d0 is left out: process 7 uses it") })
+				a.give()
+				return
+			}
+			s.granted(a)
+			if prepared.Load() != c.prepared {
+				t.Errorf("prepared: %t, want %t", prepared.Load(), c.prepared)
+			}
+		})
+	}
 }
 
 // Root can have a process ended that the user of the lease may not end, also by SIGKILL.
@@ -929,8 +1013,8 @@ func TestALeaseThatPassesOthers(t *testing.T) {
 	first := s.ask(2)
 	s.until("the first waits", func() bool { return first.reason() != "" })
 	name := UserName(os.Getuid())
-	if got, want := first.reason(), "1 of 2 devices that would do are free: user "+name+" has 1; enough will be in "+
-		"1h0m"; !strings.HasPrefix(got, want) {
+	if got, want := first.reason(), "1 of 2 devices that would do are free: user "+name+" has 1; enough will be by "+
+		clockTime(time.Now(), time.Hour+s.o.Grace)[:1]; !strings.HasPrefix(got, want) {
 		t.Errorf("the reason is %q, want %q", got, want)
 	}
 	timed := func(limit time.Duration) *asked {

@@ -32,11 +32,11 @@ func (s *Service) explain(waiting []*waiter, devices []Device) {
 			}
 			all++
 		}
-		reason := fmt.Sprintf("%d of %s that would do are free", free, wording.Count(all, "device")) + said(held) + refused
+		reason := fmt.Sprintf("%d of %s that would do are free", free, wording.Count(all, "device")) + heldBy(held) + refused
 		within := w.within(devices, kept)
 		keep(kept, w.candidates(devices), within)
 		if within > 0 {
-			reason += "; enough will be in " + within.Truncate(time.Second).String()
+			reason += "; enough will be by " + clockTime(time.Now(), within)
 		}
 		switch err := w.possible(devices); {
 		case len(devices) == 0:
@@ -49,11 +49,20 @@ func (s *Service) explain(waiting []*waiter, devices []Device) {
 	}
 }
 
+// clockTime says when a time from now is, as people read a clock. A time that is left would be wrong soon.
+func clockTime(now time.Time, left time.Duration) string {
+	at := now.Add(left + time.Minute - 1).Truncate(time.Minute)
+	if at.YearDay() != now.YearDay() || at.Year() != now.Year() {
+		return at.Format("2006-01-02 15:04")
+	}
+	return at.Format("15:04")
+}
+
 // maxHolders is how many holders of devices a reason names.
 const maxHolders = 4
 
-// said says how many devices each holder has, like ": user alice has 3, user bob has 1".
-func said(held map[string]int) string {
+// heldBy says how many devices each holder has, like ": user alice has 3, user bob has 1".
+func heldBy(held map[string]int) string {
 	var list []string
 	for _, holder := range slices.Sorted(maps.Keys(held)) {
 		list = append(list, fmt.Sprintf("%s has %d", holder, held[holder]))
@@ -172,7 +181,7 @@ func (s *Service) busy() []Busy {
 	for _, r := range s.o.Manager.Resources() {
 		for _, d := range r.Devices {
 			if used := s.usedBy(d); used.Reason != "" {
-				all[d.ID] = used
+				all[d.ID] = Busy{Device: d.ID, Reason: used.Reason, At: used.Since}
 			}
 		}
 	}

@@ -87,6 +87,17 @@ func (p *process) ended(fd uintptr) bool {
 	return n > 0
 }
 
+// hasEnded reports whether the process has ended, or was closed.
+func (p *process) hasEnded() bool {
+	raw, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return true
+	}
+	ended := true
+	_ = raw.Control(func(fd uintptr) { ended = p.ended(fd) })
+	return ended
+}
+
 // wait waits until the process has ended, or ctx ends; then it returns an error.
 func (p *process) wait(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = p.pidfd.SetReadDeadline(time.Unix(1, 0)) })
@@ -109,14 +120,13 @@ func (p *process) waitOr(ctx context.Context) error {
 
 // terminate asks the process to end, as a user does. There is nothing to do if it has ended, or is nil.
 func (p *process) terminate(user int) error {
-	if p == nil {
+	if p == nil || p.hasEnded() {
 		return nil
 	}
-	err := p.signal(user, unix.SIGTERM)
-	if errors.Is(err, proc.ErrEnded) || errors.Is(err, os.ErrClosed) {
-		return nil
+	if err := p.signal(user, unix.SIGTERM); !p.hasEnded() { // it may be closed meanwhile
+		return err
 	}
-	return err
+	return nil
 }
 
 // signal sends a signal if a user may do so: root, and the user of the process. A process of root stays one, even if

@@ -65,7 +65,7 @@ func (s *Service) Run(ctx context.Context) error {
 
 func (s *Service) wakeAfter(t time.Duration) { time.AfterFunc(t, s.wake.Wake) }
 
-// restore has the leases followed whose processes still run, and releases the devices of the others.
+// restore has all leases followed, also those whose process has ended.
 func (s *Service) restore() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -79,13 +79,8 @@ func (s *Service) restore() error {
 			s.begun = append(s.begun, newBegun(p, nil))
 			continue
 		}
-		one, err := reopen(s.o.Procfs, s.o.Boot, p.Lease.Process)
-		if err != nil && !errors.Is(err, proc.ErrEnded) {
-			s.o.Log.Error("the lease " + p.Pod.Name + " is kept until the next start: " + wording.OneLine(err))
-			continue
-		}
-		b := newBegun(p, one)
-		b.ended = err != nil
+		b := newBegun(p, nil)
+		b.reopen = true
 		s.begun = append(s.begun, b)
 	}
 	return s.makeMarks(leases)
@@ -162,7 +157,7 @@ func (s *Service) place(ctx context.Context, w *waiter, c choice) {
 	}
 	id := strings.ToLower(rand.Text()[:8])
 	pod := model.Pod{
-		UID: "lease-" + id, Namespace: Namespace, Name: id, Among: c.among, Unhealthy: w.unprepared(),
+		UID: "lease-" + id, Namespace: Namespace, Name: id, Among: c.among, Unhealthy: c.unprepared,
 		Containers: []model.Container{{Name: container, Limits: map[string]int{c.resource: w.Count}}},
 	}
 	lease := w.lease
@@ -170,6 +165,7 @@ func (s *Service) place(ctx context.Context, w *waiter, c choice) {
 	placed, err := s.o.Manager.Lease(ctx, pod, w.by, lease)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	w.unprepared = c.unprepared
 	switch {
 	case err == nil:
 		w.placed = &placed
@@ -213,6 +209,7 @@ func (s *Service) devices() []Device {
 		for _, d := range r.Devices {
 			one := Device{ID: d.ID, Resource: r.Name, NUMA: d.NUMA}
 			used := s.usedBy(d)
+			one.Users = used.PIDs
 			one.Broken = d.Health != manager.Healthy && used.Reason == "" || d.Withheld
 			one.Free = !one.Broken && d.Pod == ""
 			if one.Busy = used.Reason; one.Busy == "" && s.refused[d.ID].now() {
@@ -235,22 +232,24 @@ func (s *Service) devices() []Device {
 
 // usedBy returns what uses a device without a lease, as far as the plugin says so. A device that is unhealthy for no
 // other reason can be leased again when the use has ended.
-func (s *Service) usedBy(d manager.Device) Busy {
+func (s *Service) usedBy(d manager.Device) Use {
 	if d.Health != manager.Unhealthy || d.Pod != "" {
-		return Busy{}
+		return Use{}
 	}
-	why, since := s.o.UsedBy(d.ID)
-	return Busy{Device: d.ID, Reason: why, At: since}
+	return s.o.UsedBy(d.ID)
 }
 
 // follow waits for the end of a lease.
 func (s *Service) follow(ctx context.Context, b *begun) {
 	defer func() { b.process.close() }()
-	asked := make(chan int, 1)
+	asked := make(chan endRequest, 1)
 	s.setEnd(b.Pod.UID, func(user int) error { return s.askEnd(ctx, b, user, asked) })
 	defer s.setEnd(b.Pod.UID, nil)
+	if !s.reopenProcess(ctx, b) {
+		return
+	}
 	for b.ended || s.awaitEnd(ctx, b, asked) {
-		if b.Lease.Containers && !b.unused && s.runsOn(ctx, b) {
+		if b.Lease.Containers && !b.unused && s.adoptContainer(ctx, b) {
 			continue
 		}
 		if ctx.Err() == nil {
@@ -260,8 +259,40 @@ func (s *Service) follow(ctx context.Context, b *begun) {
 	}
 }
 
+// reopenProcess opens the process of a lease of an earlier manager. While it is unknown whether that runs, it tries
+// again. It returns false if ctx ends.
+func (s *Service) reopenProcess(ctx context.Context, b *begun) bool {
+	for said := false; b.reopen; said = true {
+		one, err := reopen(s.o.Procfs, s.o.Boot, b.Lease.Process)
+		if err == nil || errors.Is(err, proc.ErrEnded) {
+			if err == nil && b.Lease.Containers {
+				one.inside, _ = one.isInside(b.Pod.Name, b.Caller.UID)
+			}
+			s.mu.Lock()
+			b.process, b.ended, b.reopen = one, err != nil, false
+			s.mu.Unlock()
+			return true
+		}
+		if !said {
+			s.o.Log.Error("the lease " + b.Pod.Name + " is kept until its process is known: " + wording.OneLine(err))
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(retryTime):
+		}
+	}
+	return true
+}
+
+// endRequest is the wish of a user to end a lease. The process has got SIGTERM.
+type endRequest struct {
+	user int
+	of   *process
+}
+
 // askEnd asks the process of a lease to end, as a user does, and has the lease be over.
-func (s *Service) askEnd(ctx context.Context, b *begun, user int, asked chan<- int) error {
+func (s *Service) askEnd(ctx context.Context, b *begun, user int, asked chan<- endRequest) error {
 	s.mu.Lock()
 	one := b.process
 	s.mu.Unlock()
@@ -276,7 +307,7 @@ func (s *Service) askEnd(ctx context.Context, b *begun, user int, asked chan<- i
 		s.o.Log.Warn("the end of lease " + b.Pod.Name + " cannot be recorded: " + wording.OneLine(err))
 	}
 	select {
-	case asked <- user:
+	case asked <- endRequest{user, one}:
 	default: // somebody has asked before
 	}
 	return nil
@@ -287,7 +318,9 @@ func (s *Service) end(ctx context.Context, b *begun) {
 	if s.o.Confiner != nil {
 		s.o.Confiner.Revoke(ctx, b.Pod.Name)
 	}
-	s.release(ctx, b.Pod.UID)
+	if !s.release(ctx, b.Pod.UID) {
+		return
+	}
 	s.unmark(b.Pod.Name)
 	if b.unused {
 		return
@@ -311,7 +344,7 @@ func (s *Service) since(b *begun) time.Duration {
 
 // awaitEnd waits until the process of a lease has ended. If the lease's time is over before that, or someone ends the
 // lease, it ends the process. It returns false if ctx ends.
-func (s *Service) awaitEnd(ctx context.Context, b *begun, asked <-chan int) bool {
+func (s *Service) awaitEnd(ctx context.Context, b *begun, asked <-chan endRequest) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	ended, one := make(chan error, 1), b.process
@@ -324,8 +357,11 @@ func (s *Service) awaitEnd(ctx context.Context, b *begun, asked <-chan int) bool
 		select {
 		case err := <-ended:
 			return err == nil
-		case b.user = <-asked:
-			over = true
+		case a := <-asked:
+			b.user, over = a.user, true
+			if a.of != one { // which the lease had before
+				_ = s.terminate(b)
+			}
 		case <-time.After(pause):
 			if !stuck && s.left(b) <= 0 {
 				over = s.terminate(b)
@@ -380,19 +416,22 @@ func (s *Service) left(b *begun) time.Duration {
 }
 
 // release gives the devices of a lease back. If the change cannot be written, such as on a full disk, it tries again
-// until ctx ends; the next start finds the lease then.
-func (s *Service) release(ctx context.Context, uid string) {
+// until ctx ends and returns false; the next start finds the lease then.
+func (s *Service) release(ctx context.Context, uid string) bool {
 	for first := true; ; first = false {
 		err := s.o.Manager.Release(ctx, uid)
-		if err == nil || errors.Is(err, manager.ErrNotFound) || ctx.Err() != nil {
-			return
+		switch {
+		case err == nil, errors.Is(err, manager.ErrNotFound):
+			return true
+		case ctx.Err() != nil:
+			return false
 		}
 		if first {
 			s.o.Log.Error("the devices of " + uid + " cannot be given back yet: " + wording.OneLine(err))
 		}
 		select {
 		case <-ctx.Done():
-			return
+			return false
 		case <-time.After(retryTime):
 		}
 	}
@@ -421,7 +460,7 @@ func (s *Service) End(id string, by model.Caller) error {
 
 // Extend has a lease end after a time from now, which is later than before.
 //
-// Errors: ErrNotFound, ErrNotYours, ErrInvalid, and those of Manager.Extend.
+// Errors: ErrNotFound, ErrNotYours, ErrInvalid, and those of Manager.ChangeLease.
 func (s *Service) Extend(ctx context.Context, id string, by model.Caller, left time.Duration) error {
 	p, err := s.find(id, by)
 	if err != nil {
