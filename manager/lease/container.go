@@ -177,7 +177,7 @@ func (s *Service) adoptContainer(ctx context.Context, b *begun) bool {
 }
 
 // openContainers opens the oldest process in containers of a lease, or returns nil if there is none. If the lease is
-// over, it asks the first process of each container to end, and later kills all processes.
+// over, it asks the first process of each other container to end, and later kills all processes.
 func (s *Service) openContainers(b *begun) (first *process, err error) {
 	list, err := containers(s.o.Procfs, b.Pod.Name, b.Caller.UID)
 	if err != nil {
@@ -189,11 +189,11 @@ func (s *Service) openContainers(b *begun) (first *process, err error) {
 		if oldest == nil {
 			continue
 		}
+		if first == nil || oldest.before(first) {
+			oldest, first = first, oldest
+		}
 		if !b.kill.IsZero() {
 			_ = oldest.terminate(b.user) // it fails only for a process that has ended
-		}
-		if first == nil || oldest.Start < first.Start {
-			oldest, first = first, oldest
 		}
 		oldest.close()
 	}
@@ -217,12 +217,17 @@ func (s *Service) openContainer(b *begun, pids []int) (oldest *process, err erro
 		if !b.kill.IsZero() && !time.Now().Before(b.kill) {
 			_ = p.signal(b.user, unix.SIGKILL)
 		}
-		if oldest == nil || p.Start < oldest.Start {
+		if oldest == nil || p.before(oldest) {
 			p, oldest = oldest, p
 		}
 		p.close()
 	}
 	return oldest, err
+}
+
+// before reports whether the process is older than another one.
+func (p *process) before(other *process) bool {
+	return cmp.Or(cmp.Compare(p.Start, other.Start), p.PID-other.PID) < 0 // many start within a tick
 }
 
 // isInside reports whether the process is in a container of a lease.

@@ -471,21 +471,36 @@ func TestTheEndOfAContainerOfAnotherUser(t *testing.T) {
 // Each container of a lease that is over is asked to end.
 func TestTheEndOfSeveralContainers(t *testing.T) {
 	t.Parallel()
-	s := run(t, newFake(t, 1))
-	a := s.askAs(Ask{
-		Request: Request{Count: 1}, By: model.Caller{UID: os.Getuid(), PID: os.Getpid()}, Timed: true, For: time.Hour,
-	})
-	s.granted(a)
-	containers := []*child{
-		s.inContainer(a, os.Getuid(), "echo ready; exec sleep 1000"), s.inContainer(a, other, "echo ready; exec sleep 1000"),
+	for name, background := range map[string]bool{"of a lease for a time": false, "in the background": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := run(t, newFake(t, 1))
+			command := sleeper(t, os.Getuid())
+			ask := command.ask(1)
+			if ask.Timed = !background; ask.Timed {
+				ask.For = time.Hour
+			}
+			a := s.askAs(ask)
+			s.granted(a)
+			stubborn := s.inContainer(a, os.Getuid(), "trap : TERM; echo ready; while :; do sleep 0.1; done")
+			obedient := s.inContainer(a, other, "echo ready; exec sleep 1000")
+			if background {
+				testenv.Must(t, command.Process.Kill())
+				s.until("the lease is a container's", func() bool {
+					list, _, _ := s.List()
+					return len(list) == 1 && list[0].PID == stubborn.Process.Pid
+				})
+			}
+			s.until("it can be ended", func() bool { return s.End(a.ID, model.Caller{UID: os.Getuid()}) == nil })
+			if got := obedient.signal(); got != syscall.SIGTERM {
+				t.Errorf("ended by %v", got)
+			}
+			if got := stubborn.signal(); got != syscall.SIGKILL {
+				t.Errorf("what ignores SIGTERM is ended by %v", got)
+			}
+			s.free()
+		})
 	}
-	s.until("it can be ended", func() bool { return s.End(a.ID, model.Caller{UID: os.Getuid()}) == nil })
-	for _, c := range containers {
-		if got := c.signal(); got != syscall.SIGTERM {
-			t.Errorf("ended by %v", got)
-		}
-	}
-	s.free()
 }
 
 // Who is not root adopts what his process uses. Other devices are prepared like those of any lease.
