@@ -396,8 +396,8 @@ func TestEventsThatWereMissedForLongAreLoggedOnce(t *testing.T) {
 func TestEventsInALoopDoNotCauseProbesInALoop(t *testing.T) {
 	b := newFixture(t, "pcie-quad")
 	b.start()
+	began := time.Now() // before the first probe
 	b.run()
-	began := time.Now()
 	probes := func() int {
 		b.prober.mu.Lock()
 		defer b.prober.mu.Unlock()
