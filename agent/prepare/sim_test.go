@@ -126,6 +126,8 @@ func TestSimulatedDriver(t *testing.T) {
 			},
 		},
 	})
+	// The persistence mode of a GPU that was not reset is restored after its run.
+	t.Cleanup(func() { runner.Wait(context.WithoutCancel(t.Context())) })
 	run := func(t *testing.T, i int, policy prepare.Policy, limit time.Duration) (prepare.Record, error) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), limit)
