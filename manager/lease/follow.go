@@ -85,7 +85,7 @@ func (s *Service) askEnd(ctx context.Context, b *begun, user int, asked chan<- e
 	}
 	select {
 	case asked <- endRequest{user, one}:
-	default: // somebody has asked before
+	default: // an earlier request has the same effect
 	}
 	return nil
 }

@@ -503,6 +503,27 @@ func TestTheEndOfSeveralContainers(t *testing.T) {
 	}
 }
 
+// In a container with the host's process IDs, no process takes others with it.
+func TestTheEndOfAContainerOfManyProcesses(t *testing.T) {
+	t.Parallel()
+	s := run(t, newFake(t, 1))
+	a := s.askAs(Ask{
+		Request: Request{Count: 1}, By: model.Caller{UID: os.Getuid(), PID: os.Getpid()}, Timed: true, For: time.Hour,
+	})
+	s.granted(a)
+	const processes = 40
+	container := s.inContainer(a, other, "trap '' TERM; "+strings.Repeat("sleep 1000 & ", processes)+"echo ready; wait")
+	s.until("it can be ended", func() bool { return s.End(a.ID, model.Caller{UID: os.Getuid()}) == nil })
+	if got := container.signal(); got != syscall.SIGKILL {
+		t.Errorf("ended by %v", got)
+	}
+	s.free()
+	// A process that is about to end may have the lease once more.
+	if n := strings.Count(s.log.String(), "goes on: its container runs"); n > processes/2 {
+		t.Errorf("%d processes had the lease one after the other", n)
+	}
+}
+
 // Who is not root adopts what his process uses. Other devices are prepared like those of any lease.
 func TestWhoAdoptsDevices(t *testing.T) {
 	t.Parallel()
