@@ -113,12 +113,13 @@ func TestUnexpectedFiles(t *testing.T) {
 }
 
 func TestParseStat(t *testing.T) {
-	text := "12 (a) 9 (x) S 7 12 12 0 -1 4194560 155 0 0 0 0 0 0 0 20 0 1 0 4711 2000 3\n"
-	if s, err := parseStat(text); err != nil || s != (Stat{"S", 7, 4711}) {
+	text := "12 (a) 9 (x) S 7 12 12 0 -1 4194560 155 0 0 0 0 0 0 0 20 0 6 0 4711 2000 3\n"
+	if s, err := parseStat(text); err != nil || s != (Stat{State: "S", Parent: 7, Start: 4711, Threads: 6}) {
 		t.Errorf("%+v, %v", s, err)
 	}
 	for _, bad := range []string{
 		"", "12 (a) S 7", strings.Replace(text, "4711", "x", 1), strings.Replace(text, "7", "x", 1),
+		strings.Replace(text, " 6 ", " x ", 1),
 	} {
 		if s, err := parseStat(bad); err == nil {
 			t.Errorf("%q: %+v", bad, s)

@@ -15,6 +15,8 @@ type Stat struct {
 	Parent int
 	// Start is the start time, in clock ticks since the boot.
 	Start uint64
+	// Threads is the number of threads that have not ended. The first one can end before others do.
+	Threads int
 }
 
 // Stat reads the process's stat.
@@ -26,8 +28,8 @@ func (p *Process) Stat() (Stat, error) {
 	return parseStat(text)
 }
 
-// parseStat parses the fields state, parent and start time (3, 4 and 22). Before them is the program's name in
-// parentheses, which may contain any characters.
+// parseStat parses the fields state, parent, threads and start time (3, 4, 20 and 22). Before them is the program's
+// name in parentheses, which may contain any characters.
 func parseStat(text string) (Stat, error) {
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 20 {
@@ -41,16 +43,21 @@ func parseStat(text string) (Stat, error) {
 	if err != nil {
 		return Stat{}, fmt.Errorf("the start time in the stat of a process: %w", err)
 	}
-	return Stat{State: fields[0], Parent: parent, Start: start}, nil
+	threads, err := strconv.Atoi(fields[17])
+	if err != nil {
+		return Stat{}, fmt.Errorf("the threads in the stat of a process: %w", err)
+	}
+	return Stat{State: fields[0], Parent: parent, Start: start, Threads: threads}, nil
 }
 
-// CheckRunning returns ErrEnded if the process has ended, even if its parent has not waited for it yet.
+// CheckRunning returns ErrEnded if the process has ended, even if its parent has not waited for it yet. A process whose
+// first thread has ended runs as long as another one does, such as one that hangs in a driver after SIGKILL.
 func (p *Process) CheckRunning() error {
 	s, err := p.Stat()
 	if err != nil {
 		return err
 	}
-	if strings.Contains("ZXx", s.State) {
+	if strings.Contains("ZXx", s.State) && s.Threads < 2 {
 		return ErrEnded
 	}
 	return nil
