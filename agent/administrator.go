@@ -45,6 +45,8 @@ func (a *administrator) Handle(ctx context.Context, r control.Request, progress 
 		return "the NVIDIA driver is opened again", a.releaser.reopen(ctx)
 	case control.Claims:
 		return a.claims(ctx)
+	case control.Forget:
+		return "forgotten until the kubelet has dropped it: " + r.Holder, a.ledger.Forget(ctx, r.Holder, r.Force)
 	case control.Allocation:
 		return a.allocation(ctx, r)
 	case control.HoldOpen:
@@ -179,8 +181,7 @@ func (a *administrator) awaitFree(
 func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, usersLimit) // the driver may hang, or be released
 	defer cancel()
-	list, err := a.ledger.Read(ctx)
-	if err != nil {
+	if _, err := a.ledger.Read(ctx); err != nil {
 		return nil, err
 	}
 	uuids := []string{d.UUID}
@@ -188,13 +189,8 @@ func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) 
 		uuids = append(uuids, m.UUID)
 	}
 	var users []string
-	for _, h := range list {
-		if slices.ContainsFunc(h.UUIDs(), func(uuid string) bool { return slices.Contains(uuids, uuid) }) {
-			users = append(users, h.String())
-		}
-	}
 	for _, h := range a.ledger.Holdings() {
-		if h.Claim != "" && slices.Contains(uuids, h.UUID) {
+		if (h.GPU == d.UUID || h.GPU == "") && !h.AdminAccess && h.State != ledger.Forgotten {
 			users = append(users, h.String())
 		}
 	}

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -161,8 +160,7 @@ func TestAProcessWithTheNodeOpenUsesTheGPU(t *testing.T) {
 	a := &administrator{
 		devices: devs, runner: prepare.New(prepare.Options{Host: h, Driver: f.driver, State: devs, Log: f.opts.Log}),
 		ledger: ledger.New(ledger.Options{
-			List:    func(context.Context) ([]podresources.Holder, error) { return nil, nil },
-			Changed: wake.New(), Log: f.opts.Log,
+			Kubelet: &podresources.Source{Host: h, PluginDir: t.TempDir()}, Changed: wake.New(), Log: f.opts.Log,
 		}),
 	}
 	for _, force := range []bool{false, true} {

@@ -13,6 +13,7 @@ import (
 	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/agent/control"
 	"gpu-cdi-plugin/agent/ledger"
+	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -61,19 +62,23 @@ func TestClaims(t *testing.T) {
 	f.start(Serve)
 	f.kubelet.WaitListed(gpuResource, 3, 1)
 	f.kubelet.Pods.Set(
-		kubelettest.PodWithClaim("team", "p", "main", "train"),
+		kubelettest.PodWithClaim("team", "p", "main", "train",
+			podresources.DeviceName(f.uuid(0)), podresources.DeviceName(gone)),
 		kubelettest.Pod("ml", "late", "main", gpuResource, f.uuid(3)),
 		kubelettest.Pod("ml", "early", "main", gpuResource, f.uuid(1)),
 	)
 	claim := func(index, uuid string) Holding {
 		return Holding{index, config.DRADoor, ledger.Holding{
-			UUID: uuid, Namespace: "team", Claim: "train", ClaimUID: claimUID, Since: claimedSince,
+			UUID: uuid, GPU: uuid, Namespace: "team", Claim: "train", ClaimUID: claimUID, Since: claimedSince,
+			Book:       ledger.Record,
 			Containers: []ledger.Container{{Pod: "p", Container: "main"}},
+			Forget:     claimUID + "/" + podresources.DeviceName(uuid),
 		}}
 	}
 	pod := func(index int, name string) Holding {
 		return Holding{fmt.Sprint(index), config.PluginDoor, ledger.Holding{
-			UUID: f.uuid(index), Resource: gpuResource, Replicas: 1, Namespace: "ml",
+			UUID: f.uuid(index), GPU: f.uuid(index), Resource: gpuResource, Replicas: 1, Namespace: "ml",
+			Book:       ledger.PodResources,
 			Containers: []ledger.Container{{Pod: name, Container: "main"}},
 		}}
 	}

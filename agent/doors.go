@@ -39,8 +39,9 @@ func newDRA(o *Options, held *ledger.Ledger, prep *preparer, obs observer) (*dra
 	api, err := apiserver.New(apiserver.Options{
 		Credentials: c.ServiceAccountDir, Env: o.Env, Timeout: claimTimeout, KeepIdle: claimIdle,
 	})
+	leaving := c.Door == config.PluginDoor || c.Leaves()
 	switch {
-	case err != nil && c.Door != config.PluginDoor:
+	case err != nil && !leaving:
 		return nil, fmt.Errorf("door %s needs the API server: %w", c.Door, err)
 	case err != nil:
 		o.Log.Warn("this program was started without the credentials of a service account, so the ResourceSlices that it " +
@@ -48,19 +49,21 @@ func newDRA(o *Options, held *ledger.Ledger, prep *preparer, obs observer) (*dra
 	}
 	return dra.New(dra.Options{
 		Name: dra.DefaultDriver, API: api, Host: o.Host, Records: claimRecords(c), RegistryDir: c.PluginsRegistryDir,
-		Leaving: c.Door == config.PluginDoor, Beside: c.TakeOver, Ledger: held, PreStart: prep.preStartClaim,
-		InUse: prep.containerUses, Changed: obs.wake, Observer: obs, Log: o.Log,
+		Leaving: leaving, Beside: c.TakeOver, Ledger: held,
+		PreStart: prep.preStartClaim, Resets: prep.resetsForClaim,
+		Changed: obs.wake, Observer: obs, Log: o.Log,
 	}), nil
 }
 
 // split splits resources by the door through which the kubelet gets their devices. All resources stay those of the
-// plugin, perhaps without devices, so that the kubelet and the scheduler know that there are none.
+// plugin, perhaps without devices, so that the kubelet and the scheduler know that there are none. A service that
+// leaves has none for the plugin, and offers those for DRA to nobody.
 func split(c *config.Config, s *gpu.Snapshot, resources []resource.Resource) (plugin, claimable []resource.Resource) {
 	for _, r := range resources {
 		byPlugin, byDRA := r, r
 		byPlugin.Devices, byDRA.Devices = nil, nil
 		for _, d := range r.Devices {
-			if g := s.Find(d.Parent); g != nil && c.ByDRA(g) {
+			if g := s.Find(d.Parent); c.Leaves() || g != nil && c.ByDRA(g) {
 				byDRA.Devices = append(byDRA.Devices, d)
 			} else {
 				byPlugin.Devices = append(byPlugin.Devices, d)

@@ -20,10 +20,13 @@ import (
 
 // Two instances of Serve hand over as follows. The new one sends hold-open, so that no GPU is reset while it opens the
 // driver, and reads the node. Then it sends hand-over. The old one ends all that writes files, and answers. The new one
-// publishes what it has read and registers its plugin with the kubelet beside the old one's. Then it ends hold-open,
-// and the old one ends its plugin. It goes on to answer on its address for health.
+// publishes what it has read and registers its doors with the kubelet beside the old one's. Then it ends hold-open,
+// and the old one ends its doors. It goes on to answer on its address for health.
 //
 // A kubelet before 1.37 loses the new plugin with the old one, and the new one registers again at once.
+//
+// The door dra of the old one answers until the kubelet has closed its connection (dra.Driver.Retire). That of the new
+// one has calls wait until then, so that only one of the two ledgers decides at a time (dra.Driver.RestoreAfter).
 
 // ErrSuccessorEnded means that the instance that had taken over has ended, so that this one must be started again.
 var ErrSuccessorEnded = errors.New("the instance that had taken over has ended")
@@ -33,7 +36,7 @@ var errHandedOver = errors.New("another instance has taken over")
 
 const (
 	// holdLimit is how long the driver is held open for a new instance, and handOverLimit how long a hand-over may take:
-	// waiting for preparations twice, and the end of the plugin.
+	// waiting for preparations twice, and the end of what writes files.
 	holdLimit     = 2 * time.Minute
 	handOverLimit = 2 * time.Minute
 	// takeOverPause is the time between two attempts to take over.
@@ -265,7 +268,8 @@ func (d *daemon) requestHandOver(ctx context.Context) error {
 	return nil
 }
 
-// endOverlap lets the other instance, if there is one, end its plugin when the kubelet watches this one's.
+// endOverlap lets the other instance, if there is one, end its doors when the kubelet has registered this one's and
+// watches its plugin.
 func (d *daemon) endOverlap(ctx context.Context) error {
 	for limit, over := time.After(overlapLimit), false; d.release != nil && !over && d.role.ready() != nil; {
 		select {

@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"gpu-cdi-plugin/agent/dra"
 	"gpu-cdi-plugin/agent/ledger"
@@ -77,21 +79,56 @@ func (p *preparer) setUndone(r *prepare.Record) {
 	p.changed.Wake()
 }
 
-// preStart prepares the devices of a container of a resource concurrently. The plugin limits its time.
+// How long a preparation waits at most until the last holder of a device has ended: a reset needs more of the time that
+// is left.
+const (
+	waitForHolder   = 20 * time.Second
+	waitBeforeReset = 10 * time.Second
+)
+
+// preStart waits until no other container has the devices of a container of a resource, and prepares them concurrently.
+// The plugin limits its time.
 func (p *preparer) preStart(ctx context.Context, resourceName string, requested []*resource.Device) error {
-	return p.prepare(ctx, resourceName, requested, p.devices.preStart().RulesOf(resourceName))
+	rules := p.devices.preStart().RulesOf(resourceName)
+	limit := waitForHolder
+	if rules.Policy.Includes(prepare.Reset) {
+		limit = waitBeforeReset
+	}
+	var ids []string
+	for _, d := range requested {
+		ids = append(ids, d.ID)
+	}
+	waiting, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if err := p.ledger.AwaitFree(waiting, resourceName, ids, requested); err != nil {
+		if held, ok := errors.AsType[*ledger.HeldError](err); ok {
+			err = fmt.Errorf("%s is not ready for a container: %s", held.UUID, held.Why)
+		}
+		p.log.Warn(err.Error(), "resource", resourceName)
+		return err
+	}
+	return p.prepare(ctx, resourceName, requested, rules)
 }
 
 // preStartClaim is preStart for a claim, which may have a policy of its own. The door limits its time.
 func (p *preparer) preStartClaim(
 	ctx context.Context, resourceName string, requested []*resource.Device, wish dra.PreStart,
 ) error {
+	return p.prepare(ctx, resourceName, requested, p.rulesForClaim(resourceName, wish))
+}
+
+// resetsForClaim reports whether preStartClaim may reset a device.
+func (p *preparer) resetsForClaim(resourceName string, wish dra.PreStart) bool {
+	return p.rulesForClaim(resourceName, wish).Policy.Includes(prepare.Reset)
+}
+
+func (p *preparer) rulesForClaim(resourceName string, wish dra.PreStart) prepare.Rules {
 	rules := p.devices.preStart().RulesOf(resourceName)
 	rules.Policy = cmp.Or(prepare.Policy(wish.Policy), rules.Policy)
 	if least := prepare.Policy(wish.Least); least != "" && !rules.Policy.Includes(least) {
 		rules.Policy = least
 	}
-	return p.prepare(ctx, resourceName, requested, rules)
+	return rules
 }
 
 func (p *preparer) prepare(
@@ -140,24 +177,16 @@ func (p *preparer) old(resourceName, id string) *resource.Device {
 	return &one
 }
 
-// containerUses reports whether a container uses a device.
-func (p *preparer) containerUses(ctx context.Context, uuid string) (bool, error) {
-	if err := p.releaser.checkOpen(); err != nil {
-		return false, err
-	}
-	return p.runner.UsedByContainers(ctx, uuid, p.devices.preStart().RulesOf("").Programs)
-}
-
 // whyNotReady returns why no container may have a device under any policy, or empty. The policy handles faults of the
 // device. A container that has the device under an older name is itself the holder that the ledger protects.
 func (p *preparer) whyNotReady(resourceName string, d *resource.Device) string {
-	if !d.Healthy && !d.Fault {
+	if !d.Healthy && !d.Fault && !d.Ending {
 		return d.Reason
 	}
 	if p.ledger.HeldAs(resourceName, d.ID) {
 		return ""
 	}
-	return cmp.Or(p.ledger.Reason(d), p.mps.Reason(d))
+	return p.mps.Reason(d)
 }
 
 // held returns the UUIDs of the devices that containers hold. It returns an error while the driver is released, since

@@ -60,7 +60,7 @@ func (p *publisher) publish(state node.State) {
 	p.state = state
 	p.mps.Set(state.Resources)
 	advertised, claimable := split(p.config, state.Snapshot, state.Resources)
-	p.ledger.Offer(advertised, claimable...)
+	p.ledger.Offer(state.Snapshot, advertised, claimable...)
 	p.advertise()
 }
 
@@ -87,23 +87,33 @@ func (p *publisher) run(ctx context.Context) error {
 	}
 }
 
-// advertise passes the last state on. It marks devices as unhealthy that a container holds under another name, or whose
-// MPS daemon is not ready, and for the plugin those that a claim has.
+// advertise passes the last state on. It marks devices as unhealthy that a container holds so that the kubelet does
+// not know, or whose MPS daemon is not ready; for the plugin those that a claim has, and those that cannot be given
+// before the kubelet was read; and for DRA those that a claim has so that the scheduler does not know.
 func (p *publisher) advertise() {
 	if p.ended {
 		return
 	}
 	state := p.state
-	state.Resources = resource.MarkUnhealthy(state.Resources, func(d *resource.Device) string {
-		return cmp.Or(p.ledger.Reason(d), p.mps.Reason(d))
+	state.Resources = resource.MarkUnhealthy(state.Resources, func(d *resource.Device) (why string) {
+		why, d.Ending = p.ledger.Reason(d)
+		return cmp.Or(why, p.mps.Reason(d))
 	})
 	advertised, claimable := split(p.config, state.Snapshot, state.Resources)
 	advertised = resource.MarkUnhealthy(advertised, p.ledger.Claim)
+	for i := range advertised {
+		of := advertised[i : i+1]
+		of[0] = resource.MarkUnhealthy(of, func(d *resource.Device) string { return p.ledger.Unread(of[0].Name, d) })[0]
+	}
+	claimable = resource.MarkUnhealthy(claimable, p.ledger.Unscheduled)
 	if p.heldBack {
 		advertised = slices.Clone(advertised)
 		for i := range advertised {
 			advertised[i].Devices = nil
 		}
+	}
+	if p.config.Leaves() {
+		claimable = nil
 	}
 	p.refused = ""
 	if err := p.plugin.Update(advertised, p.gpus); err != nil {

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -115,9 +114,7 @@ func TestPublisherRemarksThatItCannotAdvertise(t *testing.T) {
 		config: &defaults, devices: devs, plugin: p, releaser: &releaser{}, metrics: metrics.New(metrics.BuildInfo{}),
 		mps: mps.New(mps.MonitorOptions{Dir: t.TempDir(), Changed: changed.Wake, Log: logger}),
 		ledger: ledger.New(ledger.Options{
-			List:    func(context.Context) ([]podresources.Holder, error) { return nil, nil },
-			InUse:   func(context.Context, string) (bool, error) { return false, nil },
-			Changed: changed, Log: logger,
+			Kubelet: &podresources.Source{Host: h, PluginDir: t.TempDir()}, Pods: runningPods, Changed: changed, Log: logger,
 		}),
 		displaced: ledger.NewDisplaced(ledger.DisplacedOptions{}),
 		reporter:  kubeapi.New(kubeapi.Options{Log: logger}),

@@ -36,6 +36,8 @@ import (
 // The parts are made from the bottom up, and each gets those below it: the node, the preparation of devices, the
 // plugin, and the publisher.
 func Serve(ctx context.Context, o *Options) error {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
 	c, m := &o.Config, metrics.New(o.Build)
 	again, changed, watched := wake.New(), wake.New(), wake.New()
 
@@ -54,13 +56,17 @@ func Serve(ctx context.Context, o *Options) error {
 		requests: make(chan *release),
 	}
 	kubelet := &podresources.Source{Host: o.Host, Socket: c.PodResourcesSocket, PluginDir: c.DevicePluginDir}
-	var prep *preparer
+	var p *plugin.Plugin
 	held := ledger.New(ledger.Options{
-		List: kubelet.List, Changed: again, Log: o.Log,
-		InUse: func(ctx context.Context, uuid string) (bool, error) { return prep.containerUses(ctx, uuid) },
+		Beside: c.TakeOver, Kubelet: kubelet, Driver: dra.DefaultDriver, Pods: runningPods,
+		Resend: func() bool { return p.Resend() },
+		Files: ledger.Files{
+			Parents: filepath.Join(c.RuntimeDir, "parents.json"), Forgotten: filepath.Join(c.StateDir, "forgotten.json"),
+		},
+		Changed: again, Log: o.Log,
 	})
 	daemons := mps.New(mps.MonitorOptions{Dir: MPSDir(c), Modes: o.Driver, Changed: again.Wake, Log: o.Log})
-	prep = &preparer{
+	prep := &preparer{
 		devices: devs, runner: runner, releaser: rel, mps: daemons, ledger: held, metrics: m, changed: changed, log: o.Log,
 		undone: map[string]string{}, record: prepare.NewRecordFile(Preparations(c), devs.offered, o.Log),
 	}
@@ -68,13 +74,14 @@ func Serve(ctx context.Context, o *Options) error {
 	if c.PodMetrics {
 		m.AddHolders(held.Holdings)
 	}
-	p, err := plugin.New(pluginOptions(o, prep, held, observer{m, changed, watched}))
+	obs := observer{m, changed, watched, held.Wake}
+	p, err := plugin.New(pluginOptions(o, prep, held, obs))
 	if err != nil {
 		return err
 	}
 	var claims *dra.Driver
 	if servesClaims(c) {
-		if claims, err = newDRA(o, held, prep, observer{m, changed, watched}); err != nil {
+		if claims, err = newDRA(o, held, prep, obs); err != nil {
 			return err
 		}
 		m.AddClaims(claims.Prepared)
@@ -104,6 +111,10 @@ func Serve(ctx context.Context, o *Options) error {
 		control: &control.Server{Dir: c.RuntimeDir, Log: o.Log, Handler: admin},
 		others:  []actor{daemons.Run, reporter.Run, held.Run, displaced.Run, used.Run},
 	}
+	if c.Leaves() {
+		s.leaver = newLeaver(c, held, claims, end, o.Log)
+		s.others = append(s.others, s.leaver.run)
+	}
 	if err := p.Check(); err != nil { // before the spec is written
 		return err
 	}
@@ -111,7 +122,10 @@ func Serve(ctx context.Context, o *Options) error {
 		opts: o, role: s, node: n, metrics: m, changed: changed, systemd: sdnotify.New(o.Env), takesOver: c.TakeOver,
 		watched: watched, locked: s.restoreClaims, alone: s.alone,
 	}
-	return d.run(ctx)
+	if err := d.run(ctx); err != nil || s.leaver == nil {
+		return err
+	}
+	return s.leaver.result()
 }
 
 // service is the role of Serve.
@@ -128,6 +142,7 @@ type service struct {
 	node      *node.Reconciler
 	handOver  *handOver
 	control   *control.Server
+	leaver    *leaver // or nil
 	others    []actor
 }
 
@@ -151,6 +166,9 @@ func (s *service) check(fresh *Options) error {
 }
 
 func (s *service) ready() error {
+	if s.leaver != nil {
+		return s.leaver.ready()
+	}
 	if s.opts.Config.Door == config.PluginDoor {
 		return s.plugin.Ready()
 	}
@@ -168,7 +186,7 @@ func (s *service) restoreClaims(ctx context.Context) error {
 
 // alone reads what another instance has given, and offers what was held back because of that.
 func (s *service) alone(ctx context.Context) error {
-	_, _ = s.ledger.Read(ctx) // Unknown has the error
+	s.ledger.Alone()
 	if s.dra == nil {
 		return nil
 	}
@@ -222,8 +240,8 @@ func (s *service) keepOpen(ctx context.Context) (until string, opened <-chan str
 	return s.handOver.keepOpen(ctx)
 }
 
-// run implements role. When another instance takes over, the plugin ends last, so that the kubelet can allocate devices
-// until it knows the plugin of the other instance.
+// run implements role. When another instance takes over, the doors end last, so that the kubelet can allocate devices
+// until it knows those of the other instance.
 func (s *service) run(ctx context.Context, node actor) error {
 	if c := &s.opts.Config; !c.NodeLabels {
 		if _, err := RemoveLabels(c, s.opts.Trust); err != nil {
@@ -243,6 +261,11 @@ func (s *service) run(ctx context.Context, node actor) error {
 				s.publisher.end()
 				err = errors.Join(err, s.node.Unlock())
 				s.plugin.Retire()
+				if s.dra != nil {
+					s.dra.Retire()
+				}
+				// Calls that wait for the ledger must end here, with an error: the other instance has a ledger of its own,
+				// which may give what they wait for as soon as this one has answered.
 				s.handOver.awaitOther(ctx)
 			}
 			return err
@@ -315,6 +338,7 @@ func newReporter(o *Options) *kubeapi.Reporter {
 type observer struct {
 	metrics          *metrics.Metrics
 	changed, watched wake.Chan
+	refresh          func() // called when the kubelet begins to watch, so that it can be asked to write its checkpoint
 }
 
 var (
@@ -326,6 +350,7 @@ var (
 func (o observer) Watched(resource string, watched bool) {
 	o.metrics.Watched(resource, watched)
 	o.wake()
+	o.refresh()
 }
 
 // wake says that the service may be ready, or not any more.

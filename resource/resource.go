@@ -43,6 +43,8 @@ type Device struct {
 	Fault bool
 	// InUse says that Reason is only that something uses the device without a container.
 	InUse bool
+	// Ending says that Reason is only that a container has the device that is ending. Who gets the device waits for that.
+	Ending bool
 	// Model is the GPU's product name, and Profile the MIG device's profile, or empty.
 	Model, Profile string
 	// PCIBusID is the GPU's PCI address as in sysfs, such as "0000:3b:00.0".

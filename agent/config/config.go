@@ -89,6 +89,8 @@ type Plugin struct {
 	// TakeOver makes the service take the place of another instance, without a time in which none serves. Otherwise a
 	// second instance is an error.
 	TakeOver bool `yaml:"take-over" json:"take-over"`
+	// Leave makes the service offer no devices, and end when those that it has given are free.
+	Leave Leave `yaml:"leave" json:"leave"`
 	// Listen is HOST:PORT of the server for metrics and health. If it is empty, there is no server.
 	Listen string `yaml:"listen" json:"listen"`
 	// PodMetrics adds metrics that name the containers that hold devices.
@@ -134,6 +136,21 @@ func (p *Plugin) ByDRA(d *gpu.Device) bool {
 	f := resource.Filter{Include: p.DRAGPUs}
 	return p.Door == DRADoor || p.Door == BothDoors && f.Selects(d)
 }
+
+// Leave says when a service that offers no devices ends.
+type Leave string
+
+const (
+	// LeaveNever offers the devices.
+	LeaveNever Leave = "never"
+	// LeaveUnused ends when no container and no ResourceClaim has a device.
+	LeaveUnused Leave = "unused"
+	// LeaveUnprepared ends when no ResourceClaim has a device. Containers of the device plugin may still have some.
+	LeaveUnprepared Leave = "unprepared"
+)
+
+// Leaves reports whether the service offers no devices.
+func (p *Plugin) Leaves() bool { return p.Leave == LeaveUnused || p.Leave == LeaveUnprepared }
 
 // DeviceIDStrategy selects the names that devices have for containers and runtimes.
 type DeviceIDStrategy string
@@ -293,6 +310,7 @@ func Default() Config {
 				MemoryToleranceMiB: prepare.DefaultMemoryTolerance >> 20, Resources: []PreStartRule{},
 			},
 			FailOnInitError: true,
+			Leave:           LeaveNever,
 			FeaturesDir:     "/etc/kubernetes/node-feature-discovery/features.d",
 			Extras:          []Extra{},
 			IMEX:            IMEX{Channels: []int{}},

@@ -103,6 +103,7 @@ prestart:
   - {name: nvidia.com/gpu, policy: reset}
 fail-on-init-error: true
 take-over: true
+leave: unprepared
 listen: 127.0.0.1:9400
 pod-metrics: true
 node-labels: true
@@ -161,7 +162,7 @@ func fullConfig() Config {
 				{XID: 48, Action: health.Reset, Count: 2, Within: configfile.Duration(time.Hour)},
 				{XID: 74, Action: health.Service, Count: 3, Within: configfile.Duration(10 * time.Minute)},
 			}},
-			TakeOver:   true,
+			TakeOver: true, Leave: LeaveUnprepared,
 			Listen:     "127.0.0.1:9400",
 			PodMetrics: true, NodeLabels: true, FeaturesDir: "/host/features.d",
 			Extras: []Extra{GDS, NVSwitch}, IMEX: IMEX{Channels: []int{1, 7}, Required: true},
@@ -227,7 +228,7 @@ func TestOptionsSetTheConfiguration(t *testing.T) {
 	for _, o := range Keys.Options(&want) {
 		set[o.Name()] = o.String()
 	}
-	if len(set) != 36 || set["strategy"] != "cdi-cri,device-specs" || set["gpu-timeout"] != "1m30s" {
+	if len(set) != 37 || set["strategy"] != "cdi-cri,device-specs" || set["gpu-timeout"] != "1m30s" {
 		t.Errorf("options %q", set)
 	}
 	for _, o := range Keys.Options(&c) {
@@ -263,6 +264,7 @@ func TestOptionsRefuseWrongValues(t *testing.T) {
 		"gpu-timeout":        `"wrong" is not a duration of more than 0, such as 10s or 1m30s`,
 		"fail-on-init-error": `want true or false, got "wrong"`,
 		"take-over":          `want true or false, got "wrong"`,
+		"leave":              `unknown value "wrong"; known are never, unused, unprepared`,
 		"mig-strategy":       `unknown value "wrong"; known are none, single, mixed`,
 		"mps":                `want true or false, got "wrong"`,
 		"no-hook":            `want true or false, got "wrong"`,
@@ -386,6 +388,7 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		"plugins-registry-dir is empty",
 		`registration: unknown value ""; known are kubelet, watcher`,
 		`door: unknown value ""; known are plugin, dra, both`,
+		`leave: unknown value ""; known are never, unused, unprepared`,
 		`runtime-dir "": want an absolute path, the same as on the host`,
 		`state-dir "state": want an absolute path, the same as on the host`,
 		`strategy: unknown value "cdi"; known are cdi-cri, cdi-annotations, device-specs, envvar`,

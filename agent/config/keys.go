@@ -81,6 +81,8 @@ var keys = [][2]string{
 		"one, and offer no device until then"},
 	{"take-over", "take the place of another serve, which hands over in milliseconds; both must have the same " +
 		"runtime-dir"},
+	{"leave", "offer no devices, and exit when those that were given are free: never (offer them), unused (exit when no " +
+		"container and no ResourceClaim has a device), unprepared (when no ResourceClaim has one)"},
 	{"listen", "`host:port` of the server for metrics and health (default: none)"},
 	{"pod-metrics", "add the containers that hold devices to the metrics, with their pods and namespaces"},
 	{"node-labels", "write the labels of gpu-feature-discovery for node feature discovery, which sets them on the node"},
@@ -154,6 +156,7 @@ var values = map[string][]string{
 	"log-format":                  {"text", "json"},
 	"registration":                configfile.Texts(RegisterKubelet, RegisterWatcher),
 	"door":                        configfile.Texts(PluginDoor, DRADoor, BothDoors),
+	"leave":                       configfile.Texts(LeaveNever, LeaveUnused, LeaveUnprepared),
 	"strategy":                    resource.Strategies(),
 	"device-id-strategy":          configfile.Texts(ByUUID, ByIndex),
 	"extras":                      configfile.Texts(GDS, GDRCopy, MOFED, NVSwitch),

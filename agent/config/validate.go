@@ -35,6 +35,7 @@ func (c *Config) Validate() error {
 		known("registration", c.Registration),
 		known("door", c.Door),
 		checkDRA(c),
+		known("leave", c.Leave),
 		configfile.Absolute("runtime-dir", c.RuntimeDir),
 		configfile.Absolute("state-dir", c.StateDir),
 		checkStrategies(c.Strategy),

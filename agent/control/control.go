@@ -35,6 +35,9 @@ const (
 	Reopen  Act = "reopen"
 	// Claims returns who holds which devices, as JSON.
 	Claims Act = "claims"
+	// Forget has a holder of devices, as Claims names it, hold nothing until the kubelet has dropped it. With Force it
+	// does so under running processes.
+	Forget Act = "forget"
 	// Allocation returns the qualified names of the CDI devices that the kubelet gave a container, separated by
 	// commas. Only prestart-hook sends it.
 	Allocation Act = "allocation"
@@ -46,13 +49,14 @@ const (
 )
 
 // acts says, for each act, what its requests must have and may have.
-var acts = map[Act]struct{ device, reason, options, container, driver bool }{
+var acts = map[Act]struct{ device, reason, options, container, driver, holder bool }{
 	Cordon:     {device: true, reason: true},
 	Uncordon:   {device: true},
 	Reset:      {device: true, options: true},
 	Release:    {},
 	Reopen:     {},
 	Claims:     {},
+	Forget:     {holder: true},
 	Allocation: {container: true},
 	HoldOpen:   {},
 	HandOver:   {driver: true},
@@ -67,8 +71,11 @@ type Request struct {
 	Reason string `json:"reason,omitempty"`
 	// Wait says whether to wait until the device is not in use.
 	Wait bool `json:"wait,omitempty"`
-	// Force says whether to reset the device although processes outside containers use it.
+	// Force says whether to reset the device although processes outside containers use it, or to forget a holder although
+	// it may use the device.
 	Force bool `json:"force,omitempty"`
+	// Holder is POD-UID/CONTAINER/DEVICE or CLAIM-UID/DEVICE.
+	Holder string `json:"holder,omitempty"`
 	// Namespace, Pod and Container name a container of a pod.
 	Namespace string `json:"namespace,omitempty"`
 	Pod       string `json:"pod,omitempty"`
@@ -79,7 +86,7 @@ type Request struct {
 
 // String describes the request for people, such as "cordon 3 (a fan is loud)".
 func (r *Request) String() string {
-	text := strings.TrimSpace(string(r.Act) + " " + r.Device)
+	text := strings.TrimSpace(string(r.Act) + " " + r.Device + r.Holder)
 	if r.Container != "" {
 		text += " of container " + r.Container + " of pod " + r.Namespace + "/" + r.Pod
 	}
@@ -100,6 +107,7 @@ const (
 	maxDevice = 100
 	maxReason = 500
 	maxName   = 253 // of a pod
+	maxHolder = 500
 )
 
 // Check returns an error if the request is invalid.
@@ -116,17 +124,20 @@ func (r *Request) Check() error {
 		return fmt.Errorf("%s: give a reason", r.Act)
 	case !needs.reason && r.Reason != "":
 		return fmt.Errorf("%s: takes no reason", r.Act)
-	case !needs.options && (r.Wait || r.Force):
+	case !needs.options && (r.Wait || r.Force && !needs.holder):
 		return fmt.Errorf("%s: takes neither wait nor force", r.Act)
 	case !needs.driver && r.NoDriver:
 		return fmt.Errorf("%s: takes no noDriver", r.Act)
+	case needs.holder != (r.Holder != ""):
+		return fmt.Errorf("%s: takes a holder only to forget it", r.Act)
 	case needs.container && (r.Namespace == "" || r.Pod == "" || r.Container == ""):
 		return fmt.Errorf("%s: name a container, its pod and its namespace", r.Act)
 	case !needs.container && r.Namespace+r.Pod+r.Container != "":
 		return fmt.Errorf("%s: takes no container", r.Act)
 	}
 	return errors.Join(checkText("device", r.Device, maxDevice), checkText("reason", r.Reason, maxReason),
-		checkText("namespace", r.Namespace, maxName), checkText("pod", r.Pod, maxName),
+		checkText("holder", r.Holder, maxHolder), checkText("namespace", r.Namespace, maxName),
+		checkText("pod", r.Pod, maxName),
 		checkText("container", r.Container, maxName))
 }
 

@@ -15,6 +15,10 @@ import (
 type claim struct {
 	Metadata Metadata `json:"metadata"`
 	Status   struct {
+		ReservedFor []struct {
+			Resource string `json:"resource"`
+			UID      string `json:"uid"`
+		} `json:"reservedFor"`
 		Allocation *struct {
 			Devices struct {
 				Results []result `json:"results"`
@@ -60,6 +64,17 @@ type allotted struct {
 	resource string // its name
 	preStart PreStart
 	memory   uint64 // of the claim's share, in bytes, or 0 if no other claim can have the device
+}
+
+// pods returns the UIDs of the pods that the claim is reserved for.
+func (c *claim) pods() []string {
+	var uids []string
+	for _, r := range c.Status.ReservedFor {
+		if r.Resource == "pods" {
+			uids = append(uids, r.UID)
+		}
+	}
+	return uids
 }
 
 // has reports whether the claim still has the devices of a record.

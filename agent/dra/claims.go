@@ -26,15 +26,18 @@ import (
 
 // Ledger knows who holds which devices, by both doors.
 type Ledger interface {
-	// TakeClaim records that a claim, given by its UID and "NAMESPACE/NAME", has devices, or parts of their memory. If it
-	// cannot have them, it returns an error that says why, and records nothing. A claim may take the same again.
-	TakeClaim(ctx context.Context, uid, name string, portions []ledger.Portion) error
+	// TakeClaim records that a claim has devices, or parts of their memory. It waits until ctx ends for what passes by
+	// itself. If the claim cannot have them, it returns an error that says why, and records nothing. A claim may take the
+	// same again.
+	TakeClaim(ctx context.Context, c ledger.Claim) error
 	// RestoreClaim records what a claim has since a time in an earlier process, whoever else has it.
-	RestoreClaim(uid, name string, since time.Time, portions []ledger.Portion)
-	// LoseClaim records that it is unknown which devices a claim has.
-	LoseClaim(uid string)
-	// DropClaim records that a claim has no devices any more.
+	RestoreClaim(c ledger.Claim, since time.Time)
+	// DropClaim says that a claim is unprepared, and LoseRecord that it only has no record any more.
 	DropClaim(uid string)
+	LoseRecord(uid string)
+	// IsAbandoned reports whether nothing on the node has a claim with a record any more, although it was not unprepared.
+	// An error means that this is unknown.
+	IsAbandoned(uid string) (bool, error)
 }
 
 // claims prepares claims for the kubelet. Its methods may be called concurrently.
@@ -46,9 +49,14 @@ type claims struct {
 	boot     string // the kernel's boot ID
 	ledger   Ledger
 	preStart preStart
-	inUse    func(ctx context.Context, uuid string) (bool, error)
+	resets   func(resourceName string, wish PreStart) bool
+	patience time.Duration   // waitLimit; only tests change it
+	retired  context.Context // ends when another instance takes over, so that no call waits any more
 	log      *slog.Logger
 	state    *published
+
+	alone      chan struct{} // closed when no other instance serves claims; calls wait for it
+	serveAlone func()        // closes it
 
 	mu      sync.Mutex
 	records map[string]*record       // of prepared claims, by UID
@@ -91,14 +99,14 @@ func (c *claims) restoreOne(ctx context.Context, uid string) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		delete(c.records, uid)
-		c.ledger.DropClaim(uid)
+		c.ledger.LoseRecord(uid)
 	case err != nil:
 		delete(c.records, uid)
 		c.bad[uid] = err
-		c.ledger.LoseClaim(uid)
+		c.ledger.LoseRecord(uid)
 	default:
 		c.records[uid] = r
-		c.ledger.RestoreClaim(uid, r.claim(), r.Since, r.portions())
+		c.ledger.RestoreClaim(r.held(), r.Since)
 	}
 	return nil
 }
@@ -110,16 +118,29 @@ func (c *claims) count() int {
 	return len(c.records) + len(c.bad)
 }
 
-// portions returns what the claim has of devices.
-func (r *record) portions() []ledger.Portion {
-	var list []ledger.Portion
-	for _, d := range r.Devices {
-		if !d.Admin {
-			device := &resource.Device{ID: d.UUID, UUID: d.UUID, Parent: d.Parent}
-			list = append(list, ledger.Portion{Device: device, Memory: d.Memory})
-		}
+// names names these claims.
+func (c *claims) names() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var list []string
+	for _, r := range c.records {
+		list = append(list, r.label())
 	}
+	for uid := range c.bad {
+		list = append(list, "the ResourceClaim with the UID "+uid)
+	}
+	slices.Sort(list)
 	return list
+}
+
+// held returns what the claim has.
+func (r *record) held() ledger.Claim {
+	held := ledger.Claim{UID: r.UID, Name: r.claim(), Pods: r.Pods}
+	for _, d := range r.Devices {
+		device := &resource.Device{ID: d.UUID, UUID: d.UUID, Parent: d.Parent}
+		held.Portions = append(held.Portions, ledger.Portion{Device: device, Memory: d.Memory, Admin: d.Admin})
+	}
+	return held
 }
 
 // lock waits until no other call works on a claim.
@@ -147,20 +168,42 @@ func (c *claims) lock(ctx context.Context, uid string) (unlock func(), err error
 	}
 }
 
+// begin waits until no other instance serves claims, and no other call works on this one.
+func (c *claims) begin(ctx context.Context, uid string) (end func(), err error) {
+	if !isUID(uid) {
+		return nil, fmt.Errorf("its UID %q is no UID", uid)
+	}
+	select {
+	case <-c.alone:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for the end of the instance before this one: %w", context.Cause(ctx))
+	}
+	return c.lock(ctx, uid)
+}
+
+// working reports whether a call works on a claim.
+func (c *claims) working() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.busy) > 0
+}
+
 // prepare gives a claim its devices, and returns what the kubelet passes to the containers. A claim that is prepared
 // already gets the same answer.
 func (c *claims) prepare(ctx context.Context, k *drav1.Claim) ([]*drav1.Device, error) {
-	if !isUID(k.GetUid()) {
-		return nil, fmt.Errorf("its UID %q is no UID", k.GetUid())
-	}
-	unlock, err := c.lock(ctx, k.GetUid())
+	ctx, cancel := context.WithTimeout(ctx, prepareLimit)
+	defer cancel()
+	waiting, endWaiting := context.WithTimeout(ctx, c.patience)
+	defer endWaiting()
+	defer context.AfterFunc(c.retired, endWaiting)() //nolint:contextcheck // two contexts end the wait
+	unlock, err := c.begin(ctx, k.GetUid())
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	state, _ := c.state.get()
-	if state == nil || state.Snapshot == nil {
-		return nil, errors.New("the GPUs have not been read yet")
+	state, err := c.awaitState(waiting)
+	if err != nil {
+		return nil, err
 	}
 	c.mu.Lock()
 	r := c.records[k.GetUid()]
@@ -171,7 +214,7 @@ func (c *claims) prepare(ctx context.Context, k *drav1.Claim) ([]*drav1.Device, 
 	if c.api == nil {
 		return nil, errors.New("the driver was started without the credentials of a service account")
 	}
-	read, err := c.read(ctx, k.GetNamespace(), k.GetName())
+	read, err := c.readAgain(ctx, waiting, k.GetNamespace(), k.GetName())
 	if err != nil {
 		return nil, fmt.Errorf("read it: %w", err)
 	}
@@ -179,7 +222,62 @@ func (c *claims) prepare(ctx context.Context, k *drav1.Claim) ([]*drav1.Device, 
 	if err != nil {
 		return nil, err
 	}
-	return c.give(ctx, k, list, state)
+	if slices.ContainsFunc(list, func(a allotted) bool { return c.resets(a.resource, a.preStart) }) {
+		deadline, _ := waiting.Deadline()
+		waiting, endWaiting = context.WithDeadline(waiting, deadline.Add(waitBeforeReset-waitLimit))
+		defer endWaiting()
+	}
+	return c.give(ctx, waiting, c.newRecord(k, read.pods()), list, state)
+}
+
+func (c *claims) newRecord(k *drav1.Claim, pods []string) *record {
+	return &record{
+		Version: recordVersion, Namespace: k.GetNamespace(), Name: k.GetName(), UID: k.GetUid(), Boot: c.boot, Pool: c.node,
+		Pods: pods, Since: time.Now().UTC().Truncate(time.Second),
+	}
+}
+
+const (
+	// prepareLimit is how long the preparation of a claim may take. The kubelet ends the call after 45 s. Of that it
+	// may wait for waitLimit for what passes by itself, such as the end of the last holder, or for waitBeforeReset
+	// before a reset: if the call fails, the kubelet repeats it only after its sync period, which is a minute by
+	// default.
+	prepareLimit    = 40 * time.Second
+	waitLimit       = 25 * time.Second
+	waitBeforeReset = 10 * time.Second
+	// readPause is the time between two attempts to read a claim from the API server.
+	readPause = time.Second
+)
+
+// awaitState waits until the GPUs have been read.
+func (c *claims) awaitState(ctx context.Context) (*node.State, error) {
+	for {
+		state, changed := c.state.get()
+		if state != nil && state.Snapshot != nil {
+			return state, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, errors.New("the GPUs have not been read yet")
+		}
+	}
+}
+
+// readAgain is read, but repeats a request that fails until the context `waiting` ends, unless the API server says that
+// there is no such claim.
+func (c *claims) readAgain(ctx, waiting context.Context, namespace, name string) (*claim, error) {
+	for {
+		one, err := c.read(ctx, namespace, name)
+		if err == nil || apiserver.Answered(err, http.StatusNotFound) {
+			return one, err
+		}
+		select {
+		case <-waiting.Done():
+			return nil, err
+		case <-time.After(readPause):
+		}
+	}
 }
 
 // read reads a claim from the API server.
@@ -189,17 +287,19 @@ func (c *claims) read(ctx context.Context, namespace, name string) (*claim, erro
 	return &one, c.api.Get(ctx, path, &one)
 }
 
-// dropGone drops the claims that do not have their devices any more by the API server, and whose devices nothing uses.
-// The kubelet unprepares a claim only if it knows of it, which it does not after the node was made new. Without an
-// answer of the API server it asks again later.
+// dropInterval is the time between two searches for claims that are gone.
+const dropInterval = 30 * time.Second
+
+// dropGone drops claims, until ctx ends, that do not have their devices any more by the API server, and that nothing
+// on the node has. The kubelet unprepares a claim only if it knows of it, which it does not after the node was made
+// new, or if its record of claims was removed.
 func (c *claims) dropGone(ctx context.Context) {
-	c.mu.Lock()
-	list := slices.Collect(maps.Values(c.records))
-	c.mu.Unlock()
-	for pause := firstPause; len(list) > 0; pause = min(2*pause, longestPause) {
-		// Without the API group all claims seem to be gone.
-		if err := c.api.Get(ctx, apiPath, &struct{}{}); err == nil {
-			list = slices.DeleteFunc(list, func(r *record) bool { return c.checkGone(ctx, r) })
+	for pause := firstPause; ; pause = min(2*pause, dropInterval) {
+		c.mu.Lock()
+		list := slices.Collect(maps.Values(c.records))
+		c.mu.Unlock()
+		for _, r := range list {
+			c.dropIfGone(ctx, r)
 		}
 		select {
 		case <-ctx.Done():
@@ -209,63 +309,64 @@ func (c *claims) dropGone(ctx context.Context) {
 	}
 }
 
-// checkGone drops a claim if it is gone. It returns false if that is unknown.
-func (c *claims) checkGone(ctx context.Context, r *record) (known bool) {
-	one, err := c.read(ctx, r.Namespace, r.Name)
-	switch {
-	case err != nil && !apiserver.Answered(err, http.StatusNotFound):
-		return false
-	case err == nil && one.has(r):
-		return true
+// dropIfGone drops a claim if it is gone.
+func (c *claims) dropIfGone(ctx context.Context, r *record) {
+	abandoned, err := c.ledger.IsAbandoned(r.UID)
+	if err != nil && !r.unsure {
+		c.log.Warn(r.label() + " keeps its devices if it is gone, since it is unknown whether a pod still has them: " +
+			wording.OneLine(err))
 	}
-	for _, p := range r.portions() {
-		if used, err := c.inUse(ctx, p.Device.UUID); used || err != nil {
-			c.log.Warn(r.label() + " is gone, and its devices may still be in use: they are kept for it")
-			return true
-		}
+	r.unsure = err != nil
+	if !abandoned || !c.isGone(ctx, r) {
+		return
 	}
 	unlock, err := c.lock(ctx, r.UID)
 	if err != nil {
-		return false
+		return
 	}
 	defer unlock()
 	c.mu.Lock()
 	same := c.records[r.UID] == r
 	c.mu.Unlock()
 	if !same { // it was prepared again meanwhile
-		return true
+		return
 	}
 	c.log.Info(r.label() + " is gone: its devices are taken back")
 	if err := c.drop(r.UID); err != nil {
 		c.log.Warn(r.label() + " is gone: " + wording.OneLine(err))
 	}
-	return true
+}
+
+// isGone reports whether the API server says that a claim does not have its devices any more.
+func (c *claims) isGone(ctx context.Context, r *record) bool {
+	one, err := c.read(ctx, r.Namespace, r.Name)
+	if err == nil {
+		return !one.has(r)
+	}
+	// Without the API group all claims seem to be gone.
+	return apiserver.Answered(err, http.StatusNotFound) && c.api.Get(ctx, apiPath, &struct{}{}) == nil
 }
 
 // give records that a claim has devices: in the ledger, which decides, and then on disk.
+//
+// It waits for what passes by itself until the context `waiting` ends.
 func (c *claims) give(
-	ctx context.Context, k *drav1.Claim, list []allotted, state *node.State,
+	ctx, waiting context.Context, r *record, list []allotted, state *node.State,
 ) ([]*drav1.Device, error) {
-	r := &record{
-		Version: recordVersion, Namespace: k.GetNamespace(), Name: k.GetName(), UID: k.GetUid(), Boot: c.boot, Pool: c.node,
-		Since: time.Now().UTC().Truncate(time.Second),
-	}
-	var portions []ledger.Portion
+	held := r.held()
 	for _, a := range list {
 		r.Devices = append(r.Devices, recordDevice{
 			Request: a.Request, Device: a.Device, UUID: a.device.UUID, Parent: a.device.Parent,
 			ShareID: a.ShareID, Memory: a.memory, Admin: a.AdminAccess,
 		})
-		if !a.AdminAccess { // others may have the device too
-			device := *a.device // the ledger need not keep the whole state
-			portions = append(portions, ledger.Portion{Device: &device, Memory: a.memory})
-		}
+		device := *a.device // the ledger need not keep the whole state
+		held.Portions = append(held.Portions, ledger.Portion{Device: &device, Memory: a.memory, Admin: a.AdminAccess})
 	}
 	answer, err := c.answer(r, state)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.ledger.TakeClaim(ctx, r.UID, r.claim(), portions); err != nil {
+	if err := c.ledger.TakeClaim(waiting, held); err != nil {
 		return nil, err
 	}
 	if err := c.prepareDevices(ctx, list); err != nil {
@@ -282,9 +383,6 @@ func (c *claims) give(
 	return answer, nil
 }
 
-// prepareLimit is how long the preparation of a claim's devices may take. The kubelet ends the call after 45 s.
-const prepareLimit = 40 * time.Second
-
 // undo takes the devices of a claim back that could not be prepared. If it has a record of an earlier boot, or one that
 // cannot be read, it keeps what it had. The caller has locked the claim.
 func (c *claims) undo(uid string) error {
@@ -293,11 +391,12 @@ func (c *claims) undo(uid string) error {
 	c.mu.Unlock()
 	switch {
 	case old != nil:
-		c.ledger.RestoreClaim(uid, old.claim(), old.Since, old.portions())
-	case bad != nil:
-		c.ledger.LoseClaim(uid)
+		c.ledger.RestoreClaim(old.held(), old.Since)
 	default:
-		return c.drop(uid)
+		c.ledger.LoseRecord(uid)
+		if bad == nil {
+			return c.removeRecord(uid)
+		}
 	}
 	return nil
 }
@@ -305,6 +404,10 @@ func (c *claims) undo(uid string) error {
 // drop takes the devices of a claim back, and removes its record. The caller has locked the claim.
 func (c *claims) drop(uid string) error {
 	c.ledger.DropClaim(uid)
+	return c.removeRecord(uid)
+}
+
+func (c *claims) removeRecord(uid string) error {
 	c.mu.Lock()
 	delete(c.records, uid)
 	delete(c.bad, uid)
@@ -322,8 +425,6 @@ type preStart func(ctx context.Context, resourceName string, devices []*resource
 // plugin, and by its configuration. Devices with admin access are left alone, since other claims have them. A share is
 // prepared like a replica, also if the device is not shared any more: other claims that have shares of it may use it.
 func (c *claims) prepareDevices(ctx context.Context, list []allotted) error {
-	ctx, cancel := context.WithTimeout(ctx, prepareLimit)
-	defer cancel()
 	type alike struct {
 		resource string
 		wish     PreStart
@@ -384,10 +485,7 @@ func (r *record) uuids() []string {
 // unprepare takes the devices of a claim back. A claim that is not prepared is no error.
 func (c *claims) unprepare(ctx context.Context, k *drav1.Claim) error {
 	uid := k.GetUid()
-	if !isUID(uid) {
-		return fmt.Errorf("its UID %q is no UID", uid)
-	}
-	unlock, err := c.lock(ctx, uid)
+	unlock, err := c.begin(ctx, uid)
 	if err != nil {
 		return err
 	}

@@ -39,42 +39,61 @@ type fakeLedger struct {
 	mu     sync.Mutex
 	pods   map[string]string           // the holders by UUID
 	claims map[string][]ledger.Portion // by UID
+	passes bool                        // whether TakeClaim waits
+
+	used    bool  // whether a claim is not abandoned
+	unknown error // the error of IsAbandoned
 }
 
 func newFakeLedger() *fakeLedger {
 	return &fakeLedger{pods: map[string]string{}, claims: map[string][]ledger.Portion{}}
 }
 
-func (l *fakeLedger) TakeClaim(_ context.Context, uid, _ string, portions []ledger.Portion) error {
+func (l *fakeLedger) TakeClaim(ctx context.Context, c ledger.Claim) error {
+	for {
+		err := l.take(c)
+		if err == nil || !l.passes {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+func (l *fakeLedger) take(c ledger.Claim) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	portions := slices.DeleteFunc(slices.Clone(c.Portions), func(p ledger.Portion) bool { return p.Admin })
 	for _, p := range portions {
 		if pod := l.pods[p.Device.UUID]; pod != "" {
 			return fmt.Errorf("%s: %s holds it", p.Device.UUID, pod)
 		}
 		for other, theirs := range l.claims {
-			if other != uid && slices.ContainsFunc(theirs, func(o ledger.Portion) bool {
+			if other != c.UID && slices.ContainsFunc(theirs, func(o ledger.Portion) bool {
 				return o.Device.UUID == p.Device.UUID && (o.Memory == 0 || p.Memory == 0)
 			}) {
 				return fmt.Errorf("%s: the claim %s holds it", p.Device.UUID, other)
 			}
 		}
 	}
-	l.claims[uid] = portions
+	l.claims[c.UID] = portions
 	return nil
 }
 
-func (l *fakeLedger) RestoreClaim(uid, _ string, _ time.Time, portions []ledger.Portion) {
+func (l *fakeLedger) RestoreClaim(c ledger.Claim, _ time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.claims[uid] = portions
+	l.claims[c.UID] = slices.DeleteFunc(slices.Clone(c.Portions), func(p ledger.Portion) bool { return p.Admin })
 }
 
-// LoseClaim has the claim hold nothing that is known.
-func (l *fakeLedger) LoseClaim(uid string) {
+// IsAbandoned implements Ledger.
+func (l *fakeLedger) IsAbandoned(uid string) (bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.claims[uid] = []ledger.Portion{{Device: &resource.Device{UUID: "unknown"}}}
+	return !l.used && l.unknown == nil, l.unknown
 }
 
 func (l *fakeLedger) DropClaim(uid string) {
@@ -82,6 +101,9 @@ func (l *fakeLedger) DropClaim(uid string) {
 	defer l.mu.Unlock()
 	delete(l.claims, uid)
 }
+
+// LoseRecord implements Ledger.
+func (l *fakeLedger) LoseRecord(uid string) { l.DropClaim(uid) }
 
 // held returns the devices that claims have, such as "GPU-0" or "GPU-0 1024" for a share of 1024 bytes.
 func (l *fakeLedger) held() []string {
@@ -110,9 +132,10 @@ type claimNode struct {
 	state  *node.State
 
 	driver   *Driver
-	inUse    func(uuid string) (bool, error)
 	preStart func(resourceName string, devices []*resource.Device, wish PreStart) error
 	leaving  bool // see Options
+	beside   bool // see Options
+	patience time.Duration
 	stop     func()
 	log      *testenv.Log
 	observed observed
@@ -128,7 +151,7 @@ func newClaimNode(t testing.TB, gpus int) *claimNode {
 	n := &claimNode{
 		t: t, server: apiservertest.New(t), root: root, state: nodeOf(t, gpus),
 		ledger:   newFakeLedger(),
-		inUse:    func(string) (bool, error) { return false, nil },
+		patience: 50 * time.Millisecond,
 		preStart: func(string, []*resource.Device, PreStart) error { return nil },
 	}
 	testenv.Must(t, os.Mkdir(filepath.Join(root, "registry"), 0o755))
@@ -173,13 +196,13 @@ func (n *claimNode) start() {
 		Name: DefaultDriver, API: api, Host: h, Records: n.records(), RegistryDir: filepath.Join(n.root, "registry"),
 		Ledger: n.ledger, Log: slog.New(slog.NewTextHandler(n.log, nil)),
 		Changed: func() {}, Observer: &n.observed,
-		InUse:   func(_ context.Context, uuid string) (bool, error) { return n.inUse(uuid) },
-		Leaving: n.leaving,
+		Leaving: n.leaving, Beside: n.beside,
+		Resets: func(_ string, wish PreStart) bool { return wish.Policy == "reset" },
 		PreStart: func(_ context.Context, resourceName string, devices []*resource.Device, wish PreStart) error {
 			return n.preStart(resourceName, devices, wish)
 		},
 	})
-	n.driver.least = 0
+	n.driver.least, n.driver.claims.patience = 0, n.patience
 	testenv.Must(n.t, n.driver.Restore(n.t.Context()))
 	stopPublisher, stopServer := run(n.t, n.driver.Run), run(n.t, n.driver.Serve)
 	n.stop = func() { stopPublisher(); stopServer() }
@@ -192,8 +215,15 @@ func (n *claimNode) start() {
 func (n *claimNode) publish() { n.driver.Publish(*n.state, Offer{Resources: n.state.Resources}) }
 
 func (n *claimNode) socket() string {
-	return filepath.Join(n.root, "registry", DefaultDriver+"-reg.sock")
+	name := DefaultDriver + "-reg.sock"
+	if n.beside {
+		name = DefaultDriver + "-reg-2.sock"
+	}
+	return filepath.Join(n.root, "registry", name)
 }
+
+// remove removes a claim from the API server.
+func (n *claimNode) remove(i int) { n.server.SetClaim("team", fmt.Sprint("claim-", i), nil) }
 
 // uid returns the UID of the claim with a number.
 func uid(i int) string { return fmt.Sprintf("00000000-0000-0000-0000-%012d", i) }
@@ -580,7 +610,7 @@ func TestARestartKeepsClaims(t *testing.T) {
 		n.allocate(i, device(fmt.Sprint("gpu-", i)))
 		n.mustPrepare(i)
 	}
-	n.inUse = func(string) (bool, error) { return true, nil } // so that the claim stays when it is gone below
+	n.ledger.used = true // so that the claim stays when it is gone below
 	n.start()
 	n.wantHeld("GPU-0", "GPU-1")
 	if answer := n.prepare(named(0))[uid(0)]; answer.GetError() != "the GPUs have not been read yet" {
@@ -638,7 +668,7 @@ func TestRemarksAboutClaims(t *testing.T) {
 	testenv.Must(t, os.WriteFile(recordPath(n.records(), uid(0)), []byte(`{"version":`), 0o600),
 		os.WriteFile(filepath.Join(n.records(), "notes.json"), []byte(`x`), 0o600))
 	n.start()
-	n.wantHeld("GPU-1", "unknown")
+	n.wantHeld("GPU-1") // what the other one has, the kubelet says
 	one := nodeOf(t, 1) // GPU 1 is gone
 	n.driver.Publish(*one, Offer{Resources: one.Resources})
 	texts := func() []string {
@@ -754,7 +784,7 @@ func BenchmarkPrepare(b *testing.B) {
 	for b.Loop() {
 		list, err := read.devices(uid(1), n.driver.id, state)
 		testenv.Must(b, err)
-		_, err = n.driver.claims.give(b.Context(), named(1), list, state)
+		_, err = n.driver.claims.give(b.Context(), b.Context(), n.driver.claims.newRecord(named(1), nil), list, state)
 		testenv.Must(b, err)
 	}
 }
@@ -859,8 +889,8 @@ func TestDevicesArePreparedBeforeTheirClaim(t *testing.T) {
 	testenv.Must(t, os.WriteFile(recordPath(n.records(), uid(2)), nil, 0o600))
 	n.start()
 	refuse = "GPU-2"
-	n.prepare(named(2)) // a container may have what it had
-	n.wantHeld("GPU-0", "GPU-1", "unknown")
+	n.prepare(named(2))          // a container may have what it had
+	n.wantHeld("GPU-0", "GPU-1") // what the other one had, the kubelet says
 	if _, err := os.Lstat(recordPath(n.records(), uid(2))); err != nil {
 		t.Error(err)
 	}
@@ -891,40 +921,6 @@ func TestTheConfigurationSaysHowDevicesArePrepared(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
-	}
-}
-
-// Two instances serve claims for a moment when one takes the place of the other.
-func TestAnInstanceTakesTheClaimsOfAnother(t *testing.T) {
-	t.Parallel()
-	n := newClaimNode(t, 3)
-	for i := range 2 {
-		n.allocate(i, device(fmt.Sprint("gpu-", i)))
-		n.mustPrepare(i)
-	}
-	next := newFakeLedger()
-	h, err := host.New(n.root, "", "")
-	testenv.Must(t, err)
-	second := New(Options{
-		Name: DefaultDriver, Host: h, Records: n.records(), RegistryDir: filepath.Dir(n.socket()), Beside: true,
-		Ledger: next, Changed: func() {}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
-	})
-	testenv.Must(t, second.Restore(t.Context()))
-	run(t, second.Serve)
-	beside := filepath.Join(filepath.Dir(n.socket()), DefaultDriver+"-reg-2.sock")
-	testenv.Eventually(t, "the socket beside", func() bool {
-		_, err := os.Lstat(beside)
-		return err == nil
-	})
-	n.allocate(2, device("gpu-2"))
-	n.mustPrepare(2)
-	if text := n.unprepare(0); text != "" {
-		t.Error(text)
-	}
-	n.stop()
-	testenv.Must(t, second.RestoreAfter(t.Context()))
-	if diff := cmp.Diff([]string{"GPU-1", "GPU-2"}, next.held()); diff != "" {
-		t.Errorf("held (-want +got)\n%s", diff)
 	}
 }
 
@@ -975,12 +971,68 @@ func TestANodeLeavesWithoutTheAPIServer(t *testing.T) {
 	}
 }
 
+// A call that fails costs the pod the kubelet's whole sync period.
+func TestPrepareWaitsForWhatPassesByItself(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		before, passes func(*claimNode)
+		want           string // the error if it does not pass
+	}{
+		"a pod that is ending has the device": {
+			func(n *claimNode) { n.ledger.passes, n.ledger.pods["GPU-0"] = true, "team/old" },
+			func(n *claimNode) {
+				n.ledger.mu.Lock()
+				defer n.ledger.mu.Unlock()
+				delete(n.ledger.pods, "GPU-0")
+			}, "GPU-0: team/old holds it",
+		},
+		"the GPUs have not been read": {
+			(*claimNode).start, (*claimNode).publish, "the GPUs have not been read yet",
+		},
+		"the API server fails": {
+			func(n *claimNode) {
+				n.server.Instead(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) })
+			},
+			func(n *claimNode) { n.server.Instead(nil) }, "answers 500",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newClaimNode(t, 1)
+			n.allocate(0, device("gpu-0"))
+			c.before(n)
+			if answer := n.prepare(named(0))[uid(0)]; !strings.Contains(answer.GetError(), c.want) {
+				t.Errorf("when the time is over: %v, want an error with %q", answer, c.want)
+			}
+			n.driver.claims.patience = time.Minute
+			answers := make(chan *drav1.NodePrepareResourceResponse)
+			go func() { answers <- n.prepare(named(0))[uid(0)] }()
+			testenv.Eventually(t, "the call waits", func() bool { return n.driver.claims.isBusy(uid(0)) })
+			select {
+			case answer := <-answers:
+				t.Errorf("it does not wait: %v", answer)
+			case <-time.After(10 * time.Millisecond): // a call that does not wait may take longer, and is found at another time
+			}
+			c.passes(n)
+			if answer := <-answers; answer.GetError() != "" {
+				t.Errorf("afterwards: %v", answer)
+			}
+		})
+	}
+}
+
+// isBusy reports whether a call works on a claim.
+func (c *claims) isBusy(uid string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.busy[uid] != nil
+}
+
 // A node that was made new does not unprepare the claims that it had.
 func TestClaimsThatAreGoneAtTheStart(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		harm  func(*claimNode)
-		inUse func(string) (bool, error)
 		stays bool
 	}{
 		"a claim that is there": {harm: func(*claimNode) {}, stays: true},
@@ -988,9 +1040,11 @@ func TestClaimsThatAreGoneAtTheStart(t *testing.T) {
 		"another claim has its name": {harm: func(n *claimNode) {
 			n.server.SetClaim("team", "claim-0", map[string]any{"metadata": map[string]any{"uid": uid(9)}})
 		}},
-		"a claim that is gone, and a GPU in use": {inUse: func(string) (bool, error) { return true, nil }, stays: true},
-		"a claim that is gone, and unknown use": {
-			inUse: func(string) (bool, error) { return false, errors.New("no driver") }, stays: true,
+		"a claim that is gone, and a pod still has the GPU": {
+			harm: func(n *claimNode) { n.remove(0); n.ledger.used = true }, stays: true,
+		},
+		"a claim that is gone, and processes that cannot be seen": {
+			harm: func(n *claimNode) { n.remove(0); n.ledger.unknown = errors.New("they cannot be seen") }, stays: true,
 		},
 		"no answer": {harm: func(n *claimNode) {
 			n.server.Instead(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) })
@@ -1001,11 +1055,8 @@ func TestClaimsThatAreGoneAtTheStart(t *testing.T) {
 			n := newClaimNode(t, 2)
 			n.allocate(0, device("gpu-0"))
 			n.mustPrepare(0)
-			if c.inUse != nil {
-				n.inUse = c.inUse
-			}
 			if c.harm == nil {
-				n.server.SetClaim("team", "claim-0", nil)
+				n.remove(0)
 			} else {
 				c.harm(n)
 			}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	drahealthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
@@ -39,13 +40,13 @@ type Options struct {
 	// Leaving says that nothing is offered any more. The driver then ends when no claim has a device.
 	Leaving bool
 	// Beside says that another instance may still serve claims and is about to end. The socket then has another name than
-	// its socket.
+	// its socket, and calls wait for RestoreAfter.
 	Beside bool
 	Ledger Ledger
 	// PreStart prepares devices of a resource for containers, before their claim has them.
 	PreStart func(ctx context.Context, resourceName string, devices []*resource.Device, wish PreStart) error
-	// InUse reports whether a process uses a device, given by its UUID. An error means that this is unknown.
-	InUse func(ctx context.Context, uuid string) (bool, error)
+	// Resets reports whether PreStart may reset a device.
+	Resets func(resourceName string, wish PreStart) bool
 	// Changed is called when Remarks or Ready may have another result. It must return at once.
 	Changed func()
 	// Observer is notified of events; optional.
@@ -86,11 +87,13 @@ func (noObserver) SliceWritten(error) {}
 type Driver struct {
 	leaving   bool
 	least     time.Duration // how long it serves at least if it is leaving
+	left      atomic.Bool   // it was leaving, and does not serve any more
 	id        Identity
 	host      host.Host
 	publisher *Publisher // nil without an API server
 	claims    *claims
 	socket    *socket
+	retire    func() // makes calls wait no more
 	observer  Observer
 
 	mu       sync.Mutex
@@ -110,11 +113,20 @@ func New(o Options) *Driver {
 		socket: newSocket(o.RegistryDir, o.Name, o.Beside, o.Log),
 	}
 	d.socket.changed = o.Changed
+	retired, retire := context.WithCancel(context.Background())
+	d.retire = retire
 	d.claims = &claims{
-		driver: o.Name, dir: o.Records, ledger: o.Ledger, preStart: o.PreStart, inUse: o.InUse, log: o.Log,
+		driver: o.Name, dir: o.Records, ledger: o.Ledger, preStart: o.PreStart, resets: o.Resets, patience: waitLimit,
+		retired: retired, log: o.Log,
 		boot:  host.ReadLine(o.Host.Proc("sys", "kernel", "random", "boot_id")),
 		state: newPublished(), records: map[string]*record{}, bad: map[string]error{}, busy: map[string]chan struct{}{},
+		alone: make(chan struct{}),
 	}
+	d.claims.serveAlone = sync.OnceFunc(func() { close(d.claims.alone) })
+	if !o.Beside {
+		d.claims.serveAlone()
+	}
+	d.socket.busy = d.claims.working
 	if o.API != nil {
 		d.id.Node = o.API.Node
 		d.claims.api, d.claims.node = o.API, o.API.Node
@@ -139,14 +151,29 @@ func (d *Driver) offeredFile() string { return filepath.Join(d.claims.dir, "offe
 // endLimit is how long another instance may take to end, and withdrawLimit how long the API server may take to delete
 // the slices.
 const (
-	endLimit      = drainTimeout + 2*time.Second
+	endLimit      = retireLimit + 2*time.Second
 	withdrawLimit = 10 * time.Second
 )
 
-// RestoreAfter reads the records again when another instance has ended that served claims meanwhile.
+// RestoreAfter waits until another instance that serves claims has ended, if there is one. Then it reads the records
+// again, and has calls answered. Calls wait for that: two instances that answer at the same time could give a device
+// twice, since each has its own ledger. What the other one has prepared and unprepared is on record when it has ended.
 func (d *Driver) RestoreAfter(ctx context.Context) error {
 	poll(ctx, endLimit, func() bool { return !d.socket.OtherServes() })
-	return d.claims.restore(ctx)
+	if err := d.claims.restore(ctx); err != nil {
+		return err
+	}
+	if ctx.Err() == nil { // otherwise the other one may still serve
+		d.claims.serveAlone()
+	}
+	return nil
+}
+
+// Retire says that another instance takes over. When the context of Serve ends, it then answers until the kubelet has
+// closed its connections, at most for retireLimit.
+func (d *Driver) Retire() {
+	d.socket.retired.Store(true)
+	d.retire()
 }
 
 // Offered reports whether the API server may still have slices that Leave deletes.
@@ -237,6 +264,7 @@ func (d *Driver) Serve(ctx context.Context) error {
 			poll(ctx, math.MaxInt64, func() bool { return time.Since(begun) > d.least && d.claims.count() == 0 })
 			if ctx.Err() == nil {
 				_ = os.Remove(d.claims.dir) // fails if it is not empty
+				d.left.Store(true)
 			}
 		}()
 	}
@@ -249,6 +277,13 @@ func (d *Driver) Serve(ctx context.Context) error {
 
 // Prepared returns the number of claims that hold devices, also those that are prepared again after a reboot.
 func (d *Driver) Prepared() int { return d.claims.count() }
+
+// Claims names these claims, like "ResourceClaim default/claim-1", or by their UIDs if their records cannot be read. It
+// sorts them.
+func (d *Driver) Claims() []string { return d.claims.names() }
+
+// Left reports whether a driver that offers nothing any more has stopped to serve, since no claim had a device.
+func (d *Driver) Left() bool { return d.left.Load() }
 
 // Summary describes the state in a few words.
 func (d *Driver) Summary() string {

@@ -22,10 +22,13 @@ type record struct {
 	Namespace string         `json:"namespace"`
 	Name      string         `json:"name"`
 	UID       string         `json:"uid"`
-	Boot      string         `json:"boot"` // the kernel's boot ID: after another boot the claim must be prepared again
-	Pool      string         `json:"pool"` // of the devices
+	Boot      string         `json:"boot"`           // the kernel's boot ID: after another boot it must be prepared again
+	Pool      string         `json:"pool"`           // of the devices
+	Pods      []string       `json:"pods,omitempty"` // the UIDs of the pods that had the claim when it was prepared
 	Since     time.Time      `json:"since"`
 	Devices   []recordDevice `json:"devices"`
+
+	unsure bool // dropGone has logged that it is unknown whether the claim is abandoned; only its goroutine uses it
 }
 
 // recordDevice is a device of a prepared claim.

@@ -19,7 +19,7 @@ import (
 
 // DefaultDriver is the default name of the driver. It is that of NVIDIA's, so that the same claims and DeviceClasses
 // work with both.
-const DefaultDriver = "gpu.nvidia.com"
+const DefaultDriver = podresources.DRADriver
 
 // Identity says whose slices they are.
 type Identity struct {

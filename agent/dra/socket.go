@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -20,6 +21,9 @@ const (
 	checkInterval = time.Second
 	// drainTimeout is how long running calls may take when the driver stops.
 	drainTimeout = 5 * time.Second
+	// retireLimit is how long an instance answers at most after another one has taken over. A kubelet 1.37 finds out once
+	// a second which sockets are gone.
+	retireLimit = 10 * time.Second
 	// maxRequest bounds a request, in bytes. A claim has three short names.
 	maxRequest = 1 << 20
 )
@@ -29,21 +33,27 @@ type socket struct {
 	*pluginsocket.Socket
 
 	server  *grpc.Server
+	conns   *pluginsocket.Connections
 	log     *slog.Logger
-	changed func() // is called when currentReason has another result
+	changed func()        // is called when currentReason has another result
+	busy    func() bool   // whether a call works on a claim
+	limit   time.Duration // retireLimit, or less in tests
+	retired atomic.Bool   // whether another instance has taken over
 
 	mu     sync.Mutex
 	reason string // why the driver is not registered, or empty
 }
 
 func newSocket(dir, driver string, beside bool, log *slog.Logger) *socket {
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest))
+	conns := &pluginsocket.Connections{}
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.StatsHandler(conns))
 	return &socket{
 		Socket: pluginsocket.New(pluginsocket.Options{
 			Path: filepath.Join(dir, driver+"-reg.sock"), Second: filepath.Join(dir, driver+"-reg-2.sock"),
 			Beside: beside, Server: server, Log: log,
 		}),
-		server: server, log: log, changed: func() {}, reason: "the kubelet has not found its socket yet",
+		server: server, conns: conns, log: log, changed: func() {}, busy: func() bool { return false },
+		limit: retireLimit, reason: "the kubelet has not found its socket yet",
 	}
 }
 
@@ -76,7 +86,7 @@ func (s *socket) currentReason() string {
 // run serves until ctx ends. It makes the socket again if it was removed: a kubelet registers a driver only while the
 // socket exists. It returns fileio.ErrHeld if another instance serves.
 func (s *socket) run(ctx context.Context) (err error) {
-	defer func() { err = errors.Join(err, s.Close(drainTimeout)) }()
+	defer func() { err = errors.Join(err, s.end(context.WithoutCancel(ctx))) }()
 	check := time.NewTicker(checkInterval)
 	defer check.Stop()
 	for {
@@ -94,4 +104,20 @@ func (s *socket) run(ctx context.Context) (err error) {
 		case <-s.Ended:
 		}
 	}
+}
+
+// end ends the service. If another instance has taken over, the kubelet sends new calls to that one, but a call may be
+// on its way to this one. If it found no server, or the kubelet closed the connection during a call, a pod would wait
+// until the kubelet repeats the call: a minute by default. So the calls that run end first. Then the socket is removed,
+// and calls are answered until the kubelet has closed its connections. GOAWAY would make it dial again.
+func (s *socket) end(ctx context.Context) error {
+	if !s.retired.Load() {
+		return s.Close(drainTimeout)
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.limit)
+	defer cancel()
+	poll(ctx, s.limit, func() bool { return !s.busy() })
+	s.Remove()
+	poll(ctx, s.limit, func() bool { return !s.conns.Open() })
+	return s.Close(0)
 }

@@ -1,50 +1,95 @@
-// Package ledger knows which container holds which GPU or MIG device, under which name. A device has one holder even if
-// its ID or its resource changes: a device that is held under a name which is not advertised any more is not given to
-// another container. ResourceClaims are holders too: a claim and a container of the device plugin never have the same
-// device. Several claims can have parts of the memory of one device, together no more than there is.
+// Package ledger knows who holds which GPU or MIG device: containers that got it from the device plugin, under any
+// name, and ResourceClaims. No device has two holders, whatever changes under a pod: the names of devices, the door,
+// MIG devices, this process, or the kubelet. Several claims can have parts of the memory of one device, together no
+// more than there is.
 //
-// The kubelet accounts only for names that are advertised. The ledger reads what it knows of all names (PodResources),
-// and adds what Allocate has given since. The kubelet forgets a pod that is deleted while its containers still end, so
-// the ledger keeps a container that the kubelet has forgotten as long as its device is in use.
+// Who holds a device is a function of what the books say (holders), and of nothing that was once decided. The books are
+//
+//	kubelet_internal_checkpoint  the devices of all containers of the pods that the kubelet has admitted
+//	dra_manager_state            the ResourceClaims of these pods, and their prepared devices
+//	PodResources                 the names of pods, and what of the above has not been written yet
+//	processes                    the pods that have processes, by the names of their cgroups
+//	records                      the claims that this driver has prepared (agent/dra)
+//	given                        what Allocate has answered and the kubelet has not written yet
+//
+// A pod holds its devices while the kubelet has it as active, with or without processes, and while it has processes.
+// The kubelet drops pods that are not active when it is asked for a list, and writes its checkpoint when the plugin
+// sends its devices. So a refresh does both: an entry that two refreshed versions in a row lack belongs to no active
+// pod.
+//
+// What is unknown, and what is given meanwhile:
+//
+//	unknown                      device plugin                  claims         ends
+//	the kubelet does not answer  names that it accounts for     nothing        when it answers; never by time
+//	a file cannot be read        the same                       nothing        when it can be read; never by time
+//	nothing was refreshed yet    names that the kubelet had     nothing        at the first refresh
+//	processes cannot be seen     nothing of dropped pods        the same       30 s after the kubelet dropped a pod
+//	one process cannot be read   nothing of dropped pods        the same       after 30 s
+//	an entry names no device     nothing of this node           the same       with its pod, or by "claims forget"
+//
+// Where the program on the other side writes no checkpoint, it is no kubelet: what it lists is all that counts.
 package ledger
 
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"gpu-cdi-plugin/agent/podresources"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/kubelet"
+	"gpu-cdi-plugin/internal/proc"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/resource"
 )
 
 const (
-	// interval is the time between two reads, and retryInterval that after a read that failed.
+	// interval is the time between two reads, retryInterval that after a read that failed, and waitInterval that while a
+	// call waits for the end of a holder.
 	interval      = 5 * time.Second
 	retryInterval = time.Second
+	waitInterval  = 200 * time.Millisecond
 	// readLimit is how long a read may take.
 	readLimit = 2 * time.Second
-	// settled is how long after Allocate the kubelet may not list the container yet. It takes milliseconds.
-	settled = 10 * time.Second
-	// gracePeriod is how long a container may still use its device after the kubelet has forgotten it, where that cannot
-	// be checked. It is the default of Kubernetes.
-	gracePeriod = 30 * time.Second
+	// refreshInterval is the least time between two refreshes.
+	refreshInterval = 5 * time.Second
+	// writeLimit is how long the kubelet may take to write its checkpoint, and writePoll how often it is looked for.
+	writeLimit = time.Second
+	writePoll  = 2 * time.Millisecond
 )
 
-// Options are the parameters of a Ledger. All are required.
+// Kubelet is what the kubelet of the node says of its pods.
+type Kubelet interface {
+	// List returns the containers that hold devices or claims.
+	List(ctx context.Context) (podresources.Answer, error)
+	// Checkpoint returns the kubelet's record of devices, or nil if it does not exist, and Claims that of claims.
+	Checkpoint() (*kubelet.Checkpoint, podresources.Version, error)
+	Claims() ([]kubelet.Claim, error)
+}
+
+// Options are the parameters of a Ledger. All are required but Beside and Files.
 type Options struct {
-	// List returns the containers that hold devices, of any plugin. An error means that they are unknown.
-	List func(context.Context) ([]podresources.Holder, error)
-	// InUse reports whether a container uses a device, given by its UUID. An error means that this is unknown.
-	InUse func(ctx context.Context, uuid string) (bool, error)
-	// Changed is woken when Reason, Claim, Unknown or Unrecognised may have another result.
+	Kubelet Kubelet
+	// Driver is the name of our DRA driver.
+	Driver string
+	// Resend sends the devices of the device plugin to the kubelet once more. It returns false if the kubelet does not
+	// watch the plugin.
+	Resend func() bool
+	// Pods returns the pods that have processes. It returns false if processes of pods cannot be seen.
+	Pods func() (proc.Pods, bool)
+	// Beside says that another instance may still give devices, until Alone is called.
+	Beside bool
+	// Files are what is kept over a restart.
+	Files Files
+	// Changed is woken when Reason, Claim, Unscheduled, Unread, Unknown or Unrecognised may have another result.
 	Changed wake.Chan
 	Log     *slog.Logger
 }
@@ -53,144 +98,261 @@ type Options struct {
 type Ledger struct {
 	opts Options
 
-	reading sync.Mutex // held while the kubelet is read, so that an older answer does not replace a newer one
+	reading   sync.Mutex    // held while the books are read, so that an older answer does not replace a newer one
+	begun     atomic.Uint64 // how many reads have begun
+	completed uint64        // the number of the last read that was not abandoned; guarded by reading
+	next      wake.Chan     // Run reads again
 
-	mu      sync.Mutex
-	offered map[name]bool         // the advertised names
-	ours    map[string]bool       // the advertised resources, also those without devices
-	uuids   map[string]bool       // of the advertised devices and their GPUs
-	holders []podresources.Holder // the last answer of the kubelet
-	known   bool                  // the kubelet has answered once
-	err     error                 // why the last read failed
-	given   []given               // what Allocate gave and the kubelet may not list yet
-	ending  []ending              // what the kubelet has forgotten, until the containers have ended
-	held    map[string]string     // who holds a device under a name that is not advertised, by the device's UUID
-	foreign string                // what Unrecognised returns
-	claims  map[string]claim      // what ResourceClaims have, by the claim's UID
-	lost    map[string]bool       // the UIDs of claims of which it is unknown what they have
-}
-
-// name is the name under which the kubelet knows a device.
-type name struct{ resource, id string }
-
-// given is a device that Allocate gave.
-type given struct {
-	name
-	at time.Time
-}
-
-// ending is a device of a container that the kubelet has forgotten.
-type ending struct {
-	name
-	holder podresources.Holder
-	since  time.Time
+	mu        sync.Mutex
+	books     *books
+	version   podresources.Version // of the checkpoint in books
+	refreshed time.Time            // when the last refresh began
+	watched   bool                 // whether the kubelet could be asked to write it; Wake is called when it can
+	asked     bool                 // whether the kubelet was asked to write the checkpoint, and has not yet
+	before    podresources.Version // of the checkpoint when it was asked
+	err       error                // why the last read failed
+	held      []*holder            // by books
+	byGPU     map[string][]*holder // what Allocate looks at: see index
+	stale     bool                 // whether Allocate has given something since held was made
+	verdicts  map[name]verdict     // of the last update
+	unwritten bool                 // what unwritten returned at the last update
+	refused   map[string]string    // who was found to have a device that the scheduler took for free, by UUID
+	waiting   int                  // the number of calls that wait
+	round     chan struct{}        // closed after the next read
+	ended     error                // why no call may wait any more, or nil
 }
 
 // New returns a Ledger; call Run.
 func New(opts Options) *Ledger {
-	return &Ledger{opts: opts, held: map[string]string{}, claims: map[string]claim{}, lost: map[string]bool{}}
+	l := &Ledger{
+		opts: opts, books: newBooks(opts.Driver), next: wake.New(), round: make(chan struct{}), refused: map[string]string{},
+		byGPU: map[string][]*holder{},
+	}
+	l.books.beside = opts.Beside
+	parents, forgotten, err := opts.Files.read()
+	if err != nil {
+		opts.Log.Warn(err.Error())
+	}
+	maps.Copy(l.books.parents, parents)
+	maps.Copy(l.books.forgotten, forgotten)
+	return l
 }
 
-// Run reads the kubelet until ctx ends.
+// Alone says that no other instance gives devices any more. What it gave last is known after the next refresh.
+func (l *Ledger) Alone() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.books.beside, l.refreshed = false, time.Time{}
+	l.next.Wake()
+}
+
+// Wake makes Run read the books again, and refresh them if that is due.
+func (l *Ledger) Wake() { l.next.Wake() }
+
+// Run reads the books until ctx ends. When it returns, no call waits any more: another process may be about to answer
+// for this one.
 func (l *Ledger) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
+			l.endWaits(context.Cause(ctx))
 			return nil
 		case <-timer.C:
+		case <-l.next:
 		}
+		err := l.readOrRefresh(ctx)
+		l.mu.Lock()
 		pause := interval
-		if _, err := l.Read(ctx); err != nil {
+		switch {
+		case l.waiting > 0:
+			pause = waitInterval
+		case err != nil:
 			pause = retryInterval
+		case l.watched && l.wantsRefresh(time.Now()):
+			pause = max(waitInterval, refreshInterval-time.Since(l.refreshed))
 		}
-		l.checkEnding(ctx)
+		l.mu.Unlock()
 		timer.Reset(pause)
 	}
 }
 
-// Read reads the kubelet, and returns the containers that hold devices. An error means that they are unknown; the
-// ledger then keeps those that it knew.
-func (l *Ledger) Read(ctx context.Context) ([]podresources.Holder, error) {
+func (l *Ledger) readOrRefresh(ctx context.Context) error {
+	l.mu.Lock()
+	due := l.wantsRefresh(time.Now()) && time.Since(l.refreshed) >= refreshInterval
+	l.mu.Unlock()
+	if due {
+		return l.refresh(ctx)
+	}
+	_, err := l.Read(ctx)
+	return err
+}
+
+// wantsRefresh reports whether the books must be refreshed: until two refreshes after the start, for a checkpoint
+// that cannot be read, for what Allocate gave and no book shows, and for pods without processes that hold what the
+// kubelet does not account for.
+func (l *Ledger) wantsRefresh(now time.Time) bool {
+	b := l.books
+	if b.damaged && b.isKubelet() { // it writes a new one, and does not read this one
+		return true
+	}
+	if !b.alive() {
+		return false
+	}
+	if b.fresh < gone {
+		return true
+	}
+	for _, g := range b.given {
+		if now.Sub(g.at) > settled {
+			return true
+		}
+	}
+	for k, e := range b.entries {
+		if e.missing >= gone || e.since.IsZero() && b.advertised[k.name] {
+			continue
+		}
+		if running, _ := b.processes.any([]string{k.pod}, e.since, now); !running {
+			return true
+		}
+	}
+	return false
+}
+
+// refresh has the kubelet drop pods that are not active and write its checkpoint, and reads the books.
+func (l *Ledger) refresh(ctx context.Context) error {
+	before, sent := l.ask(ctx)
+	if !sent {
+		_, err := l.Read(ctx)
+		return err
+	}
+	after := before
+	for end := time.Now().Add(writeLimit); after == before && time.Now().Before(end) && ctx.Err() == nil; {
+		time.Sleep(writePoll)
+		_, after, _ = l.opts.Kubelet.Checkpoint()
+	}
+	_, err := l.Read(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.asked { // no version was written since, or it was not read
+		l.asked = false
+		if err == nil && after == before {
+			l.books.silent++
+		}
+		if before == (podresources.Version{}) {
+			l.refreshed = time.Time{} // a kubelet writes the file at the first message
+		}
+	}
+	return err
+}
+
+// ask does what makes the kubelet write a refreshed version. It returns the version before that, and false if the
+// kubelet does not watch the plugin.
+func (l *Ledger) ask(ctx context.Context) (before podresources.Version, sent bool) {
 	l.reading.Lock()
 	defer l.reading.Unlock()
-	limited, cancel := context.WithTimeout(ctx, readLimit)
-	defer cancel()
 	begun := time.Now()
-	holders, err := l.opts.List(limited)
+	if answer, err := l.list(ctx); err != nil || !answer.Runs {
+		return before, false
+	}
+	_, before, _ = l.opts.Kubelet.Checkpoint()
+	l.mu.Lock()
+	l.asked, l.before = true, before
+	l.mu.Unlock()
+	sent = l.opts.Resend()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if sent {
+		l.refreshed = begun
+	}
+	l.asked, l.watched = sent, sent
+	return before, sent
+}
+
+func (l *Ledger) list(ctx context.Context) (podresources.Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, readLimit)
+	defer cancel()
+	return l.opts.Kubelet.List(ctx)
+}
+
+// Read reads the books, and returns the containers that PodResources lists. An error means that holders are unknown;
+// the ledger then keeps those that it knew. Calls that come while another one reads have one read together.
+func (l *Ledger) Read(ctx context.Context) ([]podresources.Holder, error) {
+	arrived := l.begun.Load()
+	l.reading.Lock()
+	defer l.reading.Unlock()
+	if l.completed > arrived { // another call began to read after this one had arrived
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.books.listed, l.err
+	}
+	return l.read(ctx)
+}
+
+func (l *Ledger) read(ctx context.Context) ([]podresources.Holder, error) {
+	begun := time.Now()
+	number := l.begun.Add(1)
+	answer, err := l.list(ctx)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
+	l.completed = number
+	checkpoint, version, checkpointErr := l.opts.Kubelet.Checkpoint()
+	claims, claimsErr := l.opts.Kubelet.Claims()
+	l.mu.Lock()
+	l.books.damaged = checkpointErr != nil
+	if checkpointErr == nil {
+		if version != l.version && checkpoint != nil {
+			refreshed, at := l.asked && version != l.before, begun
+			if refreshed {
+				at, l.asked = l.refreshed, false
+			}
+			l.books.setCheckpoint(checkpoint, refreshed, at)
+		}
+		l.version = version
+	}
+	if claimsErr == nil {
+		l.books.setClaims(claims, begun)
+	}
+	if err == nil {
+		l.books.setListed(answer, begun)
+	}
+	err = errors.Join(err, checkpointErr, claimsErr)
+	look := l.books.needsProcesses()
+	l.mu.Unlock()
+	// The processes come last: a pod that the kubelet has dropped starts none any more.
+	var pods proc.Pods
+	visible := true
+	if look {
+		pods, visible = l.opts.Pods()
+	}
+	listed, forgotten := l.finish(look, pods, visible, err)
+	if forgotten != nil {
+		if err := l.opts.Files.writeForgotten(forgotten); err != nil {
+			l.opts.Log.Warn(err.Error())
+		}
+	}
+	return listed, err
+}
+
+// finish takes over the processes, if they were looked for, and the error of a read. It returns what PodResources
+// lists, and all that is forgotten if that has changed.
+func (l *Ledger) finish(
+	looked bool, pods proc.Pods, visible bool, err error,
+) (listed []podresources.Holder, forgotten map[string]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.setError(err)
-	if err != nil {
-		return nil, err
+	if looked {
+		l.books.setProcesses(pods, visible, time.Now())
 	}
-	l.addEnding(holders)
-	l.holders, l.known = holders, true
-	l.given = slices.DeleteFunc(l.given, func(g given) bool {
-		return begun.Sub(g.at) > settled || slices.ContainsFunc(holders, g.isOf)
-	})
+	if l.books.forget(time.Now()) {
+		forgotten = maps.Clone(l.books.forgotten)
+	}
 	l.update()
-	return holders, nil
-}
-
-// addEnding records the devices that containers had at the last read and do not have any more. A container that the
-// kubelet lists again is not ending: a kubelet that starts knows no pods at first.
-func (l *Ledger) addEnding(now []podresources.Holder) {
-	listed := func(holder string, of name) bool {
-		return slices.ContainsFunc(now, func(h podresources.Holder) bool { return h.String() == holder && of.isOf(h) })
-	}
-	l.ending = slices.DeleteFunc(l.ending, func(e ending) bool { return listed(e.holder.String(), e.name) })
-	for _, h := range l.holders {
-		for r, ids := range h.ByResource {
-			for _, id := range ids {
-				if of := (name{r, id}); hasUUID(id) && !listed(h.String(), of) {
-					l.ending = append(l.ending, ending{of, h, time.Now()})
-				}
-			}
-		}
-	}
-}
-
-// checkEnding removes the devices from l.ending that are not in use any more. If that is unknown, or if other
-// containers have the device too, it removes them after the grace period.
-func (l *Ledger) checkEnding(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, readLimit)
-	defer cancel()
-	l.mu.Lock()
-	uuids := map[string]bool{}
-	for _, e := range l.ending {
-		uuids[resource.UUIDOf(e.id)] = true
-	}
-	l.mu.Unlock()
-	for uuid := range uuids {
-		used, err := l.opts.InUse(ctx, uuid)
-		l.endEnding(uuid, err == nil && used, err == nil)
-	}
-}
-
-func (l *Ledger) endEnding(uuid string, used, certain bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	shared := slices.ContainsFunc(l.holders, func(h podresources.Holder) bool { return slices.Contains(h.UUIDs(), uuid) })
-	l.ending = slices.DeleteFunc(l.ending, func(e ending) bool {
-		switch {
-		case resource.UUIDOf(e.id) != uuid:
-			return false
-		case certain && !used:
-			return true
-		}
-		return (shared || !certain) && time.Since(e.since) > gracePeriod
-	})
-	l.update()
-}
-
-// isOf reports whether a container is listed with the device.
-func (n name) isOf(h podresources.Holder) bool {
-	return slices.Contains(h.ByResource[n.resource], n.id)
+	close(l.round)
+	l.round = make(chan struct{})
+	return l.books.listed, forgotten
 }
 
 // setError records the error of a read, or nil.
@@ -213,8 +375,15 @@ func (l *Ledger) Unknown() string {
 	return unknown + wording.OneLine(l.err)
 }
 
-// Held returns the UUIDs of the devices that containers hold under any name, as of the last read, of those that
-// Allocate has given since, and of those that claims have.
+// current returns who holds devices. The caller has locked l.mu.
+func (l *Ledger) current() []*holder {
+	if l.stale {
+		l.held, l.stale = holders(l.books, time.Now()), false
+	}
+	return l.held
+}
+
+// Held returns the UUIDs of the devices that containers or claims hold.
 func (l *Ledger) Held() (map[string]bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -222,192 +391,273 @@ func (l *Ledger) Held() (map[string]bool, error) {
 		return nil, l.err
 	}
 	uuids := map[string]bool{}
-	for _, h := range l.holders {
-		for _, uuid := range h.UUIDs() {
-			uuids[uuid] = true
+	for _, h := range l.current() {
+		if h.admin || h.state == Forgotten {
+			continue
 		}
-	}
-	for _, g := range l.given {
-		uuids[resource.UUIDOf(g.id)] = true
-	}
-	for _, c := range l.claims {
-		for _, p := range c.portions {
-			uuids[p.Device.UUID] = true
+		uuids[h.uuid] = true
+		if h.parent != "" && !h.absent {
+			continue
 		}
-	}
-	for uuid := range l.uuids {
-		if l.lostClaimOf(&resource.Device{UUID: uuid}, "") != "" {
-			uuids[uuid] = true
+		for uuid, parent := range l.books.devices {
+			if h.parent == "" || h.parent == parent {
+				uuids[uuid] = true
+			}
 		}
 	}
 	return uuids, nil
 }
 
-// IDs returns the IDs of the devices that containers hold under any name, as of the last read, and of those that
-// Allocate has given since.
+// IDs returns the IDs of the devices that containers hold under any name.
 func (l *Ledger) IDs() map[string]bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	ids := map[string]bool{}
-	for _, h := range l.holders {
-		for _, id := range h.Devices {
-			ids[id] = true
+	for _, h := range l.current() {
+		if h.id != "" {
+			ids[h.id] = true
 		}
-	}
-	for _, g := range l.given {
-		ids[g.id] = true
 	}
 	return ids
 }
 
 // Offer sets the devices that the device plugin advertises from now on, and those that only claims can get. If the
-// advertised names differ from those before, it reads the kubelet first: a container may hold a device under one of the
-// old names.
-func (l *Ledger) Offer(advertised []resource.Resource, claimable ...resource.Resource) {
-	names, uuids, ours := map[name]bool{}, map[string]bool{}, map[string]bool{}
+// advertised names differ from those before, it reads the books first: a container may hold a device under one of the
+// old names. The snapshot has all devices of the node, or is nil.
+func (l *Ledger) Offer(s *gpu.Snapshot, advertised []resource.Resource, claimable ...resource.Resource) {
+	names, devices, ours := map[name]bool{}, map[string]string{}, map[string]bool{}
 	for i, r := range slices.Concat(advertised, claimable) {
 		ours[r.Name] = true
 		for _, d := range r.Devices {
 			if i < len(advertised) {
 				names[name{r.Name, d.ID}] = true
 			}
-			uuids[d.UUID], uuids[d.Parent] = true, true
+			devices[d.UUID], devices[d.Parent] = d.Parent, d.Parent
 		}
 	}
-	if l.offer(names, uuids, ours) {
+	if s != nil {
+		for i := range s.Devices {
+			d := &s.Devices[i]
+			devices[d.UUID] = d.UUID
+			for j := range d.MIG {
+				devices[d.MIG[j].UUID] = d.UUID
+			}
+		}
+	}
+	changed, parents := l.offer(names, devices, ours)
+	if parents != nil {
+		if err := l.opts.Files.writeParents(parents); err != nil {
+			l.opts.Log.Warn(err.Error())
+		}
+	}
+	if changed {
 		_, _ = l.Read(context.Background()) // Unknown has the error, and Run reads again
 	}
 }
 
-// offer sets the advertised names, UUIDs and resources, and reports whether the names differ from those before.
-func (l *Ledger) offer(names map[name]bool, uuids, ours map[string]bool) bool {
+// offer sets what the node has and offers. It reports whether the names differ from those before, and returns the
+// GPUs of MIG devices if they have changed.
+func (l *Ledger) offer(
+	names map[name]bool, devices map[string]string, ours map[string]bool,
+) (changed bool, parents map[string]string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	same := len(names) == len(l.offered)
-	for n := range names {
-		same = same && l.offered[n]
+	b := l.books
+	changed = !maps.Equal(names, b.advertised)
+	if !maps.Equal(ours, b.ours) {
+		l.version = podresources.Version{} // the last version has more that concerns this plugin
 	}
-	l.offered, l.uuids, l.ours = names, uuids, ours
+	b.advertised, b.devices, b.ours = names, devices, ours
+	parents = l.keepParents()
 	l.update()
-	return !same
+	return changed, parents
 }
 
-// update finds the devices that are held under names which are not advertised.
+// keepParents records of which GPUs the MIG devices are parts, for a time when the node does not have them any more.
+// Those that the node had earlier stay as long as somebody holds them.
+func (l *Ledger) keepParents() map[string]string {
+	b := l.books
+	held := map[string]bool{}
+	for _, h := range l.current() {
+		held[h.uuid] = true
+	}
+	next := map[string]string{}
+	for uuid, parent := range b.parents {
+		if held[uuid] || b.fresh < gone { // it is not yet known who holds what
+			next[uuid] = parent
+		}
+	}
+	for uuid, parent := range b.devices {
+		if uuid != parent {
+			next[uuid] = parent
+		}
+	}
+	if maps.Equal(next, b.parents) {
+		return nil
+	}
+	b.parents = next
+	return maps.Clone(next)
+}
+
+// update finds out anew who holds devices, and logs what the device plugin cannot give because of that.
 func (l *Ledger) update() {
-	if text := l.unrecognised(); text != l.foreign {
-		l.foreign = text
-		l.opts.Changed.Wake()
-	}
-	before := l.held
-	l.held = map[string]string{}
-	add := func(n name, holder string) {
-		if uuid := resource.UUIDOf(n.id); l.uuids[uuid] && !l.offered[n] && l.held[uuid] == "" {
-			l.held[uuid] = holder + " holds it as " + n.id + " of " + n.resource
-		}
-	}
-	for _, h := range l.holders {
-		for _, r := range slices.Sorted(maps.Keys(h.ByResource)) {
-			for _, id := range h.ByResource[r] {
-				add(name{r, id}, h.String())
+	l.held, l.stale = holders(l.books, time.Now()), false
+	l.byGPU = map[string][]*holder{}
+	type alike struct{ uuid, parent string }
+	accounted := map[alike]bool{}
+	for _, h := range l.held {
+		if h.accounted {
+			a := alike{h.uuid, h.parent}
+			if accounted[a] {
+				continue // Allocate need not look at each replica
 			}
+			accounted[a] = true
+		}
+		l.byGPU[h.parent] = append(l.byGPU[h.parent], h)
+	}
+	for uuid, who := range l.refused {
+		if !slices.ContainsFunc(l.held, func(h *holder) bool { return h.state != Forgotten && h.String() == who }) {
+			delete(l.refused, uuid)
 		}
 	}
-	for _, g := range l.given {
-		add(g.name, "a container that is starting")
-	}
-	for _, e := range l.ending {
-		add(e.name, e.holder.String()+", which is ending,")
-	}
-	if maps.Equal(before, l.held) {
+	before, after := l.verdicts, l.index()
+	wasUnwritten := l.unwritten
+	l.verdicts, l.unwritten = after, l.books.unwritten()
+	if maps.Equal(before, after) && wasUnwritten == l.unwritten {
 		return
 	}
 	l.opts.Changed.Wake()
-	for _, uuid := range slices.Sorted(maps.Keys(l.held)) {
-		if l.held[uuid] != before[uuid] {
-			l.opts.Log.Warn(uuid + " is given to no other container: " + l.held[uuid])
-		}
-	}
-	for _, uuid := range slices.Sorted(maps.Keys(before)) {
-		if l.held[uuid] == "" && l.uuids[uuid] {
+	for _, uuid := range slices.Sorted(maps.Keys(l.books.devices)) {
+		switch was, is := before[name{id: uuid}].reason, after[name{id: uuid}].reason; {
+		case is != "" && is != was:
+			l.opts.Log.Warn(uuid + " is given to no other container: " + is)
+		case is == "" && was != "":
 			l.opts.Log.Info(uuid + " is not held under an older name any more")
 		}
 	}
 }
 
-// Unrecognised says which containers have devices of an advertised resource under IDs that name no GPU, or is empty.
-func (l *Ledger) Unrecognised() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.foreign
+// verdict is what Reason, Claim and Unscheduled say of a device.
+type verdict struct {
+	reason             string
+	ending             bool
+	claim, unscheduled string
 }
 
-func (l *Ledger) unrecognised() string {
-	var list []string
-	for _, h := range l.holders {
-		for _, r := range slices.Sorted(maps.Keys(h.ByResource)) {
-			for _, id := range h.ByResource[r] {
-				if l.ours[r] && !hasUUID(id) {
-					list = append(list, fmt.Sprintf("%s holds %q of %s", h.String(), wording.Shorten(id, shortID), r))
-				}
-			}
+// index returns what is said of the devices of which anything is said: by the names under which they are advertised,
+// and of all devices of the node, by their UUIDs without a resource.
+func (l *Ledger) index() map[name]verdict {
+	list := map[name]verdict{}
+	add := func(n name, d *resource.Device) {
+		v := verdict{claim: l.claim(d), unscheduled: l.unscheduled(d)}
+		if v.reason, v.ending = l.reason(d); v != (verdict{}) {
+			list[n] = v
 		}
 	}
-	if len(list) == 0 {
-		return ""
+	b := l.books
+	for uuid, parent := range b.devices {
+		add(name{id: uuid}, &resource.Device{UUID: uuid, Parent: parent})
 	}
-	return "it is unknown which GPUs these containers have, so other containers may get them too: " +
-		wording.ShortenList(list, 8, ", ") + "; another device plugin gave the IDs, so end the pods"
+	for n := range b.advertised {
+		uuid := resource.UUIDOf(n.id)
+		add(n, &resource.Device{ID: n.id, UUID: uuid, Parent: b.devices[uuid]})
+	}
+	return list
 }
 
-// shortID is more than the length of the IDs of known plugins.
-const shortID = 80
-
-// hasUUID reports whether a device plugin ID has the UUID of a GPU or MIG device.
-func hasUUID(id string) bool { return strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-") }
-
-// Reason says who holds a device, or its GPU, under a name that is not advertised, or is empty.
-func (l *Ledger) Reason(d *resource.Device) string {
+// Reason says which container holds a device, or its GPU, so that no other may get it although the kubelet does not
+// know. It is empty if none does. Ending says that such containers are all ending.
+func (l *Ledger) Reason(d *resource.Device) (why string, ending bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.reason(d)
 }
 
-func (l *Ledger) reason(d *resource.Device) string { return cmp.Or(l.held[d.UUID], l.held[d.Parent]) }
+func (l *Ledger) reason(d *resource.Device) (why string, ending bool) {
+	if why := l.blocker(d, func(h *holder) bool { return h.claim == "" && h.state != Ending }); why != "" {
+		return why, false
+	}
+	why = l.blocker(d, func(h *holder) bool { return h.claim == "" })
+	return why, why != ""
+}
 
-// HeldAs reports whether a container holds a device of a resource under an ID that is not advertised, as of the last
-// read and of what Allocate has given since.
+// blocker describes the first holder of a kind that blocks a device, or is empty.
+func (l *Ledger) blocker(d *resource.Device, kind func(*holder) bool) string {
+	for _, group := range [][]*holder{l.byGPU[cmp.Or(d.Parent, d.UUID)], l.byGPU[""]} {
+		for _, h := range group {
+			if kind(h) && h.blocks(d) {
+				return h.why()
+			}
+		}
+	}
+	return ""
+}
+
+// Unread says why a device of a resource is not advertised as healthy yet: its name is new to the kubelet, and what the
+// kubelet has given under older names was not read since this process began. It is empty if the device can be given.
+func (l *Ledger) Unread(resourceName string, d *resource.Device) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.unread(name{resourceName, d.ID})
+}
+
+func (l *Ledger) unread(n name) string {
+	if l.books.before[n] || !l.books.unwritten() {
+		return ""
+	}
+	return "the kubelet has not yet recorded which devices containers have"
+}
+
+// Unrecognised says which containers and claims have devices that name no GPU, or is empty.
+func (l *Ledger) Unrecognised() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var list []string
+	for _, h := range l.current() {
+		if h.parent == "" && h.state != Forgotten {
+			list = append(list, h.why())
+		}
+	}
+	if len(list) == 0 {
+		return ""
+	}
+	return "it is unknown which GPUs these have, so nobody gets a GPU of this node until they have ended: " +
+		wording.ShortenList(list, 8, "; ") + "; if one has no GPU of this node: gpu-cdi-plugin claims forget"
+}
+
+// HeldAs reports whether a container holds a device of a resource under an ID that is not advertised.
 func (l *Ledger) HeldAs(resourceName, id string) bool {
 	n := name{resourceName, id}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return !l.offered[n] && (slices.ContainsFunc(l.holders, n.isOf) ||
-		slices.ContainsFunc(l.given, func(g given) bool { return g.name == n }))
+	return !l.books.advertised[n] && slices.ContainsFunc(l.current(), func(h *holder) bool { return h.name == n })
 }
 
-// Take records that a container gets devices of a resource. It returns an error if another container holds one under a
-// name that is not advertised. It reads the kubelet only if that has not answered yet. If that fails, Take gives the
-// devices: not every program that serves as a kubelet says which containers hold devices, and nothing is known against
-// giving them. Unknown says so meanwhile.
-func (l *Ledger) Take(ctx context.Context, resourceName string, devices []*resource.Device) error {
-	if !l.answered() {
-		_, _ = l.Read(ctx)
-	}
+// Take records that a container gets devices of a resource. It returns an error if another container or a claim holds
+// one, so that the kubelet does not know. It lets a device through whose holder is only ending: AwaitFree waits for
+// that, since the kubelet calls Allocate under a lock. Take reads nothing. As long as the kubelet has never answered,
+// it gives the devices that it knows nothing against: not every program that serves as a kubelet says which
+// containers hold devices. Unknown says so meanwhile.
+func (l *Ledger) Take(_ context.Context, resourceName string, devices []*resource.Device) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	// A claim that is about to be unprepared is not told from one that has just been prepared.
+	lives := func(h *holder) bool { return h.claim != "" || h.state != Ending }
 	for _, d := range devices {
-		if why := cmp.Or(l.reason(d), l.claimOf(d)); why != "" {
+		n := name{resourceName, d.ID}
+		if why := cmp.Or(l.blocker(d, lives), l.unread(n)); why != "" {
 			return fmt.Errorf("%s: %s", d.ID, why)
 		}
 	}
+	unknown := false
 	for _, d := range devices {
-		l.given = append(l.given, given{name{resourceName, d.ID}, time.Now()})
+		n := name{resourceName, d.ID}
+		l.books.given[n] = &given{at: time.Now()}
+		unknown = unknown || !l.books.advertised[n]
 	}
-	l.update() // the names may not be advertised any more
+	l.stale = true
+	if unknown { // the kubelet does not account for the name any more
+		l.update()
+	}
 	return nil
-}
-
-func (l *Ledger) answered() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.known
 }

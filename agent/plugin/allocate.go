@@ -100,9 +100,9 @@ func (o *AllocateOptions) take(ctx context.Context, l *list, ids []string) ([]*d
 }
 
 // take returns the devices with these IDs. If they are too many, or some are not healthy, it returns an error that
-// names them. Devices that are only in use are given: PreStart refuses them, except to a process that asks for a device
-// that it uses itself. The kubelet asks for such devices only if their use began at the same time. Other errors are
-// those of find.
+// names them. Devices that are only in use are given: PreStart refuses them, except to a process that asks for a
+// device that it uses itself. The kubelet asks for such devices only if their use began at the same time. So are
+// devices that a container has which is ending: PreStart waits for its end. Other errors are those of find.
 func (l *list) take(ids []string) ([]*device, error) {
 	if limit := l.resource.Limit; limit > 0 && len(ids) > limit {
 		return nil, status.Errorf(codes.InvalidArgument,
@@ -115,7 +115,7 @@ func (l *list) take(ids []string) ([]*device, error) {
 	}
 	var unhealthy someOf
 	for _, d := range devices {
-		if !d.Healthy && !d.InUse {
+		if !d.Healthy && !d.InUse && !d.Ending {
 			unhealthy.add(d.ID, d.Reason)
 		}
 	}
@@ -159,12 +159,15 @@ func (l *list) find(ids []string) ([]*device, error) {
 
 // container returns the response for a container: the grants of its devices, and the part that every container gets.
 func (o *AllocateOptions) container(l *list, devices []*device) *v1beta1.ContainerAllocateResponse {
-	resp := &v1beta1.ContainerAllocateResponse{Envs: map[string]string{}}
+	resp := &v1beta1.ContainerAllocateResponse{Envs: map[string]string{}, Annotations: map[string]string{}}
 	var names []string
 	// Replicas of one GPU or MIG device are next to each other, and have the same grant, which is added once.
 	for _, d := range slices.CompactFunc(devices, func(a, b *device) bool { return a.UUID == b.UUID }) {
 		merge(resp, d.response)
 		names = append(names, d.names...)
+		if d.UUID != d.Parent {
+			resp.Annotations[resource.ParentAnnotation(d.UUID)] = d.Parent
+		}
 	}
 	merge(resp, l.common.response)
 	if o.has(resource.Envvar) {
@@ -176,7 +179,7 @@ func (o *AllocateOptions) container(l *list, devices []*device) *v1beta1.Contain
 		value := strings.Join(append(names, l.common.names...), ",")
 		sum := sha256.Sum256([]byte(l.resource.Name + "\n" + value))
 		key := cmp.Or(o.AnnotationPrefix, cdiAnnotationPrefix) + annotationName + "_" + hex.EncodeToString(sum[:8])
-		resp.Annotations = map[string]string{key: value}
+		resp.Annotations[key] = value
 	}
 	return resp
 }

@@ -25,7 +25,7 @@ type endpoint struct {
 	opts    *Options
 	log     *slog.Logger
 	server  *server
-	conns   connections
+	conns   pluginsocket.Connections
 	socket  *pluginsocket.Socket
 
 	mu     sync.Mutex
@@ -34,7 +34,8 @@ type endpoint struct {
 
 func newEndpoint(name, path string, s *server, o *Options) *endpoint {
 	e := &endpoint{
-		name: name, planned: path, opts: o, server: s, conns: connections{wake: s.wake}, log: o.Log.With("resource", name),
+		name: name, planned: path, opts: o, server: s, conns: pluginsocket.Connections{Closed: s.wake},
+		log:    o.Log.With("resource", name),
 		status: Status{Resource: name, Reason: "it is not registered yet"},
 	}
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.StatsHandler(&e.conns))

@@ -172,6 +172,20 @@ func (p *Plugin) Reconnect(resource string) {
 	}
 }
 
+// Resend sends the devices of a resource that the kubelet watches to it once more, although they have not changed: the
+// kubelet then writes its checkpoint. It returns false if the kubelet watches none.
+func (p *Plugin) Resend() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(p.endpoints)) {
+		if s := p.endpoints[name].server; s.watched() {
+			s.resend()
+			return true
+		}
+	}
+	return false
+}
+
 // Check returns ErrNoKubelet if the path of the directory for the sockets leads to something else. A directory that
 // does not exist is not an error: Run waits for it.
 func (p *Plugin) Check() error {

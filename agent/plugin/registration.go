@@ -99,7 +99,7 @@ func (e *endpoint) stayRegisteredWith(
 				return e.maintainUntil(ctx, forever, func() bool { return false })
 			}
 			e.server.watchers.Store(newWatchers())
-			e.conns.lost.Store(false)
+			e.conns.Forget()
 			answer, err := e.register(ctx, replaced)
 			if err != nil {
 				return err
@@ -110,8 +110,7 @@ func (e *endpoint) stayRegisteredWith(
 				continue
 			}
 			// A kubelet before 1.37 may lose the plugin before it has called ListAndWatch.
-			lost := func() bool { return e.conns.lost.Load() && e.conns.open.Load() == 0 }
-			if err := e.maintainUntil(ctx, e.opts.streamGrace, func() bool { return decided() || lost() }); err != nil {
+			if err := e.maintainUntil(ctx, e.opts.streamGrace, func() bool { return decided() || e.conns.Lost() }); err != nil {
 				return err
 			}
 		}

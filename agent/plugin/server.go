@@ -99,6 +99,15 @@ func (s *server) update(r resource.Resource, gpus *allocator.GPUs) error {
 	return nil
 }
 
+// resend sends the list to all watchers once more. Calls of resend and update must not overlap.
+func (s *server) resend() {
+	old := s.list.Load()
+	next := *old
+	next.replaced = make(chan struct{})
+	s.list.Store(&next)
+	close(old.replaced)
+}
+
 func (s *server) newList(r resource.Resource, gpus *allocator.GPUs) (*list, error) {
 	l := &list{
 		resource: r,

@@ -132,7 +132,12 @@ func TestAllocate(t *testing.T) {
 		"MIG devices have their own UUIDs": {
 			migOf(1), by(resource.CDICRI),
 			[]string{"MIG-00000000-0000-0000-0000-000000000001"},
-			&v1beta1.ContainerAllocateResponse{CdiDevices: cdiNames("MIG-00000000-0000-0000-0000-000000000001")},
+			&v1beta1.ContainerAllocateResponse{
+				CdiDevices: cdiNames("MIG-00000000-0000-0000-0000-000000000001"),
+				Annotations: map[string]string{
+					"gpu-cdi-plugin/MIG-00000000-0000-0000-0000-000000000001": uuid(0),
+				},
+			},
 		},
 		"an annotation": {
 			gpusOf(2), by(resource.CDIAnnotations),
@@ -170,6 +175,7 @@ func TestAllocate(t *testing.T) {
 				CdiDevices: []*v1beta1.CDIDevice{
 					{Name: gpus + "=1:1"},
 				}, Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": "1:1"},
+				Annotations: map[string]string{"gpu-cdi-plugin/MIG-00000000-0000-0000-0001-000000000001": uuid(1)},
 			},
 		},
 		"a device that is only in use, which its user asks for": {

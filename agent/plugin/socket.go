@@ -1,18 +1,13 @@
 package plugin
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
-
-	"google.golang.org/grpc/stats"
 
 	"gpu-cdi-plugin/internal/unixsocket"
-	"gpu-cdi-plugin/internal/wake"
 )
 
 const (
@@ -56,34 +51,3 @@ func checkLength(dir string) error {
 	}
 	return nil
 }
-
-// connections counts the open connections of an endpoint.
-type connections struct {
-	open atomic.Int32
-	lost atomic.Bool // whether the last one was closed
-	wake wake.Chan   // woken then
-}
-
-var _ stats.Handler = (*connections)(nil)
-
-// HandleConn implements stats.Handler.
-func (c *connections) HandleConn(_ context.Context, s stats.ConnStats) {
-	switch s.(type) {
-	case *stats.ConnBegin:
-		c.open.Add(1)
-	case *stats.ConnEnd:
-		if c.open.Add(-1) == 0 {
-			c.lost.Store(true)
-			c.wake.Wake()
-		}
-	}
-}
-
-// TagConn implements stats.Handler.
-func (c *connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
-
-// TagRPC implements stats.Handler.
-func (c *connections) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
-
-// HandleRPC implements stats.Handler.
-func (c *connections) HandleRPC(context.Context, stats.RPCStats) {}

@@ -152,14 +152,21 @@ func (s *Socket) inPlace() bool {
 	return err == nil && id == s.current.id
 }
 
-// Close removes the socket, so that no new connections arrive. Then it waits until the running calls have ended, at
-// most for the limit, and releases the lock.
-func (s *Socket) Close(limit time.Duration) error {
-	if s.inPlace() {
-		if err := os.Remove(s.Path()); err != nil {
-			s.opts.Log.Warn("the socket " + s.Path() + " could not be removed: " + err.Error())
-		}
+// Remove removes the socket, so that no new connections arrive. Calls on open connections are answered. A kubelet
+// closes its connections to a socket in plugins_registry that is gone.
+func (s *Socket) Remove() {
+	if !s.inPlace() {
+		return
 	}
+	if err := os.Remove(s.Path()); err != nil {
+		s.opts.Log.Warn("the socket " + s.Path() + " could not be removed: " + err.Error())
+	}
+}
+
+// Close removes the socket, and tells clients with open connections to send no more calls. Then it waits until the
+// running calls have ended, at most for the limit, and releases the lock.
+func (s *Socket) Close(limit time.Duration) error {
+	s.Remove()
 	force := time.AfterFunc(limit, s.opts.Server.Stop)
 	s.opts.Server.GracefulStop()
 	force.Stop()

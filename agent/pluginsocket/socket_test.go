@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -160,6 +161,45 @@ func TestInstancesBesideEachOther(t *testing.T) {
 	}
 	testenv.Must(t, old.Close(time.Minute))
 	mustHave(t, dir)
+}
+
+// A kubelet that dials a socket which is gone fails, so its open connections are served on.
+func TestConnectionsOutliveTheSocket(t *testing.T) {
+	conns := &Connections{Closed: wake.New()}
+	log := &testenv.Log{}
+	s := New(Options{
+		Path: filepath.Join(t.TempDir(), "s"), Server: grpc.NewServer(grpc.StatsHandler(conns)),
+		Log: slog.New(slog.NewTextHandler(log, nil)),
+	})
+	testenv.Must(t, s.Maintain(t.Context()))
+	conn, err := grpc.NewClient("unix:"+s.Path(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	testenv.Must(t, err)
+	defer conn.Close()
+	call := func() codes.Code {
+		return status.Code(conn.Invoke(t.Context(), "/service/Method", &emptypb.Empty{}, &emptypb.Empty{}))
+	}
+	if got := call(); got != codes.Unimplemented || !conns.Open() || conns.Lost() {
+		t.Fatalf("a call: %v; a connection is open: %t, lost: %t", got, conns.Open(), conns.Lost())
+	}
+	s.Remove()
+	s.Remove() // again
+	mustHave(t, filepath.Dir(s.Path()), ".s.lock")
+	if got := call(); got != codes.Unimplemented || !conns.Open() {
+		t.Errorf("a call without the socket: %v; a connection is open: %t", got, conns.Open())
+	}
+	testenv.Must(t, conn.Close())
+	<-conns.Closed
+	if conns.Open() || !conns.Lost() {
+		t.Errorf("a connection is open: %t, lost: %t", conns.Open(), conns.Lost())
+	}
+	if conns.Forget(); conns.Lost() {
+		t.Error("a connection is lost that was forgotten")
+	}
+	testenv.Must(t, s.Close(time.Minute))
+	mustHave(t, filepath.Dir(s.Path()))
+	if log.String() != "" {
+		t.Errorf("it is logged: %s", log)
+	}
 }
 
 func TestAFileAtThePathIsKept(t *testing.T) {

@@ -22,9 +22,13 @@ type Holder struct {
 
 // Claim is a ResourceClaim of a container.
 type Claim struct {
-	Name    string   // like "default/claim-1"
-	Devices []string // their names in the API, sorted, of any DRA driver
+	Name string // like "default/claim-1"
+	// Devices are the names of the devices in the API by DRA driver, sorted.
+	Devices map[string][]string
 }
+
+// DRADriver is the name of our DRA driver.
+const DRADriver = "gpu.nvidia.com"
 
 // DeviceName returns the name that our DRA driver gives a device in the API, where names are lower case.
 func DeviceName(uuid string) string { return strings.ToLower(uuid) }

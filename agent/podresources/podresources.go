@@ -118,18 +118,23 @@ func fromPods(pods []*v1.PodResources) []Holder {
 
 // claims returns the claims of a container. The kubelet may list one more than once.
 func claims(list []*v1.DynamicResource) []Claim {
-	devices := map[string][]string{}
+	devices := map[string]map[string][]string{}
 	for _, r := range list {
 		name := r.GetClaimNamespace() + "/" + r.GetClaimName()
-		names := devices[name]
-		for _, d := range r.GetClaimResources() {
-			names = append(names, d.GetDeviceName())
+		if devices[name] == nil {
+			devices[name] = map[string][]string{}
 		}
-		devices[name] = names
+		for _, d := range r.GetClaimResources() {
+			driver := d.GetDriverName()
+			devices[name][driver] = append(devices[name][driver], d.GetDeviceName())
+		}
 	}
 	var claims []Claim
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
-		claims = append(claims, Claim{name, sorted(devices[name])})
+		for driver := range devices[name] {
+			devices[name][driver] = sorted(devices[name][driver])
+		}
+		claims = append(claims, Claim{name, devices[name]})
 	}
 	return claims
 }

@@ -47,7 +47,10 @@ func TestList(t *testing.T) {
 			[]*v1.PodResources{twoClaims},
 			[]podresources.Holder{{
 				Namespace: "b", Pod: "q", Container: "c", ByResource: map[string][]string{},
-				Claims: []podresources.Claim{{Name: "b/one"}, {Name: "b/two", Devices: []string{"gpu-1", "gpu-2"}}},
+				Claims: []podresources.Claim{
+					{Name: "b/one", Devices: map[string][]string{}},
+					{Name: "b/two", Devices: map[string][]string{"gpu.nvidia.com": {"gpu-1", "gpu-2"}}},
+				},
 			}},
 		},
 		"sorted, each device once": {

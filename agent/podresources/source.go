@@ -7,10 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
-	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/internal/proc"
@@ -20,30 +18,44 @@ import (
 // that the containers with devices are unknown.
 var ErrUnknown = errors.New("pod-resources-socket must name the kubelet's PodResources socket")
 
-// Source finds the kubelet of a host and lists its containers.
+// Source finds the kubelet of a host, lists its containers, and reads the files in which it records their devices.
 type Source struct {
 	Host host.Host
 	// Socket is the PodResources socket; empty means detected.
 	Socket string
 	// PluginDir is the kubelet's directory of device plugins.
 	PluginDir string
+
+	checkpoint file[kubelet.Checkpoint]
+	claims     file[[]kubelet.Claim]
 }
 
-// List is like the function List, but returns no containers if the host has no kubelet. The error may wrap ErrUnknown.
-func (s *Source) List(ctx context.Context) ([]Holder, error) {
+// Answer is what a kubelet says of its pods.
+type Answer struct {
+	// Holders are the containers that have devices or claims.
+	Holders []Holder
+	// Runs says that a kubelet has answered. Otherwise the host has none.
+	Runs bool
+}
+
+// List is like the function List, but also notices that the host has no kubelet. The error may wrap ErrUnknown.
+func (s *Source) List(ctx context.Context) (Answer, error) {
 	socket := s.Path()
 	list, err := List(ctx, socket)
+	if err == nil {
+		return Answer{list, true}, nil
+	}
 	if !errors.Is(err, fs.ErrNotExist) {
-		return list, err
+		return Answer{}, err
 	}
-	trace, err := s.traceOfKubelet()
-	switch {
-	case err != nil:
-		return nil, err
-	case trace != "":
-		return nil, fmt.Errorf("%s does not exist although %s does: %w", socket, trace, ErrUnknown)
+	other := filepath.Join(s.PluginDir, "kubelet.sock")
+	switch _, err := os.Lstat(other); {
+	case err == nil:
+		return Answer{}, fmt.Errorf("%s does not exist although %s does: %w", socket, other, ErrUnknown)
+	case !errors.Is(err, fs.ErrNotExist):
+		return Answer{}, err
 	}
-	return []Holder{}, nil
+	return Answer{}, nil
 }
 
 // Allocatable is like the function Allocatable.
@@ -69,87 +81,10 @@ func (s *Source) Path() string {
 
 func inRoot(dir string) string { return filepath.Join(dir, "pod-resources", "kubelet.sock") }
 
-// traceOfKubelet returns a path that exists only while a kubelet runs or after it has given devices to pods, or "".
-func (s *Source) traceOfKubelet() (string, error) {
-	socket := filepath.Join(s.PluginDir, "kubelet.sock")
-	if _, err := os.Lstat(socket); err == nil {
-		return socket, nil
-	}
-	path := filepath.Join(s.PluginDir, kubelet.CheckpointName)
-	data, err := fileio.ReadFile(path, maxCheckpoint)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil
-	}
-	if err != nil {
-		return "", err
-	}
-	ids, damaged := kubelet.DeviceIDs(data)
-	if damaged == nil && len(ids) == 0 {
-		return "", nil
-	}
-	return path, nil // a damaged file may have had some
-}
-
-// maxCheckpoint bounds a checkpoint, in bytes. A pod's entry has a few kilobytes.
-const maxCheckpoint = 64 << 20
-
 // rootDir returns the --root-dir of a running kubelet, or "".
-func rootDir(h host.Host) string { return Option(RunningKubelet(h), "root-dir") }
-
-// RunningKubelet returns the command line of a running kubelet, or nil. Only a process of root counts, in the mount
-// namespace of the host's first process or of this process: any user, and any container, can have a process of this
-// name. If this process does not see the host's processes, the result is nil.
-func RunningKubelet(h host.Host) []string {
-	if proc.SeesAll(h.Proc()) != nil {
-		return nil
-	}
-	trusted := append(mountsOf(proc.Open(h.Proc(), 1)), mountsOf(proc.Self(h.Proc()))...)
-	pids, err := proc.PIDs(h.Proc())
-	if err != nil {
-		return nil
-	}
-	for _, pid := range pids {
-		if args := commandLine(h, pid, trusted); args != nil {
-			return args
-		}
-	}
-	return nil
-}
-
-// mountsOf returns the name of a process's mount namespace, or nothing if it cannot be read.
-func mountsOf(p *proc.Process, err error) []string {
-	if err != nil {
-		return nil
-	}
-	defer p.Close()
-	name, err := p.Namespace("mnt")
-	if err != nil {
-		return nil
-	}
-	return []string{name}
-}
-
-// commandLine returns the command line of a process that is a kubelet in one of the mount namespaces, or nil.
-func commandLine(h host.Host, pid int, trusted []string) []string {
-	p, err := proc.Open(h.Proc(), pid)
-	if err != nil {
-		return nil
-	}
-	defer p.Close()
-	if p.Command() != "kubelet" {
-		return nil
-	}
-	if own, err := p.Namespace("mnt"); err != nil || !slices.Contains(trusted, own) {
-		return nil
-	}
-	if s, err := p.Status(); err != nil || s.UIDs[0] != "0" {
-		return nil
-	}
-	args, err := p.Arguments()
-	if err != nil {
-		return nil
-	}
-	return args
+func rootDir(h host.Host) string {
+	args, _ := proc.FindKubelet(h.Proc())
+	return Option(args, "root-dir")
 }
 
 // Option returns the value of an option in a command line, or "".

@@ -5,13 +5,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
 	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/kubelet"
-	"gpu-cdi-plugin/internal/proc"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -38,25 +38,60 @@ func newSource(t *testing.T) *podresources.Source {
 // A host without a kubelet has no pods. Where there is one, a missing socket says nothing about them.
 func TestAMissingSocket(t *testing.T) {
 	for name, c := range map[string]struct {
-		file, content string // in the directory of device plugins
-		unknown       bool
+		files   []string // in the directory of device plugins
+		unknown bool
 	}{
-		"no kubelet":                            {},
-		"a kubelet runs":                        {"kubelet.sock", "", true},
-		"a kubelet gave no device to a pod":     {kubelet.CheckpointName, checkpoint(), false},
-		"a kubelet has given a device to a pod": {kubelet.CheckpointName, checkpoint("GPU-1"), true},
-		"a kubelet's checkpoint is damaged":     {kubelet.CheckpointName, "{", true},
+		"no kubelet":                     {},
+		"a kubelet runs":                 {[]string{"kubelet.sock"}, true},
+		"a kubelet has left its files":   {[]string{kubelet.CheckpointName}, false},
+		"a kubelet runs and has no file": {[]string{kubelet.CheckpointName, "kubelet.sock"}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSource(t)
-			if c.file != "" {
-				testenv.Must(t, os.WriteFile(filepath.Join(s.PluginDir, c.file), []byte(c.content), 0o600))
+			for _, file := range c.files {
+				testenv.Must(t, os.WriteFile(filepath.Join(s.PluginDir, file), nil, 0o600))
 			}
-			list, err := s.List(t.Context())
-			if errors.Is(err, podresources.ErrUnknown) != c.unknown || (err == nil) == c.unknown || len(list) > 0 {
-				t.Errorf("the containers are %v, error %v; unknown: %v", list, err, c.unknown)
+			answer, err := s.List(t.Context())
+			if errors.Is(err, podresources.ErrUnknown) != c.unknown || (err == nil) == c.unknown || answer.Runs {
+				t.Errorf("%v, error %v; unknown: %v", answer, err, c.unknown)
 			}
 		})
+	}
+}
+
+// The kubelet replaces its files. They are read again only then.
+func TestTheFilesOfAKubelet(t *testing.T) {
+	s := newSource(t)
+	write := func(dir, name, content string) {
+		t.Helper()
+		testenv.Must(t, os.WriteFile(filepath.Join(dir, "new"), []byte(content), 0o600),
+			os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, name)))
+	}
+	none, before, err := s.Checkpoint()
+	if claims, claimsErr := s.Claims(); none != nil || len(claims) > 0 || errors.Join(err, claimsErr) != nil {
+		t.Errorf("without files: %v, %v, errors %v, %v", none, claims, err, claimsErr)
+	}
+	write(s.PluginDir, kubelet.CheckpointName, checkpoint("GPU-1"))
+	write(filepath.Dir(s.PluginDir), kubelet.ClaimsName, `{"Data":"{\"kind\":\"DRACheckpoint\",\"ClaimInfoStateList\":`+
+		`[{\"ClaimUID\":\"c\"}]}","Checksum":1}`)
+	first, version, err := s.Checkpoint()
+	testenv.Must(t, err)
+	if len(first.PodDeviceEntries) != 1 || version == before {
+		t.Errorf("the file is %v, its version %v", first, version)
+	}
+	if again, same, err := s.Checkpoint(); again != first || same != version || err != nil {
+		t.Errorf("it was parsed again: %p %p", again, first)
+	}
+	if claims, err := s.Claims(); err != nil || len(claims) != 1 || claims[0].UID != "c" {
+		t.Errorf("the claims are %v, error %v", claims, err)
+	}
+	write(s.PluginDir, kubelet.CheckpointName, "{")
+	if _, other, err := s.Checkpoint(); err == nil || other == version || !strings.Contains(err.Error(), s.PluginDir) {
+		t.Errorf("a damaged file: version %v, error %v", other, err)
+	}
+	testenv.Must(t, os.Remove(filepath.Join(s.PluginDir, kubelet.CheckpointName)))
+	if none, version, err := s.Checkpoint(); none != nil || version != before || err != nil {
+		t.Errorf("after its removal: %v, version %v, error %v", none, version, err)
 	}
 }
 
@@ -82,10 +117,6 @@ func TestPath(t *testing.T) {
 	if got := s.Path(); got != beside {
 		t.Errorf("without a kubelet the path is %s, want %s", got, beside)
 	}
-	if err := proc.SeesAll("/proc"); err != nil {
-		testenv.Skip(t, "a running kubelet is found only in the host's PID namespace: "+err.Error())
-	}
-
 	// A kubelet of the host has its socket below its own root directory. Programs that only have its name do not count.
 	root := t.TempDir()
 	socket := filepath.Join(root, "pod-resources/kubelet.sock")

@@ -26,6 +26,11 @@ the kubelet before the other one ends its plugin. If it cannot use the driver, t
 while the other one resets a GPU or has released the driver. The other one then only reports health until SIGTERM; if
 this one ends before that, the other one exits with status 1, so that its supervisor starts it again.
 
+With --leave=unused it offers no devices by any door, so that the host can be cleaned up. It goes on to unprepare
+ResourceClaims, and containers that have devices can restart. Its log and /readyz name who has devices. When nobody has
+any, it exits with status 0; SIGTERM before that is an error. --leave=unprepared only waits for ResourceClaims, and not
+for containers that got devices from the device plugin.
+
 A container finds a description of each of its devices in ` + node.DescriptorsPath + `: UUID.json with index, model,
 PCI address, NUMA node, memory and how the device is shared.
 

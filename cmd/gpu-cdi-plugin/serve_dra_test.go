@@ -26,12 +26,13 @@ import (
 // claimed is a plugin that also serves claims, with an API server.
 type claimed struct {
 	*served
-	api *apiservertest.Server
+	api  *apiservertest.Server
+	name string // of the socket
 }
 
 func newClaimed(t *testing.T, machine, config string) *claimed {
 	t.Helper()
-	s := &claimed{newServed(t, machine, config), apiservertest.New(t)}
+	s := &claimed{newServed(t, machine, config), apiservertest.New(t), "gpu.nvidia.com-reg.sock"}
 	testenv.Must(t, os.Mkdir(s.registry(), 0o755))
 	return s
 }
@@ -39,6 +40,8 @@ func newClaimed(t *testing.T, machine, config string) *claimed {
 func (s *claimed) registry() string {
 	return filepath.Join(filepath.Dir(s.kubelet.Dir), "plugins_registry")
 }
+
+func (s *claimed) socket() string { return filepath.Join(s.registry(), s.name) }
 
 // restart ends the process, if there is one, and starts it with a door.
 func (s *claimed) restart(door string) {
@@ -88,14 +91,21 @@ func claimOf(i int) *drav1.Claim {
 
 // dial connects to the DRA driver, as the kubelet does.
 func (s *claimed) dial() (drav1.DRAPluginClient, func()) {
-	conn, err := grpc.NewClient("unix:"+filepath.Join(s.registry(), "gpu.nvidia.com-reg.sock"),
-		grpc.WithTransportCredentials(grpcinsecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+s.socket(), grpc.WithTransportCredentials(grpcinsecure.NewCredentials()))
 	testenv.Must(s.t, err)
 	return drav1.NewDRAPluginClient(conn), func() { _ = conn.Close() }
 }
 
 // prepare has the claim i prepared with GPUs, and returns the CDI names or the error.
 func (s *claimed) prepare(i int, gpus ...int) string {
+	s.t.Helper()
+	client, done := s.dial()
+	defer done()
+	return s.prepareBy(client, i, gpus...)
+}
+
+// prepareBy does the same on a connection.
+func (s *claimed) prepareBy(client drav1.DRAPluginClient, i int, gpus ...int) string {
 	s.t.Helper()
 	var results []map[string]any
 	for _, g := range gpus {
@@ -107,8 +117,6 @@ func (s *claimed) prepare(i int, gpus ...int) string {
 		"metadata": map[string]any{"uid": claimUID(i)},
 		"status":   map[string]any{"allocation": map[string]any{"devices": map[string]any{"results": results}}},
 	})
-	client, done := s.dial()
-	defer done()
 	ctx, cancel := context.WithTimeout(s.t.Context(), prompt)
 	defer cancel()
 	answer, err := client.NodePrepareResources(ctx,
@@ -178,7 +186,7 @@ func TestServeMovesANodeBetweenTheDoors(t *testing.T) {
 	e := s.kubelet.WaitListed(gpuResource, 2, 2)
 	s.published()
 	if _, err := s.tryAllocate(e, s.uuids()[1]); err == nil ||
-		!strings.Contains(err.Error(), "ResourceClaim team/claim-2 holds it") {
+		!strings.Contains(err.Error(), "ResourceClaim team/claim-2, which is ending, holds it") {
 		t.Errorf("a container gets the GPU of a claim: %v", err)
 	}
 	s.unprepare(2)
@@ -218,6 +226,49 @@ func TestServeOpensBothDoors(t *testing.T) {
 	}
 }
 
+// The old instance removes its socket when the kubelet has registered the new one, and answers until the kubelet has
+// closed its connection. Then the new one answers, and knows what the old one has prepared.
+func TestServeHandsClaimsOver(t *testing.T) {
+	t.Parallel()
+	s := newClaimed(t, "pcie-quad", "")
+	s.restart("dra\ntake-over: true")
+	s.published("0", "1", "2", "3")
+	s.registers()
+	kubelet, leave := s.dial()
+	gets := func(text string, gpu int) {
+		t.Helper()
+		if text != "nvidia.com/gpu="+s.uuids()[gpu] {
+			t.Errorf("the claim of GPU %d gets %s", gpu, text)
+		}
+	}
+	gets(s.prepareBy(kubelet, 0, 0), 0)
+
+	next := &claimed{s.beside(), s.api, "gpu.nvidia.com-reg-2.sock"}
+	next.start(s.api.Env()...)
+	next.logs("the kubelet watches " + gpuResource)
+	gets(s.prepareBy(kubelet, 1, 1), 1)
+	if strings.Contains(s.log.String(), "the plugin stopped") {
+		t.Error("the old instance ends before the kubelet has registered the new one")
+	}
+	next.registers()
+	waitFor(t, "the old socket is gone", func() bool { _, err := os.Lstat(s.socket()); return err != nil })
+	gets(s.prepareBy(kubelet, 2, 2), 2)
+	leave()
+	s.logs("this one waits for its end")
+	if text := next.prepare(3, 2); !strings.Contains(text, "another pod has it") {
+		t.Errorf("two claims have a GPU: %s", text)
+	}
+	gets(next.prepare(4, 3), 3)
+	s.signal(syscall.SIGTERM)
+	testenv.Must(t, s.ended())
+	next.unprepare(2)
+	gets(next.prepare(3, 2), 2)
+	testenv.Must(t, next.end(syscall.SIGTERM))
+	if left, err := os.ReadDir(s.registry()); err != nil || len(left) > 0 {
+		t.Errorf("left in plugins_registry: %v, %v", left, err)
+	}
+}
+
 // Without the credentials of a pod claims cannot be read.
 func TestServeWithoutCredentialsOpensNoDRADoor(t *testing.T) {
 	t.Parallel()
@@ -232,8 +283,7 @@ func TestServeWithoutCredentialsOpensNoDRADoor(t *testing.T) {
 // registers tells the driver that the kubelet has registered it.
 func (s *claimed) registers() {
 	s.t.Helper()
-	conn, err := grpc.NewClient("unix:"+filepath.Join(s.registry(), "gpu.nvidia.com-reg.sock"),
-		grpc.WithTransportCredentials(grpcinsecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+s.socket(), grpc.WithTransportCredentials(grpcinsecure.NewCredentials()))
 	testenv.Must(s.t, err)
 	defer conn.Close()
 	_, err = pluginregistration.NewRegistrationClient(conn).NotifyRegistrationStatus(s.t.Context(),
@@ -267,7 +317,8 @@ func TestServeShowsWhoHoldsWhatByBothDoors(t *testing.T) {
 	s.prepare(2, 0) // in vain
 	s.kubelet.Pods.Set(
 		kubelettest.Pod("ml", "train", "main", gpuResource, s.uuids()[0]),
-		kubelettest.PodWithClaim("team", "infer", "main", "claim-1"),
+		kubelettest.PodWithClaim("team", "infer", "main", "claim-1",
+			strings.ToLower(s.uuids()[1]), strings.ToLower(s.uuids()[2])),
 	)
 	var got []string
 	stdout, _ = s.claims("--no-headers")
@@ -313,4 +364,48 @@ func TestServeShowsWhoHoldsWhatByBothDoors(t *testing.T) {
 		!strings.Contains(stderr, "it is unknown which containers hold devices: ") {
 		t.Errorf("without the kubelet: exit %d, %q and %q", code, stdout, stderr)
 	}
+}
+
+// A serve that leaves offers nothing by any door, and unprepares the claims of an earlier one.
+func TestServeLeaves(t *testing.T) {
+	t.Parallel()
+	s := newClaimed(t, "pcie-quad", "")
+	s.api.SetAllocatable(map[string]string{gpuResource: "2"})
+	s.restart("both\ndra-gpus: [2, 3]")
+	s.kubelet.WaitListed(gpuResource, 2, 0)
+	s.published("2", "3")
+	s.prepare(1, 2)
+	s.kubelet.Pods.Set(
+		kubelettest.Pod("ml", "train", "main", gpuResource, s.uuids()[0]),
+		kubelettest.PodWithClaim("team", "infer", "main", "claim-1"),
+	)
+
+	s.restart("both\ndra-gpus: [2, 3]\nleave: unused\nlisten: 127.0.0.1:0")
+	s.kubelet.WaitListed(gpuResource, 0, 0)
+	s.published()
+	container, claim := "container main of pod ml/train ("+s.uuids()[0]+")",
+		"ResourceClaim team/claim-1 of pod team/infer ("+s.uuids()[2]+")"
+	s.logs("no devices are offered any more, and this program waits: these have devices, so end their pods: " + claim +
+		", " + container)
+	if body, status := s.ask("/readyz"); status == http.StatusOK || !strings.Contains(body, claim+", "+container) {
+		t.Errorf("/readyz answers %d, %s", status, body)
+	}
+	s.offered("nvidia.com/gpu="+s.uuids()[0], "nvidia.com/gpu="+s.uuids()[2])
+	s.unprepare(1)
+	s.logs("so end their pods: " + container)
+	if err := s.end(syscall.SIGTERM); err == nil {
+		t.Error("it ended well before the devices were free, so that the node would be cleaned up")
+	}
+}
+
+func TestServeLeavesWhenNobodyHasADevice(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "leave: unused")
+	s.start()
+	s.kubelet.WaitListed(gpuResource, 0, 0)
+	if err := s.ended(); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+	s.logs("no container and no ResourceClaim has a device any more: this program ends")
+	s.offered("nvidia.com/gpu=" + s.uuids()[0])
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -106,14 +108,18 @@ cdi-annotation-prefix: nvidia.cdi.k8s.io/
 			t.Errorf("the CDI names are %v, want %v", names, want)
 		}
 		s.offered(names...)
-		for key, value := range got.GetAnnotations() {
+		annotations := got.GetAnnotations()
+		maps.DeleteFunc(annotations, func(key, _ string) bool {
+			return strings.HasPrefix(key, resource.ParentAnnotation(""))
+		})
+		for key, value := range annotations {
 			if !strings.HasPrefix(key, "nvidia.cdi.k8s.io/gpu-cdi-plugin_") || value != strings.Join(want, ",") {
 				t.Errorf("the annotation is %s: %s, want %v", key, value, want)
 			}
 		}
 		if env := got.GetEnvs(); env["NVIDIA_VISIBLE_DEVICES"] != c.name || env["NVIDIA_MOFED"] != "enabled" ||
-			len(got.GetAnnotations()) != 1 {
-			t.Errorf("the variables are %v, and there are %d annotations", env, len(got.GetAnnotations()))
+			len(annotations) != 1 {
+			t.Errorf("the variables are %v, and there are %d annotations", env, len(annotations))
 		}
 	}
 }

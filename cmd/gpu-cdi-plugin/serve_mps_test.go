@@ -221,6 +221,9 @@ func TestServeResetsAGPUThatMPSShares(t *testing.T) {
 	s.awaitControl()
 	s.wantClient(s.allocateOne(e, uuid+"::1"), "uuid="+uuid) // starts a server, which stays
 	before := s.daemon(uuid)
+	s.kubelet.Pods.Set(kubelettest.Pod("ml", "train", "main", sharedResource, uuid+"::1"))
+	s.claims()
+	s.kubelet.Pods.Set() // the pod has ended
 	s.does("was reset", "reset", "1")
 	s.kubelet.WaitListed(sharedResource, 2, 0)
 	if now := s.daemon(uuid); now == before || now == 0 || s.computeMode(uuid) != 3 {

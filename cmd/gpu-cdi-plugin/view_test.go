@@ -77,21 +77,28 @@ var (
 // holders hold devices by both doors.
 var holders = agent.Claims{Holders: []agent.Holding{
 	{Index: "0", Door: config.PluginDoor, Holding: ledger.Holding{
-		UUID: "GPU-a", Resource: "nvidia.com/gpu.shared", Replicas: 2, Namespace: "ml",
+		UUID: "GPU-a", GPU: "GPU-a", Resource: "nvidia.com/gpu.shared", Replicas: 2, Namespace: "ml",
+		PodUID: "4b0c7d2e-0000-4000-8000-000000000003", Book: ledger.Checkpoint,
+		Forget:     "4b0c7d2e-0000-4000-8000-000000000003/main/GPU-a::0",
 		Containers: []ledger.Container{{Pod: "train", Container: "main"}},
 	}},
 	{Index: "0", Door: config.PluginDoor, Holding: ledger.Holding{
-		UUID: "GPU-a", Resource: "nvidia.com/gpu.shared", Replicas: 1, Namespace: "ml", State: ledger.Ending,
-		Containers: []ledger.Container{{Pod: "old", Container: "main"}},
+		UUID: "GPU-a", Resource: "nvidia.com/gpu.shared", Replicas: 1, State: ledger.Ending, Book: ledger.Checkpoint,
+		Containers: []ledger.Container{{Container: "init"}}, PodUID: "4b0c7d2e-0000-4000-8000-000000000004",
 	}},
 	{Index: "0", Door: config.PluginDoor, Holding: ledger.Holding{
 		UUID: "GPU-a", Resource: "nvidia.com/gpu.shared", Replicas: 1, State: ledger.Starting,
-		Containers: []ledger.Container{},
+		Containers: []ledger.Container{}, Book: ledger.Allocated,
 	}},
 	{Index: "1:0", Door: config.DRADoor, Holding: ledger.Holding{
 		UUID: "MIG-c", Namespace: "team", Claim: "infer-gpu-x7x2q", ClaimUID: "4b0c7d2e-0000-4000-8000-000000000001",
 		Containers: []ledger.Container{{Pod: "infer", Container: "main"}, {Pod: "infer", Container: "sidecar"}},
 		Since:      time.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600)),
+		Book:       ledger.Record, Forget: "4b0c7d2e-0000-4000-8000-000000000001/mig-c",
+	}},
+	{Index: "1:0", Door: config.DRADoor, Holding: ledger.Holding{
+		UUID: "MIG-c", Namespace: "team", Claim: "monitor", AdminAccess: true, Book: ledger.Record,
+		Containers: []ledger.Container{{Pod: "monitor", Container: "main"}},
 	}},
 	{Door: config.DRADoor, Holding: ledger.Holding{
 		UUID: "MIG-gone", Namespace: "team", Claim: "old", ClaimUID: "4b0c7d2e-0000-4000-8000-000000000002",

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"unicode/utf8"
 )
 
@@ -78,22 +79,24 @@ func parseV2(data []byte) (*Checkpoint, error) {
 	return &f.Data, nil
 }
 
-// DeviceIDs returns the IDs of the devices that pods have, from the checkpoint of any kubelet. It ignores the checksum,
-// since later kubelets may compute it in another way.
-func DeviceIDs(data []byte) (map[string]bool, error) {
+// ReadCheckpoint is ParseCheckpoint without a comparison of the checksum, since later kubelets may compute it in
+// another way.
+func ReadCheckpoint(data []byte) (*Checkpoint, error) {
 	c, err := parseUnverified(data)
 	if err != nil {
 		return nil, fmt.Errorf("parse the kubelet's checkpoint: %w", err)
 	}
-	allocated := map[string]bool{}
-	for _, e := range c.PodDeviceEntries {
-		for _, ids := range e.DeviceIDs {
-			for _, id := range ids {
-				allocated[id] = true
-			}
-		}
+	return c, nil
+}
+
+// IDs returns the IDs of an entry's devices, sorted, each once.
+func (e *Entry) IDs() []string {
+	var ids []string
+	for _, list := range e.DeviceIDs {
+		ids = append(ids, list...)
 	}
-	return allocated, nil
+	slices.Sort(ids)
+	return slices.Compact(ids)
 }
 
 // parseUnverified parses the formats of ParseCheckpoint without comparing the checksum.

@@ -107,7 +107,7 @@ func TestMarshalRefusesNamesThatAreNotUTF8(t *testing.T) {
 	}
 }
 
-func TestDeviceIDsAreThoseOfAllPods(t *testing.T) {
+func TestTheDevicesOfAllPodsInAnyCheckpoint(t *testing.T) {
 	for name, c := range map[string]struct {
 		data string
 		want map[string]bool
@@ -132,7 +132,16 @@ func TestDeviceIDsAreThoseOfAllPods(t *testing.T) {
 		"without content": {`{}`, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := kubelet.DeviceIDs([]byte(c.data))
+			checkpoint, err := kubelet.ReadCheckpoint([]byte(c.data))
+			var got map[string]bool
+			if err == nil {
+				got = map[string]bool{}
+				for _, e := range checkpoint.PodDeviceEntries {
+					for _, id := range e.IDs() {
+						got[id] = true
+					}
+				}
+			}
 			if diff := cmp.Diff(c.want, got); diff != "" || (err == nil) != (c.want != nil) {
 				t.Errorf("the error %v, device IDs (-want +got):\n%s", err, diff)
 			}

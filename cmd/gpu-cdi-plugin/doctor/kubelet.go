@@ -19,6 +19,7 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"gpu-cdi-plugin/agent/podresources"
+	"gpu-cdi-plugin/internal/proc"
 	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/internal/yamlfile"
@@ -84,7 +85,7 @@ func (s pluginSocket) isNVIDIAs() bool {
 
 func (f *facts) readKubelet(ctx context.Context) {
 	k := &f.kubelet
-	args := podresources.RunningKubelet(f.Host)
+	args, _ := proc.FindKubelet(f.Host.Proc())
 	k.running = args != nil
 	k.socket = stateOf(filepath.Join(f.PluginDir, "kubelet.sock"))
 	k.configFile = "/var/lib/kubelet/config.yaml"

@@ -22,7 +22,7 @@ func (n Node) DeviceHolders() []podresources.Holder {
 	for _, h := range n.Holders {
 		h.Devices = slices.DeleteFunc(slices.Clone(h.Devices), func(id string) bool { return !onNode[resource.UUIDOf(id)] })
 		for _, k := range h.Claims {
-			for _, name := range k.Devices {
+			for _, name := range k.Devices[podresources.DRADriver] {
 				if uuid := uuids[name]; uuid != "" {
 					h.Devices = append(h.Devices, uuid)
 				}

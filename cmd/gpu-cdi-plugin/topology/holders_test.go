@@ -10,6 +10,9 @@ import (
 )
 
 func TestContainersHoldDevicesByThePluginAndByClaims(t *testing.T) {
+	by := func(devices ...string) podresources.Claim {
+		return podresources.Claim{Devices: map[string][]string{"gpu.nvidia.com": devices}}
+	}
 	n := Node{
 		Snapshot: &gpu.Snapshot{Devices: []gpu.Device{
 			{Index: 0, UUID: "GPU-A"},
@@ -17,8 +20,10 @@ func TestContainersHoldDevicesByThePluginAndByClaims(t *testing.T) {
 		}},
 		Holders: []podresources.Holder{
 			{Pod: "plugin", Devices: []string{"GPU-A::1", "eth0"}},
-			{Pod: "claims", Claims: []podresources.Claim{{Devices: []string{"eth1", "gpu-b"}}, {Devices: []string{"mig-c"}}}},
-			{Pod: "gone", Devices: []string{"GPU-Z"}, Claims: []podresources.Claim{{Devices: []string{"gpu-z"}}}},
+			{Pod: "claims", Claims: []podresources.Claim{
+				by("eth1", "gpu-b"), by("mig-c"), {Devices: map[string][]string{"gpu.example.com": {"gpu-a"}}},
+			}},
+			{Pod: "gone", Devices: []string{"GPU-Z"}, Claims: []podresources.Claim{by("gpu-z")}},
 		},
 	}
 	got := map[string][]string{}

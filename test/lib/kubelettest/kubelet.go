@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net"
 	"os"
@@ -16,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/test/lib/testenv"
 
 	"google.golang.org/grpc"
@@ -43,7 +46,9 @@ type Kubelet struct {
 	Loses bool
 
 	t         testing.TB
-	stopPods  func() // nil while the PodResources service does not run
+	record    []kubelet.Entry // see Record
+	records   bool            // whether Record was called
+	stopPods  func()          // nil while the PodResources service does not run
 	mu        sync.Mutex
 	changed   chan struct{} // closed and replaced at each change
 	server    *grpc.Server
@@ -182,6 +187,39 @@ func (k *Kubelet) Unwatch(unwatched bool) {
 	k.unwatched = unwatched
 }
 
+// Record makes the kubelet keep a checkpoint with the devices of containers. It writes it now and, like the real one,
+// at each list of devices.
+func (k *Kubelet) Record(entries ...kubelet.Entry) {
+	k.t.Helper()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.record, k.records = entries, true
+	k.write()
+}
+
+// write writes the checkpoint, if there is one. The caller has locked k.mu.
+func (k *Kubelet) write() {
+	if !k.records {
+		return
+	}
+	c := kubelet.Checkpoint{PodDeviceEntries: k.record, RegisteredDevices: map[string][]string{}}
+	for resource, e := range k.endpoints {
+		c.RegisteredDevices[resource] = []string{}
+		for _, d := range e.devices {
+			if d.GetHealth() == v1beta1.Healthy {
+				c.RegisteredDevices[resource] = append(c.RegisteredDevices[resource], d.GetID())
+			}
+		}
+	}
+	data, err := c.Marshal()
+	if err == nil {
+		err = fileio.Replace(filepath.Join(k.Dir, kubelet.CheckpointName), data, 0o600)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the directory is gone at the end of the test
+		k.t.Error(err)
+	}
+}
+
 // Drop closes the connection to the plugin of a resource. The kubelet continues to run.
 func (k *Kubelet) Drop(resource string) {
 	k.t.Helper()
@@ -277,6 +315,7 @@ func (k *Kubelet) watch(ctx context.Context, e *Endpoint) {
 			k.mu.Lock()
 			e.lists++
 			e.devices = list.GetDevices()
+			k.write()
 			k.mu.Unlock()
 			k.notify()
 		}
