@@ -32,9 +32,13 @@ var ownDirs = []string{"/var/lib/gpu-cdi-plugin", "/run/gpu-cdi-plugin"}
 // hookRecord exists while engines are configured to run the hook.
 const hookRecord = "/var/lib/gpu-cdi-plugin/hook-install.json"
 
+// claimRecords is the directory of the records of prepared ResourceClaims, UID.json.
+const claimRecords = "/var/lib/gpu-cdi-plugin/claims"
+
 // launcher has the flags of the command.
 type launcher struct {
 	host, dir, config string
+	force             bool
 }
 
 // run installs the programs and becomes gpu-cdi-plugin. It returns only after an error.
@@ -131,6 +135,9 @@ func (l *launcher) remove() error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("find out whether engines are configured to run %s: %w", hookName, err)
 	}
+	if err := checkClaims(); err != nil && !l.force {
+		return err
+	}
 	var errs []error
 	for _, name := range []string{pluginName, hookName} {
 		err := fileio.Remove(filepath.Join(l.dir, name))
@@ -151,6 +158,21 @@ func (l *launcher) remove() error {
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove the files of %s from the host: %w", pluginName, err)
+	}
+	return nil
+}
+
+// checkClaims returns an error if ResourceClaims are prepared.
+func checkClaims() error {
+	entries, err := os.ReadDir(claimRecords)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("find out whether ResourceClaims are prepared: %w", err)
+	}
+	for _, e := range entries {
+		if filepath.Ext(e.Name()) == ".json" {
+			return fmt.Errorf("a ResourceClaim is prepared, as %s says, and its pod cannot end without %s: end the pod first, "+
+				"or remove all the same with --force", filepath.Join(claimRecords, e.Name()), pluginName)
+		}
 	}
 	return nil
 }

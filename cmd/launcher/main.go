@@ -27,7 +27,8 @@ run     puts gpu-cdi-plugin and prestart-hook into --dir of the host, and become
 remove  removes the two programs from the host, and /var/lib/gpu-cdi-plugin and /run/gpu-cdi-plugin. What is mounted
         below them, as the shared memory of MPS, is unmounted, and keeps its files as long as containers have it. CDI
         specs and node labels stay: "launcher run cdi remove" removes them before. While engines are configured to run
-        the hook it is an error: "launcher run hook uninstall" ends that. What is not there is no error.
+        the hook it is an error: "launcher run hook uninstall" ends that. So it is, without --force, while there are
+        records of prepared ResourceClaims: their pods could not end. What is not there is no error.
 tmpfs   mounts a tmpfs with these options at a directory of the container, unless something is mounted there.
 wait    waits until it gets SIGTERM.
 
@@ -36,6 +37,7 @@ Flags:
   --dir DIR     the directory of the programs on the host (default /var/lib/gpu-cdi-plugin/bin)
   --config DIR  a directory of the container whose file config.yaml is the configuration: adds --config to the
                 arguments. A changed file is seen, also when the directory is a ConfigMap of Kubernetes
+  --force       remove also if there are records of prepared ResourceClaims
 
 EXIT STATUS
   0  done
@@ -69,6 +71,7 @@ func run(args []string, stdout io.Writer) error {
 	flags.StringVar(&l.host, "host", "/host", "")
 	flags.StringVar(&l.dir, "dir", "/var/lib/gpu-cdi-plugin/bin", "")
 	flags.StringVar(&l.config, "config", "", "")
+	flags.BoolVar(&l.force, "force", false, "")
 	showVersion := flags.Bool("version", false, "")
 	err := flags.Parse(args)
 	switch {

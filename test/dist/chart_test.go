@@ -107,6 +107,18 @@ func TestSlowChartRefuses(t *testing.T) {
 	}
 }
 
+// container has what tests read of a container.
+type container struct {
+	Name string
+	Args []string
+	Env  []struct{ Name string }
+}
+
+type volume struct {
+	Name      string
+	ConfigMap struct{ Name string } `yaml:"configMap"`
+}
+
 // object has what tests read of the objects of the chart.
 type object struct {
 	Kind     string
@@ -117,10 +129,9 @@ type object struct {
 		} `yaml:"updateStrategy"`
 		Template struct {
 			Spec struct {
-				Containers []struct{ Args []string }
-				Volumes    []struct {
-					ConfigMap struct{ Name string } `yaml:"configMap"`
-				}
+				InitContainers []container `yaml:"initContainers"`
+				Containers     []container
+				Volumes        []volume
 			}
 		}
 	}
@@ -189,6 +200,41 @@ func TestSlowChartChoosesTheDefaultConfiguration(t *testing.T) {
 				t.Errorf("nodes without the label have the configuration %q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+// Before anything is removed, a serve that leaves has the arguments of the one that it follows.
+func TestSlowChartLeavesFirst(t *testing.T) {
+	values := []string{"--set", "dra.enabled=true,door=both,nvidiaDriverRoot=/driver,config.map.a=x,failOnInitError=true"}
+	serve := daemonSets(t, values...)["gpu-cdi-plugin"].Spec.Template.Spec.Containers[0]
+	for set, leave := range map[string]string{
+		"cleanup=true": "unused", "cleanup=true,cleanupForce=true": "unprepared",
+		"cleanup=true,cleanupForce=null": "unused", // an older release with --reuse-values
+	} {
+		spec := daemonSets(t, append(values, "--set", set)...)["gpu-cdi-plugin"].Spec.Template.Spec
+		var names []string
+		for _, c := range spec.InitContainers {
+			names = append(names, c.Name)
+		}
+		if diff := cmp.Diff([]string{"leave", "remove-1-hook", "remove-2-specs", "remove-3-programs"}, names); diff != "" {
+			t.Fatalf("%s: -want +got:\n%s", set, diff)
+		}
+		want := append([]string{"--leave=" + leave, "--fail-on-init-error=false"}, slices.DeleteFunc(slices.Clone(serve.Args),
+			func(arg string) bool {
+				return strings.HasPrefix(arg, "--listen=") || strings.HasPrefix(arg, "--fail-on-") || arg == "--take-over"
+			})...)
+		got := spec.InitContainers[0]
+		slices.Sort(want)
+		slices.Sort(got.Args)
+		if diff := cmp.Diff(want, got.Args); diff != "" {
+			t.Errorf("%s: arguments, -want +got:\n%s", set, diff)
+		}
+		if diff := cmp.Diff(serve.Env, got.Env); diff != "" || len(got.Env) == 0 {
+			t.Errorf("%s: variables, -serve +leave:\n%s", set, diff)
+		}
+		if !slices.ContainsFunc(spec.Volumes, func(v volume) bool { return v.Name == "api-access" }) {
+			t.Errorf("%s: there is no volume with the token", set)
+		}
 	}
 }
 

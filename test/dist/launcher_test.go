@@ -252,6 +252,28 @@ func TestTheLauncherKeepsTheHookForEnginesThatRunIt(t *testing.T) {
 	}
 }
 
+func TestTheLauncherKeepsTheRecordsOfPreparedClaims(t *testing.T) {
+	h := newHost(t)
+	h.launch(0, "run", "--version")
+	claims := filepath.Join(h.root, "var/lib/gpu-cdi-plugin/claims")
+	testenv.Must(t, os.Mkdir(claims, 0o700))
+	h.launch(0, "run", "--version")
+	testenv.Must(t, os.WriteFile(filepath.Join(claims, "00000000-0000-0000-0000-000000000001.json"), nil, 0o600))
+	before := h.files()
+	if r := h.launch(1, "remove"); !strings.Contains(r.Stderr, "a ResourceClaim is prepared, as /var/lib/") {
+		t.Errorf("the error is %v", r)
+	}
+	if diff := cmp.Diff(before, h.files()); diff != "" {
+		t.Errorf("-before +after:\n%s", diff)
+	}
+	h.launch(0, "--force", "remove")
+	for path := range h.files() {
+		if strings.Contains(path, "gpu-cdi-plugin") {
+			t.Errorf("%s is still there", path)
+		}
+	}
+}
+
 func TestTheLauncherMountsATmpfsOnce(t *testing.T) {
 	testenv.Root(t)
 	testenv.MountNamespace(t)

@@ -88,3 +88,46 @@ default of the other. */}}
 {{- define "gpu-cdi-plugin.callsAPI" -}}
 {{- if or .Values.reportHealth .Values.dra.enabled -}}true{{- end -}}
 {{- end -}}
+
+{{/* The arguments of serve, in each of its two places. */}}
+{{- define "gpu-cdi-plugin.serveArguments" -}}
+- {{ printf "--device-plugin-dir=%s/device-plugins" .Values.kubeletRootDir | quote }}
+{{- with .Values.migStrategy }}
+- {{ printf "--mig-strategy=%s" . | quote }}
+{{- end }}
+{{- with .Values.deviceListStrategy }}
+- {{ printf "--strategy=%s" (kindIs "string" . | ternary . (join "," .)) | quote }}
+{{- end }}
+{{- with .Values.deviceIDStrategy }}
+- {{ printf "--device-id-strategy=%s" . | quote }}
+{{- end }}
+{{- with .Values.nvidiaDriverRoot }}
+- {{ printf "--driver-root=%s" . | quote }}
+{{- end }}
+{{- $extras := list }}
+{{- if .Values.gdsEnabled }}{{ $extras = append $extras "gds" }}{{ end }}
+{{- if .Values.gdrcopyEnabled }}{{ $extras = append $extras "gdrcopy" }}{{ end }}
+{{- if .Values.mofedEnabled }}{{ $extras = append $extras "mofed" }}{{ end }}
+{{- with $extras }}
+- {{ printf "--extras=%s" (join "," .) | quote }}
+{{- end }}
+{{- if .Values.metrics.pods }}
+- --pod-metrics
+{{- end }}
+{{- if .Values.gfd.enabled }}
+- --node-labels
+{{- end }}
+{{- with .Values.reportHealth }}
+- {{ printf "--report-health=%s" (join "," .) | quote }}
+{{- end }}
+{{- with .Values.door }}
+- {{ printf "--door=%s" . | quote }}
+{{- end }}
+{{- if .Values.dra.enabled }}
+- {{ printf "--plugins-registry-dir=%s/plugins_registry" .Values.kubeletRootDir | quote }}
+{{- end }}
+{{- if include "gpu-cdi-plugin.callsAPI" . }}
+# The program sees the volume where the kubelet has it on the node.
+- {{ printf "--service-account-dir=%s/pods/$(POD_UID)/volumes/kubernetes.io~projected/api-access" .Values.kubeletRootDir | quote }}
+{{- end }}
+{{- end -}}
