@@ -162,6 +162,8 @@ func (c *Cluster) startNode(ctx context.Context, i int, p kubenode.Programs, ima
 			"registerNode": true, "address": "0.0.0.0", "staticPodPath": "",
 			// The default: for so long the scheduler does not know that a node has lost its GPUs.
 			"nodeStatusUpdateFrequency": "10s",
+			// The default too: after so long the kubelet tries again what a driver has refused.
+			"syncFrequency": "1m0s",
 			"authentication": map[string]any{
 				"anonymous": map[string]any{"enabled": false}, "webhook": map[string]any{"enabled": false},
 				"x509": map[string]any{"clientCAFile": ca},

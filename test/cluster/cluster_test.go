@@ -91,11 +91,7 @@ func TestTheLifeOfARelease(t *testing.T) {
 		}},
 		{"after cleanup and uninstall nothing is left on the nodes", func(t *testing.T) {
 			c.uninstall(t)
-			for i, n := range c.Nodes {
-				if diff := cmp.Diff(before[i], listing(t, n)); diff != "" {
-					t.Errorf("the files of %s (-before +after):\n%s", n.Name, diff)
-				}
-			}
+			c.unchanged(t, before)
 		}},
 	} {
 		if !t.Run(step.name, step.do) {
@@ -176,7 +172,7 @@ func (c *Cluster) uninstall(t testing.TB) {
 // rolledOut waits until the pods of a DaemonSet are those of its latest version, and ready.
 func (c *Cluster) rolledOut(t testing.TB, d daemonSet) {
 	t.Helper()
-	c.kubectl(t, "-n", d.namespace, "rollout", "status", "daemonset", d.name, "--timeout=2m")
+	c.kubectl(t, "-n", d.namespace, "rollout", "status", "daemonset", d.name, "--timeout=4m")
 }
 
 // offers waits until the nodes have these numbers of GPUs.

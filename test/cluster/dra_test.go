@@ -20,7 +20,7 @@ import (
 func TestTheDoors(t *testing.T) {
 	c := start(t)
 	before := []map[string]string{listing(t, c.Nodes[0]), listing(t, c.Nodes[1])}
-	const node, chooses = "node2", "nvidia.com/device-plugin.config"
+	const node = "node2"
 	var old, pair, plain PodStatus
 	var held []string
 	for _, step := range []struct {
@@ -81,11 +81,7 @@ func TestTheDoors(t *testing.T) {
 		{"after cleanup and uninstall nothing is left", func(t *testing.T) {
 			c.kubectl(t, "delete", "resourceclaimtemplates", "--all")
 			c.uninstall(t)
-			for i, n := range c.Nodes {
-				if diff := cmp.Diff(before[i], listing(t, n)); diff != "" {
-					t.Errorf("the files of %s (-before +after):\n%s", n.Name, diff)
-				}
-			}
+			c.unchanged(t, before)
 			const kinds = "resourceclaims,resourceslices,deviceclasses,validatingadmissionpolicies"
 			if out := c.kubectl(t, "get", kinds, "-A", "-o", "name"); out != "" {
 				t.Errorf("left in the API server:\n%s", out)
@@ -180,12 +176,18 @@ spec:
 // claimTemplate makes a template of claims for a number of GPUs.
 func (c *Cluster) claimTemplate(t testing.TB, name string, count int) {
 	t.Helper()
+	c.claimTemplateOf(t, name, "gpu.nvidia.com", count)
+}
+
+// claimTemplateOf makes a template of claims for a number of devices of a class.
+func (c *Cluster) claimTemplateOf(t testing.TB, name, class string, count int) {
+	t.Helper()
 	c.apply(t, fmt.Sprintf(`
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
 metadata: {name: %s}
-spec: {spec: {devices: {requests: [{name: gpus, exactly: {deviceClassName: gpu.nvidia.com, count: %d}}]}}}
-`, name, count))
+spec: {spec: {devices: {requests: [{name: gpus, exactly: {deviceClassName: %s, count: %d}}]}}}
+`, name, class, count))
 }
 
 // apply applies a manifest.
@@ -212,30 +214,37 @@ func (c *Cluster) file(t testing.TB, manifest string) string {
 func (c *Cluster) published(t testing.TB, node string, devices, tainted int) {
 	t.Helper()
 	testenv.Must(t, kubenode.Wait(t.Context(), patience, "the ResourceSlices of "+node, func() error {
-		var list struct {
-			Items []struct {
-				Spec struct {
-					NodeName string
-					Devices  []struct{ Taints []struct{ Key string } }
-				}
-			}
-		}
-		testenv.Must(t, json.Unmarshal([]byte(c.kubectl(t, "get", "resourceslices", "-o", "json")), &list))
-		var all, taints int
-		for _, s := range list.Items {
-			if s.Spec.NodeName != node {
-				continue
-			}
-			for _, d := range s.Spec.Devices {
-				all++
-				taints += len(d.Taints)
-			}
-		}
-		if all != devices || taints != tainted {
-			return fmt.Errorf("they have %d devices and %d taints, want %d and %d", all, taints, devices, tainted)
+		if all, taints := c.devices(t, node); all != devices || taints != tainted {
+			return fmt.Errorf("they have %d devices, %d of them with taints, want %d and %d", all, taints, devices, tainted)
 		}
 		return nil
 	}))
+}
+
+// devices returns how many devices the ResourceSlices of a node have, and how many of these have a taint.
+func (c *Cluster) devices(t testing.TB, node string) (all, tainted int) {
+	t.Helper()
+	var list struct {
+		Items []struct {
+			Spec struct {
+				NodeName string
+				Devices  []struct{ Taints []struct{ Key string } }
+			}
+		}
+	}
+	testenv.Must(t, json.Unmarshal([]byte(c.kubectl(t, "get", "resourceslices", "-o", "json")), &list))
+	for _, s := range list.Items {
+		if s.Spec.NodeName != node {
+			continue
+		}
+		for _, d := range s.Spec.Devices {
+			all++
+			if len(d.Taints) > 0 {
+				tainted++
+			}
+		}
+	}
+	return all, tainted
 }
 
 // holders waits until the verb claims of a node has these containers, each with so many devices.

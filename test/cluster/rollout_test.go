@@ -1,9 +1,11 @@
 package cluster
 
 import (
+	"flag"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -11,6 +13,8 @@ import (
 	"gpu-cdi-plugin/test/lib/suite"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
+
+var draRollouts = flag.Int("dra-rollouts", 5, "rollouts with door dra in TestNewPodsDuringRollouts")
 
 // TestNewPodsDuringRollouts replaces the plugin's pod 20 times, and then that of NVIDIA's plugin, while new pods with
 // GPUs are created all the time. Pods that come while a plugin is away fail for good.
@@ -24,7 +28,7 @@ func TestNewPodsDuringRollouts(t *testing.T) {
 	if ours := c.rollOutPlugin(t, 20); ours.Failures() > 0 {
 		t.Errorf("new pods during rollouts: %v", ours)
 	}
-	if ours := c.rollOutDRA(t, 5); ours.Failures() > 0 {
+	if ours := c.rollOutDRA(t, *draRollouts); ours.Failures() > 0 {
 		t.Errorf("new pods with claims during rollouts: %v", ours)
 	}
 	c.rollOutNVIDIA(t, 5)
@@ -47,7 +51,32 @@ func (c *Cluster) rollOutDRA(t testing.TB, times int) Outcome {
 	c.published(t, "node2", 8, 0)
 	c.claimTemplate(t, "one", 1)
 	defer c.kubectl(t, "delete", "resourceclaimtemplates", "--all")
-	return c.rollOut(t, plugin, times, Pod{Node: "node2", Claims: []string{"one"}})
+	outcome := c.rollOut(t, plugin, times, Pod{Node: "node2", Claims: []string{"one"}})
+	for _, text := range c.lostCalls(t) {
+		t.Errorf("a call of the kubelet is lost: %s", text)
+	}
+	return outcome
+}
+
+// lostCalls returns the events of pods of the stream for whose claims the kubelet found no driver, or got no answer.
+// Such a pod waits until the kubelet's next sync, which is one minute with its default configuration.
+func (c *Cluster) lostCalls(t testing.TB) (texts []string) {
+	t.Helper()
+	var events struct {
+		Items []struct {
+			InvolvedObject struct{ Name string }
+			Message        string
+		}
+	}
+	const path = "/api/v1/namespaces/default/events?fieldSelector=reason=FailedPrepareDynamicResources"
+	testenv.Must(t, c.client.do(t.Context(), http.MethodGet, path, nil, &events))
+	for _, e := range events.Items {
+		lost := strings.Contains(e.Message, "rpc error") || strings.Contains(e.Message, "is not registered")
+		if lost && strings.HasPrefix(e.InvolvedObject.Name, "stream-") {
+			texts = append(texts, e.InvolvedObject.Name+": "+e.Message)
+		}
+	}
+	return texts
 }
 
 // rollOutNVIDIA does the same with NVIDIA's device plugin and its default strategy, maxUnavailable 1.

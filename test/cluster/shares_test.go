@@ -16,7 +16,7 @@ import (
 // TestSharesByDRA shares two GPUs of a node in time, each in four replicas of 11517 MiB.
 func TestSharesByDRA(t *testing.T) {
 	c := start(t)
-	const node, chooses = "node1", "nvidia.com/device-plugin.config"
+	const node = "node1"
 	const shared = "door: dra, gpus: {include: [0, 1]}, sharing: {time-slicing: {resources: [{name: nvidia.com/gpu, "
 	for _, step := range []struct {
 		name string
