@@ -138,6 +138,7 @@ func (p *plugin) mount() error {
 	}
 	err := errors.Join(
 		p.mountOn("/var/lib/kubelet/device-plugins", p.kubelet.Dir, "", unix.MS_BIND, ""),
+		p.mountOn("/var/lib/kubelet/pod-resources", filepath.Dir(p.kubelet.PodsSocket), "", unix.MS_BIND, ""),
 		p.mountOn("/var/lib/gpu-cdi-plugin", p.state, "", unix.MS_BIND, ""),
 		p.mountOn("/run/cdi", "tmpfs", "tmpfs", 0, "mode=755"),
 		p.mountOn("/run/gpu-cdi-plugin", "tmpfs", "tmpfs", 0, "mode=755"),
