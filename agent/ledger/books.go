@@ -45,7 +45,7 @@ type books struct {
 	given      map[name]*given  // what Allocate gave, until a book of the kubelet shows it
 	records    map[string]claim // the records of prepared claims, by UID
 	unprepared map[string]bool  // the claims that were unprepared and may still be in dra_manager_state, by UID
-	dropped    map[string]claim // the same of claims that have none any more, until their pods have ended
+	dropped    map[string]claim // what claims had that were unprepared, until their pods have no processes
 	forgotten  map[string]bool  // entries that an administrator has had forgotten, as their paths
 
 	processes processes

@@ -23,9 +23,12 @@
 //	the kubelet does not answer  names that it accounts for     nothing        when it answers; never by time
 //	a file cannot be read        the same                       nothing        when it can be read; never by time
 //	nothing was refreshed yet    names that the kubelet had     nothing        at the first refresh
-//	processes cannot be seen     nothing of dropped pods        the same       30 s after the kubelet dropped a pod
+//	processes cannot be seen     nothing of dropped pods (1)    the same       30 s after the kubelet dropped a pod
 //	one process cannot be read   nothing of dropped pods        the same       after 30 s
 //	an entry names no device     nothing of this node           the same       with its pod, or by "claims forget"
+//
+// (1) unless the kubelet has given the device to another pod under the same name: it does so only with a device that no
+// active pod has.
 //
 // Where the program on the other side writes no checkpoint, it is no kubelet: what it lists is all that counts.
 package ledger
