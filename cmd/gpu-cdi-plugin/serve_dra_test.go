@@ -377,7 +377,7 @@ func TestServeLeaves(t *testing.T) {
 	s.prepare(1, 2)
 	s.kubelet.Pods.Set(
 		kubelettest.Pod("ml", "train", "main", gpuResource, s.uuids()[0]),
-		kubelettest.PodWithClaim("team", "infer", "main", "claim-1"),
+		kubelettest.PodWithClaim("team", "infer", "main", "claim-1", strings.ToLower(s.uuids()[2])),
 	)
 
 	s.restart("both\ndra-gpus: [2, 3]\nleave: unused\nlisten: 127.0.0.1:0")
@@ -391,6 +391,7 @@ func TestServeLeaves(t *testing.T) {
 		t.Errorf("/readyz answers %d, %s", status, body)
 	}
 	s.offered("nvidia.com/gpu="+s.uuids()[0], "nvidia.com/gpu="+s.uuids()[2])
+	s.kubelet.Pods.Set(kubelettest.Pod("ml", "train", "main", gpuResource, s.uuids()[0]))
 	s.unprepare(1)
 	s.logs("so end their pods: " + container)
 	if err := s.end(syscall.SIGTERM); err == nil {

@@ -69,28 +69,33 @@ func (s *State) Check(t testing.TB) {
 			report = t.Logf
 		}
 		for name, is := range maps[1] {
-			if was, ok := maps[0][name]; !ok {
+			if was, ok := maps[0][name]; !ok && (what != "mount" || !isOfOther(t.Name(), is)) {
 				report("the host has a new %s %s: %s", what, name, is)
-			} else if was != is {
+			} else if ok && was != is {
 				report("%s %s of the host is %q, before %q", what, name, is, was)
 			}
 		}
 		for name, was := range maps[0] {
-			if _, ok := maps[1][name]; !ok && (what != "mount" || !isRemoved(was)) {
+			if _, ok := maps[1][name]; !ok && (what != "mount" || !isOfOther(t.Name(), was)) {
 				report("the host has lost its %s %s: %s", what, name, was)
 			}
 		}
 	}
 }
 
-// isRemoved reports whether the mount point of a mount is gone. Then it belonged to another test: removing a mount
-// point in one namespace unmounts it in all.
-func isRemoved(mount string) bool {
+// isOfOther reports whether a mount that has come or gone is one of another test than the one with a name. It is below
+// the temporary directory of that test, or its mount point is gone: removing that in one namespace unmounts it in all.
+func isOfOther(test, mount string) bool {
 	fields := strings.Fields(mount)
 	if len(fields) < 4 {
 		return false
 	}
-	_, err := os.Lstat(strings.TrimSuffix(fields[3], `//deleted`))
+	point := strings.TrimSuffix(fields[3], `//deleted`)
+	name, _, _ := strings.Cut(test, "/")
+	if dir, below := strings.CutPrefix(point, filepath.Join(os.TempDir(), "Test")); below {
+		return !strings.HasPrefix("Test"+dir, name)
+	}
+	_, err := os.Lstat(point)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
