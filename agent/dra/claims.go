@@ -312,11 +312,14 @@ func (c *claims) dropGone(ctx context.Context) {
 // dropIfGone drops a claim if it is gone.
 func (c *claims) dropIfGone(ctx context.Context, r *record) {
 	abandoned, err := c.ledger.IsAbandoned(r.UID)
-	if err != nil && !r.unsure {
+	c.mu.Lock()
+	again := r.unsure
+	r.unsure = err != nil
+	c.mu.Unlock()
+	if err != nil && !again {
 		c.log.Warn(r.label() + " keeps its devices if it is gone, since it is unknown whether a pod still has them: " +
 			wording.OneLine(err))
 	}
-	r.unsure = err != nil
 	if !abandoned || !c.isGone(ctx, r) {
 		return
 	}

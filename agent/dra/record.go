@@ -28,7 +28,7 @@ type record struct {
 	Since     time.Time      `json:"since"`
 	Devices   []recordDevice `json:"devices"`
 
-	unsure bool // dropGone has logged that it is unknown whether the claim is abandoned; only its goroutine uses it
+	unsure bool // dropGone has logged that it is unknown whether the claim is abandoned; guarded by claims.mu
 }
 
 // recordDevice is a device of a prepared claim.
