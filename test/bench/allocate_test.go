@@ -15,9 +15,9 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// BenchmarkAllocate measures Allocate over each plugin's own socket, with CDI names. First calls are each for a set of
-// GPUs that was not allocated before, as most calls of Kubernetes are; repeated calls are for one set. What was allocated
-// before must not make a call slower.
+// BenchmarkAllocate measures Allocate over each plugin's own socket, with CDI names. First calls are each for a set
+// of GPUs that was not allocated before, as most calls of Kubernetes are; repeated calls are for one set. What was
+// allocated before must not make a call slower.
 func BenchmarkAllocate(b *testing.B) {
 	all := newPlugins(b, simtest.Node(b, "hgx-16"))
 	for _, n := range []int{1, 4, 8} {

@@ -42,8 +42,8 @@ type Oracle struct {
 	missed  int // containers that were gone before their spec was read
 	unseen  int // containers with a GPU that had ended before their mount namespace was read
 	layouts map[int]string
-	// admitted has what layouts was when the sandbox of a pod was created, by the pod's UID: the pod has been given its MIG
-	// devices by then, and starts containers with them later.
+	// admitted has what layouts was when the sandbox of a pod was created, by the pod's UID: the pod has been given its
+	// MIG devices by then, and starts containers with them later.
 	admitted map[string]map[int]string
 	running  map[string]*holder
 	found    []string

@@ -24,7 +24,8 @@ var (
 
 // TestOneHolderInARandomRun creates and removes pods of all kinds at random, while the door, the names and the MIG
 // devices of their node change, programs are killed and files are lost. No GPU has two holders at any time, and when
-// all pods are gone, all GPUs are free. Seeds choose the changes, not how they meet. It runs only with -cluster.duration.
+// all pods are gone, all GPUs are free. Seeds choose the changes, not how they meet. It runs only with
+// -cluster.duration.
 func TestOneHolderInARandomRun(t *testing.T) {
 	if *runFor == 0 {
 		return
@@ -140,7 +141,8 @@ var fits = map[string][]Pod{
 	"whole": {{GPUs: 1}, {GPUs: 2}, {GPUs: 3}, {GPUs: 1, Resource: migName}},
 	"dra":   {{Claims: []string{"one"}}, {Claims: []string{"one"}}, {GPUs: 2}, {Claims: []string{"mig"}}},
 	"shared": {
-		{GPUs: 1, Resource: sharedName, Shares: true}, {GPUs: 2, Resource: sharedName, Shares: true},
+		{GPUs: 1, Resource: sharedName, Shares: true},
+		{GPUs: 2, Resource: sharedName, Shares: true},
 		{GPUs: 1, Resource: migName},
 	},
 	"dra-shared": {
