@@ -54,18 +54,6 @@ func TestTheDevicesOfInitContainersAreHeld(t *testing.T) {
 	f.kubelet.WaitListed("nvidia.com/shared", 8, 0)
 }
 
-// A name that the kubelet did not have before is advertised as healthy when the kubelet has written its checkpoint.
-func TestNewNamesWaitForTheKubeletsCheckpoint(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t, "pcie-quad")
-	f.kubelet.Record()
-	f.start(Serve)
-	f.kubelet.WaitListed(gpuResource, 4, 0)
-	if f.kubelet.Lists(gpuResource) < 2 {
-		t.Error("the first list has healthy devices, before the kubelet has written anything")
-	}
-}
-
 // What an administrator has had forgotten is given again.
 func TestAHolderIsForgotten(t *testing.T) {
 	t.Parallel()

@@ -36,7 +36,7 @@ type books struct {
 	claims   map[string]*claimEntry // dra_manager_state, by the claim's UID
 	listed   []podresources.Holder  // PodResources
 	names    map[string]podName     // of pods in entries, by UID
-	before   map[name]bool          // the names that the kubelet had when this process began; nil without a file
+	before   map[name]bool          // the names that the kubelet had when this process began; nil if it had none
 	read     int                    // how many versions of the checkpoint were read
 	fresh    int                    // how many refreshed versions were read while no other instance gave devices
 	silent   int                    // how many refreshes in a row wrote no version
@@ -194,12 +194,7 @@ func (b *books) setProcesses(pods proc.Pods, visible bool, now time.Time) {
 // The time is that before the kubelet was asked to write it.
 func (b *books) setCheckpoint(c *kubelet.Checkpoint, refreshed bool, now time.Time) {
 	if b.read == 0 {
-		b.before = map[name]bool{}
-		for r, ids := range c.RegisteredDevices {
-			for _, id := range ids {
-				b.before[name{r, id}] = true
-			}
-		}
+		b.before = b.registered(c)
 	}
 	b.silent = 0
 	b.read++
@@ -246,6 +241,32 @@ func (b *books) setCheckpoint(c *kubelet.Checkpoint, refreshed bool, now time.Ti
 			delete(b.given, n)
 		}
 	}
+}
+
+// registered returns the names of GPUs that the kubelet has had, or nil if there are none: then no plugin has given any.
+func (b *books) registered(c *kubelet.Checkpoint) map[name]bool {
+	var names map[name]bool
+	for r, ids := range c.RegisteredDevices {
+		for _, id := range ids {
+			if !hasUUID(id) && !b.ours[r] {
+				continue
+			}
+			if names == nil {
+				names = map[name]bool{}
+			}
+			names[name{r, id}] = true
+		}
+	}
+	return names
+}
+
+// vanished reports whether PodResources has listed a pod and does not any more. The kubelet then has no reason to write
+// its checkpoint.
+func (b *books) vanished(pod string) bool {
+	name, known := b.names[pod]
+	return known && !slices.ContainsFunc(b.listed, func(h podresources.Holder) bool {
+		return h.Namespace == name.namespace && h.Pod == name.pod
+	})
 }
 
 // setClaims takes over the kubelet's dra_manager_state.

@@ -193,8 +193,8 @@ func (l *Ledger) readOrRefresh(ctx context.Context) error {
 }
 
 // wantsRefresh reports whether the books must be refreshed: until two refreshes after the start, for a checkpoint
-// that cannot be read, for what Allocate gave and no book shows, and for pods without processes that hold what the
-// kubelet does not account for.
+// that cannot be read, for what Allocate gave and no book shows, for pods without processes that hold what the kubelet
+// does not account for, and for pods that PodResources does not list any more.
 func (l *Ledger) wantsRefresh(now time.Time) bool {
 	b := l.books
 	if b.damaged && b.isKubelet() { // it writes a new one, and does not read this one
@@ -212,7 +212,13 @@ func (l *Ledger) wantsRefresh(now time.Time) bool {
 		}
 	}
 	for k, e := range b.entries {
-		if e.missing >= gone || e.since.IsZero() && b.advertised[k.name] {
+		switch {
+		case e.missing >= gone:
+			continue
+		case e.since.IsZero() && b.advertised[k.name]:
+			if b.vanished(k.pod) {
+				return true
+			}
 			continue
 		}
 		if running, _ := b.processes.any([]string{k.pod}, e.since, now); !running {

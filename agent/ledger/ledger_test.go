@@ -281,8 +281,11 @@ func TestNamesThatAreNewToTheKubelet(t *testing.T) {
 	}{
 		"a name that the predecessor had": {func(*fakeKubelet) {}, "GPU-a", false},
 		"a new name":                      {func(*fakeKubelet) {}, "GPU-b", true},
-		"a new name, and no file":         {func(k *fakeKubelet) { k.version = 0 }, "GPU-b", false},
-		"a new name, and no kubelet":      {func(k *fakeKubelet) { k.stopped = true }, "GPU-b", false},
+		"a new name, and no GPU had one": {func(k *fakeKubelet) {
+			k.names = map[string][]string{"example.com/nic": {"eth0"}}
+		}, "GPU-b", false},
+		"a new name, and no file":    {func(k *fakeKubelet) { k.version = 0 }, "GPU-b", false},
+		"a new name, and no kubelet": {func(k *fakeKubelet) { k.stopped = true }, "GPU-b", false},
 		"a new name, and a kubelet that does not answer": {
 			func(k *fakeKubelet) { k.err = errors.New("rejected by rate limit") }, "GPU-b", true,
 		},
@@ -344,6 +347,40 @@ func TestNamesThatAreNewBesideAnotherInstance(t *testing.T) {
 	expect(true)
 	refresh(t, l)
 	expect(false)
+}
+
+// The kubelet gives a device again as soon as its pod has ended, and writes its checkpoint later. Such a device must not be
+// unhealthy when the checkpoint is read.
+func TestADeviceOfAPodThatHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, blind := range []bool{false, true} {
+			k := newKubelet(listed("x-pod", whole, "GPU-a"))
+			k.entries, k.pods, k.blind = []kubelet.Entry{recorded("x", whole, "GPU-a")}, []string{"x"}, blind
+			l := k.refreshed(t)
+			offered := offer(whole, "GPU-a")
+			l.Offer(nil, []resource.Resource{offered})
+			ctx, end := context.WithCancel(t.Context())
+			run := make(chan error)
+			go func() { run <- l.Run(ctx) }()
+			k.mu.Lock()
+			k.holders, k.pods = nil, nil // the file still has the pod
+			k.mu.Unlock()
+			before := k.messages
+			time.Sleep(interval + time.Second)
+			synctest.Wait()
+			if k.messages == before {
+				t.Error("the kubelet is not asked to write its checkpoint")
+			}
+			k.set(func() { k.entries = nil })
+			read(t, l)
+			expect(t, l, &offered.Devices[0], "")
+			if held, err := l.Held(); err != nil || held["GPU-a"] {
+				t.Errorf("still held: %v, error %v", held, err)
+			}
+			end()
+			testenv.Must(t, <-run)
+		}
+	})
 }
 
 // Nothing is asked of the kubelet at rest but what it lists.
@@ -496,6 +533,7 @@ func TestEachChangeOfAnAnswerWakesThePublisher(t *testing.T) {
 	}
 	t.Run("the kubelet has written its checkpoint", func(t *testing.T) {
 		k := newKubelet()
+		k.names[whole] = []string{"GPU-a"}
 		l := k.ledger()
 		l.Offer(nil, []resource.Resource{replicas})
 		for len(l.opts.Changed) > 0 {
