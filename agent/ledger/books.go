@@ -243,7 +243,8 @@ func (b *books) setCheckpoint(c *kubelet.Checkpoint, refreshed bool, now time.Ti
 	}
 }
 
-// registered returns the names of GPUs that the kubelet has had, or nil if there are none: then no plugin has given any.
+// registered returns the names of GPUs that the kubelet has had, or nil if there are none: then no plugin has given
+// any.
 func (b *books) registered(c *kubelet.Checkpoint) map[name]bool {
 	var names map[name]bool
 	for r, ids := range c.RegisteredDevices {

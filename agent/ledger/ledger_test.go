@@ -349,8 +349,8 @@ func TestNamesThatAreNewBesideAnotherInstance(t *testing.T) {
 	expect(false)
 }
 
-// The kubelet gives a device again as soon as its pod has ended, and writes its checkpoint later. Such a device must not be
-// unhealthy when the checkpoint is read.
+// The kubelet gives a device again as soon as its pod has ended, and writes its checkpoint later. Such a device must
+// not be unhealthy when the checkpoint is read.
 func TestADeviceOfAPodThatHasEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, blind := range []bool{false, true} {
