@@ -364,13 +364,15 @@ func TestADeviceOfAPodThatHasEnded(t *testing.T) {
 			go func() { run <- l.Run(ctx) }()
 			k.mu.Lock()
 			k.holders, k.pods = nil, nil // the file still has the pod
-			k.mu.Unlock()
 			before := k.messages
+			k.mu.Unlock()
 			time.Sleep(interval + time.Second)
 			synctest.Wait()
+			k.mu.Lock()
 			if k.messages == before {
 				t.Error("the kubelet is not asked to write its checkpoint")
 			}
+			k.mu.Unlock()
 			k.set(func() { k.entries = nil })
 			read(t, l)
 			expect(t, l, &offered.Devices[0], "")
