@@ -170,9 +170,9 @@ func (s *service) ready() error {
 		return s.leaver.ready()
 	}
 	if s.opts.Config.Door == config.PluginDoor {
-		return s.plugin.Ready()
+		return errors.Join(s.plugin.Ready(), s.ledger.Ready())
 	}
-	return errors.Join(s.plugin.Ready(), s.dra.Ready())
+	return errors.Join(s.plugin.Ready(), s.dra.Ready(), s.ledger.Ready())
 }
 
 // restoreClaims reads the records of the prepared claims.

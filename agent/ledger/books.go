@@ -107,6 +107,9 @@ const (
 	// gracePeriod is how long a container may still use its device after the kubelet has forgotten it, where processes of
 	// pods cannot be seen. It is the default of Kubernetes.
 	gracePeriod = 30 * time.Second
+	// endingSoon is how long a pod that is ending does not make its devices unhealthy, where the kubelet gives them again.
+	// A pod that the kubelet gives one has its start wait; one that came when they are unhealthy would fail for good.
+	endingSoon = 10 * time.Second
 	// settled is how long after Allocate no book need show the container yet.
 	settled = 2 * time.Second
 	// restart is how long a kubelet may be away that starts again: it removes its sockets at first.

@@ -29,8 +29,10 @@ type holder struct {
 	// offered says that the device is still advertised under its name, and accounted that the kubelet therefore gives
 	// it to no other container under that name.
 	offered, accounted bool
-	state              State
-	book               Book
+	// soon says that the holder has been ending for a short time only, under a name that is advertised.
+	soon  bool
+	state State
+	book  Book
 }
 
 // holders returns who holds devices, by all books. It is sorted.
@@ -44,6 +46,7 @@ func holders(b *books, now time.Time) []*holder {
 				state:   b.orForgotten(state, k.path()),
 				offered: b.advertised[k.name], accounted: state == "" && b.alive() && b.advertised[k.name],
 			}
+			h.soon = state == Ending && h.offered && now.Sub(e.since) < endingSoon
 			list = append(list, b.locate(h, resource.UUIDOf(k.id), e.parent))
 		}
 	}

@@ -586,7 +586,7 @@ func (l *Ledger) reason(d *resource.Device) (why string, ending bool) {
 	if why := l.blocker(d, func(h *holder) bool { return h.claim == "" && h.state != Ending }); why != "" {
 		return why, false
 	}
-	why = l.blocker(d, func(h *holder) bool { return h.claim == "" })
+	why = l.blocker(d, func(h *holder) bool { return h.claim == "" && !h.soon })
 	return why, why != ""
 }
 
@@ -615,6 +615,19 @@ func (l *Ledger) unread(n name) string {
 		return ""
 	}
 	return "the kubelet has not yet recorded which devices containers have"
+}
+
+// Ready returns an error if devices cannot be given yet because of Unread. While another instance gives devices, it
+// returns none.
+func (l *Ledger) Ready() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for n := range l.books.advertised {
+		if why := l.unread(n); why != "" && !l.books.beside {
+			return errors.New(why)
+		}
+	}
+	return nil
 }
 
 // Unrecognised says which containers and claims have devices that name no GPU, or is empty.

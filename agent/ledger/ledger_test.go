@@ -144,6 +144,9 @@ func TestAPodThatIsDeletedByForce(t *testing.T) {
 		device := []*resource.Device{&offered.Devices[0]}
 		k.set(func() { k.entries = nil })
 		read(t, l)
+		expect(t, l, device[0], "") // a pod that the kubelet gives it has its start wait
+		time.Sleep(endingSoon)
+		read(t, l)
 		if why, ending := l.Reason(device[0]); why == "" || !ending {
 			t.Errorf("%q, ending: %t", why, ending)
 		}
@@ -515,22 +518,26 @@ func TestEachChangeOfAnAnswerWakesThePublisher(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			k := newKubelet()
-			k.entries = []kubelet.Entry{pod}
-			l := k.refreshed(t)
-			l.Offer(nil, []resource.Resource{replicas})
-			k.set(func() { k.entries = nil; c.before(k) })
-			refresh(t, l)
-			refresh(t, l)
-			for len(l.opts.Changed) > 0 {
-				<-l.opts.Changed
-			}
-			k.set(func() { c.after(k) })
-			refresh(t, l)
-			refresh(t, l)
-			if len(l.opts.Changed) == 0 {
-				t.Error("the publisher is not woken")
-			}
+			synctest.Test(t, func(t *testing.T) {
+				k := newKubelet()
+				k.entries = []kubelet.Entry{pod}
+				l := k.refreshed(t)
+				l.Offer(nil, []resource.Resource{replicas})
+				k.set(func() { k.entries = nil; c.before(k) })
+				refresh(t, l)
+				time.Sleep(endingSoon)
+				refresh(t, l)
+				for len(l.opts.Changed) > 0 {
+					<-l.opts.Changed
+				}
+				k.set(func() { c.after(k) })
+				refresh(t, l)
+				time.Sleep(endingSoon)
+				refresh(t, l)
+				if len(l.opts.Changed) == 0 {
+					t.Error("the publisher is not woken")
+				}
+			})
 		})
 	}
 	t.Run("the kubelet has written its checkpoint", func(t *testing.T) {
