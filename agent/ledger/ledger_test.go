@@ -171,6 +171,22 @@ func TestAPodThatIsDeletedByForce(t *testing.T) {
 	})
 }
 
+// A claim may have been prepared by another instance since Allocate gave its device.
+func TestAContainerDoesNotStartBesideAClaim(t *testing.T) {
+	l := newKubelet().refreshed(t)
+	offered := offer(whole, "GPU-a")
+	l.Offer(nil, []resource.Resource{offered})
+	device := []*resource.Device{&offered.Devices[0]}
+	testenv.Must(t, l.Take(t.Context(), whole, device))
+	l.RestoreClaim(claimOf("1", "team/x", Portion{Device: device[0], Admin: true}), time.Now())
+	testenv.Must(t, l.AwaitFree(soon(t), whole, []string{"GPU-a"}, device)) // it only observes the device
+	l.RestoreClaim(claimOf("1", "team/x", Portion{Device: device[0]}), time.Now())
+	err := l.AwaitFree(soon(t), whole, []string{"GPU-a"}, device)
+	if _, held := errors.AsType[*HeldError](err); !held || !strings.Contains(err.Error(), "ResourceClaim team/x") {
+		t.Errorf("the container starts beside the claim: %v", err)
+	}
+}
+
 // A container of a pod may have what another container of the pod has had.
 func TestThePodThatStartsIsNoOtherPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -307,6 +323,9 @@ func TestNamesThatAreNewToTheKubelet(t *testing.T) {
 			l.Offer(nil, []resource.Resource{offered})
 			if why := l.Unread(whole, d); (why != "") != c.unread {
 				t.Errorf("%q, want withheld: %t", why, c.unread)
+			}
+			if err := l.Ready(); (err != nil) != c.unread {
+				t.Errorf("the readiness is %v, want withheld: %t", err, c.unread)
 			}
 			if err := l.Take(t.Context(), whole, []*resource.Device{d}); (err != nil) != c.unread {
 				t.Errorf("Take returns %v, want withheld: %t", err, c.unread)

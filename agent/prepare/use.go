@@ -42,16 +42,6 @@ func (r *Runner) Users(ctx context.Context, uuid string, programs []string) (con
 	return containers, others, err
 }
 
-// UsedByContainers reports whether processes on a device belong or may belong to containers. An error means that this
-// is unknown.
-func (r *Runner) UsedByContainers(ctx context.Context, uuid string, programs []string) (bool, error) {
-	if err := proc.SeesAll(r.opts.Host.Proc()); err != nil { // then the driver shows no other processes
-		return false, err
-	}
-	containers, _, err := r.users(ctx, uuid, programs)
-	return len(containers) > 0, err
-}
-
 // Openers describes the processes that have one of the device nodes open and prevent a reset. Those that Reset itself
 // makes leave the GPU are left out. An error means that they are unknown.
 func (r *Runner) Openers(ctx context.Context, nodes []string) ([]string, error) {
