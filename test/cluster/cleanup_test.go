@@ -204,9 +204,12 @@ func (c *Cluster) waitsFor(t testing.TB, node string, texts ...string) {
 func (c *Cluster) cleaned(t testing.TB, node string) {
 	t.Helper()
 	testenv.Must(t, kubenode.Wait(t.Context(), patience, node+" is clean", func() error {
-		// The pod of before was ready too.
-		if p, _ := c.ofPlugin(t, node); !c.isReady(t, node) || len(c.owned(t, node)) > 0 {
-			return fmt.Errorf("the pod is %+v, and the node has %v", p, c.owned(t, node))
+		p, _ := c.ofPlugin(t, node)
+		if !c.isReady(t, node) { // files may be removed right now
+			return fmt.Errorf("the pod is %+v", p)
+		}
+		if files := c.owned(t, node); len(files) > 0 { // the pod of before was ready too
+			return fmt.Errorf("the pod is %+v, and the node has %v", p, files)
 		}
 		return nil
 	}))
