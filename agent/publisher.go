@@ -48,6 +48,7 @@ type publisher struct {
 	ended    bool            // set by end
 	heldBack bool            // set by holdBack
 	refused  string          // why the kubelet still has older devices of some resources, or empty
+	unread   error           // why the last state that was passed on lacks devices that can be given soon, or nil
 }
 
 // publish passes on a state of the node. When it returns, no device that left the state can be allocated.
@@ -94,6 +95,7 @@ func (p *publisher) advertise() {
 	if p.ended {
 		return
 	}
+	p.unread = p.ledger.Ready()
 	state := p.state
 	state.Resources = resource.MarkUnhealthy(state.Resources, func(d *resource.Device) (why string) {
 		why, d.Ending = p.ledger.Reason(d)
@@ -130,6 +132,16 @@ func (p *publisher) advertise() {
 	p.reporter.Publish(state)
 	p.writeLabels()
 	p.changed.Wake()
+}
+
+// ready returns an error if the kubelet has not got all devices yet, since it was not known which containers have.
+func (p *publisher) ready() error {
+	if err := p.ledger.Ready(); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.unread
 }
 
 // writeLabels writes the labels of the last state.

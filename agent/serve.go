@@ -170,9 +170,9 @@ func (s *service) ready() error {
 		return s.leaver.ready()
 	}
 	if s.opts.Config.Door == config.PluginDoor {
-		return errors.Join(s.plugin.Ready(), s.ledger.Ready())
+		return errors.Join(s.plugin.Ready(), s.publisher.ready())
 	}
-	return errors.Join(s.plugin.Ready(), s.dra.Ready(), s.ledger.Ready())
+	return errors.Join(s.plugin.Ready(), s.dra.Ready(), s.publisher.ready())
 }
 
 // restoreClaims reads the records of the prepared claims.

@@ -113,7 +113,7 @@ func (f *fixture) awaitDevices(t *testing.T, resource string, want []string) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	err := kubenode.Wait(ctx, time.Minute, "the kubelet has the devices", func() error {
-		if len(want) > 0 && !f.plugin.Running() {
+		if len(want) > 0 && f.plugin != nil && !f.plugin.Running() {
 			cancel()
 			return errors.New("the plugin has ended")
 		}
