@@ -404,6 +404,10 @@ func (w *model) admitOne(p *pod, r *rand.Rand) {
 	case err != nil:
 		w.note("%s is not admitted: %v", p.uid, err)
 		p.terminal = true
+		if w.calm && !p.deleting && !p.forced {
+			w.fail("%s fails for good: %v", p.uid, err)
+			w.noteLedger()
+		}
 	default:
 		p.admitted = true
 	}
@@ -526,6 +530,9 @@ func (k *modelKubelet) allocate(p *pod, c *container, r *rand.Rand) (changed boo
 		e.grants = append(e.grants, g)
 	}
 	e.answer, _ = proto.Marshal(resp)
+	if slices.ContainsFunc(w.pods, func(q *pod) bool { return q.forced && q.has(e.grants) }) {
+		w.counts["device of a pod that still has processes"]++
+	}
 	k.book = append(k.book, e)
 	w.note("%s/%s gets %v of %s", p.uid, c.name, ids, c.resource)
 	return true, nil

@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 )
@@ -88,6 +89,18 @@ func (p *pod) container(name string) *container {
 		}
 	}
 	return nil
+}
+
+// has reports whether a process of the pod has one of these devices. The caller has locked w.mu.
+func (p *pod) has(devices []*grant) bool {
+	for _, own := range p.running {
+		for _, g := range own {
+			if slices.ContainsFunc(devices, func(d *grant) bool { return d.uuid == g.uuid }) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // notify wakes the goroutine of the pod. The caller has locked w.mu.

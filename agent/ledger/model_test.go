@@ -52,6 +52,7 @@ type model struct {
 	hang        time.Duration // of the second resource's plugin
 	hidden      *pod          // whose processes cannot be found out
 	hiddenUntil time.Time
+	calm        bool                    // only pods come and go, and processes hand over
 	names       map[string]bool         // of pods, that were used
 	manifests   map[string][]*container // of static pods, by UID
 	next        int
@@ -395,6 +396,12 @@ func (w *model) make(network time.Duration) *pod {
 			w.manifests[p.uid] = p.containers
 		}
 	}
+	if w.calm {
+		if !w.fits(p) {
+			return nil
+		}
+		p.grace = min(p.grace, endingSoon/2)
+	}
 	w.pods = append(w.pods, p)
 	w.note("%s (%s) is made: %s", p.uid, p.name, p.describe())
 	if w.kubelet.up && (w.kubelet.ready || p.static) {
@@ -495,6 +502,9 @@ func (w *model) delete(p *pod, force bool) {
 		p.forced = true
 		w.remove(p)
 		delay := between(w.rand2, 0, 100*time.Millisecond)
+		if w.calm { // the scheduler would not have had the devices before the kubelet
+			delete(w.kubelet.known, p.uid)
+		}
 		w.goes(func() {
 			w.sleepFor(delay)
 			w.mu.Lock()
@@ -632,10 +642,11 @@ func (w *model) handOver() {
 	w.note("instance %d hands over", old.number)
 	old.retired = true
 	w.mu.Unlock()
-	switch w.rand.IntN(3) {
-	case 0:
+	switch n := w.rand.IntN(3); {
+	case w.calm:
+	case n == 0:
 		c.chooseDoors(w.rand)
-	case 1:
+	case n == 1:
 		c.chooseForms(w.rand)
 	}
 	old.endRun()
@@ -874,6 +885,77 @@ func (w *model) live() {
 	w.end()
 }
 
+// liveCalmly is a history in which only pods come and go, and processes hand over.
+func (w *model) liveCalmly() {
+	w.mu.Lock()
+	w.calm = true
+	var c modelConfig
+	c.chooseForms(w.rand)
+	for g := range w.gpus {
+		w.gpus[g] = modelGPU{w.rand.IntN(3) == 0, w.rand.IntN(len(modelLayouts))}
+	}
+	w.kubelet.begin(time.Second)
+	w.mu.Unlock()
+	w.goes(w.admit)
+	w.start(c)
+	w.sleepFor(20 * time.Second)
+	for range 150 {
+		p, n := w.pick(), w.rand.IntN(20)
+		switch {
+		case n < 12:
+			w.submit()
+		case n == 19:
+			w.handOver()
+		case p != nil:
+			w.delete(p, !p.static && w.rand.IntN(2) == 0)
+		}
+		w.sweep()
+		if w.failed() {
+			return
+		}
+		w.pause(0, 3*time.Second)
+	}
+	w.end()
+}
+
+// fits reports whether the scheduler finds devices for a pod, beside those of the pods that are not over for it. The
+// caller has locked w.mu.
+func (w *model) fits(p *pod) bool {
+	has, wants := map[string]int{}, p.request()
+	for _, r := range w.current.plugin {
+		has[r.Name] = len(r.Devices)
+	}
+	for _, q := range w.pods {
+		if q.api && !q.terminal {
+			for r, n := range q.request() {
+				has[r] -= n
+			}
+		}
+	}
+	for r, n := range wants {
+		if has[r] < n {
+			return false
+		}
+	}
+	return true
+}
+
+// request returns how many devices of each resource a pod needs at most at a time, as the scheduler counts them.
+func (p *pod) request() map[string]int {
+	most, kept := map[string]int{}, map[string]int{}
+	for _, c := range p.containers {
+		if c.kind == initContainer {
+			most[c.resource] = max(most[c.resource], kept[c.resource]+c.count)
+		} else {
+			kept[c.resource] += c.count
+		}
+	}
+	for r, n := range kept {
+		most[r] = max(most[r], n)
+	}
+	return most
+}
+
 // sweep removes pods that are gone.
 func (w *model) sweep() {
 	w.mu.Lock()
@@ -970,34 +1052,7 @@ func (w *model) expectAllFree() {
 func TestNoDeviceIsGivenTwice(t *testing.T) {
 	counts := map[string]int{}
 	for seed := *firstSeed; seed < *firstSeed+*seeds; seed++ {
-		dir := t.TempDir()
-		synctest.Test(t, func(t *testing.T) {
-			ctx, cancel := context.WithCancel(t.Context())
-			w := &model{
-				t: t, seed: seed, dir: dir, ctx: ctx, begun: time.Now(), counts: counts,
-				rand: rand.New(rand.NewPCG(uint64(seed), 0)), rand2: rand.New(rand.NewPCG(uint64(seed), 1)),
-				records: map[string]modelRecord{}, claims: map[string]*modelClaim{}, killed: make(chan struct{}, 100),
-				admissions: make(chan *pod, 10_000),
-				names:      map[string]bool{}, manifests: map[string][]*container{},
-			}
-			w.kubelet = modelKubelet{w: w, cancel: func() {}, claims: map[string]*claimInfo{}}
-			w.live()
-			w.mu.Lock()
-			w.over = true
-			history, failure := w.history, w.failure
-			for _, p := range w.pods {
-				p.notify()
-			}
-			w.mu.Unlock()
-			cancel()
-			w.group.Wait()
-			if failure != "" {
-				t.Errorf("seed %d: %s\n%s", seed, failure, strings.Join(history[max(0, len(history)-250):], "\n"))
-			} else if *verbose {
-				t.Log(strings.Join(history, "\n"))
-			}
-		})
-		if t.Failed() {
+		if runModel(t, seed, counts, (*model).live); t.Failed() {
 			return
 		}
 	}
@@ -1007,6 +1062,55 @@ func TestNoDeviceIsGivenTwice(t *testing.T) {
 			t.Errorf("%s: only %d times in %d histories", kind, counts[kind], *seeds)
 		}
 	}
+}
+
+// Where only pods come and go and processes hand over, the kubelet admits each pod for which the scheduler finds
+// devices: a pod that is not admitted fails for good.
+func TestNoPodFailsAtItsAdmission(t *testing.T) {
+	counts := map[string]int{}
+	for seed := *firstSeed; seed < *firstSeed+*seeds/3; seed++ {
+		if runModel(t, seed, counts, (*model).liveCalmly); t.Failed() {
+			return
+		}
+	}
+	for _, kind := range []string{"device of a pod that still has processes", "hand-over"} {
+		t.Logf("%5d %s", counts[kind], kind)
+		if counts[kind] < 50 && *seeds >= 150 {
+			t.Errorf("%s: only %d times in %d histories", kind, counts[kind], *seeds/3)
+		}
+	}
+}
+
+// runModel runs the history of a seed.
+func runModel(t *testing.T, seed int, counts map[string]int, live func(*model)) {
+	t.Helper()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		w := &model{
+			t: t, seed: seed, dir: dir, ctx: ctx, begun: time.Now(), counts: counts,
+			rand: rand.New(rand.NewPCG(uint64(seed), 0)), rand2: rand.New(rand.NewPCG(uint64(seed), 1)),
+			records: map[string]modelRecord{}, claims: map[string]*modelClaim{}, killed: make(chan struct{}, 100),
+			admissions: make(chan *pod, 10_000),
+			names:      map[string]bool{}, manifests: map[string][]*container{},
+		}
+		w.kubelet = modelKubelet{w: w, cancel: func() {}, claims: map[string]*claimInfo{}}
+		live(w)
+		w.mu.Lock()
+		w.over = true
+		history, failure := w.history, w.failure
+		for _, p := range w.pods {
+			p.notify()
+		}
+		w.mu.Unlock()
+		cancel()
+		w.group.Wait()
+		if failure != "" {
+			t.Errorf("seed %d: %s\n%s", seed, failure, strings.Join(history[max(0, len(history)-250):], "\n"))
+		} else if *verbose {
+			t.Log(strings.Join(history, "\n"))
+		}
+	})
 }
 
 // noteLedger adds what the current process knows to the history. The caller has locked w.mu.
