@@ -215,7 +215,8 @@ func (b *books) setCheckpoint(c *kubelet.Checkpoint, refreshed bool, now time.Ti
 			}
 			present[k] = true
 			e := b.entries[k]
-			if e == nil || !e.since.IsZero() { // not that of whoever had the device before
+			// An entry that only some versions lack is that of whoever had the device before.
+			if e == nil || e.missing >= gone {
 				delete(b.given, k.name)
 			}
 			if e == nil {

@@ -44,8 +44,9 @@ func holders(b *books, now time.Time) []*holder {
 			h := &holder{
 				name: k.name, podUID: k.pod, container: k.container, pod: b.names[k.pod], book: Checkpoint,
 				state:   b.orForgotten(state, k.path()),
-				offered: b.advertised[k.name], accounted: state == "" && b.alive() && b.advertised[k.name],
+				offered: b.advertised[k.name],
 			}
+			h.accounted = h.offered && b.alive() && (state == "" || !b.podRuns(k, e, now))
 			h.soon = state == Ending && h.offered && now.Sub(e.since) < endingSoon
 			list = append(list, b.locate(h, resource.UUIDOf(k.id), e.parent))
 		}
@@ -96,14 +97,20 @@ func (b *books) entryState(k key, e *entry, present map[name][]key, now time.Tim
 	switch {
 	case e.since.IsZero(): // the file of a kubelet that does not run
 		return "", running || !certain
-	case b.advertised[k.name]: // the kubelet accounts for the name, by what it knows and not by its file
-		return Ending, running
 	case e.missing < gone && !replaced:
 		return Ending, true
+	case b.advertised[k.name]: // the kubelet accounts for the name, by what it knows and not by its file
+		return Ending, running
 	case certain:
 		return Ending, running
 	}
 	return Ending, !replaced && !b.processes.graceEnded(e.since, now)
+}
+
+// podRuns reports whether the pod of an entry has processes, as far as is known.
+func (b *books) podRuns(k key, e *entry, now time.Time) bool {
+	running, _ := b.processes.any([]string{k.pod}, e.since, now)
+	return running
 }
 
 // compare orders holders by their devices, and then by their names.

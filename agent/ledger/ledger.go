@@ -193,8 +193,9 @@ func (l *Ledger) readOrRefresh(ctx context.Context) error {
 }
 
 // wantsRefresh reports whether the books must be refreshed: until two refreshes after the start, for a checkpoint
-// that cannot be read, for what Allocate gave and no book shows, for pods without processes that hold what the kubelet
-// does not account for, and for pods that PodResources does not list any more.
+// that cannot be read, for what Allocate gave and no book shows, for entries that only some versions have, for pods
+// without processes that hold what the kubelet does not account for, and for pods that PodResources does not list any
+// more.
 func (l *Ledger) wantsRefresh(now time.Time) bool {
 	b := l.books
 	if b.damaged && b.isKubelet() { // it writes a new one, and does not read this one
@@ -214,14 +215,9 @@ func (l *Ledger) wantsRefresh(now time.Time) bool {
 	for k, e := range b.entries {
 		switch {
 		case e.missing >= gone:
-			continue
-		case e.since.IsZero() && b.advertised[k.name]:
-			if b.vanished(k.pod) {
-				return true
-			}
-			continue
-		}
-		if running, _ := b.processes.any([]string{k.pod}, e.since, now); !running {
+		case !e.since.IsZero(): // an older version may have overwritten a newer one
+			return true
+		case b.advertised[k.name] && b.vanished(k.pod), !b.advertised[k.name] && !b.podRuns(k, e, now):
 			return true
 		}
 	}

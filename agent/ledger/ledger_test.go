@@ -371,6 +371,53 @@ func TestNamesThatAreNewBesideAnotherInstance(t *testing.T) {
 	expect(false)
 }
 
+// An older version of the checkpoint may overwrite a newer one. The kubelet itself gives no device twice because of
+// that, and no claim gets one.
+func TestAnOlderVersionOfTheCheckpoint(t *testing.T) {
+	k := newKubelet()
+	l := k.ledger()
+	offered := offer(whole, "GPU-a")
+	l.Offer(nil, []resource.Resource{offered})
+	pod := []kubelet.Entry{recorded("pulls-its-image", whole, "GPU-a")}
+	k.set(func() { k.entries = pod })
+	refresh(t, l)
+	expectClaim := func(want string) {
+		t.Helper()
+		err := l.TakeClaim(soon(t), claimOf("1", "team/x", portionsOf("GPU-a")...))
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("a claim: %v, want %q", err, want)
+		}
+	}
+	k.set(func() { k.entries = nil })
+	refresh(t, l)
+	expectClaim("pulls-its-image")
+	expect(t, l, &offered.Devices[0], "") // the kubelet accounts for it
+	k.set(func() { k.entries = pod })
+	refresh(t, l)
+	expectClaim("pulls-its-image")
+	k.set(func() { k.entries = nil })
+	refresh(t, l)
+	refresh(t, l)
+	expectClaim("")
+}
+
+// An entry that is in the file again is not that of the pod that has just been given its device.
+func TestAnOlderVersionOfTheCheckpointAfterAllocate(t *testing.T) {
+	k := newKubelet()
+	old := []kubelet.Entry{recorded("deleted-by-force", whole, "GPU-a")}
+	k.entries, k.pods = old, []string{"deleted-by-force"}
+	l := k.refreshed(t)
+	l.Offer(nil, []resource.Resource{offer(whole, "GPU-a")})
+	k.set(func() { k.entries = nil })
+	refresh(t, l)
+	testenv.Must(t, l.Take(t.Context(), whole, devicesOf("GPU-a")))
+	k.set(func() { k.entries = old })
+	read(t, l)
+	if err := l.AwaitFree(soon(t), whole, []string{"GPU-a"}, devicesOf("GPU-a")); err == nil {
+		t.Error("the container starts beside the pod that was deleted")
+	}
+}
+
 // The kubelet gives a device again as soon as its pod has ended, and writes its checkpoint later. Such a device must
 // not be unhealthy when the checkpoint is read.
 func TestADeviceOfAPodThatHasEnded(t *testing.T) {
@@ -398,6 +445,8 @@ func TestADeviceOfAPodThatHasEnded(t *testing.T) {
 			k.set(func() { k.entries = nil })
 			read(t, l)
 			expect(t, l, &offered.Devices[0], "")
+			time.Sleep(2 * interval)
+			synctest.Wait()
 			if held, err := l.Held(); err != nil || held["GPU-a"] {
 				t.Errorf("still held: %v, error %v", held, err)
 			}

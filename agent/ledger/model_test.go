@@ -376,7 +376,7 @@ func (w *model) make(network time.Duration) *pod {
 			w.count("name of a StatefulSet's pod again")
 		}
 		p.name, w.names[name] = name, true
-	} else if uid := fmt.Sprintf("static-%d", r.IntN(3)); !byClaim && r.IntN(4) == 0 {
+	} else if uid := fmt.Sprintf("static-%d", r.IntN(3)); !byClaim && !w.calm && r.IntN(4) == 0 {
 		if network > 0 || slices.ContainsFunc(w.pods, func(q *pod) bool { return q.uid == uid }) {
 			return nil
 		}
@@ -400,7 +400,8 @@ func (w *model) make(network time.Duration) *pod {
 		if !w.fits(p) {
 			return nil
 		}
-		p.grace = min(p.grace, endingSoon/2)
+		// A start that waits for an earlier pod delays the end of its own, also if that is deleted by force.
+		p.grace, p.crashes, p.initFails = min(p.grace, endingSoon/2), false, 0
 	}
 	w.pods = append(w.pods, p)
 	w.note("%s (%s) is made: %s", p.uid, p.name, p.describe())
@@ -885,7 +886,8 @@ func (w *model) live() {
 	w.end()
 }
 
-// liveCalmly is a history in which only pods come and go, and processes hand over.
+// liveCalmly is a history in which only pods come and go, and processes hand over. It has no static pods: one that is
+// made again at once has the UID of before, so its processes keep what it had before.
 func (w *model) liveCalmly() {
 	w.mu.Lock()
 	w.calm = true
@@ -907,7 +909,10 @@ func (w *model) liveCalmly() {
 		case n == 19:
 			w.handOver()
 		case p != nil:
-			w.delete(p, !p.static && w.rand.IntN(2) == 0)
+			w.mu.Lock()
+			runs := p.running["main"] != nil
+			w.mu.Unlock()
+			w.delete(p, runs && w.rand.IntN(2) == 0)
 		}
 		w.sweep()
 		if w.failed() {
