@@ -144,10 +144,11 @@ func (b *books) alive() bool { return b.runs && b.isKubelet() }
 // none can.
 func (b *books) unwritten() bool { return b.fresh == 0 && (b.before != nil || b.damaged) && b.alive() }
 
-// needsProcesses reports whether who holds devices depends on which pods have processes.
+// needsProcesses reports whether who holds devices, or whether to refresh, depends on which pods have processes.
 func (b *books) needsProcesses() bool {
+	listed := b.listedPods()
 	for k, e := range b.entries {
-		if !e.since.IsZero() || !b.advertised[k.name] || !b.alive() {
+		if !e.since.IsZero() || !b.advertised[k.name] && !listed[k.pod] || !b.alive() {
 			return true
 		}
 	}
@@ -265,13 +266,30 @@ func (b *books) registered(c *kubelet.Checkpoint) map[name]bool {
 	return names
 }
 
-// vanished reports whether PodResources has listed a pod and does not any more. The kubelet then has no reason to write
-// its checkpoint.
-func (b *books) vanished(pod string) bool {
-	name, known := b.names[pod]
-	return known && !slices.ContainsFunc(b.listed, func(h podresources.Holder) bool {
-		return h.Namespace == name.namespace && h.Pod == name.pod
-	})
+// listedPods returns the UIDs of the pods that PodResources lists with a device of an entry: the kubelet has them as
+// active.
+func (b *books) listedPods() map[string]bool {
+	type device struct {
+		podName
+		container string
+		name
+	}
+	listed := map[device]bool{}
+	for i := range b.listed {
+		h := &b.listed[i]
+		for res, ids := range h.ByResource {
+			for _, id := range ids {
+				listed[device{podName{h.Namespace, h.Pod}, h.Container, name{res, id}}] = true
+			}
+		}
+	}
+	pods := map[string]bool{}
+	for k := range b.entries {
+		if pod, known := b.names[k.pod]; known && listed[device{pod, k.container, k.name}] {
+			pods[k.pod] = true
+		}
+	}
+	return pods
 }
 
 // setClaims takes over the kubelet's dra_manager_state.

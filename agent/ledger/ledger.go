@@ -132,17 +132,25 @@ func New(opts Options) *Ledger {
 		byGPU: map[string][]*holder{},
 	}
 	l.books.beside = opts.Beside
-	parents, forgotten, err := opts.Files.read()
+	l.readFiles()
+	return l
+}
+
+// readFiles adds what the files have.
+func (l *Ledger) readFiles() {
+	parents, forgotten, err := l.opts.Files.read()
 	if err != nil {
-		opts.Log.Warn(err.Error())
+		l.opts.Log.Warn(err.Error())
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	maps.Copy(l.books.parents, parents)
 	maps.Copy(l.books.forgotten, forgotten)
-	return l
 }
 
 // Alone says that no other instance gives devices any more. What it gave last is known after the next refresh.
 func (l *Ledger) Alone() {
+	l.readFiles()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.books.beside, l.refreshed = false, time.Time{}
@@ -194,8 +202,8 @@ func (l *Ledger) readOrRefresh(ctx context.Context) error {
 
 // wantsRefresh reports whether the books must be refreshed: until two refreshes after the start, for a checkpoint
 // that cannot be read, for what Allocate gave and no book shows, for entries that only some versions have, for pods
-// without processes that hold what the kubelet does not account for, and for pods that PodResources does not list any
-// more.
+// that PodResources does not list any more, and for pods that it has not listed and that have no processes, where the
+// kubelet does not account for what they hold.
 func (l *Ledger) wantsRefresh(now time.Time) bool {
 	b := l.books
 	if b.damaged && b.isKubelet() { // it writes a new one, and does not read this one
@@ -212,12 +220,15 @@ func (l *Ledger) wantsRefresh(now time.Time) bool {
 			return true
 		}
 	}
+	listed := b.listedPods()
 	for k, e := range b.entries {
+		_, named := b.names[k.pod]
 		switch {
 		case e.missing >= gone:
 		case !e.since.IsZero(): // an older version may have overwritten a newer one
 			return true
-		case b.advertised[k.name] && b.vanished(k.pod), !b.advertised[k.name] && !b.podRuns(k, e, now):
+		case listed[k.pod]:
+		case b.advertised[k.name] && named, !b.advertised[k.name] && !b.podRuns(k, e, now):
 			return true
 		}
 	}

@@ -495,6 +495,11 @@ func TestWhenTheBooksAreRefreshed(t *testing.T) {
 		if n := messages(time.Minute); n != 0 {
 			t.Errorf("%d refreshes for a pod that runs", n)
 		}
+		k.set(func() { k.holders = []podresources.Holder{listed("x-pod", whole, "GPU-a")} })
+		if messages(interval + time.Second); l.books.needsProcesses() {
+			t.Error("the processes of a pod are looked for that PodResources lists")
+		}
+		k.set(func() { k.holders = nil })
 		k.set(func() { k.pods = nil })
 		if n := messages(time.Minute); n < 11 || n > 13 {
 			t.Errorf("%d refreshes in a minute for a pod without processes, want one each 5 s", n)
