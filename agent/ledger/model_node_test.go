@@ -229,6 +229,7 @@ type instance struct {
 	all               []resource.Resource // of the node, without what the ledger says
 	plugin, claimable []resource.Resource // as they are advertised
 	records           map[string]modelRecord
+	last              *kubelet.Checkpoint
 	seen              map[string]bool // what it has read in the kubelet's files: POD/CONTAINER, and claims
 	dead              bool
 	retired           bool // another one has taken over
@@ -250,19 +251,20 @@ func (b instanceBooks) Checkpoint() (*kubelet.Checkpoint, podresources.Version, 
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	c, version, err := w.kubelet.readCheckpoint()
-	if c != nil && w.kubelet.answers() {
-		for _, e := range c.PodDeviceEntries {
-			b.i.seen[e.PodUID+"/"+e.ContainerName] = true
-		}
-	}
+	b.i.last = c
 	return c, version, err
 }
 
-// Claims implements Kubelet.
+// Claims implements Kubelet. It is called when what Checkpoint has returned last is taken over.
 func (b instanceBooks) Claims() ([]kubelet.Claim, error) {
 	w := b.i.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if b.i.last != nil && w.kubelet.answers() {
+		for _, e := range b.i.last.PodDeviceEntries {
+			b.i.seen[e.PodUID+"/"+e.ContainerName] = true
+		}
+	}
 	list := slices.Clone(w.kubelet.claimsFile)
 	for _, c := range list {
 		if !w.kubelet.answers() {
