@@ -131,12 +131,20 @@ func (n *Node) Remove(ctx context.Context, name string) error {
 	})
 }
 
-// awaitNoPods waits until the kubelet has no pod.
+// awaitNoPods waits until the kubelet has no pods, and no container of one runs: the kubelet forgets a pod before its
+// containers have ended.
 func (n *Node) awaitNoPods(ctx context.Context) error {
 	return kubenode.Wait(ctx, podTime, "the kubelet has no pods", func() error {
 		pods, err := n.pods(ctx)
+		if err != nil {
+			return err
+		}
 		if len(pods) > 0 {
-			err = fmt.Errorf("it has %v", pods)
+			return fmt.Errorf("it has %v", pods)
+		}
+		res, err := n.Run(ctx, n.Programs.Ctr, "--namespace", "k8s.io", "tasks", "ls", "--quiet")
+		if err == nil && (res.Code != 0 || res.Stdout != "") {
+			err = fmt.Errorf("containerd has tasks: %v", res)
 		}
 		return err
 	})
