@@ -18,18 +18,14 @@ import (
 )
 
 var (
-	runFor = flag.Duration("cluster.duration", 0, "how long TestOneHolderInARandomRun changes the cluster; 0: not at all")
-	runBy  = flag.Uint64("cluster.seed", 0, "the seed of its changes; 0 takes another one each time")
+	runFor = flag.Duration("cluster.duration", 2*time.Minute, "how long TestOneHolderInARandomRun changes the cluster")
+	runBy  = flag.Uint64("cluster.seed", 1, "the seed of its changes; 0 takes another one each time")
 )
 
 // TestOneHolderInARandomRun creates and removes pods of all kinds at random, while the door, the names and the MIG
 // devices of their node change, programs are killed and files are lost. No GPU has two holders at any time, and when
-// all pods are gone, all GPUs are free. Seeds choose the changes, not how they meet. It runs only with
-// -cluster.duration.
+// all pods are gone, all GPUs are free. Seeds choose the changes, not how they meet.
 func TestOneHolderInARandomRun(t *testing.T) {
-	if *runFor == 0 {
-		return
-	}
 	seed := *runBy
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano())
@@ -79,13 +75,13 @@ func (r *randomRun) changes() []change {
 		{"choose a configuration", 30, 12 * time.Second, r.chooseAnother},
 		{"change the MIG devices", 6, 10 * time.Second, r.changeMIG},
 		{"roll out", 6, 20 * time.Second, r.rollOut},
-		{"kill the plugin", 3, 5 * time.Second, r.kill},
-		{"lose the plugin's state", 2, 20 * time.Second, r.loseState},
-		{"kill the kubelet", 2, 20 * time.Second, func() (string, error) { return "", r.restartKubelet("") }},
-		{"lose the kubelet's devices", 2, 30 * time.Second, func() (string, error) {
+		{"kill the plugin", 3, 10 * time.Second, r.kill},
+		{"lose the plugin's state", 2, 30 * time.Second, r.loseState},
+		{"kill the kubelet", 2, 40 * time.Second, func() (string, error) { return "", r.restartKubelet("") }},
+		{"lose the kubelet's devices", 2, 60 * time.Second, func() (string, error) {
 			return "", r.restartKubelet("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint")
 		}},
-		{"lose the kubelet's claims", 2, 30 * time.Second, func() (string, error) {
+		{"lose the kubelet's claims", 2, 60 * time.Second, func() (string, error) {
 			return "", r.restartKubelet("/var/lib/kubelet/dra_manager_state")
 		}},
 	}
