@@ -1,7 +1,9 @@
 package proc
 
 import (
+	"bufio"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,35 +24,72 @@ type Mount struct {
 	Shared, Slave bool
 }
 
+// maxMount is more bytes than a line of mountinfo has: two paths, of whose bytes some are written as four.
+const maxMount = 64 << 10
+
 // Mounts reads the mounts of the process's mount namespace that can be reached from its root.
 func (p *Process) Mounts() ([]Mount, error) {
-	text, err := p.read("mountinfo", maxMounts)
+	var mounts []Mount
+	_, err := p.HasMount(func(m Mount) bool {
+		mounts = append(mounts, m)
+		return false
+	})
 	if err != nil {
 		return nil, err
 	}
-	return parseMounts(text)
+	return mounts, nil
 }
 
-// parseMounts parses /proc/PID/mountinfo (proc_pid_mountinfo(5)).
-func parseMounts(text string) ([]Mount, error) {
-	var mounts []Mount
-	for line := range strings.Lines(text) {
-		// ID, parent, device, root, mount point, options, any number of optional fields, "-", and more
-		before, _, hasDash := strings.Cut(line, " - ")
-		fields := strings.Split(before, " ")
-		if !hasDash || len(fields) < 6 {
-			return nil, fmt.Errorf("mountinfo of a process has an unexpected line: %q", line)
-		}
-		id, err := strconv.ParseUint(fields[0], 10, 64)
-		if err != nil {
-			return nil, fmt.Errorf("mountinfo of a process has no mount ID in line %q: %w", line, err)
-		}
-		has := func(tag string) bool {
-			return slices.ContainsFunc(fields[6:], func(f string) bool { return strings.HasPrefix(f, tag) })
-		}
-		mounts = append(mounts, Mount{
-			ID: id, Device: fields[2], Root: fields[3], Point: fields[4], Shared: has("shared:"), Slave: has("master:"),
-		})
+// HasMount reports whether a function accepts one of the mounts that Mounts returns. It does not keep them in memory:
+// a user can have a mount namespace with 100,000 mounts.
+func (p *Process) HasMount(accepts func(Mount) bool) (bool, error) {
+	f, err := p.open("mountinfo")
+	if err != nil {
+		return false, err
 	}
-	return mounts, nil
+	defer f.Close()
+	limited := &io.LimitedReader{R: f, N: maxMounts + 1}
+	found, err := hasMount(limited, accepts)
+	if limited.N == 0 && !found {
+		err = fmt.Errorf("%s has more than %d bytes", f.Name(), maxMounts)
+	}
+	return found, asEnded(err)
+}
+
+// hasMount parses /proc/PID/mountinfo (proc_pid_mountinfo(5)) until a mount is accepted.
+func hasMount(file io.Reader, accepts func(Mount) bool) (bool, error) {
+	lines := bufio.NewScanner(file)
+	lines.Buffer(nil, maxMount)
+	for lines.Scan() {
+		m, err := parseMount(lines.Text())
+		if err != nil {
+			return false, err
+		}
+		if accepts(m) {
+			return true, nil
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return false, fmt.Errorf("read mountinfo of a process: %w", err)
+	}
+	return false, nil
+}
+
+func parseMount(line string) (Mount, error) {
+	// ID, parent, device, root, mount point, options, any number of optional fields, "-", and more
+	before, _, hasDash := strings.Cut(line, " - ")
+	fields := strings.Split(before, " ")
+	if !hasDash || len(fields) < 6 {
+		return Mount{}, fmt.Errorf("mountinfo of a process has an unexpected line: %q", line)
+	}
+	id, err := strconv.ParseUint(fields[0], 10, 64)
+	if err != nil {
+		return Mount{}, fmt.Errorf("mountinfo of a process has no mount ID in line %q: %w", line, err)
+	}
+	has := func(tag string) bool {
+		return slices.ContainsFunc(fields[6:], func(f string) bool { return strings.HasPrefix(f, tag) })
+	}
+	return Mount{
+		ID: id, Device: fields[2], Root: fields[3], Point: fields[4], Shared: has("shared:"), Slave: has("master:"),
+	}, nil
 }

@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"strings"
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
@@ -38,6 +39,19 @@ func TestParseMounts(t *testing.T) {
 			}
 		})
 	}
+}
+
+// parseMounts returns all mounts of a mountinfo.
+func parseMounts(text string) ([]Mount, error) {
+	var mounts []Mount
+	_, err := hasMount(strings.NewReader(text), func(m Mount) bool {
+		mounts = append(mounts, m)
+		return false
+	})
+	if err != nil {
+		return nil, err
+	}
+	return mounts, nil
 }
 
 func FuzzParseMounts(f *testing.F) {

@@ -91,9 +91,14 @@ func (p *Process) openat(name string, flags int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// read returns the content of a file in the process's directory. It follows no link and does not block on a FIFO.
+// open opens a file in the process's directory. It follows no link and does not block on a FIFO.
+func (p *Process) open(name string) (*os.File, error) {
+	return p.openat(name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK)
+}
+
+// read returns the content of a file in the process's directory, which open opens.
 func (p *Process) read(name string, limit int64) (string, error) {
-	f, err := p.openat(name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK)
+	f, err := p.open(name)
 	if err != nil {
 		return "", err
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -75,13 +74,45 @@ func (s *Service) makeMarks(leases map[string]bool) error {
 	return err
 }
 
-// containers returns the PIDs in each container of a lease. Other users than the lease's cannot add to them: the mount
-// namespace of a container is made by root, or in a user namespace of the user.
-func containers(procfs, id string, user int) ([][]int, error) {
-	pids, err := proc.PIDs(procfs)
-	if err != nil {
-		return nil, err
+// leaseContainer is a mount namespace in which the file of a lease is mounted.
+type leaseContainer struct {
+	namespace string
+	pids      []int
+	// held keeps the namespace's name from being that of a later one.
+	held *os.File
+}
+
+// containers returns the containers of a lease; the caller closes them. Other users than the lease's cannot add to
+// them: the mount namespace of a container is made by root, or in a user namespace of the user. An error says what
+// could not be read, also if there are containers.
+func containers(ctx context.Context, procfs, id string, user int) ([]leaseContainer, error) {
+	namespaces, err := mountNamespaces(procfs)
+	var found []leaseContainer
+	for name, pids := range namespaces {
+		c := leaseContainer{namespace: name, pids: pids}
+		marked, failed := false, ctx.Err()
+		if failed == nil {
+			marked, failed = c.isMarked(procfs, id, user)
+		}
+		if marked {
+			found = append(found, c)
+		} else {
+			c.close()
+		}
+		err = cmp.Or(err, failed)
 	}
+	return found, err
+}
+
+func (c *leaseContainer) close() {
+	if c.held != nil {
+		_ = c.held.Close()
+	}
+}
+
+// mountNamespaces returns the processes in each mount namespace but those of the host and of this process. The oldest
+// process is the first. An error says what could not be read, also if there are namespaces.
+func mountNamespaces(procfs string) (namespaces map[string][]int, err error) {
 	self, err := proc.Self(procfs)
 	if err != nil {
 		return nil, err
@@ -91,23 +122,60 @@ func containers(procfs, id string, user int) ([][]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	host := ""
+	pids, err := proc.PIDs(procfs)
+	if err != nil {
+		return nil, err
+	}
+	namespaces = map[string][]int{}
+	starts := map[int]uint64{}
+	for _, pid := range pids {
+		name, start, failed := mountNamespace(procfs, pid)
+		switch {
+		case failed == nil && name != own:
+			namespaces[name], starts[pid] = append(namespaces[name], pid), start
+		case failed != nil && !isEnd(failed):
+			err = fmt.Errorf("process %d: %w", pid, failed)
+		}
+	}
 	if first, err := proc.Open(procfs, 1); err == nil {
-		host, _ = first.Namespace("mnt")
+		host, _ := first.Namespace("mnt")
+		delete(namespaces, host)
 		first.Close()
 	}
-	found := map[string][]int{} // by mount namespace
-	for _, pid := range pids {
-		namespace, err := markedNamespace(procfs, pid, id, user, own, host)
+	for _, list := range namespaces {
+		slices.SortStableFunc(list, func(a, b int) int { return cmp.Compare(starts[a], starts[b]) })
+	}
+	return namespaces, err
+}
+
+// mountNamespace returns the mount namespace of a process, and when the process was started.
+func mountNamespace(procfs string, pid int) (name string, start uint64, err error) {
+	p, err := proc.Open(procfs, pid)
+	if err != nil {
+		return "", 0, err
+	}
+	defer p.Close()
+	if name, err = p.Namespace("mnt"); err != nil {
+		return "", 0, err
+	}
+	stat, err := p.Stat()
+	return name, stat.Start, err
+}
+
+// isMarked reports whether the file of a lease is mounted in the namespace, which it holds then. It reads the mounts
+// of one process: others of the namespace have the same, unless they have changed their root, as the oldest hardly has.
+func (c *leaseContainer) isMarked(procfs, id string, user int) (bool, error) {
+	for _, pid := range c.pids {
+		marked, err := c.seesMark(procfs, pid, id, user)
 		switch {
 		case isEnd(err):
 		case err != nil:
-			return nil, fmt.Errorf("process %d: %w", pid, err)
-		case namespace != "":
-			found[namespace] = append(found[namespace], pid)
+			return false, fmt.Errorf("process %d: %w", pid, err)
+		default:
+			return marked, nil
 		}
 	}
-	return slices.Collect(maps.Values(found)), nil
+	return false, nil
 }
 
 // isEnd reports whether an error means that a process has ended, or may not be read, as where a security module forbids
@@ -116,28 +184,30 @@ func isEnd(err error) bool {
 	return errors.Is(err, proc.ErrEnded) || errors.Is(err, os.ErrPermission)
 }
 
-// markedNamespace returns the mount namespace of a process if that is of a container of a lease, and otherwise "". The
-// namespaces of the host and of this process are of none. In others each process is asked, since one that has changed
-// its root does not see the mount.
-func markedNamespace(procfs string, pid int, id string, user int, others ...string) (string, error) {
+// seesMark reports whether a process of the namespace sees the file of a lease. If the process is in another namespace
+// now, the error wraps proc.ErrEnded.
+func (c *leaseContainer) seesMark(procfs string, pid int, id string, user int) (bool, error) {
 	p, err := proc.Open(procfs, pid)
 	if err != nil {
-		return "", err
+		return false, err
 	}
 	defer p.Close()
-	namespace, err := p.Namespace("mnt")
-	if err != nil || slices.Contains(others, namespace) {
-		return "", err
+	c.close()
+	if c.held, err = p.OpenNamespace("mnt"); err != nil {
+		return false, err
 	}
 	owner, err := p.UserOfMounts()
 	if err != nil || owner != 0 && owner != user {
-		return "", err
+		return false, err
 	}
-	mounts, err := p.Mounts()
-	if err != nil || !slices.ContainsFunc(mounts, func(m proc.Mount) bool { return isMark(m, id) }) {
-		return "", err
+	marked, err := p.HasMount(func(m proc.Mount) bool { return isMark(m, id) })
+	if err != nil {
+		return false, err
 	}
-	return namespace, nil
+	if name, err := p.Namespace("mnt"); err != nil || name != c.namespace {
+		return false, cmp.Or(err, proc.ErrEnded)
+	}
+	return marked, nil
 }
 
 // isMark reports whether a mount is that of a lease's file. Engines make it private. A shared or slave mount can be a
@@ -148,21 +218,30 @@ func isMark(m proc.Mount, id string) bool {
 }
 
 // adoptContainer gives a lease, whose process has ended, to the first process of its containers, and reports false if
-// there is none. It waits while that is unknown, and for a container that an engine just starts, or starts again. If
-// ctx ends, it returns false.
-func (s *Service) adoptContainer(ctx context.Context, b *begun) bool {
+// there is none. It waits for a container that an engine just starts, or starts again. While it is unknown which
+// containers run, it waits too, but not for longer than unknownTime, nor if root has ended the lease: what cannot be
+// read may be made by the user. If ctx ends, it returns false.
+func (s *Service) adoptContainer(ctx context.Context, b *begun, asked <-chan endRequest) bool {
+	until := time.Now().Add(unknownTime)
 	for looked, said := false, false; ; {
-		first, err := s.openContainers(b)
+		first, err := s.openContainers(ctx, b, until)
 		wait := startTime
 		switch {
 		case first != nil:
 			s.setProcess(ctx, b, first)
 			return true
+		case ctx.Err() != nil:
+			return false
+		case err != nil && (b.forced || !time.Now().Before(until)):
+			s.o.Log.Warn("lease " + b.Pod.Name + " ends, though it is unknown whether a container of it runs: " +
+				wording.OneLine(err))
+			return false
 		case err != nil:
 			if !said {
-				s.o.Log.Warn("lease " + b.Pod.Name + " is kept until its containers are known: " + wording.OneLine(err))
+				s.o.Log.Warn("lease " + b.Pod.Name + " is kept until its containers are known, for " + unknownTime.String() +
+					" at most: " + wording.OneLine(err))
 			}
-			wait, said = retryTime, true
+			wait, said = min(retryTime, time.Until(until)), true
 		case looked:
 			return false
 		default:
@@ -171,20 +250,23 @@ func (s *Service) adoptContainer(ctx context.Context, b *begun) bool {
 		select {
 		case <-ctx.Done():
 			return false
+		case a := <-asked:
+			s.over(b, a)
 		case <-time.After(wait):
 		}
 	}
 }
 
 // openContainers opens the oldest process in containers of a lease, or returns nil if there is none. If the lease is
-// over, it asks the first process of each other container to end, and later kills all processes.
-func (s *Service) openContainers(b *begun) (first *process, err error) {
-	list, err := containers(s.o.Procfs, b.Pod.Name, b.Caller.UID)
-	if err != nil {
-		return nil, err
-	}
-	for _, pids := range list {
-		oldest, failed := s.openContainer(b, pids)
+// over, it asks the first process of each other container to end, and later kills all processes. What it has not read
+// at a time counts as unknown.
+func (s *Service) openContainers(ctx context.Context, b *begun, until time.Time) (first *process, err error) {
+	ctx, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
+	list, err := containers(ctx, s.o.Procfs, b.Pod.Name, b.Caller.UID)
+	for i := range list {
+		oldest, failed := s.openContainer(b, &list[i])
+		list[i].close()
 		err = cmp.Or(err, failed)
 		if oldest == nil {
 			continue
@@ -201,11 +283,11 @@ func (s *Service) openContainers(b *begun) (first *process, err error) {
 }
 
 // openContainer opens the oldest process of one container. It kills all processes if that is due.
-func (s *Service) openContainer(b *begun, pids []int) (oldest *process, err error) {
-	for _, pid := range pids {
+func (s *Service) openContainer(b *begun, c *leaseContainer) (oldest *process, err error) {
+	for _, pid := range c.pids {
 		p, failed := open(s.o.Procfs, s.o.Boot, pid)
 		if failed == nil {
-			p.inside, failed = p.isInside(b.Pod.Name, b.Caller.UID)
+			p.inside, failed = p.isIn(c.namespace)
 		}
 		if failed != nil || !p.inside {
 			if failed != nil && !isEnd(failed) {
@@ -230,13 +312,18 @@ func (p *process) before(other *process) bool {
 	return cmp.Or(cmp.Compare(p.Start, other.Start), p.PID-other.PID) < 0 // many start within a tick
 }
 
-// isInside reports whether the process is in a container of a lease.
-func (p *process) isInside(id string, user int) (bool, error) {
-	namespace, err := markedNamespace(p.procfs, p.PID, id, user)
+// isIn reports whether the process is in a mount namespace.
+func (p *process) isIn(namespace string) (bool, error) {
+	one, err := proc.Open(p.procfs, p.PID)
+	if err != nil {
+		return false, err
+	}
+	defer one.Close()
+	name, err := one.Namespace("mnt")
 	if err == nil && p.hasEnded() { // what was read may be that of a later process
 		err = proc.ErrEnded
 	}
-	return namespace != "", err
+	return name == namespace, err
 }
 
 // setProcess has a lease be that of a process in its container.
@@ -248,7 +335,7 @@ func (s *Service) setProcess(ctx context.Context, b *begun, p *process) {
 	before.close()
 	s.o.Log.Info(fmt.Sprintf("lease %s goes on: its container runs, as process %d", b.Pod.Name, p.PID))
 	err := s.o.Manager.ChangeLease(ctx, b.Pod.UID, func(l *model.Lease) error {
-		l.Process = p.Process
+		l.Process, l.InContainer = p.Process, true
 		return nil
 	})
 	if err != nil { // the next start looks for the container too

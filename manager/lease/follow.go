@@ -22,11 +22,11 @@ func (s *Service) follow(ctx context.Context, b *begun) {
 	asked := make(chan endRequest, 1)
 	s.setEnd(b.Pod.UID, func(user int) error { return s.askEnd(ctx, b, user, asked) })
 	defer s.setEnd(b.Pod.UID, nil)
-	if !s.reopenProcess(ctx, b) {
+	if !s.reopenProcess(ctx, b, asked) {
 		return
 	}
 	for b.ended || s.awaitEnd(ctx, b, asked) {
-		if b.Lease.Containers && !b.unused && s.adoptContainer(ctx, b) {
+		if b.Lease.Containers && !b.unused && s.adoptContainer(ctx, b, asked) {
 			continue
 		}
 		if ctx.Err() == nil {
@@ -37,13 +37,19 @@ func (s *Service) follow(ctx context.Context, b *begun) {
 }
 
 // reopenProcess opens the process of a lease of an earlier manager. While it is unknown whether that runs, it tries
-// again. It returns false if ctx ends.
-func (s *Service) reopenProcess(ctx context.Context, b *begun) bool {
+// again, but not for longer than unknownTime, nor if root has ended the lease. It returns false if ctx ends.
+func (s *Service) reopenProcess(ctx context.Context, b *begun, asked <-chan endRequest) bool {
+	until := time.Now().Add(unknownTime)
 	for said := false; b.reopen; said = true {
 		one, err := reopen(s.o.Procfs, s.o.Boot, b.Lease.Process)
-		if err == nil || errors.Is(err, proc.ErrEnded) {
-			if err == nil && b.Lease.Containers {
-				one.inside, _ = one.isInside(b.Pod.Name, b.Caller.UID)
+		known := err == nil || errors.Is(err, proc.ErrEnded)
+		if known || b.forced || !time.Now().Before(until) {
+			if !known {
+				s.o.Log.Error("lease " + b.Pod.Name + " ends, though it is unknown whether its process runs: " +
+					wording.OneLine(err))
+			}
+			if err == nil {
+				one.inside = b.Lease.InContainer
 			}
 			s.mu.Lock()
 			b.process, b.ended, b.reopen = one, err != nil, false
@@ -51,12 +57,15 @@ func (s *Service) reopenProcess(ctx context.Context, b *begun) bool {
 			return true
 		}
 		if !said {
-			s.o.Log.Error("the lease " + b.Pod.Name + " is kept until its process is known: " + wording.OneLine(err))
+			s.o.Log.Error("lease " + b.Pod.Name + " is kept until its process is known, for " + unknownTime.String() +
+				" at most: " + wording.OneLine(err))
 		}
 		select {
 		case <-ctx.Done():
 			return false
-		case <-time.After(retryTime):
+		case a := <-asked:
+			s.over(b, a)
+		case <-time.After(min(retryTime, time.Until(until))):
 		}
 	}
 	return true
@@ -66,6 +75,14 @@ func (s *Service) reopenProcess(ctx context.Context, b *begun) bool {
 type endRequest struct {
 	user int
 	of   *process
+}
+
+// over has a lease be over, as its end was asked for.
+func (s *Service) over(b *begun, a endRequest) {
+	b.user, b.forced = a.user, b.forced || a.user == 0
+	if b.kill.IsZero() {
+		b.kill = time.Now().Add(s.o.Grace)
+	}
 }
 
 // askEnd asks the process of a lease to end, as a user does, and has the lease be over.
@@ -124,7 +141,7 @@ func (s *Service) since(b *begun) time.Duration {
 func (s *Service) awaitEnd(ctx context.Context, b *begun, asked <-chan endRequest) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	ended, one := make(chan error, 1), b.process
+	ended, one, first := make(chan error, 1), b.process, b.kill.IsZero()
 	go func() { ended <- one.waitOr(ctx) }()
 	for over, stuck := false, false; !over; {
 		pause := time.Minute // a timer stands still while the host sleeps
@@ -135,7 +152,8 @@ func (s *Service) awaitEnd(ctx context.Context, b *begun, asked <-chan endReques
 		case err := <-ended:
 			return err == nil
 		case a := <-asked:
-			b.user, over = a.user, true
+			s.over(b, a)
+			over = true
 			if a.of != one { // which the lease had before
 				_ = s.terminate(b)
 			}
@@ -148,10 +166,10 @@ func (s *Service) awaitEnd(ctx context.Context, b *begun, asked <-chan endReques
 	}
 	if b.kill.IsZero() {
 		b.kill = time.Now().Add(s.o.Grace)
-		if one != nil && one.inside { // there may be other containers
-			first, _ := s.openContainers(b)
-			first.close()
-		}
+	}
+	if first && one != nil && one.inside { // there may be other containers
+		other, _ := s.openContainers(ctx, b, b.kill)
+		other.close()
 	}
 	if one == nil {
 		return true

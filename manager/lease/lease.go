@@ -53,6 +53,9 @@ const (
 	retryTime = time.Second
 	// startTime is how long a container may take to appear after its command was killed, and to start again.
 	startTime = time.Second
+	// unknownTime is how long a lease is kept at most while it is unknown whether its process or a container of it runs.
+	// What uses a device after that, the check before the next lease finds.
+	unknownTime = 30 * time.Second
 	// maxWaiting is how many requests can wait, and maxWaitingOfUser how many of one user other than root.
 	maxWaiting       = 384
 	maxWaitingOfUser = 64
@@ -121,6 +124,8 @@ type begun struct {
 	// When the lease is over: as if this user had ended it, and when what is left is killed.
 	user int
 	kill time.Time // zero while it is not over
+	// forced means that root has ended the lease: it then ends even if it is unknown what is left of it.
+	forced bool
 }
 
 // newBegun returns a lease that has begun. When its time is over, its process is ended as by its user.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -651,18 +652,115 @@ func TestAnEndIsRecorded(t *testing.T) {
 	s.free()
 }
 
-// While it is unknown which containers run, a lease that may have some keeps its devices.
-func TestContainersThatAreUnknown(t *testing.T) {
+// While it is unknown whether the process or a container of a lease runs, the lease keeps its devices, but not for ever,
+// and root can end it at once.
+func TestWhatIsUnknownOfALease(t *testing.T) {
 	t.Parallel()
-	m := newFake(t, 1)
-	m.hold(0, model.Lease{Process: model.Process{Boot: boot}, Ends: 1, Containers: true}, os.Getuid())
-	s := run(t, m, func(o *Options) { o.Procfs = t.TempDir() })
-	s.until("the log says so", func() bool {
-		return strings.Contains(s.log.String(), "is kept until its containers are known")
-	})
-	if m.held() != "d0" {
-		t.Errorf("%q is held", m.held())
+	const fraction = time.Millisecond
+	root, user := &model.Caller{}, &model.Caller{UID: other}
+	timed := model.Lease{Process: model.Process{Boot: boot}, Ends: 1, Containers: true}
+	runs := model.Lease{Process: model.Process{Boot: boot, PID: os.Getpid(), Start: 1}}
+	for name, c := range map[string]struct {
+		lease model.Lease
+		ends  *model.Caller // who ends the lease
+		kept  time.Duration
+	}{
+		"its containers":                       {timed, nil, unknownTime},
+		"its containers, and its user ends it": {timed, user, unknownTime},
+		"its containers, and root ends it":     {timed, root, 0},
+		"its process":                          {runs, nil, unknownTime},
+		"its process, and its user ends it":    {runs, user, unknownTime},
+		"its process, and root ends it":        {runs, root, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			procfs := t.TempDir() // without thread-self, and with a process that cannot be read
+			dir := filepath.Join(procfs, fmt.Sprint(os.Getpid()))
+			testenv.Must(t, os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "stat"), []byte("damaged"), 0o600))
+			synctest.Test(t, func(t *testing.T) {
+				m := newFake(t, 1)
+				id := m.hold(0, c.lease, other)
+				s := run(t, m, func(o *Options) { o.Procfs = procfs })
+				synctest.Wait()
+				if !strings.Contains(s.log.String(), "is kept until its ") {
+					t.Errorf("the log does not say why the lease is kept:\n%s", s.log)
+				}
+				if c.ends != nil {
+					testenv.Must(t, s.End(id, *c.ends))
+					synctest.Wait()
+				}
+				if c.kept > 0 {
+					time.Sleep(c.kept - fraction)
+					if m.held() != "d0" {
+						t.Errorf("it has ended before %v", c.kept)
+					}
+					time.Sleep(fraction)
+					synctest.Wait()
+				}
+				if m.held() != "" || !strings.Contains(s.log.String(), " ends, though it is unknown whether ") {
+					t.Errorf("after %v %q is held; the log:\n%s", c.kept, m.held(), s.log)
+				}
+				s.stop()
+			})
+		})
 	}
+}
+
+// A mount namespace is read once, however many processes are in it. One that cannot be read hides no other one.
+func TestTheReadingOfMountNamespaces(t *testing.T) {
+	t.Parallel()
+	s := run(t, newFake(t, 1))
+	command := sleeper(t, other)
+	a := s.askAs(command.ask(1))
+	s.granted(a)
+	const two = "sleep 1000 & echo ready; exec sleep 1000"
+	own := s.inContainer(a, other, two)
+	unread := s.inContainer(a, other, two)
+	procfs := t.TempDir()
+	testenv.Must(t, os.Symlink("/proc/thread-self", filepath.Join(procfs, "thread-self")),
+		os.Symlink("/proc/1", filepath.Join(procfs, "1")))
+	for first, mounts := range map[*child]string{own: "", unread: "damaged"} {
+		second := childOf(t, first.Process.Pid) // its mounts cannot be read
+		t.Cleanup(func() { _ = syscall.Kill(second, syscall.SIGKILL) })
+		for pid, damage := range map[int]string{first.Process.Pid: mounts, second: "damaged"} {
+			dir, real := filepath.Join(procfs, fmt.Sprint(pid)), filepath.Join("/proc", fmt.Sprint(pid))
+			testenv.Must(t, os.Mkdir(dir, 0o755), os.Symlink(filepath.Join(real, "ns"), filepath.Join(dir, "ns")))
+			for _, name := range []string{"stat", "mountinfo"} {
+				data, err := os.ReadFile(filepath.Join(real, name))
+				testenv.Must(t, err)
+				if name == "mountinfo" && damage != "" {
+					data = []byte(damage)
+				}
+				testenv.Must(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
+			}
+		}
+	}
+	list, err := containers(t.Context(), procfs, a.ID, other)
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d: ", unread.Process.Pid)) {
+		t.Errorf("the error %v does not name process %d", err, unread.Process.Pid)
+	}
+	want := []int{own.Process.Pid, childOf(t, own.Process.Pid)}
+	if len(list) != 1 || !slices.Equal(list[0].pids, want) {
+		t.Errorf("containers: %+v, want one with %v", list, want)
+	}
+	for i := range list {
+		list[i].close()
+	}
+	done, cancel := context.WithCancel(t.Context())
+	cancel()
+	if list, err := containers(done, procfs, a.ID, other); len(list) > 0 || !errors.Is(err, context.Canceled) {
+		t.Errorf("when the time is over: %+v, %v", list, err)
+	}
+}
+
+// childOf returns the PID of the only child of a process.
+func childOf(t *testing.T, pid int) int {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", pid))
+	testenv.Must(t, err)
+	child, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	testenv.Must(t, err)
+	return child
 }
 
 // When the manager ends, leases stay and requests do not.

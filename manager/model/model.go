@@ -81,6 +81,8 @@ type Lease struct {
 	Passed bool `json:"passed,omitempty"`
 	// Containers means that the process may start containers, which may outlive it.
 	Containers bool `json:"containers,omitempty"`
+	// InContainer means that the process is in a container of the lease, which has outlived the first process.
+	InContainer bool `json:"inContainer,omitempty"`
 }
 
 // Process identifies a process. No other process has the same values, before or after it.
