@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"os"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,13 +17,52 @@ type Mount struct {
 	ID uint64
 	// Device is the major and minor number of the file system's device, such as "0:26".
 	Device string
-	// Root is what is mounted, as a path in its file system. A file that was deleted ends with "//deleted".
+	// Root is what is mounted, as a path in its file system. A file that was deleted ends with
+	// [DeletedMount].
 	Root string
 	// Point is the mount point relative to the process's root. Spaces and some other bytes are octal, such as \040.
 	Point string
 	// Shared means that new mounts below this mount propagate to other mount namespaces, and Slave that those of others
 	// propagate to it.
 	Shared, Slave bool
+}
+
+// DeletedMount is the end of the root of a mount whose file or directory was deleted.
+const DeletedMount = "//deleted"
+
+// Place is where a file is in its file system, as mountinfo has it: the device and the root of a mount of that file.
+type Place struct{ Device, Root string }
+
+// escape writes a path like mountinfo.
+var escape = strings.NewReplacer(" ", `\040`, "\t", `\011`, "\n", `\012`, `\`, `\134`)
+
+// PlaceOf returns where an open file of this process is. The process is that of Self.
+func (p *Process) PlaceOf(f *os.File) (Place, error) {
+	fd := strconv.Itoa(int(f.Fd()))
+	name, err := p.readlink("fd/" + fd)
+	if err != nil {
+		return Place{}, err
+	}
+	text, err := p.FDInfo(fd, "mnt_id")
+	if err != nil {
+		return Place{}, err
+	}
+	id, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return Place{}, fmt.Errorf("the mount of %s: %w", name, err)
+	}
+	var at Place
+	found, err := p.HasMount(func(m Mount) bool {
+		below, isBelow := strings.CutPrefix(escape.Replace(name), strings.TrimSuffix(m.Point, "/"))
+		if m.ID == id && isBelow {
+			at = Place{m.Device, path.Join(m.Root, below)}
+		}
+		return m.ID == id && isBelow
+	})
+	if err == nil && !found {
+		err = fmt.Errorf("the mount of %s is not in mountinfo", name)
+	}
+	return at, err
 }
 
 // maxMount is more bytes than a line of mountinfo has: two paths, of whose bytes some are written as four.

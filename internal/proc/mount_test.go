@@ -1,10 +1,16 @@
 package proc
 
 import (
+	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestParseMounts(t *testing.T) {
@@ -38,6 +44,45 @@ func TestParseMounts(t *testing.T) {
 				t.Errorf("error %v, (-want +got)\n%s", err, diff)
 			}
 		})
+	}
+}
+
+// The place of a file is what mountinfo says of a mount of it, wherever that mount is, also after the file's end.
+func TestPlaceOf(t *testing.T) {
+	testenv.Root(t)
+	runtime.LockOSThread() // it stays locked, so that the thread and its mounts end with this test
+	testenv.Must(t, unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+	dir := filepath.Join(t.TempDir(), `a b\c`)
+	testenv.Must(t, os.Mkdir(dir, 0o700))
+	for name, mount := range map[string]func(target string) error{
+		"in a directory":                func(string) error { return nil },
+		"at the root of a file system":  func(target string) error { return unix.Mount("tmpfs", target, "tmpfs", 0, "") },
+		"in a mount of their directory": func(target string) error { return unix.Mount(target, target, "", unix.MS_BIND, "") },
+	} {
+		if testenv.Must(t, mount(dir)); name != "in a directory" {
+			t.Cleanup(func() { testenv.Must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+		}
+		file, target := filepath.Join(dir, "file"), filepath.Join(t.TempDir(), "target")
+		testenv.Must(t, os.WriteFile(file, nil, 0o600), os.WriteFile(target, nil, 0o600))
+		f, err := os.Open(file)
+		testenv.Must(t, err)
+		self, err := Self(procfs)
+		testenv.Must(t, err)
+		got, err := self.PlaceOf(f)
+		testenv.Must(t, err, f.Close(), unix.Mount(file, target, "", unix.MS_BIND, ""))
+		for _, end := range []string{"", DeletedMount} {
+			found, err := self.HasMount(func(m Mount) bool {
+				return m.Point == target && m.Device == got.Device && m.Root == got.Root+end
+			})
+			if !found || err != nil {
+				t.Errorf("%s: no mount has %+v%s, %v", name, got, end, err)
+			}
+			if end == "" {
+				testenv.Must(t, os.Remove(file))
+			}
+		}
+		testenv.Must(t, unix.Unmount(target, 0))
+		self.Close()
 	}
 }
 

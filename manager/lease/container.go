@@ -65,12 +65,31 @@ func (s *Service) makeMarks(leases map[string]bool) error {
 	if err := os.Chmod(dir, 0o755); err != nil { // rootless engines open the files
 		return err
 	}
+	if err := s.findMarks(dir); err != nil {
+		return fmt.Errorf("find the file system of %s: %w", dir, err)
+	}
 	files, err := os.ReadDir(dir)
 	for _, f := range files {
 		if isID.MatchString(f.Name()) && !leases[f.Name()] {
 			s.unmark(f.Name())
 		}
 	}
+	return err
+}
+
+// findMarks finds out where mounts of the files come from.
+func (s *Service) findMarks(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	self, err := proc.Self(s.o.Procfs)
+	if err != nil {
+		return err
+	}
+	defer self.Close()
+	s.marks, err = self.PlaceOf(f)
 	return err
 }
 
@@ -85,14 +104,14 @@ type leaseContainer struct {
 // containers returns the containers of a lease; the caller closes them. Other users than the lease's cannot add to
 // them: the mount namespace of a container is made by root, or in a user namespace of the user. An error says what
 // could not be read, also if there are containers.
-func containers(ctx context.Context, procfs, id string, user int) ([]leaseContainer, error) {
-	namespaces, err := mountNamespaces(procfs)
+func (s *Service) containers(ctx context.Context, id string, user int) ([]leaseContainer, error) {
+	namespaces, err := mountNamespaces(s.o.Procfs)
 	var found []leaseContainer
 	for name, pids := range namespaces {
 		c := leaseContainer{namespace: name, pids: pids}
 		marked, failed := false, ctx.Err()
 		if failed == nil {
-			marked, failed = c.isMarked(procfs, id, user)
+			marked, failed = s.isMarked(&c, id, user)
 		}
 		if marked {
 			found = append(found, c)
@@ -164,9 +183,9 @@ func mountNamespace(procfs string, pid int) (name string, start uint64, err erro
 
 // isMarked reports whether the file of a lease is mounted in the namespace, which it holds then. It reads the mounts
 // of one process: others of the namespace have the same, unless they have changed their root, as the oldest hardly has.
-func (c *leaseContainer) isMarked(procfs, id string, user int) (bool, error) {
+func (s *Service) isMarked(c *leaseContainer, id string, user int) (bool, error) {
 	for _, pid := range c.pids {
-		marked, err := c.seesMark(procfs, pid, id, user)
+		marked, err := s.seesMark(c, pid, id, user)
 		switch {
 		case isEnd(err):
 		case err != nil:
@@ -186,8 +205,8 @@ func isEnd(err error) bool {
 
 // seesMark reports whether a process of the namespace sees the file of a lease. If the process is in another namespace
 // now, the error wraps proc.ErrEnded.
-func (c *leaseContainer) seesMark(procfs string, pid int, id string, user int) (bool, error) {
-	p, err := proc.Open(procfs, pid)
+func (s *Service) seesMark(c *leaseContainer, pid int, id string, user int) (bool, error) {
+	p, err := proc.Open(s.o.Procfs, pid)
 	if err != nil {
 		return false, err
 	}
@@ -200,7 +219,7 @@ func (c *leaseContainer) seesMark(procfs string, pid int, id string, user int) (
 	if err != nil || owner != 0 && owner != user {
 		return false, err
 	}
-	marked, err := p.HasMount(func(m proc.Mount) bool { return isMark(m, id) })
+	marked, err := p.HasMount(func(m proc.Mount) bool { return s.isMark(m, id) })
 	if err != nil {
 		return false, err
 	}
@@ -210,11 +229,13 @@ func (c *leaseContainer) seesMark(procfs string, pid int, id string, user int) (
 	return marked, nil
 }
 
-// isMark reports whether a mount is that of a lease's file. Engines make it private. A shared or slave mount can be a
+// isMark reports whether a mount is that of a lease's file, as an engine makes it. The file is known by its file system
+// and its whole path there: anyone can have a file that is named like it. The place in the container counts too: a path
+// that another container gets may lead to the file. Engines make the mount private. A shared or slave mount can be a
 // copy, which a container with a shared /run has propagated to the host.
-func isMark(m proc.Mount, id string) bool {
-	path := strings.TrimSuffix(m.Root, "//deleted")
-	return !m.Shared && !m.Slave && strings.HasSuffix(path, "/"+marksName+"/"+id)
+func (s *Service) isMark(m proc.Mount, id string) bool {
+	return !m.Shared && !m.Slave && m.Point == MarkPath && m.Device == s.marks.Device &&
+		strings.TrimSuffix(m.Root, proc.DeletedMount) == s.marks.Root+"/"+id
 }
 
 // adoptContainer gives a lease, whose process has ended, to the first process of its containers, and reports false if
@@ -263,7 +284,7 @@ func (s *Service) adoptContainer(ctx context.Context, b *begun, asked <-chan end
 func (s *Service) openContainers(ctx context.Context, b *begun, until time.Time) (first *process, err error) {
 	ctx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	list, err := containers(ctx, s.o.Procfs, b.Pod.Name, b.Caller.UID)
+	list, err := s.containers(ctx, b.Pod.Name, b.Caller.UID)
 	for i := range list {
 		oldest, failed := s.openContainer(b, &list[i])
 		list[i].close()

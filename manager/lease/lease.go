@@ -102,6 +102,8 @@ type Confiner interface {
 type Service struct {
 	o    Options
 	wake wake.Chan // when the queue may move
+	// marks is where the directory with the files of leases is, from Run on.
+	marks proc.Place
 
 	mu      sync.Mutex
 	started time.Time                       // when Run was called

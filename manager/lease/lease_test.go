@@ -294,16 +294,22 @@ func (s *service) inContainer(a *asked, user int, script string) *child {
 // withMark starts a process that sees the file of a lease in another mount namespace.
 func (s *service) withMark(a *asked, namespace, as, script string) *child {
 	s.Helper()
-	testenv.Root(s.T)
 	i := slices.IndexFunc(a.Options.Mounts, func(m model.Mount) bool { return m.ContainerPath == MarkPath && m.ReadOnly })
 	if i < 0 {
 		s.Fatalf("containers get the mounts %+v", a.Options.Mounts)
 	}
-	target := filepath.Join(s.TempDir(), "lease")
-	testenv.Must(s, os.WriteFile(target, nil, 0o644), os.Chmod(filepath.Dir(filepath.Dir(target)), 0o755),
-		os.Chmod(filepath.Dir(s.m.dir), 0o755)) // other users reach them
-	const shell = `export SCRIPT="%s"; exec %s sh -c 'mount --bind %s %s && exec %s sh -c "$SCRIPT"'`
-	return start(s.T, os.Getuid(), fmt.Sprintf(shell, script, namespace, a.Options.Mounts[i].HostPath, target, as))
+	return s.withMount(a.Options.Mounts[i].HostPath, MarkPath, namespace, as, script)
+}
+
+// withMount starts a process with a mount below /run in another mount namespace.
+func (s *service) withMount(source, target, namespace, as, script string) *child {
+	s.Helper()
+	testenv.Root(s.T)
+	testenv.Must(s, os.Chmod(filepath.Dir(s.m.dir), 0o755)) // other users reach the file
+	const shell = `export SCRIPT="%s"; exec %s sh -ec '
+		mount -t tmpfs tmpfs /run; mkdir -p %s; touch %s
+		mount --bind %s %[4]s; exec %[6]s sh -c "$SCRIPT"'`
+	return start(s.T, os.Getuid(), fmt.Sprintf(shell, script, namespace, filepath.Dir(target), target, source, as))
 }
 
 // A container that outlives the command of its engine has the lease, until its processes have ended.
@@ -404,6 +410,18 @@ func TestAContainerOutlivesItsCommand(t *testing.T) {
 		"a container of another user does not count": {0, func(l *lease) {
 			l.withMark(l.asked,
 				fmt.Sprintf("setpriv --reuid=%d --clear-groups unshare --user --map-root-user --mount", other), "", sleeps)
+			free(l)
+		}},
+		"another user's file with the same name does not count": {0, func(l *lease) {
+			theirs := filepath.Join(l.TempDir(), marksName, l.ID)
+			testenv.Must(l, os.MkdirAll(filepath.Dir(theirs), 0o755), os.WriteFile(theirs, nil, 0o444))
+			l.withMount(theirs, MarkPath, "unshare --mount --propagation private", "", sleeps)
+			free(l)
+		}},
+		"a link to the file, which another container has as its volume, does not count": {0, func(l *lease) {
+			link := filepath.Join(l.TempDir(), "volume")
+			testenv.Must(l, os.Symlink(l.markPath(l.ID), link))
+			l.withMount(link, "/run/volume", "unshare --mount --propagation private", "", sleeps)
 			free(l)
 		}},
 		"a mount that a container has shared with the host does not count": {0, func(l *lease) {
@@ -674,9 +692,11 @@ func TestWhatIsUnknownOfALease(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			procfs := t.TempDir() // without thread-self, and with a process that cannot be read
+			procfs := t.TempDir() // with a process that cannot be read
 			dir := filepath.Join(procfs, fmt.Sprint(os.Getpid()))
-			testenv.Must(t, os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "stat"), []byte("damaged"), 0o600))
+			testenv.Must(t, os.MkdirAll(filepath.Join(dir, "ns"), 0o755), os.Symlink("mnt:[1]", filepath.Join(dir, "ns/mnt")),
+				os.WriteFile(filepath.Join(dir, "stat"), []byte("damaged"), 0o600),
+				os.Symlink("/proc/thread-self", filepath.Join(procfs, "thread-self")))
 			synctest.Test(t, func(t *testing.T) {
 				m := newFake(t, 1)
 				id := m.hold(0, c.lease, other)
@@ -735,7 +755,8 @@ func TestTheReadingOfMountNamespaces(t *testing.T) {
 			}
 		}
 	}
-	list, err := containers(t.Context(), procfs, a.ID, other)
+	reader := &Service{o: Options{Procfs: procfs}, marks: s.marks}
+	list, err := reader.containers(t.Context(), a.ID, other)
 	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d: ", unread.Process.Pid)) {
 		t.Errorf("the error %v does not name process %d", err, unread.Process.Pid)
 	}
@@ -748,7 +769,7 @@ func TestTheReadingOfMountNamespaces(t *testing.T) {
 	}
 	done, cancel := context.WithCancel(t.Context())
 	cancel()
-	if list, err := containers(done, procfs, a.ID, other); len(list) > 0 || !errors.Is(err, context.Canceled) {
+	if list, err := reader.containers(done, a.ID, other); len(list) > 0 || !errors.Is(err, context.Canceled) {
 		t.Errorf("when the time is over: %+v, %v", list, err)
 	}
 }
