@@ -125,6 +125,11 @@ func (d *Device) device() string {
 	return name
 }
 
+// deviceKey tells devices apart: two plugins may list devices with one ID.
+type deviceKey struct{ resource, id string }
+
+func (d *Device) key() deviceKey { return deviceKey{d.Resource, d.ID} }
+
 // suits reports whether a request can be met by a device, free or not.
 func (r *Request) suits(d *Device) bool {
 	if len(r.Devices) > 0 {
@@ -206,9 +211,9 @@ func (r *Request) candidates(devices []Device) []Device {
 
 // choice returns from which of the devices a request can be met now, or nil. It leaves out those that are kept, and
 // those that are busy if the request does not need them.
-func (r *Request) choice(devices []Device, kept func(id string) bool) *choice {
+func (r *Request) choice(devices []Device, kept func(deviceKey) bool) *choice {
 	free := slices.DeleteFunc(r.candidates(devices), func(d Device) bool {
-		return !d.Free || kept(d.ID) || d.tooBusy(r)
+		return !d.Free || kept(d.key()) || d.tooBusy(r)
 	})
 	c := r.choose(slices.DeleteFunc(slices.Clone(free), func(d Device) bool { return d.Busy != "" }))
 	if c != nil {
@@ -230,18 +235,18 @@ func (d *Device) tooBusy(r *Request) bool {
 // within returns in how long a request can be met at the latest if it gets each device that becomes free. Some are kept
 // for earlier requests, which can be met in the given times. It is 0 if the time is not known, or the request can be
 // met now.
-func (r *Request) within(devices []Device, kept map[string]time.Duration) time.Duration {
+func (r *Request) within(devices []Device, kept map[deviceKey]time.Duration) time.Duration {
 	candidates := r.candidates(devices)
 	times := []time.Duration{0}
 	for _, d := range candidates {
-		times = append(times, d.Within, kept[d.ID])
+		times = append(times, d.Within, kept[d.key()])
 	}
 	slices.Sort(times)
 	times = slices.Compact(times)
 	i := sort.Search(len(times), func(i int) bool {
 		come := func(t time.Duration) bool { return 0 < t && t <= times[i] }
 		return r.choose(slices.DeleteFunc(slices.Clone(candidates), func(d Device) bool {
-			earlier, isKept := kept[d.ID]
+			earlier, isKept := kept[d.key()]
 			return d.Broken || d.tooBusy(r) || !d.Free && !come(d.Within) || isKept && !come(earlier)
 		})) != nil
 	})
@@ -264,15 +269,15 @@ type demand struct {
 // ended. So whoever waits gets his devices in the end. Who waits for devices that nobody can have holds back nobody:
 // that may take days.
 func next(waiting []demand, devices []Device) (int, *choice) {
-	kept := map[string]time.Duration{} // devices for which earlier requests wait, and how long these wait for them
-	isKept := func(id string) bool { _, is := kept[id]; return is }
+	kept := map[deviceKey]time.Duration{} // devices for which earlier requests wait, and how long these wait for them
+	isKept := func(d deviceKey) bool { _, is := kept[d]; return is }
 	for i := range waiting {
 		r := &waiting[i]
 		if c := r.choice(devices, isKept); c != nil {
 			return i, c
 		}
 		if r.takes > 0 {
-			if c := r.choice(devices, func(id string) bool { return isKept(id) && kept[id] < r.takes }); c != nil {
+			if c := r.choice(devices, func(d deviceKey) bool { return isKept(d) && kept[d] < r.takes }); c != nil {
 				c.passes = true
 				return i, c
 			}
@@ -293,10 +298,10 @@ func next(waiting []demand, devices []Device) (int, *choice) {
 
 // keep keeps devices for a request that can be met in a time, 0 if that is not known. What is kept for two is kept for
 // the one that can be met first.
-func keep(kept map[string]time.Duration, devices []Device, within time.Duration) {
+func keep(kept map[deviceKey]time.Duration, devices []Device, within time.Duration) {
 	for _, d := range devices {
-		if before, is := kept[d.ID]; !is || within < before {
-			kept[d.ID] = within
+		if before, is := kept[d.key()]; !is || within < before {
+			kept[d.key()] = within
 		}
 	}
 }

@@ -20,9 +20,12 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-const resource = "example.com/gpu"
+const (
+	resource     = "example.com/gpu"
+	twinResource = "example.com/twin"
+)
 
-// fake is a manager in memory with devices of one resource.
+// fake is a manager in memory with devices of one resource, or two.
 type fake struct {
 	t *testing.T
 	// lease, start and release are called before the methods do something; an error is their result.
@@ -35,6 +38,7 @@ type fake struct {
 
 	mu       sync.Mutex
 	devices  []manager.Device
+	twins    []manager.Device  // of another plugin, perhaps with the same IDs
 	uses     map[string]string // what uses the devices without a lease, by ID
 	pods     []model.Placement
 	watchers []chan manager.Event
@@ -63,16 +67,19 @@ func (m *fake) Lease(_ context.Context, p model.Pod, by model.Caller, l model.Le
 	if slices.ContainsFunc(m.pods, func(o model.Placement) bool { return o.Pod.UID == p.UID }) {
 		m.t.Errorf("the pod %s is placed again", p.UID)
 	}
-	a := model.Allocation{Container: container, Resource: resource}
-	for i := range m.devices {
-		d := &m.devices[i]
-		if slices.Contains(p.Among, d.ID) && d.Pod == "" && len(a.IDs) < p.Containers[0].Limits[resource] {
+	a, devices := model.Allocation{Container: container, Resource: resource}, m.devices
+	if p.Containers[0].Limits[resource] == 0 {
+		a.Resource, devices = twinResource, m.twins
+	}
+	for i := range devices {
+		d := &devices[i]
+		if slices.Contains(p.Among, d.ID) && d.Pod == "" && len(a.IDs) < p.Containers[0].Limits[a.Resource] {
 			d.Pod = p.UID
 			a.IDs = append(a.IDs, d.ID)
 		}
 	}
-	if len(a.IDs) != p.Containers[0].Limits[resource] {
-		m.t.Errorf("%d of %v are wanted and %v are free", p.Containers[0].Limits[resource], p.Among, a.IDs)
+	if len(a.IDs) != p.Containers[0].Limits[a.Resource] {
+		m.t.Errorf("%d of %v are wanted and %v are free", p.Containers[0].Limits[a.Resource], p.Among, a.IDs)
 	}
 	placed := model.Placement{
 		Pod: p, Admitted: time.Now(), Caller: by, Lease: &l, Allocations: []model.Allocation{a},
@@ -132,9 +139,11 @@ func (m *fake) Release(_ context.Context, uid string) error {
 	if len(m.pods) == before {
 		return manager.ErrNotFound
 	}
-	for i := range m.devices {
-		if m.devices[i].Pod == uid {
-			m.devices[i].Pod = ""
+	for _, list := range [][]manager.Device{m.devices, m.twins} {
+		for i := range list {
+			if list[i].Pod == uid {
+				list[i].Pod = ""
+			}
 		}
 	}
 	m.changed()
@@ -159,7 +168,11 @@ func (m *fake) Pod(uid string) (model.Placement, bool) {
 func (m *fake) Resources() []manager.Resource {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return []manager.Resource{{Name: resource, Connected: true, Devices: slices.Clone(m.devices)}}
+	list := []manager.Resource{{Name: resource, Connected: true, Devices: slices.Clone(m.devices)}}
+	if len(m.twins) > 0 {
+		list = append(list, manager.Resource{Name: twinResource, Connected: true, Devices: slices.Clone(m.twins)})
+	}
+	return list
 }
 
 // use has something use a device without a lease, or nothing any more if the text is empty.

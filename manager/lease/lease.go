@@ -110,7 +110,7 @@ type Service struct {
 	queue   []*waiter                       // in the order of arrival
 	begun   []*begun                        // leases that Run does not follow yet
 	ends    map[string]func(user int) error // end the process of a lease, by the pod's UID
-	refused map[string]refusal              // devices that could not be prepared, by ID
+	refused map[deviceKey]refusal           // devices that could not be prepared
 	// deviceSeconds are those of the leases that have ended.
 	deviceSeconds float64
 }
@@ -164,7 +164,7 @@ type waiter struct {
 // New returns a Service; call Run.
 func New(o Options) *Service {
 	return &Service{
-		o: o, wake: wake.New(), ends: map[string]func(user int) error{}, refused: map[string]refusal{},
+		o: o, wake: wake.New(), ends: map[string]func(user int) error{}, refused: map[deviceKey]refusal{},
 	}
 }
 
@@ -197,9 +197,10 @@ type Waiting struct {
 
 // Busy is a device that something uses without a lease, or that could not be prepared when it was asked for.
 type Busy struct {
-	Device string    `json:"device"`
-	Reason string    `json:"reason"`
-	At     time.Time `json:"at"`
+	Resource string    `json:"resource"`
+	Device   string    `json:"device"`
+	Reason   string    `json:"reason"`
+	At       time.Time `json:"at"`
 }
 
 // Granted is a lease that begins.
@@ -414,16 +415,15 @@ func (s *Service) await(ctx context.Context, w *waiter, waits func(Waiting)) (Gr
 			continue
 		}
 		options, err := s.start(ctx, w, placed.Pod.UID)
-		ids := held(*placed)
 		if err == nil {
-			return Granted{ID: placed.Pod.Name, Devices: ids, Options: options}, nil
+			return Granted{ID: placed.Pod.Name, Devices: held(*placed), Options: options}, nil
 		}
 		if ctx.Err() != nil {
 			return Granted{}, context.Cause(ctx)
 		}
 		s.mu.Lock()
 		s.giveBack(w)
-		s.without(w, ids, err)
+		s.without(w, heldBy(*placed), err)
 		s.mu.Unlock()
 		s.wake.Wake()
 	}
@@ -438,7 +438,7 @@ func (s *Service) start(ctx context.Context, w *waiter, uid string) (model.RunOp
 	if err == nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		maps.DeleteFunc(s.refused, func(id string, _ refusal) bool { return slices.Contains(held(*w.placed), id) })
+		maps.DeleteFunc(s.refused, func(d deviceKey, _ refusal) bool { return slices.Contains(heldBy(*w.placed), d) })
 	}
 	return o, err
 }
@@ -446,28 +446,30 @@ func (s *Service) start(ctx context.Context, w *waiter, uid string) (model.RunOp
 // without is called when a request could not have devices. Those that the error names are left alone for a while, by
 // all requests. If it names none of several, all of them are left alone if there are enough others for the request. If
 // not, the request waits, and others can have them. The caller holds s.mu.
-func (s *Service) without(w *waiter, ids []string, why error) {
+func (s *Service) without(w *waiter, devices []deviceKey, why error) {
 	text := reasonOf(why)
-	atFault := slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
-		return len(ids) > 1 && !strings.Contains(text, (&Device{ID: id}).device())
+	atFault := slices.DeleteFunc(slices.Clone(devices), func(d deviceKey) bool {
+		return len(devices) > 1 && !strings.Contains(text, (&Device{ID: d.id}).device())
 	})
 	if len(atFault) == 0 {
-		taken := map[string]bool{}
-		for _, id := range ids {
-			taken[id] = true
+		taken := map[deviceKey]bool{}
+		for _, d := range devices {
+			taken[d] = true
 		}
-		if w.choice(s.devices(), func(id string) bool { return taken[id] }) != nil {
-			atFault = ids
+		if w.choice(s.devices(), func(d deviceKey) bool { return taken[d] }) != nil {
+			atFault = devices
 		}
 	}
 	if w.unprepared || len(w.Devices) > 0 || len(atFault) == 0 {
 		s.pause(w, refusalTime, why)
 		return
 	}
-	s.o.Log.Warn("devices cannot be leased now: "+text, "devices", atFault)
-	for _, id := range atFault {
-		s.refused[id] = refusal{text, time.Now()}
+	var ids []string
+	for _, d := range atFault {
+		s.refused[d] = refusal{text, time.Now()}
+		ids = append(ids, d.id)
 	}
+	s.o.Log.Warn("devices cannot be leased now: "+text, "devices", ids)
 	s.wakeAfter(refusalTime)
 }
 
@@ -499,8 +501,19 @@ func (s *Service) describe(w *waiter) Waiting {
 // held returns the IDs of the devices of a lease.
 func held(p model.Placement) []string {
 	var ids []string
-	for _, a := range p.Allocations {
-		ids = append(ids, a.IDs...)
+	for _, d := range heldBy(p) {
+		ids = append(ids, d.id)
 	}
 	return ids
+}
+
+// heldBy returns the devices of a lease or a pod.
+func heldBy(p model.Placement) []deviceKey {
+	var list []deviceKey
+	for _, a := range p.Allocations {
+		for _, id := range a.IDs {
+			list = append(list, deviceKey{a.Resource, id})
+		}
+	}
+	return list
 }

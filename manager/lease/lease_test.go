@@ -1101,6 +1101,44 @@ func TestARequestThatNeverGetsItsDevicesLetsOthersPass(t *testing.T) {
 	})
 }
 
+// What one plugin refuses, another one's device of the same ID is not left out for, nor does it count as held.
+func TestTwoPluginsListOneID(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := newFake(t, 1)
+		m.twins = slices.Clone(m.devices)
+		fails := true
+		m.start = func(context.Context, []string) error {
+			if fails {
+				return errors.New("boom")
+			}
+			return nil
+		}
+		s := run(t, m)
+		ask := func(resource string) *asked {
+			return s.askAs(Ask{Request: Request{Count: 1, Resource: resource}, By: model.Caller{PID: os.Getpid()}})
+		}
+		evil := ask(twinResource)
+		synctest.Wait()
+		if _, _, busy := s.List(); len(busy) != 1 || busy[0].Resource != twinResource || busy[0].Device != "d0" {
+			t.Errorf("left out are %+v, want d0 of %s", busy, twinResource)
+		}
+		fails = false
+		begin := time.Now()
+		other := ask(resource)
+		<-other.done
+		if took := time.Since(begin); other.err != nil || took > 0 {
+			t.Errorf("the other one's device: %v after %v", other.err, took)
+		}
+		if want := "0 of 1 device that would do are free; d0 is left out: boom"; evil.reason() != want {
+			t.Errorf("the first request waits since %q, want %q", evil.reason(), want)
+		}
+		evil.give()
+		<-evil.done
+		s.stop()
+	})
+}
+
 // Devices that the manager cannot place are told from those that it can.
 func TestADeviceThatCannotBeAllocated(t *testing.T) {
 	t.Parallel()

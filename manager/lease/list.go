@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"os/user"
@@ -15,7 +16,7 @@ import (
 // explain tells the waiting requests why they wait. The caller holds s.mu.
 func (s *Service) explain(waiting []*waiter, devices []Device) {
 	holders := s.holders()
-	kept := map[string]time.Duration{} // for earlier requests
+	kept := map[deviceKey]time.Duration{} // for earlier requests
 	for _, w := range waiting {
 		free, all, refused := 0, 0, ""
 		held := map[string]int{} // how many devices each holder has
@@ -28,11 +29,11 @@ func (s *Service) explain(waiting []*waiter, devices []Device) {
 			case d.Free:
 				free++
 			default:
-				held[holders[d.ID]]++
+				held[holders[d.key()]]++
 			}
 			all++
 		}
-		reason := fmt.Sprintf("%d of %s that would do are free", free, wording.Count(all, "device")) + heldBy(held) + refused
+		reason := fmt.Sprintf("%d of %s that would do are free", free, wording.Count(all, "device")) + shares(held) + refused
 		within := w.within(devices, kept)
 		keep(kept, w.candidates(devices), within)
 		if within > 0 {
@@ -61,8 +62,8 @@ func clockTime(now time.Time, left time.Duration) string {
 // maxHolders is how many holders of devices a reason names.
 const maxHolders = 4
 
-// heldBy says how many devices each holder has, like ": user alice has 3, user bob has 1".
-func heldBy(held map[string]int) string {
+// shares says how many devices each holder has, like ": user alice has 3, user bob has 1".
+func shares(held map[string]int) string {
 	var list []string
 	for _, holder := range slices.Sorted(maps.Keys(held)) {
 		list = append(list, fmt.Sprintf("%s has %d", holder, held[holder]))
@@ -73,10 +74,10 @@ func heldBy(held map[string]int) string {
 	return ": " + wording.ShortenList(list, maxHolders, ", ")
 }
 
-// holders returns who has devices, by the ID of the device: the user of a lease, or a pod.
-func (s *Service) holders() map[string]string {
+// holders returns who has devices: the user of a lease, or a pod.
+func (s *Service) holders() map[deviceKey]string {
 	names := map[int]string{}
-	holders := map[string]string{}
+	holders := map[deviceKey]string{}
 	for _, p := range s.o.Manager.Pods() {
 		holder := "pod " + p.Pod.Namespace + "/" + p.Pod.Name
 		if p.Lease != nil {
@@ -85,8 +86,8 @@ func (s *Service) holders() map[string]string {
 			}
 			holder = names[p.Caller.UID]
 		}
-		for _, id := range held(p) {
-			holders[id] = holder
+		for _, d := range heldBy(p) {
+			holders[d] = holder
 		}
 	}
 	return holders
@@ -173,21 +174,24 @@ func (s *Service) List() (leases []Lease, waiting []Waiting, busy []Busy) {
 // busy returns the devices that something uses without a lease, and those that could not be prepared of late, sorted.
 // The caller holds s.mu.
 func (s *Service) busy() []Busy {
-	maps.DeleteFunc(s.refused, func(_ string, r refusal) bool { return time.Since(r.at) > shownTime })
-	all := map[string]Busy{}
-	for id, r := range s.refused {
-		all[id] = Busy{id, r.why, r.at}
+	maps.DeleteFunc(s.refused, func(_ deviceKey, r refusal) bool { return time.Since(r.at) > shownTime })
+	all := map[deviceKey]Busy{}
+	for d, r := range s.refused {
+		all[d] = Busy{d.resource, d.id, r.why, r.at}
 	}
 	for _, r := range s.o.Manager.Resources() {
 		for _, d := range r.Devices {
 			if used := s.usedBy(d); used.Reason != "" {
-				all[d.ID] = Busy{Device: d.ID, Reason: used.Reason, At: used.Since}
+				all[deviceKey{r.Name, d.ID}] = Busy{r.Name, d.ID, used.Reason, used.Since}
 			}
 		}
 	}
 	var list []Busy
-	for _, id := range slices.Sorted(maps.Keys(all)) {
-		list = append(list, all[id])
+	for _, b := range all {
+		list = append(list, b)
 	}
+	slices.SortFunc(list, func(a, b Busy) int {
+		return cmp.Or(strings.Compare(a.Device, b.Device), strings.Compare(a.Resource, b.Resource))
+	})
 	return list
 }

@@ -170,22 +170,26 @@ func (s *Service) place(ctx context.Context, w *waiter, c choice) {
 			s.wake.Wake()
 		}
 	case ctx.Err() == nil:
-		s.notPlaced(w, c.among, err)
+		s.notPlaced(w, c, err)
 	}
 }
 
 // notPlaced is called when the manager could not allocate devices for a request. The caller holds s.mu.
-func (s *Service) notPlaced(w *waiter, among []string, err error) {
+func (s *Service) notPlaced(w *waiter, c choice, err error) {
 	switch {
 	case errors.Is(err, manager.ErrRetry):
 		s.pause(w, retryTime, err)
 	case status.Code(err) == codes.InvalidArgument: // the plugin would say so again
 		w.err = fmt.Errorf("%w %s: %w", ErrImpossible, &w.Request, err)
 		w.changed.Wake()
-	case len(among) > w.Count:
+	case len(c.among) > w.Count:
 		w.narrow = true
 	default:
-		s.without(w, among, err)
+		var devices []deviceKey
+		for _, id := range c.among {
+			devices = append(devices, deviceKey{c.resource, id})
+		}
+		s.without(w, devices, err)
 	}
 }
 
@@ -207,8 +211,8 @@ func (s *Service) devices() []Device {
 			one.Users = used.PIDs
 			one.Broken = d.Health != manager.Healthy && used.Reason == "" || d.Withheld
 			one.Free = !one.Broken && d.Pod == ""
-			if one.Busy = used.Reason; one.Busy == "" && s.refused[d.ID].now() {
-				one.Busy = s.refused[d.ID].why
+			if one.Busy = used.Reason; one.Busy == "" && s.refused[one.key()].now() {
+				one.Busy = s.refused[one.key()].why
 			}
 			if end := ends[d.Pod]; end > 0 {
 				one.Within = max(0, end+s.o.Grace-now)
