@@ -3,9 +3,12 @@ package unixsocket
 import (
 	"math"
 	"net"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/fair"
 )
 
 // userPart is the part of a socket's connections that one user can have, as a divisor: with 4 a quarter.
@@ -13,24 +16,26 @@ const userPart = 4
 
 // limited is a listener that closes connections above the limits. Root and this process's user can have max
 // connections each, whatever the others have: otherwise any user who may connect could lock out the administrator.
-// Each other user can have a part of max, and all of them together max. A user with subordinate UIDs, as rootless
-// containers need them, counts as several: he can lock out other users, but not root.
+// Each other user can have a part of max, and all of them together max. If they have that, the one who has most loses
+// a connection to one who has fewer.
 type limited struct {
 	net.Listener
 
-	max int
+	max     int
+	account func(uid uint32) uint32 // the user whose connections those of a UID are
 
 	mu     sync.Mutex
-	of     map[uint32]int // open connections by UID; without an entry for none
-	others int            // those of all users but root and this process's user
+	own    map[uint32]int // open connections of root and this process's user, by UID
+	others []*peerConn    // those of all other users, in the order of arrival
 }
 
 // peerConn is a connection that counts until it is closed, also after a server has given it away (http.Hijacker).
 type peerConn struct {
 	*net.UnixConn
 
-	peer  *unix.Ucred
-	leave func()
+	peer    *unix.Ucred
+	account uint32
+	leave   func()
 }
 
 // Close closes the connection. It no longer counts then.
@@ -47,42 +52,62 @@ func (l *limited) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		peer := peerOf(c)
-		if l.enter(peer) {
-			return &peerConn{c.(*net.UnixConn), peer, sync.OnceFunc(func() { l.leave(peer) })}, nil
+		one := &peerConn{UnixConn: c.(*net.UnixConn), peer: peer, account: l.account(userOf(peer))}
+		one.leave = sync.OnceFunc(func() { l.leave(one) })
+		out, entered := l.enter(one)
+		if out != nil {
+			_ = out.Close()
+		}
+		if entered {
+			return one, nil
 		}
 		_ = c.Close()
 	}
 }
 
-// enter counts a connection. It reports false if the limits do not allow it.
-func (l *limited) enter(peer *unix.Ucred) bool {
+// enter counts a connection, and reports false if the limits do not allow it. It returns a connection that is to be
+// closed for it.
+func (l *limited) enter(c *peerConn) (out *peerConn, entered bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	uid := userOf(peer)
-	switch {
-	case IsOwn(peer):
-		if l.of[uid] >= l.max {
-			return false
+	if IsOwn(c.peer) {
+		if l.own[c.peer.Uid] >= l.max {
+			return nil, false
 		}
-	case l.of[uid] >= max(1, l.max/userPart), l.others >= l.max:
-		return false
-	default:
-		l.others++
+		l.own[c.peer.Uid]++
+		return nil, true
 	}
-	l.of[uid]++
-	return true
+	var accounts []uint32
+	mine := 0
+	for _, other := range l.others {
+		accounts = append(accounts, other.account)
+		if other.account == c.account {
+			mine++
+		}
+	}
+	if mine >= max(1, l.max/userPart) {
+		return nil, false
+	}
+	if len(l.others) >= l.max {
+		i := fair.GivesWay(accounts, c.account)
+		if i < 0 {
+			return nil, false
+		}
+		out = l.others[i]
+		l.others = slices.Delete(l.others, i, i+1)
+	}
+	l.others = append(l.others, c)
+	return out, true
 }
 
-func (l *limited) leave(peer *unix.Ucred) {
+func (l *limited) leave(c *peerConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !IsOwn(peer) {
-		l.others--
+	if IsOwn(c.peer) {
+		l.own[c.peer.Uid]--
+		return
 	}
-	uid := userOf(peer)
-	if l.of[uid]--; l.of[uid] == 0 {
-		delete(l.of, uid)
-	}
+	l.others = slices.DeleteFunc(l.others, func(other *peerConn) bool { return other == c })
 }
 
 // userOf returns a peer's UID, or one that no user has if the peer is not known.

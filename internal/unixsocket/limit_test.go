@@ -56,24 +56,38 @@ func connectAs(t *testing.T, uid int) net.Conn {
 	return c
 }
 
-func (l *limited) counts() (users, others int) {
+// count returns how many connections count.
+func (l *limited) count() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.of), l.others
+	n := len(l.others)
+	for _, own := range l.own {
+		n += own
+	}
+	return n
 }
 
-// With 8 connections each user has a part of two.
+// With 8 connections each user has a part of two, and the users from 100 on are one user.
 func TestTheLimitsOfUsers(t *testing.T) {
 	for name, c := range map[string]struct {
 		users   []int
 		refused []int // indexes of users
+		closed  []int // those whose connection is given to another user later
 	}{
-		"one user above his part, and others": {[]int{1, 1, 1, 1, 0, 0, 0, 2, 2, 2, 0}, []int{2, 3, 9}},
-		"root has them all":                   {[]int{0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1}, []int{8, 11}},
-		"many users have them all, and root":  {[]int{1, 1, 2, 2, 3, 3, 4, 5, 5, 6, 0, 0, 0, 0, 0}, []int{8, 9}},
+		"one user above his part, and others": {users: []int{1, 1, 1, 1, 0, 0, 0, 2, 2, 2, 0}, refused: []int{2, 3, 9}},
+		"root has them all":                   {users: []int{0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1}, refused: []int{8, 11}},
+		"many users have them all, and root": {
+			users: []int{1, 1, 2, 2, 3, 3, 4, 4, 4, 0, 0, 0, 0, 0}, refused: []int{8},
+		},
+		"who has none gets one of who has most": {
+			users: []int{1, 1, 2, 2, 3, 3, 4, 4, 5, 6, 5}, refused: []int{10}, closed: []int{1, 3},
+		},
+		"all have as many":              {users: []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 1}, refused: []int{8, 9}},
+		"the subordinate IDs of a user": {users: []int{100, 101, 102, 103, 1}, refused: []int{2, 3}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := listenToAll(t, 8)
+			l.socket.(*limited).account = func(uid uint32) uint32 { return min(uid, 100) }
 			accepted := make(chan net.Conn, len(c.users))
 			go func() {
 				defer close(accepted)
@@ -88,9 +102,12 @@ func TestTheLimitsOfUsers(t *testing.T) {
 			}()
 			for range 2 { // the connections of the first time do not count the second time
 				var refused []int
+				clients := map[int]net.Conn{}
 				for i, uid := range c.users {
-					if _, err := connectAs(t, uid).Read(make([]byte, 1)); errors.Is(err, io.EOF) {
+					clients[i] = connectAs(t, uid)
+					if _, err := clients[i].Read(make([]byte, 1)); errors.Is(err, io.EOF) {
 						refused = append(refused, i)
+						delete(clients, i)
 					} else if err != nil {
 						t.Fatal(err)
 					}
@@ -98,12 +115,22 @@ func TestTheLimitsOfUsers(t *testing.T) {
 				if !slices.Equal(refused, c.refused) {
 					t.Errorf("refused: %v, want %v", refused, c.refused)
 				}
+				for i, client := range clients {
+					_ = client.SetReadDeadline(time.Unix(1, 0))
+					if slices.Contains(c.closed, i) {
+						_ = client.SetReadDeadline(time.Now().Add(time.Minute))
+					}
+					_, err := client.Read(make([]byte, 1))
+					if errors.Is(err, io.EOF) != slices.Contains(c.closed, i) {
+						t.Errorf("connection %d: %v, and closed should be %v", i, err, c.closed)
+					}
+				}
 				for range len(c.users) - len(refused) {
 					conn := <-accepted
 					_, _ = conn.Close(), conn.Close() // a second time does not count
 				}
-				if users, others := l.socket.(*limited).counts(); users != 0 || others != 0 {
-					t.Errorf("after the end %d users and %d connections of others count", users, others)
+				if n := l.socket.(*limited).count(); n != 0 {
+					t.Errorf("after the end %d connections count", n)
 				}
 			}
 			testenv.Must(t, l.Close())
@@ -136,10 +163,7 @@ func TestConnectionsOfAServerEnd(t *testing.T) {
 		end()
 		testenv.Must(t, <-done)
 	})
-	noneCount := func() bool {
-		users, others := socket.counts()
-		return users == 0 && others == 0
-	}
+	noneCount := func() bool { return socket.count() == 0 }
 	get := func(path string) func(*testing.T, net.Conn) {
 		return func(t *testing.T, c net.Conn) {
 			_, err := io.WriteString(c, "GET "+path+" HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -159,8 +183,8 @@ func TestConnectionsOfAServerEnd(t *testing.T) {
 		"in another server's hands": func(t *testing.T, c net.Conn) {
 			get("/hijack")(t, c)
 			given := <-hijacked
-			if users, others := socket.counts(); users != 1 || others != 1 {
-				t.Errorf("%d users and %d connections of others count", users, others)
+			if n := socket.count(); n != 1 {
+				t.Errorf("%d connections count", n)
 			}
 			testenv.Must(t, given.Close())
 		},

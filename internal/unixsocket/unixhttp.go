@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/internal/fair"
 	"gpu-cdi-plugin/internal/fileio"
 )
 
@@ -39,7 +40,8 @@ type HTTPOptions struct {
 	// the file at Path, are left as they are. The caller closes it.
 	Inherited *os.File
 	// MaxConnections is the largest number of connections at a time of root, of this process's user, and of all other
-	// users together. Each of those can have a quarter of it. Connections above these limits are closed.
+	// users together. Each of those can have a quarter of it, with the user's subordinate UIDs as another user. Connections
+	// above these limits are closed: if all others together have too many, one of the user who has most.
 	MaxConnections int
 }
 
@@ -70,7 +72,7 @@ func ListenHTTP(ctx context.Context, o HTTPOptions) (*HTTPListener, error) {
 		l.giveUp()
 		return nil, err
 	}
-	l.socket = &limited{Listener: socket, max: o.MaxConnections, of: map[uint32]int{}}
+	l.socket = &limited{Listener: socket, max: o.MaxConnections, account: fair.Account, own: map[uint32]int{}}
 	return l, nil
 }
 

@@ -283,6 +283,25 @@ func postLease(t *testing.T, path string) net.Conn {
 	return conn
 }
 
+// Clients that never send all of their requests take no places from others.
+func TestClientsThatSendSlowly(t *testing.T) {
+	t.Parallel()
+	c := serveLeases(t, &queue{}, true)
+	for range maxChanges {
+		conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", c.path)
+		testenv.Must(t, err)
+		t.Cleanup(func() { _ = conn.Close() })
+		_, err = io.WriteString(conn, "POST /v1/leases/abc/extend HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n"+
+			"Expect: 100-continue\r\n\r\n")
+		testenv.Must(t, err)
+		line, err := bufio.NewReader(conn).ReadString('\n')
+		if line != "HTTP/1.1 100 Continue\r\n" { // the server waits for the body now
+			t.Fatalf("%q, %v", line, err)
+		}
+	}
+	testenv.Must(t, c.EndLease(t.Context(), "abc"))
+}
+
 // A client that does not read holds up its own request for a while, and no other.
 func TestAClientThatDoesNotRead(t *testing.T) {
 	t.Parallel()

@@ -48,7 +48,8 @@ type Server struct {
 
 // The limits of the API. Reads always find a free connection, since less than maxConnections can stay open: maxChanges,
 // maxWatchers, and 384 requests that wait for a lease (see lease.Service), together 832. A user other than root and the
-// manager's has a quarter, 256, of which 64 can wait for a lease. So he cannot use up maxChanges either.
+// manager's has a quarter, 256, of which 64 can wait for a lease. Where all are taken, the user who has most loses one
+// to a user who has fewer.
 const (
 	maxConnections = 1024
 	maxChanges     = 384 // concurrent requests that change something
@@ -189,18 +190,18 @@ func (s *Server) do(w http.ResponseWriter, q *http.Request, r route) (any, error
 	if unixsocket.Peer(q.Context()) == nil {
 		return nil, errUnknownPeer
 	}
-	if q.Method != http.MethodGet {
-		if !take(s.changes) {
-			return nil, tooMany("other requests are under way")
-		}
-		defer func() { <-s.changes }()
-	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, q.Body, maxBody))
 	if _, large := errors.AsType[*http.MaxBytesError](err); large {
 		return nil, tooLarge(q)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the request: %w", err)
+	}
+	if q.Method != http.MethodGet { // a client that sends its request slowly takes no place
+		if !take(s.changes) {
+			return nil, tooMany("other requests are under way")
+		}
+		defer func() { <-s.changes }()
 	}
 	q.Body = io.NopCloser(bytes.NewReader(body))
 	// The read deadline was for reading the request. If it stayed, it would also end the request's context.

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"gpu-cdi-plugin/internal/fair"
 	"gpu-cdi-plugin/internal/proc"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/internal/wording"
@@ -56,7 +57,8 @@ const (
 	// unknownTime is how long a lease is kept at most while it is unknown whether its process or a container of it runs.
 	// What uses a device after that, the check before the next lease finds.
 	unknownTime = 30 * time.Second
-	// maxWaiting is how many requests can wait, and maxWaitingOfUser how many of one user other than root.
+	// maxWaiting is how many requests can wait, and maxWaitingOfUser how many of one user other than root. If all places
+	// are taken, the user who has most loses the newest to a user who has fewer, or to root.
 	maxWaiting       = 384
 	maxWaitingOfUser = 64
 	maxCommand       = 200 // bytes of a command that are recorded
@@ -111,6 +113,7 @@ type Service struct {
 	begun   []*begun                        // leases that Run does not follow yet
 	ends    map[string]func(user int) error // end the process of a lease, by the pod's UID
 	refused map[deviceKey]refusal           // devices that could not be prepared
+	account func(uid uint32) uint32         // the user whose places in the queue those of a UID are
 	// deviceSeconds are those of the leases that have ended.
 	deviceSeconds float64
 }
@@ -149,6 +152,7 @@ type waiter struct {
 	Request
 
 	by         model.Caller
+	account    uint32 // the user whose place in the queue it has
 	lease      model.Lease
 	limit      time.Duration // from the begin of the lease, or 0
 	since      time.Time
@@ -165,6 +169,7 @@ type waiter struct {
 func New(o Options) *Service {
 	return &Service{
 		o: o, wake: wake.New(), ends: map[string]func(user int) error{}, refused: map[deviceKey]refusal{},
+		account: fair.Account,
 	}
 }
 
@@ -354,20 +359,45 @@ func (s *Service) enter(ask Ask, caller *process) (*waiter, error) {
 		},
 		reason: "it has just been asked for",
 	}
+	w.account = s.account(uint32(ask.By.UID))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	mine := 0
-	for _, other := range s.queue {
-		if other.by.UID == ask.By.UID {
-			mine++
-		}
-	}
-	if len(s.queue) >= maxWaiting || mine >= maxWaitingOfUser && ask.By.UID != 0 {
+	if !s.makePlace(w.account) {
 		return nil, ErrTooMany
 	}
 	s.queue = append(s.queue, w)
 	s.wake.Wake()
 	return w, nil
+}
+
+// makePlace makes a place in the queue for a user, and reports whether there is one. The caller holds s.mu.
+func (s *Service) makePlace(to uint32) bool {
+	var accounts []uint32
+	var waiting []*waiter
+	mine := 0
+	for _, w := range s.queue {
+		if w.account == to {
+			mine++
+		}
+		if w.placed == nil && w.err == nil {
+			accounts, waiting = append(accounts, w.account), append(waiting, w)
+		}
+	}
+	if mine >= maxWaitingOfUser && to != 0 {
+		return false
+	}
+	if len(s.queue) < maxWaiting {
+		return true
+	}
+	i := fair.GivesWay(accounts, to)
+	if i < 0 {
+		return false
+	}
+	w := waiting[i]
+	w.err = fmt.Errorf("%w: another user waits with fewer", ErrTooMany)
+	w.changed.Wake()
+	s.remove(w)
+	return true
 }
 
 // leave removes a request from the queue, and gives back what it got meanwhile.

@@ -851,30 +851,95 @@ func TestTheClockJumps(t *testing.T) {
 	}
 }
 
+// A full queue has a place for who has fewer requests in it than others, and for root. All subordinate IDs of a user are
+// one user; here they are those from 1000 on.
 func TestTheQueueHasLimits(t *testing.T) {
 	t.Parallel()
-	s := New(Options{})
-	enter := func(user int) error {
-		_, err := s.enter(Ask{Request: Request{Count: 1}, By: model.Caller{UID: user}}, &process{})
-		return err
-	}
-	for i := range maxWaiting - maxWaitingOfUser - 1 {
-		testenv.Must(t, enter(2+i/maxWaitingOfUser))
-	}
-	for range maxWaitingOfUser {
-		testenv.Must(t, enter(1))
-	}
-	if err := enter(1); !errors.Is(err, ErrTooMany) {
-		t.Errorf("one user has more than his part: %v", err)
-	}
-	testenv.Must(t, enter(0))
-	for _, user := range []int{0, 100} {
-		if err := enter(user); !errors.Is(err, ErrTooMany) {
-			t.Errorf("user %d in a full queue: %v", user, err)
+	of := func(user, n int) []int { return slices.Repeat([]int{user}, n) }
+	users := func(n int) (list []int) { // each with one request
+		for user := range n {
+			list = append(list, user+1)
 		}
+		return list
 	}
-	s.leave(s.queue[0])
-	testenv.Must(t, enter(100))
+	const most = maxWaitingOfUser
+	six := slices.Concat(of(1, most), of(2, most), of(3, most), of(4, most), of(5, most), of(6, most))
+	for name, c := range map[string]struct {
+		waiting []int // the users
+		user    int   // who comes then
+		refused bool
+		loser   int // whose newest request gives way, or 0
+	}{
+		"one user has more than his part":              {of(1, most), 1, true, 0},
+		"and another user comes":                       {of(1, most), 2, false, 0},
+		"root has more than any user":                  {of(0, most), 0, false, 0},
+		"subordinate IDs of a user have his part":      {slices.Concat(of(1000, most-1), of(1001, 1)), 1002, true, 0},
+		"six users have all places":                    {six, 7, false, 1},
+		"six users have all places, and root comes":    {six, 0, false, 1},
+		"each of many has one place":                   {users(maxWaiting), maxWaiting + 1, true, 0},
+		"each of many has one place, and root comes":   {users(maxWaiting), 0, false, 1},
+		"root has all places":                          {of(0, maxWaiting), 1, true, 0},
+		"root has all places, and root comes":          {of(0, maxWaiting), 0, true, 0},
+		"one user has more than the others, who comes": {slices.Concat(six[2:], of(7, 2)), 7, false, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := New(Options{})
+			s.account = func(uid uint32) uint32 { return min(uid, 1000) }
+			enter := func(user int) (*waiter, error) {
+				return s.enter(Ask{Request: Request{Count: 1}, By: model.Caller{UID: user}}, &process{})
+			}
+			newest := map[int]*waiter{}
+			for _, user := range c.waiting {
+				w, err := enter(user)
+				testenv.Must(t, err)
+				newest[user] = w
+			}
+			if _, err := enter(c.user); errors.Is(err, ErrTooMany) != c.refused {
+				t.Errorf("the request of user %d: %v", c.user, err)
+			}
+			if len(s.queue) > maxWaiting {
+				t.Errorf("%d requests wait", len(s.queue))
+			}
+			for user, w := range newest {
+				lost := w.err != nil && errors.Is(w.err, ErrTooMany) && !slices.Contains(s.queue, w)
+				if lost != (user == c.loser && c.loser > 0) {
+					t.Errorf("the newest request of user %d has given way: %t (%v)", user, lost, w.err)
+				}
+			}
+		})
+	}
+}
+
+// Who gives way learns that, and gets no devices that were just chosen for him.
+func TestARequestThatGivesWay(t *testing.T) {
+	t.Parallel()
+	m := newFake(t, 1)
+	chooses, choose := make(chan bool), make(chan bool)
+	m.lease = func([]string) error {
+		chooses <- true
+		<-choose
+		return nil
+	}
+	s := run(t, m)
+	waits := s.askAs(sleeper(t, os.Getuid()).ask(1))
+	<-chooses
+	s.mu.Lock()
+	s.queue[0].account = 7
+	for len(s.queue) < maxWaiting {
+		s.queue = append(s.queue, &waiter{by: model.Caller{UID: 8}, account: 8, err: ErrImpossible})
+	}
+	made := s.makePlace(0)
+	s.mu.Unlock()
+	<-waits.done
+	if !made || !errors.Is(waits.err, ErrTooMany) {
+		t.Errorf("there is a place: %t; the request: %v", made, waits.err)
+	}
+	s.mu.Lock()
+	s.queue = nil
+	s.mu.Unlock()
+	close(choose)
+	s.free()
 }
 
 func TestRequestsThatFailAtOnce(t *testing.T) {
