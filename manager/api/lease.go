@@ -102,7 +102,8 @@ func (s *Server) acquire(w http.ResponseWriter, q *http.Request) {
 	if q.Context().Err() != nil { // the client has gone, or the manager ends
 		err = fmt.Errorf("the device manager ends: %w", manager.ErrRetry)
 	} else {
-		s.Log.Warn(fmt.Sprintf("a lease for user %d, process %d: %s", ask.By.UID, ask.By.PID, shortText(err.Error())))
+		s.Log.Log(q.Context(), s.logLevel(err),
+			fmt.Sprintf("a lease for user %d, process %d: %s", ask.By.UID, ask.By.PID, shortText(err.Error())))
 	}
 	_ = send(LeaseEvent{Error: errorOf(err)})
 }

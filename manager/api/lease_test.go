@@ -283,6 +283,48 @@ func postLease(t *testing.T, path string) net.Conn {
 	return conn
 }
 
+// Where each user may ask, no user's requests are in the log, except where the manager is at fault.
+func TestTheLogOfRequests(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		only bool
+		err  error
+		want slog.Level
+	}{
+		"the API":                                          {false, nil, slog.LevelInfo},
+		"the API, a wrong request":                         {false, lease.ErrInvalid, slog.LevelWarn},
+		"the socket of leases":                             {true, nil, slog.LevelDebug},
+		"the socket of leases, a wrong request":            {true, lease.ErrInvalid, slog.LevelDebug},
+		"the socket of leases, no such lease":              {true, lease.ErrNotFound, slog.LevelDebug},
+		"the socket of leases, one that begins":            {true, manager.ErrRetry, slog.LevelDebug},
+		"the socket of leases, what the manager cannot do": {true, errors.New("no space left"), slog.LevelWarn},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			log := &testenv.Log{}
+			client := serve(t, &placements{}, func(s *Server) {
+				s.Leases, s.LeasesOnly = &queue{err: c.err}, c.only
+				s.Log = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+			})
+			_ = client.EndLease(t.Context(), "abc")
+			_, _ = client.Lease(t.Context(), LeaseRequest{Command: "x"}, func(lease.Waiting) {})
+			lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+			want := 2 // what the service says of a lease that begins is not here
+			if c.err == nil {
+				want = 1
+			}
+			if len(lines) != want {
+				t.Errorf("the log has %d lines, want %d:\n%s", len(lines), want, log)
+			}
+			for _, line := range lines {
+				if !strings.Contains(line, "level="+c.want.String()+" ") {
+					t.Errorf("want the level %v: %s", c.want, line)
+				}
+			}
+		})
+	}
+}
+
 // Clients that never send all of their requests take no places from others.
 func TestClientsThatSendSlowly(t *testing.T) {
 	t.Parallel()

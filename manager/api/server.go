@@ -21,6 +21,7 @@ import (
 	"gpu-cdi-plugin/internal/promtext"
 	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/internal/wording"
+	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/pod"
 )
@@ -217,16 +218,29 @@ func (s *Server) logRequest(q *http.Request, answer any, err error) {
 		return
 	}
 	by := callerOf(q)
-	log := s.Log.With("uid", by.UID, "gid", by.GID, "pid", by.PID)
+	log, level := s.Log.With("uid", by.UID, "gid", by.GID, "pid", by.PID), s.logLevel(err)
 	what := fmt.Sprintf("%s %s for user %d, process %d", q.Method, wording.Shorten(q.URL.Path, maxPath), by.UID, by.PID)
 	if pod, ok := answer.(Pod); ok {
 		what += ": pod " + pod.Metadata.Namespace + "/" + pod.Metadata.Name + " is placed as " + pod.Metadata.UID
 	}
 	if err != nil {
-		log.Warn(what + " failed: " + shortText(err.Error()))
-		return
+		what += " failed: " + shortText(err.Error())
 	}
-	log.Info(what)
+	log.Log(q.Context(), level, what)
+}
+
+// logLevel returns the level of the line about a request. Where each user may ask, only what the manager could not do
+// is above debug: a user could send so many requests that journald drops the lines about others. The service of leases
+// logs their begin and end.
+func (s *Server) logLevel(err error) slog.Level {
+	failed := err != nil && errorOf(err).Code >= http.StatusInternalServerError && !errors.Is(err, manager.ErrRetry)
+	switch {
+	case s.LeasesOnly && !failed:
+		return slog.LevelDebug
+	case err != nil:
+		return slog.LevelWarn
+	}
+	return slog.LevelInfo
 }
 
 // callerOf returns the process that sent a request.

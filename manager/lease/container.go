@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -354,7 +355,11 @@ func (s *Service) setProcess(ctx context.Context, b *begun, p *process) {
 	b.process, b.ended = p, false
 	s.mu.Unlock()
 	before.close()
-	s.o.Log.Info(fmt.Sprintf("lease %s goes on: its container runs, as process %d", b.Pod.Name, p.PID))
+	level := slog.LevelInfo
+	if before != nil && before.inside { // a container can have many processes, one after the other
+		level = slog.LevelDebug
+	}
+	s.o.Log.Log(ctx, level, fmt.Sprintf("lease %s goes on: its container runs, as process %d", b.Pod.Name, p.PID))
 	err := s.o.Manager.ChangeLease(ctx, b.Pod.UID, func(l *model.Lease) error {
 		l.Process, l.InContainer = p.Process, true
 		return nil

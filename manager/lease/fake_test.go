@@ -240,7 +240,7 @@ func run(t *testing.T, m *fake, changes ...func(*Options)) *service {
 	s := &service{T: t, m: m, log: &testenv.Log{}}
 	o := Options{
 		Manager: m, Describe: func(string) Info { return Info{} }, UsedBy: m.usedBy, Procfs: "/proc", Boot: boot, Dir: m.dir,
-		Grace: 2 * time.Second, Log: slog.New(slog.NewTextHandler(s.log, nil)),
+		Grace: 2 * time.Second, Log: slog.New(slog.NewTextHandler(s.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	for _, change := range changes {
 		change(&o)

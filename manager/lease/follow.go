@@ -79,6 +79,9 @@ type endRequest struct {
 
 // over has a lease be over, as its end was asked for.
 func (s *Service) over(b *begun, a endRequest) {
+	if b.kill.IsZero() {
+		s.o.Log.Info(fmt.Sprintf("lease %s is ended by user %d", b.Pod.Name, a.user))
+	}
 	b.user, b.forced = a.user, b.forced || a.user == 0
 	if b.kill.IsZero() {
 		b.kill = time.Now().Add(s.o.Grace)

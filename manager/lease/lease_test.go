@@ -670,8 +670,8 @@ func TestAnEndIsRecorded(t *testing.T) {
 	s.free()
 }
 
-// While it is unknown whether the process or a container of a lease runs, the lease keeps its devices, but not for ever,
-// and root can end it at once.
+// While it is unknown whether the process or a container of a lease runs, the lease keeps its devices, but not for
+// ever, and root can end it at once.
 func TestWhatIsUnknownOfALease(t *testing.T) {
 	t.Parallel()
 	const fraction = time.Millisecond
@@ -851,8 +851,8 @@ func TestTheClockJumps(t *testing.T) {
 	}
 }
 
-// A full queue has a place for who has fewer requests in it than others, and for root. All subordinate IDs of a user are
-// one user; here they are those from 1000 on.
+// A full queue has a place for who has fewer requests in it than others, and for root. All subordinate IDs of a user
+// are one user; here they are those from 1000 on.
 func TestTheQueueHasLimits(t *testing.T) {
 	t.Parallel()
 	of := func(user, n int) []int { return slices.Repeat([]int{user}, n) }
