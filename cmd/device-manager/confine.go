@@ -31,13 +31,16 @@ func (a *app) confiner() lease.Confiner {
 func scopeName(id string) string { return "lease-" + id + ".scope" }
 
 // Confine implements lease.Confiner.
-func (c confiner) Confine(ctx context.Context, id string, by model.Caller, o model.RunOptions) error {
+func (c confiner) Confine(
+	ctx context.Context, id string, by model.Caller, pidfd *os.File, o model.RunOptions,
+) error {
 	allowed, err := c.nodesOf(o)
 	if err != nil {
 		return err
 	}
 	return scope.Start(ctx, systemd.Socket, scope.Scope{
-		Name: scopeName(id), Description: "Command of the lease " + id, PID: by.PID, UID: by.UID, Devices: allowed,
+		Name: scopeName(id), Description: "Command of the lease " + id, PID: by.PID, PIDFD: pidfd, UID: by.UID,
+		Devices: allowed,
 	})
 }
 

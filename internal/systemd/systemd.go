@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/godbus/dbus/v5"
+	"golang.org/x/sys/unix"
 )
 
 // Socket is the path of systemd's private socket.
@@ -31,6 +33,8 @@ const (
 	Manager     = Name + ".Manager"
 	NoSuchUnit  = Name + ".NoSuchUnit"
 	GetProperty = "org.freedesktop.DBus.Properties.Get"
+	// NoSuchProperty is the error for a property that systemd does not know.
+	NoSuchProperty = "org.freedesktop.DBus.Error.PropertyReadOnly"
 )
 
 // Property is a property of a unit.
@@ -54,7 +58,7 @@ func DevicePath(kind byte, major, minor uint32) string {
 
 // Conn is a connection to systemd. One goroutine uses it at a time.
 type Conn struct {
-	net.Conn
+	*net.UnixConn
 
 	in     *bufio.Reader
 	serial uint32 // of the last call
@@ -69,7 +73,7 @@ func Dial(ctx context.Context, socket string) (*Conn, error) {
 	}
 	deadline, _ := ctx.Deadline()
 	_ = conn.SetDeadline(deadline) // it fails only on a closed connection
-	s := &Conn{Conn: conn, in: bufio.NewReader(conn)}
+	s := &Conn{UnixConn: conn.(*net.UnixConn), in: bufio.NewReader(conn)}
 	if err := s.authenticate(); err != nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("connect to systemd at %s: %w", socket, err)
@@ -77,28 +81,38 @@ func Dial(ctx context.Context, socket string) (*Conn, error) {
 	return s, nil
 }
 
-// authenticate authenticates by this process's user, which systemd gets from the kernel (the mechanism EXTERNAL).
+// authenticate authenticates by this process's user, which systemd gets from the kernel (the mechanism EXTERNAL), and
+// asks for leave to send open files.
 //
 // It writes the whole handshake at once, like systemd's own clients, and then waits for the answer: systemd does not
 // notice a call that arrives together with BEGIN, and waits for more. The connections of godbus sometimes hang for
 // this reason.
 func (s *Conn) authenticate() error {
 	user := hex.EncodeToString([]byte(strconv.Itoa(os.Geteuid())))
-	if _, err := s.Write([]byte("\x00AUTH EXTERNAL " + user + "\r\nBEGIN\r\n")); err != nil {
+	if _, err := s.Write([]byte("\x00AUTH EXTERNAL " + user + "\r\nNEGOTIATE_UNIX_FD\r\nBEGIN\r\n")); err != nil {
 		return err
 	}
-	answer, err := s.in.ReadSlice('\n')
-	if err != nil {
-		return err
-	}
-	if !bytes.HasPrefix(answer, []byte("OK ")) {
-		return fmt.Errorf("authentication is refused: %q", answer)
+	for _, want := range []string{"OK ", "AGREE_UNIX_FD"} {
+		answer, err := s.in.ReadSlice('\n')
+		if err != nil {
+			return err
+		}
+		if !bytes.HasPrefix(answer, []byte(want)) {
+			return fmt.Errorf("authentication is refused: %q", answer)
+		}
 	}
 	return nil
 }
 
 // Call calls a method of systemd and stores its results. If systemd refuses, the error is a dbus.Error.
 func (s *Conn) Call(object dbus.ObjectPath, method string, arguments []any, results ...any) error {
+	return s.CallWith(nil, object, method, arguments, results...)
+}
+
+// CallWith is Call with an open file, which is dbus.UnixFDIndex(0) in the arguments.
+func (s *Conn) CallWith(
+	file *os.File, object dbus.ObjectPath, method string, arguments []any, results ...any,
+) error {
 	dot := strings.LastIndexByte(method, '.')
 	request := dbus.Message{
 		Type: dbus.TypeMethodCall,
@@ -111,13 +125,16 @@ func (s *Conn) Call(object dbus.ObjectPath, method string, arguments []any, resu
 		},
 		Body: arguments,
 	}
+	if file != nil {
+		request.Headers[dbus.FieldUnixFDs] = dbus.MakeVariant(uint32(1))
+	}
 	var out bytes.Buffer
 	if err := request.EncodeTo(&out, binary.LittleEndian); err != nil {
 		return err
 	}
 	s.serial++
 	binary.LittleEndian.PutUint32(out.Bytes()[8:], s.serial) // godbus sets the serial number only in its connections
-	if _, err := s.Write(out.Bytes()); err != nil {
+	if err := s.send(out.Bytes(), file); err != nil {
 		return err
 	}
 	for {
@@ -134,4 +151,25 @@ func (s *Conn) Call(object dbus.ObjectPath, method string, arguments []any, resu
 		}
 		return dbus.Store(reply.Body, results...)
 	}
+}
+
+// send sends a message, and with it an open file, unless that is nil.
+func (s *Conn) send(message []byte, file *os.File) error {
+	if file != nil {
+		raw, err := file.SyscallConn()
+		if err != nil {
+			return err
+		}
+		var n int
+		var failed error
+		err = raw.Control(func(fd uintptr) {
+			n, _, failed = s.WriteMsgUnix(message, unix.UnixRights(int(fd)), nil)
+		})
+		if err = errors.Join(err, failed); err != nil {
+			return err
+		}
+		message = message[n:]
+	}
+	_, err := s.Write(message)
+	return err
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -94,8 +95,9 @@ type Options struct {
 
 // A Confiner limits which devices processes can open.
 type Confiner interface {
-	// Confine has the process of a lease, given by the lease's ID, open the devices of the run options only.
-	Confine(ctx context.Context, id string, process model.Caller, o model.RunOptions) error
+	// Confine has the process of a lease, given by the lease's ID, open the devices of the run options only. The pidfd
+	// is that of the process: if it has ended, Confine fails, and confines no later process with its PID.
+	Confine(ctx context.Context, id string, process model.Caller, pidfd *os.File, o model.RunOptions) error
 	// Revoke has the processes that are left of a lease open no devices any more, if Confine was called for it.
 	Revoke(ctx context.Context, id string)
 }
@@ -340,10 +342,7 @@ func (s *Service) confine(ctx context.Context, ask Ask, caller *process, g Grant
 	if !ask.Confine || ask.PID != 0 || ask.Timed || s.o.Confiner == nil {
 		return false
 	}
-	if caller.hasEnded() { // another process may have its PID
-		return false
-	}
-	err := s.o.Confiner.Confine(ctx, g.ID, ask.By, g.Options)
+	err := s.o.Confiner.Confine(ctx, g.ID, ask.By, caller.pidfd, g.Options)
 	if err != nil {
 		s.o.Log.Warn("the command of lease " + g.ID + " is not confined to its devices: " + wording.OneLine(err))
 	}

@@ -611,7 +611,7 @@ func (c *confiner) note(call string) {
 	c.calls = append(c.calls, call)
 }
 
-func (c *confiner) Confine(_ context.Context, id string, _ model.Caller, _ model.RunOptions) error {
+func (c *confiner) Confine(_ context.Context, id string, _ model.Caller, _ *os.File, _ model.RunOptions) error {
 	c.note("confine " + id)
 	return nil
 }

@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/godbus/dbus/v5"
+	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/systemd"
 )
@@ -18,7 +20,8 @@ type Scope struct {
 	Name        string // of the unit, with .scope
 	Description string
 	PID         int
-	UID         int // the user in whose slice the scope is, so that the limits of the user hold; 0 means none
+	PIDFD       *os.File // of the same process
+	UID         int      // the user in whose slice the scope is, so that the limits of the user hold; 0 means none
 	// Devices are all device nodes that the processes can open, besides those that systemd's policy "closed" allows:
 	// terminals, and those that have no hardware, such as /dev/null.
 	Devices []systemd.DeviceAllow
@@ -27,7 +30,9 @@ type Scope struct {
 // interval is the time between two questions to systemd.
 const interval = 5 * time.Millisecond
 
-// Start makes a scope, and returns when the process is in it. If systemd does not run, the error wraps fs.ErrNotExist.
+// Start makes a scope, and returns when the process is in it. systemd gets the process by its pidfd. systemd 254 and
+// earlier know only PIDs: if the process has ended after that, another process with its PID may be in the scope, and
+// all devices are allowed there again. If systemd does not run, the error wraps fs.ErrNotExist.
 func Start(ctx context.Context, socket string, s Scope) error {
 	ctx, cancel := context.WithTimeout(ctx, systemd.Timeout)
 	defer cancel()
@@ -36,20 +41,51 @@ func Start(ctx context.Context, socket string, s Scope) error {
 		return fmt.Errorf("start a scope: %w", err)
 	}
 	defer conn.Close()
+	err = s.start(conn, s.PIDFD, systemd.Property{Name: "PIDFDs", Value: dbus.MakeVariant([]dbus.UnixFDIndex{0})})
+	if answer, ok := errors.AsType[dbus.Error](err); ok && answer.Name == systemd.NoSuchProperty {
+		if hasEnded(s.PIDFD) { // another process may have its PID
+			return fmt.Errorf("start the scope %s: %w", s.Name, errEnded)
+		}
+		err = s.start(conn, nil, systemd.Property{Name: "PIDs", Value: dbus.MakeVariant([]uint32{uint32(s.PID)})})
+	}
+	if err == nil {
+		err = awaitActive(ctx, conn, s.Name)
+	}
+	if err == nil && hasEnded(s.PIDFD) {
+		all := []systemd.Property{
+			{Name: "DevicePolicy", Value: dbus.MakeVariant("auto")},
+			{Name: "DeviceAllow", Value: dbus.MakeVariant([]systemd.DeviceAllow{})},
+		}
+		err = errors.Join(errEnded, setProperties(conn, s.Name, all))
+	}
+	if err != nil {
+		return fmt.Errorf("start the scope %s: %w", s.Name, err)
+	}
+	return nil
+}
+
+// start has systemd start the scope for a process.
+func (s *Scope) start(conn *systemd.Conn, pidfd *os.File, process systemd.Property) error {
 	type auxiliary struct {
 		Name       string
 		Properties []systemd.Property
 	}
 	var job dbus.ObjectPath
-	err = conn.Call(systemd.Object, systemd.Manager+".StartTransientUnit",
-		[]any{s.Name, "fail", s.properties(), []auxiliary{}}, &job)
+	return conn.CallWith(pidfd, systemd.Object, systemd.Manager+".StartTransientUnit",
+		[]any{s.Name, "fail", append(s.properties(), process), []auxiliary{}}, &job)
+}
+
+// hasEnded reports whether a process, given by its pidfd, has ended.
+func hasEnded(pidfd *os.File) bool {
+	raw, err := pidfd.SyscallConn()
 	if err != nil {
-		return fmt.Errorf("start the scope %s: %w", s.Name, err)
+		return true
 	}
-	if err := awaitActive(ctx, conn, s.Name); err != nil {
-		return fmt.Errorf("start the scope %s: %w", s.Name, err)
-	}
-	return nil
+	n := 0
+	err = raw.Control(func(fd uintptr) {
+		n, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	})
+	return err != nil || n > 0
 }
 
 // Revoke has the processes of a scope open no devices any more but those of the policy "closed". What they have open
@@ -63,7 +99,7 @@ func Revoke(ctx context.Context, socket, name string) error {
 	}
 	defer conn.Close()
 	none := []systemd.Property{{Name: "DeviceAllow", Value: dbus.MakeVariant([]systemd.DeviceAllow{})}}
-	err = conn.Call(systemd.Object, systemd.Manager+".SetUnitProperties", []any{name, true, none})
+	err = setProperties(conn, name, none)
 	if answer, ok := errors.AsType[dbus.Error](err); ok && answer.Name == systemd.NoSuchUnit {
 		return nil
 	}
@@ -73,10 +109,14 @@ func Revoke(ctx context.Context, socket, name string) error {
 	return nil
 }
 
+// setProperties changes a scope until it ends.
+func setProperties(conn *systemd.Conn, name string, list []systemd.Property) error {
+	return conn.Call(systemd.Object, systemd.Manager+".SetUnitProperties", []any{name, true, list})
+}
+
 func (s *Scope) properties() []systemd.Property {
 	list := []systemd.Property{
 		{Name: "Description", Value: dbus.MakeVariant(s.Description)},
-		{Name: "PIDs", Value: dbus.MakeVariant([]uint32{uint32(s.PID)})},
 		{Name: "DevicePolicy", Value: dbus.MakeVariant("closed")},
 		{Name: "DeviceAllow", Value: dbus.MakeVariant(s.Devices)},
 		{Name: "CollectMode", Value: dbus.MakeVariant("inactive-or-failed")}, // it is not kept after its end
@@ -88,7 +128,7 @@ func (s *Scope) properties() []systemd.Property {
 }
 
 // errEnded means that a scope did not start, or ended at once.
-var errEnded = errors.New("it is not active: the process may have ended")
+var errEnded = errors.New("the process has ended, or the scope is not active")
 
 // awaitActive waits until a scope is active. systemd answers a start before that.
 func awaitActive(ctx context.Context, conn *systemd.Conn, name string) error {
