@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -32,6 +33,7 @@ func (a *app) newWaitLine() *waitLine {
 const overwrite = "\r\x1b[K"
 
 func (l *waitLine) show(text string) {
+	text = wording.Visible(strings.ReplaceAll(text, "\n", "; "))
 	columns := l.columns()
 	if columns == 0 {
 		fmt.Fprintln(l.w, text)

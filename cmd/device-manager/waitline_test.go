@@ -39,6 +39,10 @@ func TestWaitLineOfATerminal(t *testing.T) {
 			event(w, api.LeaseEvent{Waiting: &lease.Waiting{Request: "1 device", Position: position, Reason: "none is free"}})
 		}
 	}
+	hostile := func(w http.ResponseWriter, _ *http.Request) {
+		event(w, api.LeaseEvent{Waiting: &lease.Waiting{Request: "1 device", Position: 1, Reason: "\x1b[31m a\nb\u009b"}})
+		grants(w, nil)
+	}
 	const changes = "\r\x1b[Kverb waits for 1 device: place 3 in the queue, none is free" +
 		"\r\x1b[Kverb waits for 1 device: place 2 in the queue, none is free"
 	const lines = "verb waits for 1 device: place 3 in the queue, none is free\r\n" +
@@ -47,6 +51,7 @@ func TestWaitLineOfATerminal(t *testing.T) {
 		columns uint16
 		env     []string
 		quiet   bool
+		fails   bool
 		grants  http.HandlerFunc
 		want    string
 	}{
@@ -59,8 +64,12 @@ func TestWaitLineOfATerminal(t *testing.T) {
 		"hardly any column":           {columns: 1, want: "\r\x1b[Kverb wa..." + "\r\x1b[Kverb wa..." + "\r\x1b[K"},
 		"one that cannot clear lines": {columns: 100, env: []string{"TERM=dumb"}, want: lines},
 		"quiet":                       {columns: 100, quiet: true, want: ""},
+		"control characters in a reason": {
+			columns: 100, grants: hostile,
+			want: changes + "\r\x1b[Kverb waits for 1 device: place 1 in the queue, \\x1b[31m a; b\\u009b\r\x1b[K",
+		},
 		"the request fails": {
-			columns: 100, want: changes + "\r\x1b[K", grants: func(w http.ResponseWriter, _ *http.Request) {
+			columns: 100, fails: true, want: changes + "\r\x1b[K", grants: func(w http.ResponseWriter, _ *http.Request) {
 				event(w, api.LeaseEvent{Error: &api.Error{Text: "no", Code: http.StatusUnprocessableEntity}})
 			},
 		},
@@ -81,7 +90,7 @@ func TestWaitLineOfATerminal(t *testing.T) {
 			cmd := a.leaseCreateCommand()
 			cmd.Use = "verb"
 			_, err := a.acquire(t.Context(), leaseOptions{cmd: cmd, wait: forever, quiet: c.quiet}, api.LeaseRequest{})
-			if (err == nil) != (c.grants == nil) {
+			if (err != nil) != c.fails {
 				t.Error(err)
 			}
 			fmt.Fprint(tty, "<the end>")

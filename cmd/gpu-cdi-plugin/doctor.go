@@ -156,7 +156,7 @@ func findingsText(list []doctor.Finding) string {
 		fmt.Fprintf(&text, "%s: %s: %s: %s\n  why:  %s\n  mend: %s\n",
 			f.Severity, f.ID, line(f.Subject), line(f.Problem), f.Why, line(f.Fix))
 	}
-	return cli.Visible(text.String())
+	return wording.Visible(text.String())
 }
 
 // line returns a text in one line.

@@ -10,6 +10,7 @@ import (
 	"text/tabwriter"
 
 	"gpu-cdi-plugin/hook/check"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // statusDiffers means that the container does not have what it was given or needs.
@@ -31,7 +32,7 @@ func runCheck(args []string, root string, stdout, stderr io.Writer) int {
 	}
 	switch {
 	case err != nil:
-		fmt.Fprintf(stderr, "prestart-hook: check: %v\n", err)
+		fmt.Fprintf(stderr, "prestart-hook: check: %s\n", visible(err.Error()))
 		return statusFailure
 	case len(r.Problems) > 0:
 		return statusDiffers
@@ -70,7 +71,7 @@ func printReport(w io.Writer, r *check.Report, format string) error {
 		if n.Error != "" {
 			result = n.Error
 		}
-		fmt.Fprintf(t, "%s\t%s\n", n.Path, result)
+		fmt.Fprintf(t, "%s\t%s\n", visible(n.Path), visible(result))
 	}
 	for _, l := range r.Libraries {
 		result := l.Found
@@ -92,15 +93,12 @@ func printReport(w io.Writer, r *check.Report, format string) error {
 		return err
 	}
 	for _, p := range r.Problems {
-		if _, err := fmt.Fprintf(w, "\n%s: %s\n  mend: %s\n", visible(p.Subject), visible(p.Problem), p.Fix); err != nil {
+		if _, err := fmt.Fprintf(w, "\n%s: %s\n  mend: %s\n", visible(p.Subject), visible(p.Problem), visible(p.Fix)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// visible escapes control characters: the names come from an image.
-func visible(text string) string {
-	quoted := fmt.Sprintf("%q", text)
-	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
-}
+// visible makes a text one line without control characters: the names come from an image.
+func visible(text string) string { return wording.Visible(strings.ReplaceAll(text, "\n", `\n`)) }

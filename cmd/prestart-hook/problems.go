@@ -26,7 +26,7 @@ const logTime = 500 * time.Millisecond
 // report writes a line for each problem in err. If the log cannot be written, the container starts all the same.
 func (p *problems) report(level inject.Level, err error) {
 	for line := range strings.SplitSeq(strings.TrimSpace(err.Error()), "\n") {
-		fmt.Fprintf(p.stderr, "%s: %s\n", hookName, line)
+		fmt.Fprintf(p.stderr, "%s: %s\n", hookName, wording.Visible(line))
 	}
 	if err := p.log(level, err); err != nil {
 		fmt.Fprintf(p.stderr, "%s: %s\n", hookName, err)
@@ -49,7 +49,8 @@ func (p *problems) log(level inject.Level, problem error) error {
 // maxLine bounds a message in one line, in bytes. Engines show only one line.
 const maxLine = 2000
 
-// oneLine formats an error in one line.
+// oneLine formats an error in one line, without control characters of an image.
 func oneLine(err error) error {
-	return errors.New(wording.Shorten(strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; "), maxLine))
+	text := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
+	return errors.New(wording.Shorten(wording.Visible(text), maxLine))
 }

@@ -10,7 +10,6 @@ import (
 	"io"
 	"strconv"
 	"strings"
-	"unicode"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -160,21 +159,8 @@ func Report(w io.Writer, err error, asJSON bool) {
 		_ = e.Encode(report) // an error on stderr cannot be reported
 		return
 	}
-	fmt.Fprintf(w, "error: %s\n", strings.ReplaceAll(Visible(report.Error), "\n", "\nerror: "))
+	fmt.Fprintf(w, "error: %s\n", strings.ReplaceAll(wording.Visible(report.Error), "\n", "\nerror: "))
 	if report.Hint != "" {
-		fmt.Fprintf(w, "hint: %s\n", Visible(report.Hint))
+		fmt.Fprintf(w, "hint: %s\n", wording.Visible(report.Hint))
 	}
-}
-
-// Visible escapes control characters except line breaks: errors and tables contain texts from plugins and files.
-func Visible(text string) string {
-	var b strings.Builder
-	for _, r := range text {
-		if r == '\n' || unicode.IsGraphic(r) {
-			b.WriteRune(r)
-		} else {
-			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
-		}
-	}
-	return b.String()
 }

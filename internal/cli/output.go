@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
+
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // Output has the output options of a verb that prints a result.
@@ -95,7 +97,7 @@ func (t *Table) Write(w io.Writer, wide, noHeaders bool) error {
 		var line []string
 		for _, cell := range row { // an error of several lines must not break the table
 			lines := strings.FieldsFunc(cell, func(r rune) bool { return r == '\n' || r == '\r' })
-			line = append(line, Visible(strings.Join(lines, " ")))
+			line = append(line, wording.Visible(strings.Join(lines, " ")))
 		}
 		// An empty last cell would become trailing blanks.
 		if _, err := fmt.Fprintln(tw, strings.TrimRight(strings.Join(line, "\t"), "\t")); err != nil {
@@ -108,7 +110,7 @@ func (t *Table) Write(w io.Writer, wide, noHeaders bool) error {
 	if noHeaders {
 		return nil
 	}
-	_, err := io.WriteString(w, Visible(t.Legend))
+	_, err := io.WriteString(w, wording.Visible(t.Legend))
 	return err
 }
 

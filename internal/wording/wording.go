@@ -4,7 +4,9 @@ package wording
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
+	"unicode"
 )
 
 // Count returns a number with its noun, like "1 GPU" or "3 GPUs".
@@ -17,3 +19,17 @@ func Count(n int, what string) string {
 
 // OneLine returns the text of an error in one line.
 func OneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// Visible escapes control characters except line breaks, which could change a terminal: texts come from plugins, files
+// and images.
+func Visible(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		if r == '\n' || unicode.IsGraphic(r) {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
+	return b.String()
+}

@@ -63,6 +63,7 @@ const (
 	maxWaiting       = 384
 	maxWaitingOfUser = 64
 	maxCommand       = 200 // bytes of a command that are recorded
+	maxReason        = 500 // bytes of a reason why devices cannot be had
 )
 
 var (
@@ -510,13 +511,13 @@ func (s *Service) pause(w *waiter, t time.Duration, why error) {
 	s.wakeAfter(t)
 }
 
-// reasonOf returns why devices cannot be had: if a plugin refused them, in its words alone, without the calls by which
-// they came.
+// reasonOf returns why devices cannot be had, for people: if a plugin refused them, in its words alone, without the
+// calls by which they came.
 func reasonOf(err error) string {
 	if refused, ok := errors.AsType[*endpoint.PluginError](err); ok {
 		err = refused
 	}
-	return wording.OneLine(err)
+	return wording.Shorten(printable(wording.OneLine(err)), maxReason)
 }
 
 // describe returns what people see of a request. The caller holds s.mu.

@@ -1078,16 +1078,25 @@ func TestNoDeviceCanBePrepared(t *testing.T) {
 func TestReasonOfAPlugin(t *testing.T) {
 	t.Parallel()
 	m := newFake(t, 1)
-	refused := &endpoint.PluginError{Code: codes.FailedPrecondition, Message: "process 7\nuses d0"}
+	refused := &endpoint.PluginError{
+		Code: codes.FailedPrecondition, Message: "process 7\nuses d0" + strings.Repeat("\x1b", 3000),
+	}
 	m.start = func(context.Context, []string) error { return fmt.Errorf("start container: try again: %w", refused) }
 	s := run(t, m)
 	a := s.ask(1)
-	want := "0 of 1 device that would do are free; d0 is left out: process 7; uses d0"
-	s.until("the request waits for this reason", func() bool { return a.reason() == want })
-	if _, _, busy := s.List(); len(busy) != 1 || busy[0].Reason != "process 7; uses d0" {
+	want := "process 7; uses d0\ufffd"
+	isShown := func(text string) bool {
+		return strings.Contains(text, want) && strings.HasSuffix(text, "...") && len(text) < 2*maxReason &&
+			text == printable(text)
+	}
+	s.until("the request waits for this reason", func() bool {
+		return strings.HasPrefix(a.reason(), "0 of 1 device that would do are free; d0 is left out: process 7") &&
+			isShown(a.reason())
+	})
+	if _, _, busy := s.List(); len(busy) != 1 || !isShown(busy[0].Reason) || !strings.HasPrefix(busy[0].Reason, want) {
 		t.Errorf("the list says: %+v", busy)
 	}
-	if log := s.log.String(); !strings.Contains(log, `"devices cannot be leased now: process 7; uses d0"`) {
+	if log := s.log.String(); !strings.Contains(log, `"devices cannot be leased now: process 7; uses d0`) {
 		t.Errorf("the log says:\n%s", log)
 	}
 	a.give()
