@@ -36,12 +36,7 @@ device plugin directory. Neither the kubelet nor the manager may be running: eac
 }
 
 // checkpointFile is the argument check of the verbs below checkpoint.
-func checkpointFile(cmd *cobra.Command, args []string) error {
-	if len(args) != 1 {
-		return fmt.Errorf("%s: want one file, got %q", cmd.CommandPath(), args)
-	}
-	return nil
-}
+var checkpointFile = cli.Arguments("one file", 1, 1)
 
 func (a *app) importCommand() *cobra.Command {
 	return &cobra.Command{

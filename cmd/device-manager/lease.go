@@ -247,15 +247,15 @@ func findCommand(args []string) (program string, bare bool, err error) {
 	return program, plan.Bare, nil
 }
 
+// minMemory is less than any device has, in bytes. Who asks for less has forgotten the unit.
+const minMemory = 1 << 20
+
 // parseMemory parses a number of bytes, such as 40Gi, and 40GiB as people write it.
 func parseMemory(text string) (uint64, error) {
 	q, err := quantity.Parse(strings.TrimSuffix(text, "B"))
-	if err != nil {
-		return 0, err
-	}
 	n, whole := q.Whole()
-	if !whole || n < 0 {
-		return 0, fmt.Errorf("%q is no number of bytes", text)
+	if err != nil || !whole || n < minMemory {
+		return 0, fmt.Errorf("want memory with its unit, such as 40Gi, got %q", text)
 	}
 	return uint64(n), nil
 }

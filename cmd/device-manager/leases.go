@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strconv"
@@ -168,7 +169,7 @@ func (a *app) leaseCommand() *cobra.Command {
 device-manager leases shows no end, stays without one. A lease that passed others in the queue, since it ends before
 they can begin, is not extended.`,
 		Example: `  device-manager lease extend 7c2kq1xm --for 2h`,
-		Args:    cobra.ExactArgs(1),
+		Args:    cli.Arguments("the ID of a lease", 1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if left <= 0 {
 				return cli.With(cli.Usage, "", errors.New("--for: want a time from now, such as 2h"))
@@ -188,7 +189,7 @@ they can begin, is not extended.`,
 		Long: `Ends the commands of leases: with SIGTERM, and with SIGKILL 10 s later. The devices are free when the commands
 have ended. Root and the members of --api-group can end any lease, and other users their own.`,
 		Example: `  device-manager lease end 7c2kq1xm`,
-		Args:    cobra.MinimumNArgs(1),
+		Args:    cli.Arguments("IDs of leases", 1, math.MaxInt),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var errs []error
 			for _, id := range args {
@@ -242,7 +243,7 @@ func (a *app) leaseAdoptCommand() *cobra.Command {
 It waits until device-manager leases shows the process as one that uses the devices; for root it does not. The lease
 ends when the process has ended, and containers that it has started with the devices.`,
 		Example: `  device-manager lease adopt 4711 --device GPU-20b81d6d-296c-823a-8c99-394eda7a72e1`,
-		Args:    cobra.ExactArgs(1),
+		Args:    cli.Arguments("a process ID", 1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			pid, err := strconv.Atoi(args[0])
 			if err != nil || pid < 1 {

@@ -41,10 +41,10 @@ again: make sure that no container uses them.`,
 				return cli.With(cli.Usage, "release pods one by one; device-manager pods lists them",
 					errors.New("--all needs --withheld, since it means withheld devices"))
 			}
-			if o.withheld || len(args) == 1 {
+			if o.withheld {
 				return nil
 			}
-			return fmt.Errorf("%s: want one pod, got %q", cmd.CommandPath(), args)
+			return cli.Arguments("one pod", 1, 1)(cmd, args)
 		},
 		ValidArgsFunction: a.completePod,
 		RunE: func(cmd *cobra.Command, args []string) error {

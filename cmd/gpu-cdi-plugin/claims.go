@@ -65,7 +65,7 @@ the same: another container may then get the device beside it.`,
 		Example: `  gpu-cdi-plugin claims -o wide
   gpu-cdi-plugin claims forget 3f8a0c1e-8a4f-4b8e-9d6b-1f2a3b4c5d6e/main/GPU-5b566d07-58e6-81f4-8724-ca7995982491`,
 		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Unreachable, cli.Interrupted),
-		Args:              cobra.ExactArgs(1),
+		Args:              cli.Arguments("one holder, as claims -o wide lists it", 1, 1),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.Holder = args[0]

@@ -184,12 +184,7 @@ func deviceStatuses(more ...cli.Code) map[string]string {
 	return cli.Statuses(slices.Concat([]cli.Code{cli.OK, cli.Failure, cli.Usage}, more, []cli.Code{cli.Interrupted})...)
 }
 
-func oneDevice(cmd *cobra.Command, args []string) error {
-	if len(args) != 1 {
-		return fmt.Errorf("%s: want one device, a UUID or an index, got %q", cmd.CommandPath(), args)
-	}
-	return nil
-}
+var oneDevice = cli.Arguments("one device, a UUID or an index", 1, 1)
 
 // setCordon makes serve cordon or uncordon a device. If serve does not run, it changes the health record instead.
 func (a *app) setCordon(ctx context.Context, r control.Request) error {

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -99,10 +98,7 @@ it.`,
 
 // start runs before each verb. It checks for missing flags, which cobra does only later.
 func (a *app) start(cmd *cobra.Command) error {
-	if err := cmd.ValidateRequiredFlags(); err != nil {
-		return err
-	}
-	if err := cmd.ValidateFlagGroups(); err != nil {
+	if err := cli.CheckFlags(cmd); err != nil {
 		return err
 	}
 	a.started = true
@@ -110,12 +106,7 @@ func (a *app) start(cmd *cobra.Command) error {
 }
 
 // oneDir is the argument check of a verb that takes a directory.
-func oneDir(cmd *cobra.Command, args []string) error {
-	if len(args) != 1 {
-		return fmt.Errorf("%s takes one directory, got %q", cmd.CommandPath(), args)
-	}
-	return nil
-}
+var oneDir = cli.Arguments("one directory", 1, 1)
 
 func completeDirs(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {

@@ -132,6 +132,9 @@ func FlagError(cmd *cobra.Command, err error) error {
 		case "bool":
 			return fmt.Errorf("--%s: want true or false, got %q", name, e.GetValue())
 		}
+		if strings.HasPrefix(e.Unwrap().Error(), "time: ") { // which says "missing unit in duration"
+			return fmt.Errorf("--%s: want a time such as 30s, 10m or 2h, got %q", name, e.GetValue())
+		}
 		return fmt.Errorf("--%s: %w", name, e.Unwrap())
 	}
 	if e, ok := errors.AsType[*pflag.NotExistError](err); ok && e.GetSpecifiedShortnames() == "" {

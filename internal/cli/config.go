@@ -163,9 +163,4 @@ func (p *Program) examples(lines ...string) string {
 }
 
 // OneFile is the argument check of a verb with an optional file.
-func OneFile(cmd *cobra.Command, args []string) error {
-	if len(args) <= 1 {
-		return nil
-	}
-	return fmt.Errorf("%s takes one file, got %q", cmd.CommandPath(), args)
-}
+var OneFile = Arguments("one file", 0, 1)

@@ -86,6 +86,62 @@ func completeFlags(cmd *cobra.Command) {
 	}
 }
 
+// Annotations of cobra at flags, and what they say.
+const (
+	required     = cobra.BashCompOneRequiredFlag         // "true"
+	oneRequired  = "cobra_annotation_one_required"       // the names of flags, of which one is required
+	onlyOneAtAll = "cobra_annotation_mutually_exclusive" // the names of flags, of which only one can be used
+)
+
+// CheckFlags returns an error for flags that are missing, and for those that cannot be used together. Cobra's own
+// errors for that are not for users.
+func CheckFlags(cmd *cobra.Command) error {
+	var missing []string
+	groups := map[[2]string]bool{}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if slices.Equal(f.Annotations[required], []string{"true"}) && !f.Changed {
+			missing = append(missing, "--"+f.Name)
+		}
+		for _, kind := range []string{oneRequired, onlyOneAtAll} {
+			for _, names := range f.Annotations[kind] {
+				groups[[2]string{kind, names}] = true
+			}
+		}
+	})
+	if len(missing) > 0 {
+		return fmt.Errorf("%s: want %s", cmd.CommandPath(), strings.Join(missing, " and "))
+	}
+	for group := range groups {
+		var all, set []string
+		for name := range strings.FieldsSeq(group[1]) {
+			all = append(all, "--"+name)
+			if cmd.Flags().Changed(name) {
+				set = append(set, "--"+name)
+			}
+		}
+		switch {
+		case group[0] == oneRequired && len(set) == 0:
+			return fmt.Errorf("%s: want %s", cmd.CommandPath(), strings.Join(all, " or "))
+		case group[0] == onlyOneAtAll && len(set) > 1:
+			return fmt.Errorf("%s: %s cannot be used together", cmd.CommandPath(), strings.Join(set, " and "))
+		}
+	}
+	return nil
+}
+
+// Arguments returns the argument check of a verb that takes `least` to `most` arguments, which `what` names.
+func Arguments(what string, least, most int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case least <= len(args) && len(args) <= most:
+			return nil
+		case len(args) == 0:
+			return fmt.Errorf("%s: want %s", cmd.CommandPath(), what)
+		}
+		return fmt.Errorf("%s: want %s, got %q", cmd.CommandPath(), what, args)
+	}
+}
+
 // noArgs is the argument check of a verb without arguments.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {

@@ -177,10 +177,7 @@ func (p *Program) Start(cmd *cobra.Command) error {
 	if err := p.Resolve(); err != nil {
 		return err
 	}
-	if err := cmd.ValidateRequiredFlags(); err != nil { // cobra does it only after Start
-		return err
-	}
-	if err := cmd.ValidateFlagGroups(); err != nil {
+	if err := CheckFlags(cmd); err != nil { // cobra does it only after Start
 		return err
 	}
 	format := p.option("log-format")
