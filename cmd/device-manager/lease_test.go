@@ -313,16 +313,21 @@ func TestLeasesView(t *testing.T) {
 	now := time.Now()
 	used := strings.Repeat("GPU-1 is used ", 80)
 	view := leasesView(api.LeaseList{
-		Items: []lease.Lease{{ID: "abc", Devices: []string{"GPU-9"}, Resource: "gpu", Since: now, Command: "lease create"}},
+		Items: []lease.Lease{
+			{ID: "abc", User: "ada", Devices: []string{"GPU-9"}, Resource: "gpu", Since: now, Command: "lease create"},
+			{ID: "def", User: "bob", PID: 7, Devices: []string{"a", "b"}, Indexes: []string{"3", "5"}, Models: []string{"H100"},
+				Since: now, Command: "x"},
+		},
 		Busy: []lease.Busy{
 			{Device: "GPU-1", Reason: used, At: now.Add(-time.Minute)},
 			{Device: "GPU-2", Reason: "cordoned", At: now},
 			{Device: "GPU-3", Reason: used, At: now.Add(-2 * time.Minute)},
 		},
 	}, now)
-	reason := view.Table.Rows[1][6]
+	reason := view.Table.Rows[2][6]
 	want := [][]string{
-		{"abc", lease.UserName(0), "-", "1 x gpu", "0s", "-", "lease create", "GPU-9"},
+		{"abc", "ada", "-", "1 x gpu", "0s", "-", "lease create", "GPU-9"},
+		{"def", "bob", "7", "2 x H100 (3,5)", "0s", "-", "x", "a,b"},
 		{"left out", "-", "-", "2 devices", "1m0s", "-", reason, "GPU-1,GPU-3"},
 		{"left out", "-", "-", "GPU-2", "0s", "-", "cordoned", "GPU-2"},
 	}
@@ -345,7 +350,9 @@ func TestWatchLeases(t *testing.T) {
 		lists()(w, r)
 		cancel()
 	})
-	_ = a.leases(ctx, cli.Output{Format: "table"}, true)
+	if err := a.leases(ctx, cli.Output{Format: "table"}, true); err != nil {
+		t.Errorf("its end by a signal: %v", err)
+	}
 	got := strings.Split(out.String(), "\n")
 	if len(got) != 5 || !strings.HasPrefix(got[1], "one ") || got[2] != "" || !strings.HasPrefix(got[3], "LEASE") {
 		t.Errorf("it prints:\n%s", out)

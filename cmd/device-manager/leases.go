@@ -30,8 +30,8 @@ func (a *app) leasesCommand() *cobra.Command {
 		Short: "List the leases, and who waits for one",
 		Long: `Lists the leases in the order of their begin, then the requests that wait, first come first, and then the
 devices that were left out in the last 10 minutes, with the reason, such as a process that uses them without a lease.
--o wide also shows the devices, and why requests wait; -o json and yaml show all of it. -o name prints the IDs of the
-leases.`,
+The devices of a lease have their indexes on the host. -o wide also shows their IDs, and why requests wait; -o json and
+yaml show all of it. -o name prints the IDs of the leases. --watch ends with Ctrl-C.`,
 		Example: `  device-manager leases
   device-manager leases -o json | jq -r '.items[].devices[]'`,
 		Args: cobra.NoArgs,
@@ -51,6 +51,9 @@ func (a *app) leases(ctx context.Context, out cli.Output, watch bool) error {
 	var last api.LeaseList
 	for first := true; ; first = false {
 		list, err := client.Leases(ctx)
+		if watch && ctx.Err() != nil { // this is how a watch ends
+			return nil
+		}
 		if err != nil {
 			return cli.Classify(err, leaseErrors)
 		}
@@ -65,7 +68,7 @@ func (a *app) leases(ctx context.Context, out cli.Output, watch bool) error {
 		}
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return nil
 		case <-time.After(watchInterval):
 		}
 	}
@@ -106,15 +109,18 @@ func leasesView(list api.LeaseList, now time.Time) cli.View {
 			ends = l.Ends.Sub(now).Truncate(time.Second).String()
 		}
 		devices := fmt.Sprintf("%d x %s", len(l.Devices), strings.Join(append(l.Models, l.Resource)[:1], ""))
+		if len(l.Indexes) > 0 {
+			devices += " (" + strings.Join(l.Indexes, ",") + ")"
+		}
 		v.Table.Rows = append(v.Table.Rows, []string{
-			l.ID, lease.UserName(l.UID), pidCell(l.PID), devices, since(l.Since), ends, wording.Shorten(l.Command, maxShown),
+			l.ID, l.User, pidCell(l.PID), devices, since(l.Since), ends, wording.Shorten(l.Command, maxShown),
 			strings.Join(l.Devices, ","),
 		})
 		v.Names = append(v.Names, l.ID)
 	}
 	for _, w := range list.Waiting {
 		v.Table.Rows = append(v.Table.Rows, []string{
-			fmt.Sprintf("waits (%d)", w.Position), lease.UserName(w.UID), pidCell(w.PID), w.Request, since(w.Since), "-",
+			fmt.Sprintf("waits (%d)", w.Position), w.User, pidCell(w.PID), w.Request, since(w.Since), "-",
 			wording.Shorten(w.Command, maxShown), wording.Shorten(w.Reason, maxReason),
 		})
 	}

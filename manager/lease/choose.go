@@ -62,8 +62,11 @@ const maxText = 253
 // printable replaces what can change a terminal, or breaks a line.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
+		switch {
+		case unicode.IsPrint(r):
 			return r
+		case unicode.IsSpace(r):
+			return ' '
 		}
 		return unicode.ReplacementChar
 	}, text)
@@ -114,6 +117,7 @@ type Device struct {
 // Info is what the plugin says about a device, in a file. All of it is empty if there is no file.
 type Info struct {
 	UUID        string `json:"uuid"`
+	Index       string `json:"index"` // on the host, such as "3", or "3:0" for a MIG device
 	Model       string `json:"model"`
 	Profile     string `json:"profile"`
 	MemoryBytes uint64 `json:"memoryBytes"`

@@ -15,7 +15,7 @@ import (
 func TestDescriber(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "devices")
 	testenv.Must(t, os.Mkdir(dir, 0o700))
-	const text = `{"uuid": "GPU-1", "model": "M", "profile": "1g.10gb", "memoryBytes": 1, "more": {"a": [1]}}`
+	const text = `{"uuid": "GPU-1", "index": "3", "model": "M", "profile": "1g.10gb", "memoryBytes": 1, "more": {"a": [1]}}`
 	for name, data := range map[string]string{
 		"GPU-1.json": text, "broken.json": text[:20], "empty.json": "", "list.json": "[1]", "types.json": `{"model": 1}`,
 		"negative.json": `{"memoryBytes": -1}`, "huge.json": text + strings.Repeat(" ", maxInfo), ".hidden.json": text,
@@ -26,7 +26,7 @@ func TestDescriber(t *testing.T) {
 	testenv.Must(t, unix.Mkfifo(filepath.Join(dir, "fifo.json"), 0o600)) // nobody writes to it
 	testenv.Must(t, os.Mkdir(filepath.Join(dir, "dir.json"), 0o700))
 	describe := Describer(dir)
-	known := Info{UUID: "GPU-1", Model: "M", Profile: "1g.10gb", MemoryBytes: 1}
+	known := Info{UUID: "GPU-1", Index: "3", Model: "M", Profile: "1g.10gb", MemoryBytes: 1}
 	for name, c := range map[string]struct {
 		id   string
 		want Info
@@ -79,7 +79,7 @@ func TestUsedBy(t *testing.T) {
 	usedBy := UsedBy(dir)
 	for id, want := range map[string]string{
 		"GPU-1": "process 7 uses it", "GPU-1::3": "process 7 uses it", "GPU-2": "", "": "", "../outside": "", "huge": "",
-		"empty": "", "text": "", "bell": "a\ufffdb\ufffdc",
+		"empty": "", "text": "", "bell": "a\ufffdb c",
 	} {
 		got := usedBy(id)
 		if got.Reason != want || want != "" && !got.Since.Equal(at) || len(got.PIDs) > 0 != (want == "process 7 uses it") {

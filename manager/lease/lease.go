@@ -155,6 +155,7 @@ type waiter struct {
 	Request
 
 	by         model.Caller
+	user       string // the name of the caller's user
 	account    uint32 // the user whose place in the queue it has
 	lease      model.Lease
 	limit      time.Duration // from the begin of the lease, or 0
@@ -196,6 +197,7 @@ type Ask struct {
 type Waiting struct {
 	Request  string    `json:"request"` // like "2 devices"
 	UID      int       `json:"uid"`
+	User     string    `json:"user"` // the name of the user, or the number
 	PID      int       `json:"pid"`
 	Command  string    `json:"command"`
 	Since    time.Time `json:"since"`
@@ -353,7 +355,7 @@ func (s *Service) confine(ctx context.Context, ask Ask, caller *process, g Grant
 // enter adds a request to the end of the queue.
 func (s *Service) enter(ask Ask, caller *process) (*waiter, error) {
 	w := &waiter{
-		Request: ask.Request, by: ask.By, limit: ask.For, since: time.Now(), changed: wake.New(),
+		Request: ask.Request, by: ask.By, user: UserName(ask.By.UID), limit: ask.For, since: time.Now(), changed: wake.New(),
 		lease: model.Lease{
 			Process: caller.Process, Command: wording.Shorten(printable(ask.Command), maxCommand), Containers: !ask.Confine,
 		},
@@ -523,7 +525,7 @@ func reasonOf(err error) string {
 // describe returns what people see of a request. The caller holds s.mu.
 func (s *Service) describe(w *waiter) Waiting {
 	return Waiting{
-		Request: w.String(), UID: w.by.UID, PID: w.by.PID, Command: w.lease.Command, Since: w.since,
+		Request: w.String(), UID: w.by.UID, User: w.user, PID: w.by.PID, Command: w.lease.Command, Since: w.since,
 		Position: slices.Index(s.queue, w) + 1, Reason: w.reason,
 	}
 }

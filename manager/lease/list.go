@@ -124,11 +124,13 @@ func (s *Service) Counts() Counts {
 // Lease is a lease that has begun.
 type Lease struct {
 	ID       string    `json:"id"`
-	UID      int       `json:"uid"` // of the user
+	UID      int       `json:"uid"`  // of the user
+	User     string    `json:"user"` // his name, or the number
 	PID      int       `json:"pid"`
 	Command  string    `json:"command"`
 	Resource string    `json:"resource"`
-	Devices  []string  `json:"devices"` // their IDs
+	Devices  []string  `json:"devices"`           // their IDs
+	Indexes  []string  `json:"indexes,omitempty"` // on the host, sorted like the devices, without those that are not known
 	Models   []string  `json:"models,omitempty"`
 	Since    time.Time `json:"since"`
 	// Ends is when its time is over, by the present clock.
@@ -143,15 +145,19 @@ func (s *Service) List() (leases []Lease, waiting []Waiting, busy []Busy) {
 			continue
 		}
 		l := Lease{
-			ID: p.Pod.Name, UID: p.Caller.UID, PID: p.Lease.Process.PID, Command: p.Lease.Command, Devices: held(p),
+			ID: p.Pod.Name, UID: p.Caller.UID, User: UserName(p.Caller.UID), PID: p.Lease.Process.PID, Command: p.Lease.Command, Devices: held(p),
 			Since: p.Admitted,
 		}
 		for _, a := range p.Allocations {
 			l.Resource = a.Resource
 		}
 		for _, id := range l.Devices {
-			if info := s.o.Describe(id); info.Model != "" {
+			info := s.o.Describe(id)
+			if info.Model != "" {
 				l.Models = append(l.Models, strings.TrimSpace(info.Model+" "+info.Profile))
+			}
+			if info.Index != "" {
+				l.Indexes = append(l.Indexes, info.Index)
 			}
 		}
 		l.Models = slices.Compact(l.Models)
