@@ -315,8 +315,10 @@ func TestLeasesView(t *testing.T) {
 	view := leasesView(api.LeaseList{
 		Items: []lease.Lease{
 			{ID: "abc", User: "ada", Devices: []string{"GPU-9"}, Resource: "gpu", Since: now, Command: "lease create"},
-			{ID: "def", User: "bob", PID: 7, Devices: []string{"a", "b"}, Indexes: []string{"3", "5"}, Models: []string{"H100"},
-				Since: now, Command: "x"},
+			{
+				ID: "def", User: "bob", PID: 7, Devices: []string{"a", "b"}, Indexes: []string{"3", "5"},
+				Models: []string{"H100"}, Since: now, Command: "x",
+			},
 		},
 		Busy: []lease.Busy{
 			{Device: "GPU-1", Reason: used, At: now.Add(-time.Minute)},

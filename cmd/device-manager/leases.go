@@ -52,7 +52,7 @@ func (a *app) leases(ctx context.Context, out cli.Output, watch bool) error {
 	for first := true; ; first = false {
 		list, err := client.Leases(ctx)
 		if watch && ctx.Err() != nil { // this is how a watch ends
-			return nil
+			return nil //nolint:nilerr // it is the error of the signal
 		}
 		if err != nil {
 			return cli.Classify(err, leaseErrors)

@@ -93,7 +93,8 @@ func printReport(w io.Writer, r *check.Report, format string) error {
 		return err
 	}
 	for _, p := range r.Problems {
-		if _, err := fmt.Fprintf(w, "\n%s: %s\n  mend: %s\n", visible(p.Subject), visible(p.Problem), visible(p.Fix)); err != nil {
+		_, err := fmt.Fprintf(w, "\n%s: %s\n  mend: %s\n", visible(p.Subject), visible(p.Problem), visible(p.Fix))
+		if err != nil {
 			return err
 		}
 	}

@@ -21,7 +21,7 @@ type Cgroup struct {
 
 // Cgroups reads the process's cgroups.
 func (p *Process) Cgroups() (Cgroups, error) {
-	text, err := p.read("cgroup", maxFile)
+	text, err := p.read("cgroup")
 	if err != nil {
 		return nil, err
 	}

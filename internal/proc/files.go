@@ -52,7 +52,7 @@ func (p *Process) isOnlyPath(fd string) bool {
 // FDInfo returns a value of an open file of the process (proc_pid_fdinfo(5)), such as its "flags", or "" if the kernel
 // does not report it.
 func (p *Process) FDInfo(fd, key string) (string, error) {
-	text, err := p.read("fdinfo/"+fd, maxFile)
+	text, err := p.read("fdinfo/" + fd)
 	if err != nil {
 		return "", err
 	}

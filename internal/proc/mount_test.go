@@ -55,9 +55,11 @@ func TestPlaceOf(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), `a b\c`)
 	testenv.Must(t, os.Mkdir(dir, 0o700))
 	for name, mount := range map[string]func(target string) error{
-		"in a directory":                func(string) error { return nil },
-		"at the root of a file system":  func(target string) error { return unix.Mount("tmpfs", target, "tmpfs", 0, "") },
-		"in a mount of their directory": func(target string) error { return unix.Mount(target, target, "", unix.MS_BIND, "") },
+		"in a directory":               func(string) error { return nil },
+		"at the root of a file system": func(target string) error { return unix.Mount("tmpfs", target, "tmpfs", 0, "") },
+		"in a mount of their directory": func(target string) error {
+			return unix.Mount(target, target, "", unix.MS_BIND, "")
+		},
 	} {
 		if testenv.Must(t, mount(dir)); name != "in a directory" {
 			t.Cleanup(func() { testenv.Must(t, unix.Unmount(dir, unix.MNT_DETACH)) })

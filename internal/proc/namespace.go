@@ -109,7 +109,7 @@ func (p *Process) UIDMap() (IDMap, error) { return p.idMap("uid_map") }
 func (p *Process) GIDMap() (IDMap, error) { return p.idMap("gid_map") }
 
 func (p *Process) idMap(name string) (IDMap, error) {
-	text, err := p.read(name, maxFile)
+	text, err := p.read(name)
 	if err != nil {
 		return nil, err
 	}

@@ -97,18 +97,18 @@ func (p *Process) open(name string) (*os.File, error) {
 }
 
 // read returns the content of a file in the process's directory, which open opens.
-func (p *Process) read(name string, limit int64) (string, error) {
+func (p *Process) read(name string) (string, error) {
 	f, err := p.open(name)
 	if err != nil {
 		return "", err
 	}
 	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, limit+1))
+	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err != nil {
 		return "", asEnded(err)
 	}
-	if int64(len(text)) > limit {
-		return "", fmt.Errorf("%s has more than %d bytes", f.Name(), limit)
+	if len(text) > maxFile {
+		return "", fmt.Errorf("%s has more than %d bytes", f.Name(), maxFile)
 	}
 	return string(text), nil
 }
@@ -124,7 +124,7 @@ func (p *Process) readlink(name string) (string, error) {
 
 // Command returns the name of the process. Any process can choose its name.
 func (p *Process) Command() string {
-	text, err := p.read("comm", maxFile)
+	text, err := p.read("comm")
 	if name := strings.TrimSuffix(text, "\n"); err == nil && name != "" {
 		return name
 	}
@@ -133,7 +133,7 @@ func (p *Process) Command() string {
 
 // Arguments returns the command line of the process, which the process can change.
 func (p *Process) Arguments() ([]string, error) {
-	text, err := p.read("cmdline", maxFile)
+	text, err := p.read("cmdline")
 	if err != nil {
 		return nil, err
 	}

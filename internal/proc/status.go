@@ -21,7 +21,7 @@ type Stat struct {
 
 // Stat reads the process's stat.
 func (p *Process) Stat() (Stat, error) {
-	text, err := p.read("stat", maxFile)
+	text, err := p.read("stat")
 	if err != nil {
 		return Stat{}, err
 	}
@@ -73,7 +73,7 @@ type Status struct {
 
 // Status reads the process's status.
 func (p *Process) Status() (Status, error) {
-	text, err := p.read("status", maxFile)
+	text, err := p.read("status")
 	if err != nil {
 		return Status{}, err
 	}

@@ -40,8 +40,8 @@ type HTTPOptions struct {
 	// the file at Path, are left as they are. The caller closes it.
 	Inherited *os.File
 	// MaxConnections is the largest number of connections at a time of root, of this process's user, and of all other
-	// users together. Each of those can have a quarter of it, with the user's subordinate UIDs as another user. Connections
-	// above these limits are closed: if all others together have too many, one of the user who has most.
+	// users together. Each of those can have a quarter of it, and the subordinate UIDs of a user are another user.
+	// Connections above these limits are closed: if all others together have too many, one of the user who has most.
 	MaxConnections int
 }
 

@@ -15,7 +15,7 @@ import (
 func TestDescriber(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "devices")
 	testenv.Must(t, os.Mkdir(dir, 0o700))
-	const text = `{"uuid": "GPU-1", "index": "3", "model": "M", "profile": "1g.10gb", "memoryBytes": 1, "more": {"a": [1]}}`
+	const text = `{"uuid": "GPU-1", "index": "3", "model": "M", "profile": "1g.10gb", "memoryBytes": 1, "x": {"a": [1]}}`
 	for name, data := range map[string]string{
 		"GPU-1.json": text, "broken.json": text[:20], "empty.json": "", "list.json": "[1]", "types.json": `{"model": 1}`,
 		"negative.json": `{"memoryBytes": -1}`, "huge.json": text + strings.Repeat(" ", maxInfo), ".hidden.json": text,

@@ -977,7 +977,8 @@ func TestACommandIsPrintable(t *testing.T) {
 	command := "a\x1b]0;x\a\nb\xff" + strings.Repeat("c", 1000)
 	w, err := s.enter(Ask{Request: Request{Count: 1}, Command: command}, &process{})
 	testenv.Must(t, err)
-	if got := w.lease.Command; len(got) > maxCommand || printable(got) != got || !strings.HasPrefix(got, "a\ufffd]0;x\ufffd b") {
+	got, want := w.lease.Command, "a\ufffd]0;x\ufffd b"
+	if len(got) > maxCommand || printable(got) != got || !strings.HasPrefix(got, want) {
 		t.Errorf("the command: %q", got)
 	}
 }

@@ -145,8 +145,8 @@ func (s *Service) List() (leases []Lease, waiting []Waiting, busy []Busy) {
 			continue
 		}
 		l := Lease{
-			ID: p.Pod.Name, UID: p.Caller.UID, User: UserName(p.Caller.UID), PID: p.Lease.Process.PID, Command: p.Lease.Command, Devices: held(p),
-			Since: p.Admitted,
+			ID: p.Pod.Name, UID: p.Caller.UID, User: UserName(p.Caller.UID), PID: p.Lease.Process.PID,
+			Command: p.Lease.Command, Devices: held(p), Since: p.Admitted,
 		}
 		for _, a := range p.Allocations {
 			l.Resource = a.Resource

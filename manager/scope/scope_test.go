@@ -141,11 +141,11 @@ func (f *fake) call(request *dbus.Message) ([]any, error) {
 		}
 	}
 	for _, p := range properties {
-		switch {
-		case p.Name == "PIDs":
+		switch p.Name {
+		case "PIDs":
 			f.onPut()
 			f.pid = p.Value.Value().([]uint32)[0]
-		case p.Name == "PIDFDs":
+		case "PIDFDs":
 			f.onPut()
 			file := files[p.Value.Value().([]dbus.UnixFDIndex)[0]]
 			info, err := os.ReadFile(filepath.Join("/proc/self/fdinfo", strconv.Itoa(file)))
@@ -153,9 +153,9 @@ func (f *fake) call(request *dbus.Message) ([]any, error) {
 				return nil, err
 			}
 			f.pidfd = string(info)
-		case p.Name == "DevicePolicy":
+		case "DevicePolicy":
 			f.policy = p.Value.Value().(string)
-		case p.Name == "DeviceAllow":
+		case "DeviceAllow":
 			f.devices = len(p.Value.Value().([][]any))
 		}
 	}
