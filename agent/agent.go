@@ -27,6 +27,12 @@ import (
 // ErrRestart means that the configuration has changed in a way that needs a new process.
 var ErrRestart = errors.New("the configuration has changed")
 
+// NeedsRestart reports whether Serve or Watch has ended with an error after which the process must start its program
+// again, in its own place.
+func NeedsRestart(err error) bool {
+	return errors.Is(err, ErrRestart) || errors.Is(err, node.ErrDriverChanged)
+}
+
 // Options are the parameters of Serve and Watch. All are required.
 type Options struct {
 	// Config is the effective configuration.

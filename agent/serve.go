@@ -30,8 +30,8 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Serve advertises the devices of the host to the kubelet until ctx ends. The error may wrap node.ErrDriverChanged or
-// ErrRestart, after which the process must restart, or be ErrSuccessorEnded.
+// Serve advertises the devices of the host to the kubelet until ctx ends. The error may be
+// ErrSuccessorEnded, or one for which NeedsRestart says that the process must restart.
 //
 // The parts are made from the bottom up, and each gets those below it: the node, the preparation of devices, the
 // plugin, and the publisher.

@@ -58,11 +58,7 @@ func (d *daemon) reportStatus(ctx context.Context) error {
 	text, remarks := d.statusLine(), d.role.remarks()
 	node.LogRemarks(d.opts.Log, nil, remarks)
 	d.logUnsent(d.systemd.Ready(text))
-	defer func() {
-		if !errors.Is(context.Cause(ctx), errHandedOver) {
-			d.logUnsent(d.systemd.Stopping())
-		}
-	}()
+	defer func() { d.logUnsent(d.reportEnd(context.Cause(ctx))) }()
 	for {
 		select {
 		case <-ctx.Done():
@@ -77,6 +73,17 @@ func (d *daemon) reportStatus(ctx context.Context) error {
 			d.logUnsent(d.systemd.Status(text))
 		}
 	}
+}
+
+// reportEnd reports to systemd why the service ends. systemd never takes STOPPING back: it kills a process that goes on.
+func (d *daemon) reportEnd(cause error) error {
+	switch {
+	case errors.Is(cause, errHandedOver):
+		return nil
+	case NeedsRestart(cause):
+		return d.systemd.Reloading() // the program is ready again when it has started anew
+	}
+	return d.systemd.Stopping()
 }
 
 func (d *daemon) logUnsent(err error) {

@@ -15,8 +15,8 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Watch keeps the CDI spec of all GPUs up to date until ctx ends. If the error wraps node.ErrDriverChanged or
-// ErrRestart, the process must restart.
+// Watch keeps the CDI spec of all GPUs up to date until ctx ends. NeedsRestart says for which errors the process must
+// restart.
 func Watch(ctx context.Context, o *Options) error {
 	w := &watcher{opts: o, metrics: metrics.New(o.Build), changed: wake.New()}
 	offer := func() resource.Config { return w.offer(&o.Config) }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -42,7 +41,7 @@ func (a *app) runService(cmd *cobra.Command, run func(context.Context, *agent.Op
 	}
 	err = a.Classify(run(cmd.Context(), o))
 	switch {
-	case errors.Is(err, agent.ErrRestart), errors.Is(err, node.ErrDriverChanged):
+	case agent.NeedsRestart(err):
 		// Before the signals are released, they only request the end of the program. After that they kill the process.
 		if a.ReleaseSignals() || cmd.Context().Err() != nil {
 			return nil

@@ -15,6 +15,31 @@ await() {
 	done
 }
 active() { [ "$(systemctl is-active "$1")" = "$2" ]; }
+# anew UNIT PID COMMAND... runs a command that has the process of a unit start itself anew. Meanwhile the unit is neither
+# stopped nor restarted.
+anew() {
+	unit=$1 pid=$2
+	shift 2
+	memory=$(cksum </proc/$pid/auxv)
+	check "$@"
+	await replaced $pid "$memory"
+	await active $unit active
+	check [ "$(systemctl show -P NRestarts $unit)" = 0 ]
+}
+replaced() { [ "$(cksum </proc/$1/auxv)" != "$2" ]; } # it has random addresses
+configure() {
+	mkdir -p /etc/gpu-cdi-plugin
+	echo "$1" >/etc/gpu-cdi-plugin/config.yaml
+}
+replace_driver() {
+	library=$(readlink -f /sim/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1)
+	cp -a $library $library.new && mv $library.new $library
+}
+# stop UNIT stops it without the help of a time limit.
+stop() {
+	check systemctl stop $1
+	check [ "$(systemctl show -P Result $1)" = success ]
+}
 set -x
 
 cd /srv
@@ -39,6 +64,18 @@ rm /run/cdi/nvidia.com-gpu.json
 await test -e /run/cdi/nvidia.com-gpu.json
 check [ "$before" = "$(systemctl show -P MainPID gpu-cdi-watch.service)" ]
 check systemctl reload gpu-cdi-watch.service
+
+# It starts itself anew for another driver or configuration, and can be reloaded and stopped at once.
+pid=$(systemctl show -P MainPID gpu-cdi-watch.service)
+anew gpu-cdi-watch.service $pid replace_driver
+check systemctl reload gpu-cdi-watch.service
+for config in 'no-hook: true' ''; do
+	configure "$config"
+	anew gpu-cdi-watch.service $pid systemctl reload gpu-cdi-watch.service
+	check systemctl reload gpu-cdi-watch.service
+done
+stop gpu-cdi-watch.service
+check systemctl start gpu-cdi-watch.service
 
 # An upgrade and a downgrade restart what runs.
 for deb in old new; do
@@ -150,7 +187,16 @@ for how in 'kill -9 $(systemctl show -P MainPID device-manager.service)' 'kill $
 	check [ "$(device-manager pods -o name)" = "$(cat /srv/pod)" ]
 	check [ "$(wc -l <$procs)" = 2 ]
 done
-check systemctl stop device-manager.service
+# The plugin starts itself anew too.
+plugin=$(grep -v "^$(systemctl show -P MainPID device-manager.service)\$" $procs)
+anew device-manager.service $plugin replace_driver
+configure 'no-hook: true'
+anew device-manager.service $plugin kill -HUP $plugin
+configure ''
+anew device-manager.service $plugin kill -HUP $plugin
+await grep -q '"/usr/libexec/gpu-cdi-plugin/prestart-hook"' /run/cdi/nvidia.com-gpu.json
+check device-manager node
+stop device-manager.service
 refuse test -e $procs
 check active device-manager.socket active
 check active device-manager-leases.socket active
@@ -200,7 +246,7 @@ check active gpu-cdi-plugin.service active
 check dpkg --purge device-manager
 await test -S /run/gpu-cdi-plugin/control.sock
 check gpu-cdi-plugin device cordon 0 --reason noise
-check systemctl stop gpu-cdi-plugin.service
+stop gpu-cdi-plugin.service
 check active gpu-cdi-plugin.service inactive
 check active gpu-cdi-watch.service inactive
 check systemctl start gpu-cdi-plugin.service
