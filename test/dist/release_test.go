@@ -281,36 +281,111 @@ type manifest struct {
 // mostLayer is the maximum size of an image, compressed, in bytes.
 const mostLayer = 11 << 20
 
-func TestSlowTheImageHasOurProgramsAndNothingElse(t *testing.T) {
-	files := untar(t, bytes.NewReader(readFile(t, releaseDir(t), "gpu-cdi-plugin_1.2.3_image.tar")))
-	read := func(name string) (m manifest) {
+// releasedImage is the image of the release.
+type releasedImage struct {
+	files         map[string][]byte
+	architectures []string
+	manifests     []manifest // one for each architecture
+}
+
+func readImage(t *testing.T) releasedImage {
+	t.Helper()
+	image := releasedImage{
+		files: untar(t, bytes.NewReader(readFile(t, releaseDir(t), "gpu-cdi-plugin_1.2.3_image.tar"))),
+	}
+	read := func(data []byte) (m manifest) {
 		t.Helper()
-		if digest, ok := strings.CutPrefix(name, "sha256:"); ok {
-			name = "blobs/sha256/" + digest
-		}
-		testenv.Must(t, json.Unmarshal(files[name], &m))
+		testenv.Must(t, json.Unmarshal(data, &m))
 		return m
 	}
-	outer := read("index.json")
+	outer := read(image.files["index.json"])
 	if len(outer.Manifests) != 1 {
 		t.Fatalf("index.json has %d entries, and engines take one", len(outer.Manifests))
 	}
-	var architectures []string
-	for _, one := range read(outer.Manifests[0].Digest).Manifests {
-		architectures = append(architectures, one.Platform.Architecture)
-		image := read(one.Digest)
-		if len(image.Layers) != 1 || image.Layers[0].Size > mostLayer {
-			t.Fatalf("the layers for %s are %v", one.Platform.Architecture, image.Layers)
+	for _, one := range read(image.blob(outer.Manifests[0].Digest)).Manifests {
+		image.architectures = append(image.architectures, one.Platform.Architecture)
+		image.manifests = append(image.manifests, read(image.blob(one.Digest)))
+	}
+	return image
+}
+
+// blob returns a manifest or a layer by its digest.
+func (i releasedImage) blob(digest string) []byte {
+	return i.files["blobs/sha256/"+strings.TrimPrefix(digest, "sha256:")]
+}
+
+func TestSlowTheImageHasOurProgramsAndNothingElse(t *testing.T) {
+	image := readImage(t)
+	for i, arch := range image.architectures {
+		layers := image.manifests[i].Layers
+		if len(layers) != 1 || layers[0].Size > mostLayer {
+			t.Fatalf("the layers for %s are %v", arch, layers)
 		}
-		t.Logf("%s: %.1f MB compressed", one.Platform.Architecture, float64(image.Layers[0].Size)/1e6)
-		layer := untar(t, gunzip(t, files["blobs/sha256/"+strings.TrimPrefix(image.Layers[0].Digest, "sha256:")]))
+		t.Logf("%s: %.1f MB compressed", arch, float64(layers[0].Size)/1e6)
+		layer := untar(t, gunzip(t, image.blob(layers[0].Digest)))
 		want := []string{"LICENCES", "LICENSE", "gpu-cdi-plugin", "launcher", "prestart-hook"}
 		if got := slices.Sorted(maps.Keys(layer)); !slices.Equal(got, want) {
-			t.Errorf("the image for %s has %q", one.Platform.Architecture, got)
+			t.Errorf("the image for %s has %q", arch, got)
 		}
 	}
-	if slices.Sort(architectures); !slices.Equal(architectures, []string{"amd64", "arm64"}) {
-		t.Errorf("the image has the architectures %q", architectures)
+	if !slices.Equal(slices.Sorted(slices.Values(image.architectures)), []string{"amd64", "arm64"}) {
+		t.Errorf("the image has the architectures %q", image.architectures)
+	}
+}
+
+// readers are programs of distributions that read one kind of the files of a release to its end. In each command FILE
+// is such a file.
+var readers = map[string]struct {
+	files   string // a pattern
+	command []string
+}{
+	"GNU tar reads the archives": {"*.tar.gz", []string{"tar", "-tf", "FILE"}},
+	"GNU tar reads the chart":    {"*.tgz", []string{"tar", "-tf", "FILE"}},
+	"GNU tar reads the image":    {"*.tar", []string{"tar", "-tf", "FILE"}},
+	"GNU tar reads the layers":   {"*.layer", []string{"tar", "-tzf", "FILE"}},
+	"Python reads the archives":  {"*.tar.gz", []string{"python3", "-c", readByPython, "FILE"}},
+	"Python reads the chart":     {"*.tgz", []string{"python3", "-c", readByPython, "FILE"}},
+	"Python reads the image":     {"*.tar", []string{"python3", "-c", readByPython, "FILE"}},
+	"Python reads the layers":    {"*.layer", []string{"python3", "-c", readByPython, "FILE"}},
+	"dpkg reads the debs":        {"*.deb", []string{"dpkg-deb", "--contents", "FILE"}},
+	"rpm checks the rpms":        {"*.rpm", []string{"rpm", "--checksig", "--nosignature", "FILE"}},
+	"rpm reads the rpms":         {"*.rpm", []string{"rpm", "--query", "--list", "--package", "FILE"}},
+}
+
+const readByPython = `import sys, tarfile
+with tarfile.open(sys.argv[1]) as archive:
+    for member in archive:
+        if member.isfile():
+            archive.extractfile(member).read()
+`
+
+// TestSlowOtherProgramsReadTheRelease has each file of the release read by other programs than those of Go, which take
+// archives without an end too.
+func TestSlowOtherProgramsReadTheRelease(t *testing.T) {
+	layers, image := t.TempDir(), readImage(t)
+	for i, arch := range image.architectures {
+		layer := image.blob(image.manifests[i].Layers[0].Digest)
+		testenv.Must(t, os.WriteFile(filepath.Join(layers, arch+".layer"), layer, 0o644))
+	}
+	for name, r := range readers {
+		t.Run(name, func(t *testing.T) {
+			testenv.Command(t, r.command[0])
+			released, err := filepath.Glob(filepath.Join(releaseDir(t), r.files))
+			testenv.Must(t, err)
+			unpacked, err := filepath.Glob(filepath.Join(layers, r.files))
+			testenv.Must(t, err)
+			files := append(released, unpacked...)
+			if len(files) == 0 {
+				t.Errorf("the release has no %s", r.files)
+			}
+			for _, file := range files {
+				command := slices.Clone(r.command)
+				command[len(command)-1] = file
+				if out := proc.Must(t, 0, proc.Cmd{Args: command}); out.Stderr != "" {
+					t.Errorf("%s: %v", filepath.Base(file), out)
+				}
+			}
+		})
 	}
 }
 

@@ -150,7 +150,8 @@ func archive(dir string, date time.Time) ([]byte, error) {
 		_, err = w.Write(content)
 		return err
 	})
-	return data.Bytes(), errors.Join(err, w.Close())
+	err = errors.Join(err, w.Close()) // it writes the end of the archive
+	return data.Bytes(), err
 }
 
 // buildDate is the time of all files of the release.
