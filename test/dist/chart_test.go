@@ -3,6 +3,7 @@ package dist
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -124,6 +125,7 @@ type object struct {
 	Kind     string
 	Metadata struct{ Name string }
 	Spec     struct {
+		PolicyTypes    []string `yaml:"policyTypes"`
 		UpdateStrategy struct {
 			RollingUpdate map[string]any `yaml:"rollingUpdate"`
 		} `yaml:"updateStrategy"`
@@ -140,16 +142,50 @@ type object struct {
 // daemonSets renders the chart and returns its DaemonSets by name.
 func daemonSets(t *testing.T, args ...string) map[string]object {
 	t.Helper()
-	sets := map[string]object{}
+	return objects(t, "DaemonSet", args...)
+}
+
+// objects renders the chart and returns its objects of a kind by name.
+func objects(t *testing.T, kind string, args ...string) map[string]object {
+	t.Helper()
+	found := map[string]object{}
 	for in := yaml.NewDecoder(strings.NewReader(template(t, 0, args...).Stdout)); ; {
 		var m object
 		err := in.Decode(&m)
 		if errors.Is(err, io.EOF) {
-			return sets
+			return found
 		}
 		testenv.Must(t, err)
-		if m.Kind == "DaemonSet" {
-			sets[m.Metadata.Name] = m
+		if m.Kind == kind {
+			found[m.Metadata.Name] = m
+		}
+	}
+}
+
+// TestSlowChartLetsTheAPIServerThrough has each combination of values that decide whether the pods call the API server.
+// They have a token for it exactly then.
+func TestSlowChartLetsTheAPIServerThrough(t *testing.T) {
+	for _, reports := range []string{"", "events", "node-condition", "events,node-condition"} {
+		for _, door := range []string{"", "plugin", "dra", "both"} {
+			for _, dra := range []bool{false, true} {
+				if !dra && (door == "dra" || door == "both") {
+					continue // the chart refuses these
+				}
+				values := fmt.Sprintf("networkPolicy.enabled=true,door=%s,dra.enabled=%t", door, dra)
+				if reports != "" {
+					values += ",reportHealth={" + reports + "}"
+				}
+				policy := objects(t, "NetworkPolicy", "--set", values)["gpu-cdi-plugin"]
+				calls := slices.ContainsFunc(daemonSets(t, "--set", values)["gpu-cdi-plugin"].Spec.Template.Spec.Volumes,
+					func(v volume) bool { return v.Name == "api-access" })
+				want := []string{"Ingress"} // everything may go out
+				if !calls {
+					want = append(want, "Egress")
+				}
+				if diff := cmp.Diff(want, policy.Spec.PolicyTypes); diff != "" {
+					t.Errorf("%s: -want +got:\n%s", values, diff)
+				}
+			}
 		}
 	}
 }
