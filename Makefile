@@ -91,7 +91,7 @@ reference:
 
 .PHONY: dist
 dist: ## dist/: what a release is: tar, deb and rpm for amd64 and arm64, the image, the chart, the list of modules, checksums
-	scripts/dist '$(RELEASE)' dist
+	rm -rf dist && scripts/dist '$(RELEASE)' dist
 
 .PHONY: bench
 bench: setup build ## benchmarks; those of whole programs beside a floor and a peer in the same run

@@ -133,6 +133,18 @@ func TestSlowARelease(t *testing.T) {
 	}
 }
 
+// TestADirectoryHasOneRelease: with the files of an earlier one the patterns of the guides would match two versions.
+func TestADirectoryHasOneRelease(t *testing.T) {
+	root, err := suite.Root()
+	testenv.Must(t, err)
+	dir := t.TempDir()
+	testenv.Must(t, os.WriteFile(filepath.Join(dir, "gpu-cdi-plugin-1.2.2.tgz"), nil, 0o644))
+	r := proc.Must(t, 1, proc.Cmd{Args: []string{"scripts/dist", number, dir}, Dir: root})
+	if want := dir + " is not empty"; !strings.Contains(r.Stderr, want) {
+		t.Errorf("want %q, got %v", want, r)
+	}
+}
+
 // TestSlowProgramsRunOnOldHosts reads from the programs which C library they need: one from 2012 for amd64, and for
 // arm64 the first one.
 func TestSlowProgramsRunOnOldHosts(t *testing.T) {
