@@ -2,10 +2,10 @@
 
 GO      ?= go
 BIN     := bin
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-# Packages need a number: that of the last tag, and how many commits came since.
-RELEASE ?= $(shell (git describe --tags --match 'v[0-9]*' 2>/dev/null || echo "v0.0.0-$$(git describe --always)") | \
-	sed 's/^v//; s/-/+/; s/-/./')
+# A tree without its history can be built and tested, but not released.
+VERSION ?= $(shell scripts/version 2>/dev/null || echo "$$(cat VERSION)-unknown")
+# The version of a release; without it, what scripts/version prints.
+RELEASE ?=
 
 # The generated C code of go-nvml calls deprecated functions on purpose.
 export CGO_CFLAGS  := $(CGO_CFLAGS) -Wno-deprecated-declarations
@@ -91,7 +91,8 @@ reference:
 
 .PHONY: dist
 dist: ## dist/: what a release is: tar, deb and rpm for amd64 and arm64, the image, the chart, the list of modules, checksums
-	rm -rf dist && scripts/dist '$(RELEASE)' dist
+	@version='$(RELEASE)'; [ "$$version" ] || version=$$(scripts/version) || exit; \
+		rm -rf dist && scripts/dist "$$version" dist
 
 .PHONY: bench
 bench: setup build ## benchmarks; those of whole programs beside a floor and a peer in the same run

@@ -32,16 +32,19 @@ const number = "1.2.3"
 
 // makeRelease makes a release of a tree for architectures, and returns its directory.
 func makeRelease(tree, dir string, architectures ...string) (string, error) {
-	// A make that runs the tests would pass its own options on to this one.
-	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MAKE") })
 	r, err := proc.Run(context.Background(), proc.Cmd{
 		Args: append([]string{"scripts/dist", number, dir}, architectures...), Dir: tree,
-		Env: append(env, "SOURCE_DATE_EPOCH=1700000000"),
+		Env: append(withoutMake(), "SOURCE_DATE_EPOCH=1700000000"),
 	})
 	if err == nil && r.Code != 0 {
 		err = errors.New(r.String())
 	}
 	return dir, err
+}
+
+// withoutMake returns the environment without what a make that runs the tests would pass on to another one.
+func withoutMake() []string {
+	return slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MAKE") })
 }
 
 // first is a release for both architectures. All tests share it.
