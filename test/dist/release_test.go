@@ -21,6 +21,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"gpu-cdi-plugin/test/lib/engine"
 	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/lib/suite"
@@ -145,6 +147,19 @@ func TestADirectoryHasOneRelease(t *testing.T) {
 	r := proc.Must(t, 1, proc.Cmd{Args: []string{"scripts/dist", number, dir}, Dir: root})
 	if want := dir + " is not empty"; !strings.Contains(r.Stderr, want) {
 		t.Errorf("want %q, got %v", want, r)
+	}
+}
+
+// TestSlowTheManifestIsTheChart renders the chart of the release, with its version.
+func TestSlowTheManifestIsTheChart(t *testing.T) {
+	chart := filepath.Join(releaseDir(t), "gpu-cdi-plugin-1.2.3.tgz")
+	want := manifestHeader + helm(t, 0, "template", "gpu-cdi-plugin", chart, "--namespace", "kube-system").Stdout
+	got := string(readFile(t, releaseDir(t), "gpu-cdi-plugin_1.2.3.yaml"))
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-chart +manifest:\n%s", diff)
+	}
+	if !strings.Contains(want, "localhost/gpu-cdi-plugin:1.2.3\"") {
+		t.Errorf("the image is not that of the release:\n%s", want)
 	}
 }
 
