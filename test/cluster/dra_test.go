@@ -36,6 +36,7 @@ func TestTheDoors(t *testing.T) {
 			old = c.launch(t, Pod{Name: "old", GPUs: 1, Node: node})
 			held = c.check(t, old, 1)
 		}},
+		{"a node's token makes only slices of that node", func(t *testing.T) { c.slicePolicy(t, "node2", "node1") }},
 		{"a node's label moves it to DRA, and the GPU of a running pod waits", func(t *testing.T) {
 			c.kubectl(t, "label", "node", node, chooses+"=dra")
 			c.offers(t, 4, 0)
