@@ -71,7 +71,8 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(state.ErrLocked, cli.Locked, "stop the manager, or name another directory with --state-dir"),
 	cli.Sentinel(conformance.ErrInUse, cli.Locked, "stop it, or name another directory with --kubelet-dir"),
 	cli.Sentinel(api.ErrNoManager, cli.Unreachable,
-		"start device-manager serve, or name the socket that it was given with --api-socket"),
+		"start device-manager serve, or name the socket that it was given with --api-socket. Its units start only where "+
+			"there is no /var/lib/kubelet/pods, which a kubelet makes"),
 }
 
 // leaseErrors are the rows that come first for leases.

@@ -93,7 +93,7 @@ func boot(t *testing.T, script string, mode ...string) []string {
 		_ = unix.Unmount(filepath.Join(dir, "root"), unix.MNT_DETACH)
 		_ = unix.Unmount(filepath.Join(dir, "scratch"), unix.MNT_DETACH)
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
 	r, err := proc.Run(ctx, proc.Cmd{
 		Args: append([]string{"/bin/sh", "testdata/boot.sh", dir, "testdata/" + script}, mode...),

@@ -157,6 +157,7 @@ rm -r $dropin
 check systemctl stop device-manager.service
 check systemctl enable --now device-manager-leases.socket
 check user gpu-run 1 -- true
+await leases 0
 cat >/srv/pod.yaml <<-'END'
 	apiVersion: v1
 	kind: Pod
@@ -206,30 +207,46 @@ check active gpu-cdi-watch.service inactive
 check systemctl start gpu-cdi-watch.service # the later one wins
 check active device-manager.service inactive
 check device-manager pods
+
+# What a device manager that was started by hand leaves is no kubelet.
+check systemctl stop device-manager.socket device-manager-leases.socket
+check active device-manager.service inactive
+refuse test -e /var/lib/kubelet
+GPU_CDI_ROOT=/sim device-manager serve --plugin 'gpu-cdi-plugin serve' &
+await device-manager node
+check kill $!
+wait $!
+check test -d /var/lib/kubelet/device-plugins
+check systemctl start device-manager.socket device-manager-leases.socket gpu-cdi-watch.service
+check active gpu-cdi-watch.service active
+check [ "$(device-manager pods -o name)" = "$(cat /srv/pod)" ]
 check dpkg --purge device-manager
 check active gpu-cdi-watch.service active
+rm -r /var/lib/kubelet
 
 # A kubelet comes: the other unit takes over, and can be stopped. No request starts the device manager.
 check dpkg -i /srv/manager.deb
-mkdir -p /var/lib/kubelet/device-plugins
+mkdir -p /var/lib/kubelet/pods # a kubelet makes device-plugins later
 await active gpu-cdi-plugin.service active
+check test -d /var/lib/kubelet/device-plugins
 check active gpu-cdi-watch.service inactive
 check active device-manager.socket inactive
 check active device-manager-leases.socket inactive
-refuse device-manager node
+refuse device-manager node 2>/srv/error
+check grep -q '^hint: .* only where there is no /var/lib/kubelet/pods, which a kubelet makes$' /srv/error
 check systemctl start device-manager.socket device-manager.service
 check active device-manager.socket inactive
 check active device-manager.service inactive
 check active gpu-cdi-plugin.service active
 systemctl --no-pager status device-manager.service >/srv/status
-check grep -q 'ConditionPathExists=!/var/lib/kubelet/device-plugins was not met' /srv/status
+check grep -q 'ConditionPathExists=!/var/lib/kubelet/pods was not met' /srv/status
 
 # If the device manager runs already, the administrator decides when the kubelet gets the GPUs.
 check systemctl stop gpu-cdi-plugin.service
-rmdir /var/lib/kubelet/device-plugins
+rmdir /var/lib/kubelet/pods
 check systemctl start gpu-cdi-watch.service device-manager.socket
 check device-manager node
-mkdir /var/lib/kubelet/device-plugins
+mkdir /var/lib/kubelet/pods
 check active device-manager.service active
 check systemctl start gpu-cdi-plugin.service
 check active device-manager.service inactive
@@ -237,9 +254,9 @@ check active device-manager.socket inactive
 check active device-manager-leases.socket inactive
 
 # A request at a socket that was made before the kubelet came ends in an error, and does not stop the other service.
-mv /var/lib/kubelet/device-plugins /var/lib/kubelet/other
+rmdir /var/lib/kubelet/pods
 check systemctl start device-manager.socket
-mv /var/lib/kubelet/other /var/lib/kubelet/device-plugins
+mkdir /var/lib/kubelet/pods
 refuse timeout 60 device-manager node
 check active device-manager.service inactive
 check active gpu-cdi-plugin.service active
