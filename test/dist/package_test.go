@@ -43,6 +43,18 @@ func newRoot(t *testing.T) string {
 	testenv.Must(t, os.Mkdir(filepath.Join(files, "srv/dist"), 0o755),
 		os.Link(filepath.Join(files, "srv/new.deb"), filepath.Join(files, "srv/dist", filepath.Base(deb))),
 		os.WriteFile(filepath.Join(files, "srv/guide.sh"), []byte(installGuide(t)), 0o644))
+	const archive = "gpu-cdi-plugin_1.2.3_linux_amd64.tar.gz"
+	image.CopyFile(t, filepath.Join(release, archive), filepath.Join(files, "srv/dist", archive))
+	for script, at := range map[string]struct{ document, heading string }{
+		"without.sh":        {"docs/install.md", "Without packages"},
+		"remove-without.sh": {"docs/install.md", "Remove it without packages"},
+	} {
+		block := guide.BlocksByHeading(t, at.document)[at.heading]
+		if block == "" {
+			t.Errorf("%s has no commands under %q", at.document, at.heading)
+		}
+		testenv.Must(t, os.WriteFile(filepath.Join(files, "srv", script), []byte(block), 0o644))
+	}
 	testenv.Must(t, image.Build(t.Context(), image.Static, filepath.Join(files, "srv/image")))
 
 	node := simtest.Node(t, "workstation").Root()

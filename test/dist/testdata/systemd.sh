@@ -276,4 +276,19 @@ check systemctl enable --now gpu-cdi-plugin.service
 
 check dpkg --purge gpu-cdi-plugin
 check active gpu-cdi-plugin.service inactive
+rm -r /var/lib/kubelet
+
+# Without packages, the commands of docs/install.md do the same.
+cd dist
+check sh -e /srv/without.sh
+check active gpu-cdi-watch.service active
+check test -e /run/cdi/nvidia.com-gpu.json
+check user gpu-run 1 -- true
+check active device-manager.service active
+check sh -e /srv/without.sh # again, for a new version
+check sh -e /srv/remove-without.sh
+check active gpu-cdi-watch.service inactive
+check active device-manager.service inactive
+refuse test -e /run/cdi/nvidia.com-gpu.json
+rm -r /etc/gpu-cdi-plugin /var/lib/gpu-cdi-plugin /var/lib/device-manager gpu-cdi-plugin_*_linux_amd64
 echo PASS
