@@ -31,6 +31,7 @@ type daemon struct {
 	alone     func(context.Context) error // called when no other instance serves any more; may be nil
 	release   func()                      // lets that instance end its plugin; nil without one
 	idle      atomic.Pointer[idle]        // nil while the node is served
+	unserved  atomic.Pointer[node.Remark] // why metrics are not served; nil while they are
 	logged    time.Time                   // when awaitTakeOver last logged why it waits
 }
 
@@ -71,12 +72,7 @@ func (d *daemon) checkAndRun(ctx context.Context) error {
 	if err := d.role.check(d.opts); err != nil {
 		return err
 	}
-	server, err := d.listen(ctx)
-	if err != nil {
-		return err
-	}
-	defer server.Close() // does nothing after the server has ended
-	return runAll(ctx, server.Run, d.watchdog, func(ctx context.Context) error {
+	return runAll(ctx, d.serveMetrics, d.watchdog, func(ctx context.Context) error {
 		err := d.serve(ctx)
 		if errors.Is(err, errHandedOver) {
 			return d.standBy(ctx)

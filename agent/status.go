@@ -3,18 +3,31 @@ package agent
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
 
 	"gpu-cdi-plugin/agent/metrics"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/node"
 )
 
-// listen returns the server of metrics and health. If no address is configured, the server serves nothing.
-func (d *daemon) listen(ctx context.Context) (*metrics.Server, error) {
+// serveMetrics serves metrics and health until ctx ends, if an address is configured. It is an actor. A failure is a
+// remark: the node is served without metrics too.
+func (d *daemon) serveMetrics(ctx context.Context) error {
 	address := d.opts.Config.Listen
 	if address == "" {
-		return &metrics.Server{}, nil
+		return nil
 	}
+	if err := d.listenAndServe(ctx, address); err != nil {
+		d.unserved.Store(&node.Remark{
+			Key: "listen", Level: slog.LevelError, Text: wording.OneLine(err), Advice: d.opts.Hint(err),
+		})
+		d.changed.Wake()
+	}
+	return nil
+}
+
+func (d *daemon) listenAndServe(ctx context.Context, address string) error {
 	checks := metrics.Checks{
 		Healthy: d.alive,
 		Ready:   d.ready,
@@ -22,10 +35,10 @@ func (d *daemon) listen(ctx context.Context) (*metrics.Server, error) {
 	}
 	server, err := d.metrics.Listen(ctx, address, checks, d.opts.Log)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	d.opts.Log.Info("metrics and health are served on "+server.Address(), "address", server.Address())
-	return server, nil
+	return server.Run(ctx)
 }
 
 // alive returns an error if the service hangs.
@@ -53,9 +66,9 @@ func (d *daemon) watchdog(ctx context.Context) error {
 	return nil
 }
 
-// reportStatus reports the state to systemd and logs the role's remarks, whenever they change. The node logs its own.
+// reportStatus reports the state to systemd and logs the service's remarks, whenever they change. The node logs its own.
 func (d *daemon) reportStatus(ctx context.Context) error {
-	text, remarks := d.statusLine(), d.role.remarks()
+	text, remarks := d.statusLine(), d.serviceRemarks()
 	node.LogRemarks(d.opts.Log, nil, remarks)
 	d.logUnsent(d.systemd.Ready(text))
 	defer func() { d.logUnsent(d.reportEnd(context.Cause(ctx))) }()
@@ -66,7 +79,7 @@ func (d *daemon) reportStatus(ctx context.Context) error {
 		case <-d.changed:
 		}
 		before := remarks
-		remarks = d.role.remarks()
+		remarks = d.serviceRemarks()
 		node.LogRemarks(d.opts.Log, before, remarks)
 		if next := d.statusLine(); next != text {
 			text = next
@@ -92,7 +105,16 @@ func (d *daemon) logUnsent(err error) {
 	}
 }
 
-// remarks are the remarks of the role and of the node.
+// serviceRemarks are all remarks but the node's.
+func (d *daemon) serviceRemarks() []node.Remark {
+	list := d.role.remarks()
+	if r := d.unserved.Load(); r != nil {
+		list = append(list, *r)
+	}
+	return list
+}
+
+// remarks are the lines of all remarks.
 func (d *daemon) remarks() []string {
 	if i := d.idle.Load(); i != nil {
 		if i.ready {
@@ -102,7 +124,7 @@ func (d *daemon) remarks() []string {
 	}
 	state := d.node.State()
 	var list []string
-	for _, r := range d.role.remarks() {
+	for _, r := range d.serviceRemarks() {
 		list = append(list, r.Text)
 	}
 	return append(list, state.Remarks()...)

@@ -27,7 +27,7 @@ type Checks struct {
 // ErrListen means that the server for metrics and health cannot listen on its address.
 var ErrListen = errors.New("metrics cannot be served")
 
-// Server serves /metrics, /healthz and /readyz. The zero value serves nothing.
+// Server serves /metrics, /healthz and /readyz.
 type Server struct {
 	listener net.Listener
 	http     *http.Server
@@ -56,19 +56,8 @@ func (m *Metrics) Listen(ctx context.Context, address string, c Checks, log *slo
 // Address returns the address on which the server listens, HOST:PORT.
 func (s *Server) Address() string { return s.listener.Addr().String() }
 
-// Close stops listening. It has no effect after Run.
-func (s *Server) Close() {
-	if s.listener != nil {
-		_ = s.listener.Close()
-	}
-}
-
 // Run serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
-	if s.listener == nil {
-		<-ctx.Done()
-		return nil
-	}
 	done := make(chan error, 1)
 	go func() { done <- s.http.Serve(s.listener) }()
 	select {

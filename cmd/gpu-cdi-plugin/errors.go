@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 
+	"golang.org/x/sys/unix"
+
 	"gpu-cdi-plugin/agent"
 	"gpu-cdi-plugin/agent/control"
 	"gpu-cdi-plugin/agent/metrics"
@@ -65,6 +67,9 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(cdi.ErrNothingOffered, cli.Failure,
 		"gpu-cdi-plugin cdi generate --write makes the spec of this host's GPUs"),
 	cli.Sentinel(cdi.ErrStale, cli.Failure, "gpu-cdi-plugin cdi diff shows whether the spec is out of date"),
+	// RestrictAddressFamilies= of a unit has that effect.
+	cli.Sentinel(unix.EAFNOSUPPORT, cli.Failure, "systemctl edit the service, with PrivateNetwork=no, "+
+		"IPAddressAllow=localhost and RestrictAddressFamilies=AF_INET AF_INET6 in [Service], and restart it"),
 	cli.Sentinel(metrics.ErrListen, cli.Failure,
 		"give an address of this host and a port that is free with --listen, such as 127.0.0.1:9400"),
 	cli.Sentinel(mps.ErrShm, cli.Failure,

@@ -57,6 +57,10 @@ func newRoot(t *testing.T) string {
 	}
 	testenv.Must(t, image.Build(t.Context(), image.Static, filepath.Join(files, "srv/image")))
 
+	_, after, _ := strings.Cut(guide.Read(t, "docs/install.md"), "```ini\n")
+	dropIn, _, _ := strings.Cut(after, "```")
+	testenv.Must(t, os.WriteFile(filepath.Join(files, "srv/metrics.conf"), []byte(dropIn), 0o644))
+
 	node := simtest.Node(t, "workstation").Root()
 	proc.Must(t, 0, proc.Cmd{Args: []string{"cp", "-a", node, filepath.Join(files, "sim")}}) // with its device nodes
 	testenv.Must(t, os.Remove(filepath.Join(files, "sim/dev/nvidia-uvm")),

@@ -74,6 +74,23 @@ for config in 'no-hook: true' ''; do
 	anew gpu-cdi-watch.service $pid systemctl reload gpu-cdi-watch.service
 	check systemctl reload gpu-cdi-watch.service
 done
+
+# Metrics need the drop-in of docs/install.md. Without it the spec is kept up to date, and the status says what is missing.
+configure 'listen: 127.0.0.1:9400'
+anew gpu-cdi-watch.service $pid systemctl reload gpu-cdi-watch.service
+rm /run/cdi/nvidia.com-gpu.json
+await test -e /run/cdi/nvidia.com-gpu.json
+systemctl --no-pager --full --lines 50 status gpu-cdi-watch.service >/srv/status
+check grep -q 'Status: .*metrics cannot be served: listen tcp 127.0.0.1:9400: ' /srv/status
+check grep -q 'PrivateNetwork=no, IPAddressAllow=localhost and RestrictAddressFamilies=AF_INET AF_INET6' /srv/status
+dropin=/etc/systemd/system/gpu-cdi-watch.service.d/metrics.conf
+cp /srv/metrics.conf $dropin
+check systemctl daemon-reload
+check systemctl restart gpu-cdi-watch.service
+await busybox wget -q -O /srv/ready http://127.0.0.1:9400/readyz
+rm $dropin
+check systemctl daemon-reload
+configure ''
 stop gpu-cdi-watch.service
 check systemctl start gpu-cdi-watch.service
 
