@@ -60,6 +60,9 @@ func newSpecFile(path, kind string, extra *Extra) *specFile {
 // readableMode is the mode bits that let engines of all users read a spec.
 const readableMode = 0o444
 
+// IsServed reports whether an instance of this program keeps the spec file at path up to date.
+func IsServed(path string) (bool, error) { return fileio.IsHeld(lockPath(path)) }
+
 // lockPath returns the path of the lock for a spec file, which the instance that writes the file holds.
 func lockPath(path string) string {
 	if path == "" {

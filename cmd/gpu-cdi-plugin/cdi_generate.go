@@ -17,6 +17,7 @@ import (
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/nvml"
 )
 
@@ -226,7 +227,21 @@ func (a *app) write(h host.Host, files []specFile) error {
 			return cli.With(cli.Failure, hintSpecDir, err)
 		}
 	}
+	a.warnServed(files[0].path)
 	return nil
+}
+
+// warnServed logs a warning if a service writes a spec file again that a verb has changed.
+func (a *app) warnServed(path string) {
+	served, err := node.IsServed(path)
+	if err != nil {
+		a.Log.Debug("it is unknown whether a service keeps the spec up to date: " + err.Error())
+	}
+	if served {
+		a.Log.Warn("a service (serve or cdi watch) keeps " + path + " up to date and writes it again, by its own " +
+			"configuration: to change the spec, change /etc/gpu-cdi-plugin/config.yaml and reload the service; to remove it, " +
+			"stop the service first")
+	}
 }
 
 // writeFile writes a spec. If the spec has no devices, it removes the file.

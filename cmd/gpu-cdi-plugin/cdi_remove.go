@@ -48,6 +48,7 @@ func (a *app) cdiRemove(out cli.Output) error {
 			failed = errors.Join(failed, fmt.Errorf("remove the spec: %w", err))
 		}
 	}
+	a.warnServed(path)
 	switch path, err := agent.RemoveLabels(a.config, a); {
 	case err != nil:
 		failed = errors.Join(failed, err)

@@ -48,6 +48,7 @@ func newRoot(t *testing.T) string {
 	for script, at := range map[string]struct{ document, heading string }{
 		"without.sh":        {"docs/install.md", "Without packages"},
 		"remove-without.sh": {"docs/install.md", "Remove it without packages"},
+		"no-hook.sh":        {"docs/podman.md", "Without the hook"},
 	} {
 		block := guide.BlocksByHeading(t, at.document)[at.heading]
 		if block == "" {

@@ -69,11 +69,13 @@ check systemctl reload gpu-cdi-watch.service
 pid=$(systemctl show -P MainPID gpu-cdi-watch.service)
 anew gpu-cdi-watch.service $pid replace_driver
 check systemctl reload gpu-cdi-watch.service
-for config in 'no-hook: true' ''; do
-	configure "$config"
-	anew gpu-cdi-watch.service $pid systemctl reload gpu-cdi-watch.service
-	check systemctl reload gpu-cdi-watch.service
-done
+anew gpu-cdi-watch.service $pid sh -e /srv/no-hook.sh # what docs/podman.md says
+refuse grep prestart-hook /run/cdi/nvidia.com-gpu.json
+check systemctl reload gpu-cdi-watch.service
+configure ''
+anew gpu-cdi-watch.service $pid systemctl reload gpu-cdi-watch.service
+check grep -q prestart-hook /run/cdi/nvidia.com-gpu.json
+check systemctl reload gpu-cdi-watch.service
 
 # Metrics need the drop-in of docs/install.md. Without it the spec is kept up to date, and the status says what is missing.
 configure 'listen: 127.0.0.1:9400'
@@ -280,6 +282,14 @@ check active gpu-cdi-plugin.service active
 check dpkg --purge device-manager
 await test -S /run/gpu-cdi-plugin/control.sock
 check gpu-cdi-plugin device cordon 0 --reason noise
+pid=$(systemctl show -P MainPID gpu-cdi-plugin.service)
+anew gpu-cdi-plugin.service $pid replace_driver
+check systemctl reload gpu-cdi-plugin.service
+for config in 'no-hook: true' ''; do
+	configure "$config"
+	anew gpu-cdi-plugin.service $pid systemctl reload gpu-cdi-plugin.service
+	check systemctl reload gpu-cdi-plugin.service
+done
 stop gpu-cdi-plugin.service
 check active gpu-cdi-plugin.service inactive
 check active gpu-cdi-watch.service inactive
