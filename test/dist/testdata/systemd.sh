@@ -132,6 +132,12 @@ check grep -q 'other: Operation not permitted$' /srv/opened
 check grep -Eq '^0::/user.slice/user-1000.slice/lease-[0-9a-z]+.scope$' /srv/opened
 rm /dev/other
 
+# That is so also while systemd stops the slice of the user, whose last scope has just ended.
+for i in $(seq 20); do
+	check user gpu-run 1 -- cat /proc/self/cgroup >/srv/scope
+	check grep -Eq '^0::/user.slice/user-1000.slice/lease-[0-9a-z]+.scope$' /srv/scope
+done
+
 # What a command leaves behind can open its GPU no longer when the lease has ended.
 leases() { [ "$(device-manager leases -o name | wc -l)" = "$1" ]; }
 mkfifo -m 666 /srv/go
