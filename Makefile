@@ -86,7 +86,8 @@ lint: ## golangci-lint, formatting, the import arrows, shell scripts
 # Manual pages and completions of both programs, in REFERENCE; for scripts/dist.
 .PHONY: reference
 reference:
-	$(GO) run -tags '$(TAGS),reference' $(HARDEN) ./cmd/gpu-cdi-plugin '$(REFERENCE)'
+	help=$$(CGO_ENABLED=0 $(GO) run ./cmd/prestart-hook --help) && \
+		$(GO) run -tags '$(TAGS),reference' $(HARDEN) ./cmd/gpu-cdi-plugin '$(REFERENCE)' "$$help"
 	CGO_ENABLED=0 $(GO) run -tags '$(TAGS),reference' ./cmd/device-manager '$(REFERENCE)'
 
 .PHONY: dist

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -11,11 +12,12 @@ import (
 
 // main writes the manual pages and completions of the program into a directory.
 func main() {
-	a, dir := newApp(), os.Args[1]
-	err := cli.WriteReference(a.Program, a.rootCommand(), dir)
-	if err == nil {
-		err = cli.WriteLink(a.Program, leaseProgram, leaseVerb, dir)
-	}
+	a, leases, dir := newApp(), newApp(), os.Args[1]
+	err := errors.Join(
+		cli.WriteReference(a.Program, a.rootCommand(), dir),
+		cli.WriteReference(leases.Program, leases.leaseProgramCommand(), dir),
+		cli.WriteConfigPage(a.Program, dir),
+	)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

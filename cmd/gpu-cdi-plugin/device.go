@@ -14,6 +14,7 @@ import (
 	"gpu-cdi-plugin/agent"
 	"gpu-cdi-plugin/agent/control"
 	"gpu-cdi-plugin/agent/prepare"
+	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/cli"
@@ -263,17 +264,27 @@ func (a *app) recordedDevice(ctx context.Context, data []byte, name string) (hea
 	return d, node.HealthIdentity(h, s.DriverVersion), err
 }
 
-// completeDevice completes the UUIDs of the devices that are in the health record of serve.
+// completeDevice completes the devices of this host's CDI spec, by index and UUID, and those in the health record, which
+// may be gone.
 func (a *app) completeDevice(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
-	var list []string
-	if len(args) == 0 {
-		_ = a.Start(cmd) // sets the path of the record; it may fail, since a required flag may still follow
-		data, err := fileio.ReadFile(agent.HealthRecord(a.config), node.MaxHealthRecord)
-		if err == nil {
-			recorded, _ := health.Recorded(data, health.Identity{})
-			list = slices.Sorted(maps.Keys(recorded))
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	_ = a.Start(cmd) // sets the paths; it may fail, since a required flag may still follow
+	names := map[string]bool{}
+	if data, err := fileio.ReadFile(agent.HealthRecord(a.config), node.MaxHealthRecord); err == nil {
+		recorded, _ := health.Recorded(data, health.Identity{})
+		for uuid := range recorded {
+			names[uuid] = true
 		}
 	}
-	return slices.DeleteFunc(list, func(uuid string) bool { return !strings.HasPrefix(uuid, prefix) }),
+	if spec, err := cdi.ReadFile(a.ownSpec()); err == nil {
+		for i := range spec.Devices {
+			names[spec.Devices[i].Name] = true
+		}
+	}
+	delete(names, cdi.AllDevices)
+	list := slices.Sorted(maps.Keys(names))
+	return slices.DeleteFunc(list, func(name string) bool { return !strings.HasPrefix(name, prefix) }),
 		cobra.ShellCompDirectiveNoFileComp
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/spf13/cobra/doc"
 )
 
-// WriteReference writes a program's manual pages to dir/man1, and what shells complete to dir/bash, dir/zsh and
-// dir/fish. It is not part of the programs: the build tag is that of a release (scripts/dist).
+// WriteReference writes the manual pages of a command and its verbs to dir/man1, and what shells complete to dir/bash,
+// dir/zsh and dir/fish. It is not part of the programs: the build tag is that of a release (scripts/dist).
 func WriteReference(p *Program, root *cobra.Command, dir string) error {
 	addStatuses(root, p.Statuses)
 	root.DisableAutoGenTag = true
@@ -31,13 +31,25 @@ func WriteReference(p *Program, root *cobra.Command, dir string) error {
 	return errors.Join(doc.GenManTree(root, header, filepath.Join(dir, "man1")), writeCompletion(root, dir))
 }
 
-// WriteLink writes what WriteReference does for a link to the program by which it runs one of its verbs.
-func WriteLink(p *Program, name, verb, dir string) error {
-	page := fmt.Sprintf(".so man1/%s-%s.1\n", p.Name, verb)
-	return errors.Join(
-		os.WriteFile(filepath.Join(dir, "man1", name+".1"), []byte(page), 0o644),
-		writeCompletion(&cobra.Command{Use: name}, dir), // shells ask the program what to complete
-	)
+// WriteConfigPage writes the manual page of a program's configuration file: the file with all keys and their comments.
+func WriteConfigPage(p *Program, dir string) error {
+	text, err := p.Keys.Document(p.Default)
+	if err != nil {
+		return err
+	}
+	return WritePage(dir, p.Name, 5, "configuration file of "+p.Name, p.ConfigFile+"\n\n"+string(text))
+}
+
+// WritePage writes a manual page with a text that already has its lines.
+func WritePage(dir, name string, section int, title, text string) error {
+	roff := strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n", "\n\\&") // what begins a line is no request then
+	page := fmt.Sprintf(".TH %q %d\n.SH NAME\n%s \\- %s\n.SH DESCRIPTION\n.nf\n\\&%s\n.fi\n",
+		strings.ToUpper(name), section, roff.Replace(name), roff.Replace(title), roff.Replace(strings.TrimSpace(text)))
+	path := filepath.Join(dir, fmt.Sprintf("man%d", section), fmt.Sprintf("%s.%d", name, section))
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("make a directory for the reference: %w", err)
+	}
+	return os.WriteFile(path, []byte(page), 0o644)
 }
 
 func writeCompletion(root *cobra.Command, dir string) error {

@@ -261,10 +261,17 @@ func TestSlowAReleaseNamesItsModules(t *testing.T) {
 func TestSlowAReleaseDocumentsEachVerb(t *testing.T) {
 	top := "gpu-cdi-plugin_1.2.3_linux_amd64"
 	files := untar(t, gunzip(t, readFile(t, releaseDir(t), top+".tar.gz")))
-	program, page := files[top+"/gpu-run"], files[top+"/reference/man1/gpu-run.1"]
-	if string(program) != "device-manager" ||
-		string(page) != ".so man1/device-manager-run.1\n" {
-		t.Errorf("gpu-run is %q, and its manual page %q", program, page)
+	if program := files[top+"/gpu-run"]; string(program) != "device-manager" {
+		t.Errorf("gpu-run is %q", program)
+	}
+	for page, want := range map[string]string{
+		"man5/gpu-cdi-plugin.5": "\n\\&state\\-dir: /var/lib/gpu\\-cdi\\-plugin\n",
+		"man5/device-manager.5": "\n\\&state\\-dir: /var/lib/device\\-manager\n",
+		"man8/prestart-hook.8":  "\n\\&POLICY\n\\&  /etc/gpu\\-cdi\\-plugin/hook.yaml,",
+	} {
+		if text := files[path.Join(top, "reference", page)]; !bytes.Contains(text, []byte(want)) {
+			t.Errorf("the manual page %s lacks %q:\n%.600s", page, want, text)
+		}
 	}
 	for _, program := range []string{"gpu-cdi-plugin", "device-manager", "gpu-run"} {
 		for _, name := range []string{"bash/" + program, "zsh/_" + program, "fish/" + program + ".fish"} {
@@ -280,11 +287,11 @@ func TestSlowAReleaseDocumentsEachVerb(t *testing.T) {
 			t.Errorf("%s has the help texts %q", program, helps)
 		}
 		for _, help := range helps {
-			if filepath.Base(help) == "gpu-run-help.txt" {
-				continue // its page is that of a verb
-			}
 			verb := strings.TrimSuffix(strings.TrimSuffix(filepath.Base(help), "help.txt"), "-")
 			name := strings.TrimSuffix(program+"-"+verb, "-")
+			if verb == "gpu-run" {
+				name = verb
+			}
 			page := string(files[path.Join(top, "reference/man1", name+".1")])
 			first, _, _ := strings.Cut(string(readFile(t, help)), "\n")
 			plain := strings.NewReplacer(`\-`, "-", `\fB`, "", `\fP`, "").Replace(page)
