@@ -4,8 +4,9 @@ GO      ?= go
 BIN     := bin
 # A tree without its history can be built and tested, but not released.
 VERSION ?= $(shell scripts/version 2>/dev/null || echo "$$(cat VERSION)-unknown")
-# The version of a release; without it, what scripts/version prints.
+# The version of a release (without it, what scripts/version prints), and its architectures (without them, both).
 RELEASE ?=
+ARCHS   ?=
 
 # The generated C code of go-nvml calls deprecated functions on purpose.
 export CGO_CFLAGS  := $(CGO_CFLAGS) -Wno-deprecated-declarations
@@ -93,7 +94,7 @@ reference:
 .PHONY: dist
 dist: ## dist/: what a release is: tar, deb and rpm for amd64 and arm64, the image, the chart, the list of modules, checksums
 	@version='$(RELEASE)'; [ "$$version" ] || version=$$(scripts/version) || exit; \
-		rm -rf dist && scripts/dist "$$version" dist
+		rm -rf dist && scripts/dist "$$version" dist $(ARCHS)
 
 .PHONY: bench
 bench: setup build ## benchmarks; those of whole programs beside a floor and a peer in the same run

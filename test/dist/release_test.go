@@ -302,6 +302,31 @@ func TestSlowAReleaseDocumentsEachVerb(t *testing.T) {
 	}
 }
 
+// TestSlowAReleaseHasTheGuides: help and error texts name them.
+func TestSlowAReleaseHasTheGuides(t *testing.T) {
+	dir := releaseDir(t)
+	var lists []string
+	for _, name := range []string{"gpu-cdi-plugin", "device-manager"} {
+		deb := filepath.Join(dir, name+"_1.2.3_amd64.deb")
+		lists = append(lists, proc.Must(t, 0, proc.Cmd{Args: []string{"dpkg-deb", "--contents", deb}}).Stdout)
+	}
+	archive := filepath.Join(dir, "gpu-cdi-plugin_1.2.3_linux_amd64.tar.gz")
+	lists = append(lists, proc.Must(t, 0, proc.Cmd{Args: []string{"tar", "-tf", archive}}).Stdout)
+	guides, err := filepath.Glob("../../docs/*.md")
+	testenv.Must(t, err)
+	want := []string{"/README.md", "/CHANGELOG.md", "/docs/overview.svg", "/specs/config.schema.json"}
+	for _, guide := range guides {
+		want = append(want, "/docs/"+filepath.Base(guide))
+	}
+	for _, list := range lists {
+		for _, name := range want {
+			if !strings.Contains(list, name+"\n") {
+				t.Errorf("%s is missing in\n%.400s", name, list)
+			}
+		}
+	}
+}
+
 // manifest is what the tests read of an OCI index or manifest.
 type manifest struct {
 	Manifests []struct {
