@@ -14,8 +14,8 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// TestARestartReloadsTheUnit checks what systemd is told before the process starts its program anew. After STOPPING=1 it
-// would take the new program for one that does not end, and kill it.
+// TestARestartReloadsTheUnit checks what systemd is told before the process starts its program anew. After STOPPING=1
+// it would take the new program for one that does not end, and kill it.
 func TestARestartReloadsTheUnit(t *testing.T) {
 	t.Parallel()
 	for role, run := range map[string]func(context.Context, *Options) error{"Serve": Serve, "Watch": Watch} {

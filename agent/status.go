@@ -66,7 +66,8 @@ func (d *daemon) watchdog(ctx context.Context) error {
 	return nil
 }
 
-// reportStatus reports the state to systemd and logs the service's remarks, whenever they change. The node logs its own.
+// reportStatus reports the state to systemd and logs the service's remarks, whenever they change. The node logs its
+// own.
 func (d *daemon) reportStatus(ctx context.Context) error {
 	text, remarks := d.statusLine(), d.serviceRemarks()
 	node.LogRemarks(d.opts.Log, nil, remarks)
@@ -88,7 +89,8 @@ func (d *daemon) reportStatus(ctx context.Context) error {
 	}
 }
 
-// reportEnd reports to systemd why the service ends. systemd never takes STOPPING back: it kills a process that goes on.
+// reportEnd reports to systemd why the service ends. systemd never takes STOPPING back: it kills a process that goes
+// on.
 func (d *daemon) reportEnd(cause error) error {
 	switch {
 	case errors.Is(cause, errHandedOver):

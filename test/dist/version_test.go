@@ -106,10 +106,12 @@ func TestVersion(t *testing.T) {
 			tr.commit()
 			return tr
 		}, `0\.1\.0 is released \(tag v0\.1\.0\).*Write the next version into VERSION`, 1},
-		"in a shallow clone": {func(t *testing.T) tree { return shallow(newRepository(t)) },
-			`this clone is shallow.*Run: git fetch --unshallow --tags`, 1},
-		"without a repository": {func(t *testing.T) tree { return newTree(t, t.TempDir()) },
-			`no git repository is in .*make dist RELEASE=0\.1\.0`, 1},
+		"in a shallow clone": {func(t *testing.T) tree {
+			return shallow(newRepository(t))
+		}, `this clone is shallow.*Run: git fetch --unshallow --tags`, 1},
+		"without a repository": {func(t *testing.T) tree {
+			return newTree(t, t.TempDir())
+		}, `no git repository is in .*make dist RELEASE=0\.1\.0`, 1},
 		"below another repository": {func(t *testing.T) tree {
 			tr := newRepository(t)
 			return newTree(t, filepath.Join(tr.dir, "below"))
@@ -183,7 +185,8 @@ func TestSlowVersionsGrow(t *testing.T) {
 			Args: []string{"dpkg-deb", "--field", config + ".deb", "Version"},
 		}).Stdout)
 		rpms = append(rpms, proc.Must(t, 0, proc.Cmd{Args: []string{
-			rpm, "--dbpath", dir, "--query", "--nosignature", "--queryformat", "%{VERSION}-%{RELEASE}", "--package", config + ".rpm",
+			rpm, "--dbpath", dir, "--query", "--nosignature", "--queryformat", "%{VERSION}-%{RELEASE}",
+			"--package", config + ".rpm",
 		}}).Stdout)
 		chart := filepath.Join(dir, "chart")
 		testenv.Must(t, os.MkdirAll(chart, 0o755), os.WriteFile(filepath.Join(chart, "Chart.yaml"),
