@@ -264,8 +264,8 @@ func (a *app) recordedDevice(ctx context.Context, data []byte, name string) (hea
 	return d, node.HealthIdentity(h, s.DriverVersion), err
 }
 
-// completeDevice completes the devices of this host's CDI spec, by index and UUID, and those in the health record, which
-// may be gone.
+// completeDevice completes the devices of this host's CDI spec, by index and UUID, and those in the health record, some
+// of which may be gone.
 func (a *app) completeDevice(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
