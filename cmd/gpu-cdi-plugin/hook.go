@@ -84,6 +84,9 @@ func (a *app) applyHook(p *install.Plan, out cli.Output, dryRun bool) error {
 		a.Log.Warn(file + " is left as it is, since it was changed after hook install wrote it; remove it if that change " +
 			"is not needed")
 	}
+	for _, warning := range p.Warnings {
+		a.Log.Warn(warning)
+	}
 	if err := a.checkPlan(p); err != nil {
 		return err
 	}

@@ -32,11 +32,13 @@ restarted or reloaded; it restarts none. Without arguments it changes nothing an
 
 gpu-cdi-runtime is a link beside prestart-hook, also with --root. That of an engine, gpu-cdi-runtime-ENGINE, runs the
 engine's default runtime, which is written to /etc/gpu-cdi-plugin/runtime-ENGINE.yaml: run this again after a change of
-the default. The existing content of a file stays, byte for byte.
-All files are written or none. These are errors: a file of another program at one of the paths, a contradicting
-setting, and a file that cannot be read. A second call changes nothing. A file that hook install wrote and that was
-changed afterwards stays as it is, with a warning. Another warning is logged on a node with a kubelet and without a
-policy in /etc/gpu-cdi-plugin/hook.yaml: there, every container that can be annotated may take any GPU.`,
+the default. NVIDIA's runtime, which gives GPUs to images that ask for them, is never behind ours: runc or crun is
+written in its place, with a warning, and without either it is an error.
+The existing content of a file stays, byte for byte. All files are written or none. These are errors: a file of
+another program at one of the paths, a contradicting setting, and a file that cannot be read. A second call changes
+nothing. A file that hook install wrote and that was changed afterwards stays as it is, with a warning. Another warning
+is logged on a node with a kubelet and without a policy in /etc/gpu-cdi-plugin/hook.yaml: there, every container that
+can be annotated may take any GPU.`,
 		Example: `  gpu-cdi-plugin hook install
   gpu-cdi-plugin hook install podman
   gpu-cdi-plugin hook install docker containerd --dry-run`,

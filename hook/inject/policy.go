@@ -58,6 +58,16 @@ func parsePolicy(data []byte) (*policy, error) {
 	return p, wording.Limit(errors.Join(err, p.validate()))
 }
 
+// PolicyRuntime returns the runtime that the content of a PolicyFile names, or "". The error says what is wrong with the
+// policy.
+func PolicyRuntime(data []byte) (string, error) {
+	p, err := parsePolicy(data)
+	if p == nil {
+		return "", err
+	}
+	return p.Runtime, err
+}
+
 func (p *policy) validate() error {
 	problems := []error{p.limits.validate("", p.Kinds)}
 	for i := range p.Rules {

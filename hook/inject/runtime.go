@@ -159,18 +159,28 @@ func readEngine(path string) (string, error) {
 	if path == "" {
 		return "", nil
 	}
+	data, err := readTrusted(path)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", path, err)
+	}
+	runtime, err := EngineRuntime(data)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", path, err)
+	}
+	return runtime, nil
+}
+
+// EngineRuntime returns the default runtime in the content of an EngineFile: a path, a name, or "".
+func EngineRuntime(data []byte) (string, error) {
 	engine := struct {
 		Runtime string `yaml:"runtime"`
 	}{}
-	data, err := readTrusted(path)
-	if err == nil {
-		_, err = yamlfile.Decode(data, &engine, nil)
-	}
+	_, err := yamlfile.Decode(data, &engine, nil)
 	if name := engine.Runtime; err == nil && !filepath.IsAbs(name) && strings.Contains(name, "/") {
 		err = fmt.Errorf("runtime: %.100q: want an absolute path, or the name of a program", name)
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s: %w", path, err)
+		return "", err
 	}
 	return engine.Runtime, nil
 }

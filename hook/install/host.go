@@ -27,6 +27,8 @@ type Host struct {
 	ids   map[string]fileio.ID
 	// isDir and isFile report whether a path leads to a directory or a regular file.
 	isDir, isFile func(path string) bool
+	// leadsTo returns the path to which the links of a path lead. It is the path itself if there is nothing.
+	leadsTo func(path string) string
 }
 
 // Read reads the files of the engines below a root directory, and the link beside the hook if it exists. Links cannot
@@ -36,6 +38,7 @@ func Read(root string, engines []string, hook string) (*Host, error) {
 	h := &Host{root: root, files: map[string]*File{}, ids: map[string]fileio.ID{}}
 	h.isDir = func(name string) bool { return h.mode(name).IsDir() }
 	h.isFile = func(name string) bool { return h.mode(name).IsRegular() }
+	h.leadsTo = func(name string) string { return target(root, name) }
 	if err := h.read(recordFile); err != nil {
 		return nil, err
 	}
@@ -70,6 +73,15 @@ func Read(root string, engines []string, hook string) (*Host, error) {
 		}
 	}
 	return h, nil
+}
+
+// target returns the path to which the links of a path below a root directory lead, or the path itself.
+func target(root, name string) string {
+	at, err := securejoin.SecureJoin(root, name)
+	if err != nil {
+		return name
+	}
+	return at
 }
 
 // mode returns the type of what a path leads to, which is neither a directory nor a regular file if there is nothing.

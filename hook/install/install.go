@@ -91,6 +91,8 @@ type Plan struct {
 	// Kept are the paths of our files that another program has changed since they were written. They are left as they
 	// are.
 	Kept []string
+	// Warnings are sentences about what an administrator may not expect.
+	Warnings []string
 
 	host     *Host
 	runtimes []string
@@ -244,6 +246,7 @@ type edit struct {
 	service    Service // the service of the current engine
 	engine     string  // the current engine
 	kept       []string
+	warnings   []string
 	runtimes   []string
 }
 
@@ -395,12 +398,23 @@ func (e *edit) hasProgram(name string) bool {
 
 // addRuntime records the default runtime of the current engine for gpu-cdi-runtime: a path, or a name that the engine
 // searches for in its PATH. It is empty if the engine has no default that is known. If it is our own, what was recorded
-// before stays. The file is the one that names the runtime.
+// before stays. In place of NVIDIA's, by which images would take GPUs, runc or crun is recorded. The file is the one that
+// names the runtime.
 func (e *edit) addRuntime(program, file string) error {
 	service := e.service
 	e.service = Service{} // the file is read for each container
 	defer func() { e.service = service }()
 	name := runtimeFile(e.engine)
+	if isRuntimeOfNVIDIA(program, e.host.leadsTo) {
+		other := e.otherRuntime()
+		if other == "" {
+			return &SettingError{file, "has " + program + " as the default runtime. It gives GPUs to images that ask for them, " +
+				"so it is not run behind ours, and there is neither runc nor crun to run in its place"}
+		}
+		e.warnings = append(e.warnings, fmt.Sprintf("%s has %s as the default runtime of %s, which gives GPUs to images that "+
+			"ask for them: %s runs %s in its place", file, program, e.engine, path.Base(e.wrapper()), other))
+		program = other
+	}
 	switch {
 	case isWrapper(program) || program == runtimeName:
 		return nil
@@ -413,6 +427,18 @@ func (e *edit) addRuntime(program, file string) error {
 	}
 	quoted, _ := json.Marshal(program) // a string cannot fail
 	return e.own(name, fmt.Sprintf("%sruntime: %s\n", header, quoted))
+}
+
+// otherRuntime returns the path of a runc or crun that is not NVIDIA's runtime by another name, or "".
+func (e *edit) otherRuntime() string {
+	for _, name := range []string{"runc", "crun"} {
+		for _, dir := range programDirs {
+			if at := path.Join(dir, name); e.host.isFile(at) && !isRuntimeOfNVIDIA(at, e.host.leadsTo) {
+				return at
+			}
+		}
+	}
+	return ""
 }
 
 func (e *edit) addWrapper() error {
@@ -432,7 +458,7 @@ func (e *edit) addWrapper() error {
 
 // plan compares the edited files with those of the host.
 func (e *edit) plan() *Plan {
-	p := &Plan{host: e.host, Kept: e.kept, runtimes: e.runtimes}
+	p := &Plan{host: e.host, Kept: e.kept, Warnings: e.warnings, runtimes: e.runtimes}
 	for _, name := range slices.Sorted(maps.Keys(e.considered)) {
 		c := Change{name, e.host.files[name], e.files[name]}
 		p.Wanted = append(p.Wanted, c)

@@ -29,7 +29,13 @@ const testHook = "/usr/local/sbin/prestart-hook"
 // newHost returns a host with these files, where directories exist that have one.
 func newHost(files map[string]*File) *Host {
 	isFile := func(name string) bool { return files[name] != nil }
-	return &Host{files: files, isFile: isFile, isDir: func(name string) bool {
+	leadsTo := func(name string) string {
+		if f := files[name]; f != nil && f.Link != "" {
+			return f.Link
+		}
+		return name
+	}
+	return &Host{files: files, isFile: isFile, leadsTo: leadsTo, isDir: func(name string) bool {
 		for file := range files {
 			if strings.HasPrefix(file, name+"/") {
 				return true
@@ -547,6 +553,67 @@ func TestTheDefaultRuntimeOfAnEngine(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// NVIDIA's runtime gives GPUs to images that ask for them, so it is never behind ours.
+func TestNVIDIAsRuntimeIsNotBehindOurs(t *testing.T) {
+	const (
+		cri     = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd"
+		nvidia  = "/usr/bin/nvidia-container-runtime"
+		toolkit = "/usr/local/nvidia/toolkit/nvidia-container-runtime.cdi"
+	)
+	defaults := map[string]func(program string) (engine, file, text string){
+		"docker": func(p string) (string, string, string) {
+			return "docker", daemonFile, `{"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "` + p + `"}}}`
+		},
+		"docker by a shim": func(p string) (string, string, string) {
+			return "docker", daemonFile, `{"default-runtime": "nvidia", "runtimes": {"nvidia": {
+				"runtimeType": "io.containerd.runc.v2", "options": {"BinaryName": "` + p + `"}}}}`
+		},
+		"docker by its command line": func(p string) (string, string, string) {
+			return "docker", "/etc/default/docker", "DOCKER_OPTS=--default-runtime=nvidia --add-runtime=nvidia=" + p + "\n"
+		},
+		"containerd": func(p string) (string, string, string) {
+			return "containerd", containerdFile, cri + "]\ndefault_runtime_name = 'nvidia'\n" +
+				"[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia.options]\nBinaryName = '" + p + "'\n"
+		},
+		"CRI-O": func(p string) (string, string, string) {
+			return "crio", "/etc/crio/crio.conf.d/99-nvidia.conf", "[crio.runtime]\ndefault_runtime = 'nvidia'\n" +
+				"[crio.runtime.runtimes.nvidia]\nruntime_path = '" + p + "'\n"
+		},
+		"podman": func(p string) (string, string, string) {
+			return "podman", "/etc/containers/containers.conf", "[engine]\nruntime = 'nvidia'\n" +
+				"[engine.runtimes]\nnvidia = ['" + p + "']\n"
+		},
+	}
+	for name, program := range map[string]string{
+		"its path": nvidia, "its toolkit": toolkit, "a link to it": "/opt/nvidia",
+	} {
+		for of, setting := range defaults {
+			t.Run(of+", "+name, func(t *testing.T) {
+				engine, file, text := setting(program)
+				files := map[string]*File{
+					nvidia: {}, toolkit: {}, "/opt/nvidia": {Link: nvidia}, "/usr/sbin/runc": {Link: nvidia},
+					file: {Data: []byte(text)},
+				}
+				_, err := newHost(files).Install([]string{engine}, testHook)
+				if want := "neither runc nor crun"; err == nil || !strings.Contains(err.Error(), want) ||
+					!strings.Contains(err.Error(), file) {
+					t.Errorf("without another runtime: want %q and %s, got %v", want, file, err)
+				}
+				files["/usr/bin/crun"] = &File{}
+				h := newHost(files)
+				p, err := h.Install([]string{engine}, testHook)
+				got := texts(after(h, mustPlan(t, p, err)))[runtimeFile(engine)]
+				if want := header + "runtime: \"/usr/bin/crun\"\n"; got != want {
+					t.Errorf("got %q, want %q", got, want)
+				}
+				if len(p.Warnings) != 1 || !strings.Contains(p.Warnings[0], "runs /usr/bin/crun in its place") {
+					t.Errorf("it warns of %q", p.Warnings)
+				}
+			})
+		}
 	}
 }
 

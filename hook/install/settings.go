@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 )
@@ -244,10 +245,25 @@ func (e *edit) dockerSettings(s *Settings) error {
 // HookDirs returns the directories of OCI hooks that podman and CRI-O read by default.
 func HookDirs() []string { return []string{commonHooks, adminHooks} }
 
-// IsRuntimeOfNVIDIA reports whether a program, a path or a name, is NVIDIA's container runtime, which reads
-// NVIDIA_VISIBLE_DEVICES from a container's environment and so from its image.
-func IsRuntimeOfNVIDIA(program string) bool {
-	base := program[strings.LastIndexByte(program, '/')+1:]
-	names := []string{"nvidia-container-runtime", "nvidia-container-runtime.legacy", "nvidia-container-runtime.cdi"}
-	return slices.Contains(names, base)
+// IsRuntimeOfNVIDIA reports whether a program of a host, a path or a name, is or leads to NVIDIA's container runtime,
+// which reads NVIDIA_VISIBLE_DEVICES from a container's environment and so from its image. A script that runs it is not
+// recognized.
+func IsRuntimeOfNVIDIA(root, program string) bool {
+	return isRuntimeOfNVIDIA(program, func(name string) string { return target(root, name) })
+}
+
+func isRuntimeOfNVIDIA(program string, leadsTo func(path string) string) bool {
+	paths := []string{program}
+	if !path.IsAbs(program) {
+		for _, dir := range programDirs {
+			paths = append(paths, path.Join(dir, program))
+		}
+	}
+	isNVIDIAs := func(name string) bool {
+		rest, ok := strings.CutPrefix(path.Base(name), "nvidia-container-runtime")
+		return ok && (rest == "" || rest[0] == '.' || rest == "-experimental") // .cdi and others are the same program
+	}
+	return program != "" && slices.ContainsFunc(paths, func(name string) bool {
+		return isNVIDIAs(name) || isNVIDIAs(leadsTo(name))
+	})
 }

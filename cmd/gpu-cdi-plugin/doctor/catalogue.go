@@ -115,6 +115,11 @@ var catalogue = []kind{
 		"install the program, or remove the runtime from the configuration of the engine",
 	},
 	{
+		"runtime-behind", Error, "gpu-cdi-runtime runs NVIDIA's runtime",
+		"that reads NVIDIA_VISIBLE_DEVICES, so an image can take GPUs that its container did not request",
+		"rm {subject} && gpu-cdi-plugin hook install ENGINE",
+	},
+	{
 		"docker-gpus", Note, "docker's --gpus has no program by which it works",
 		"docker run --gpus fails; --device does not need it",
 		"docker run --device nvidia.com/gpu=all",
@@ -228,6 +233,11 @@ var catalogue = []kind{
 		"hook-missing", Error, "prestart-hook does not exist or is not executable",
 		"no spec can be written, and containers with a spec that names it do not start",
 		"install prestart-hook beside gpu-cdi-plugin, or name it with --hook-path",
+	},
+	{
+		"hook-config", Error, "gpu-cdi-runtime and the hook refuse a file of their configuration",
+		"containers with the runtime gpu-cdi, or with devices by annotations, do not start",
+		"repair {subject} (docs/annotations.md); without it the defaults are in effect",
 	},
 	{
 		"hook-noexec", Error, "prestart-hook is on a file system that is mounted with noexec",

@@ -84,6 +84,7 @@ type facts struct {
 	kubelet kubeletFacts
 	hooks   hookFacts
 	kernel  kernelFacts
+	own     ownFacts
 	notes   []Finding        // what could not be read
 	dpkg    map[string][]int // the versions of packages, once read
 	// processes has a PID for each name of a process, of at most 15 characters. It is nil if they are unknown.
@@ -92,7 +93,7 @@ type facts struct {
 
 // checks are all checks, in the order of the subjects.
 var checks = []func(*facts) []Finding{
-	checkDriver, checkNodes, checkEngines, checkSpecs, checkKubelet, checkHooks, checkKernel,
+	checkDriver, checkNodes, checkEngines, checkSpecs, checkKubelet, checkHooks, checkOwn, checkKernel,
 }
 
 // Examine examines a host. The findings are sorted, errors first.
@@ -114,6 +115,7 @@ func read(ctx context.Context, o Options) *facts {
 	f.readEngines()
 	f.readSpecs()
 	f.readHooks()
+	f.readOwn()
 	return f
 }
 

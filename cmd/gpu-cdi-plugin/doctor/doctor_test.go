@@ -376,6 +376,30 @@ var faults = map[string]fault{
 		h.packages("docker-ce", "5:28.2.2-1")
 		h.write("etc/docker/daemon.json", `{"runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}}`)
 	}, "warning runtime-missing", "remove the runtime"},
+	"NVIDIA's runtime behind gpu-cdi-runtime": {workstation, func(h *testHost) {
+		h.program("usr/bin/nvidia-container-runtime")
+		h.write("etc/gpu-cdi-plugin/runtime-docker.yaml", "runtime: /usr/bin/nvidia-container-runtime\n")
+	}, "error runtime-behind", "/etc/gpu-cdi-plugin/runtime-docker.yaml && gpu-cdi-plugin hook install docker"},
+	"a link to NVIDIA's runtime behind gpu-cdi-runtime, for all engines": {workstation, func(h *testHost) {
+		h.program("usr/bin/nvidia-container-runtime")
+		h.link("opt/runtime", "/usr/bin/nvidia-container-runtime")
+		h.write("etc/gpu-cdi-plugin/hook.yaml", "runtime: /opt/runtime\n")
+	}, "error runtime-behind", "remove runtime: from /etc/gpu-cdi-plugin/hook.yaml"},
+	"a policy with a mistake": {workstation, func(h *testHost) {
+		h.write("etc/gpu-cdi-plugin/hook.yaml", "kind: nvidia.com/gpu\n")
+	}, "error hook-config", "kind"},
+	"a policy that others can change": {workstation, func(h *testHost) {
+		h.write("etc/gpu-cdi-plugin/hook.yaml", "allocated: true\n")
+		h.options.TrustedHook = func(path string) error {
+			if filepath.Base(path) == "hook.yaml" {
+				return fmt.Errorf("%s: %w", path, trust.ErrUnsafe)
+			}
+			return nil
+		}
+	}, "error hook-config", "others can change it"},
+	"an engine's runtime that is no YAML": {workstation, func(h *testHost) {
+		h.write("etc/gpu-cdi-plugin/runtime-crio.yaml", "runtime: [\n")
+	}, "error hook-config", "gpu-cdi-plugin hook install crio"},
 	"docker --gpus without a program": {workstation, func(h *testHost) {
 		h.program("usr/bin/dockerd")
 		h.packages("docker-ce", "5:28.2.2-1")

@@ -338,7 +338,7 @@ func canonical(dir string) string {
 func (f *facts) checkRuntimes(e *engine) []Finding {
 	s := e.settings
 	var list []Finding
-	if install.IsRuntimeOfNVIDIA(s.Program()) && !f.engines.ignoresImages {
+	if install.IsRuntimeOfNVIDIA(f.Host.Root(), s.Program()) && !f.engines.ignoresImages {
 		problem := fmt.Sprintf("%s makes %s the default runtime", s.DefaultFile, s.Program())
 		list = append(list, newFinding("runtime-nvidia", e.name, problem))
 	}
