@@ -144,7 +144,8 @@ var errorTable = []cli.ErrorRow{
 
 // hintConflict returns a hint about another spec file that defines a device name of ours.
 func hintConflict(c cdi.Conflict) string {
-	return "remove " + c.File + ", or choose another kind with --cdi-kind VENDOR/CLASS"
+	return "remove " + c.File + ", and what writes it (gpu-cdi-plugin doctor names NVIDIA's service), or choose another " +
+		"kind with --cdi-kind VENDOR/CLASS"
 }
 
 // statuses are the exit statuses as described in the help.

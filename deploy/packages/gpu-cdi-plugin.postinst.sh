@@ -48,13 +48,24 @@ if [ -z "$root" ] && [ -d /run/systemd/system ]; then
 	done
 fi
 
-refresh=
+# Since version 1.20 of NVIDIA's toolkit a udev rule starts the service at each load of the driver, also if it is
+# disabled: only a masked one stays away. systemctl does not mask units in /etc/systemd/system, where earlier versions
+# have them, without the rule.
+refresh= stop=
 for unit in nvidia-cdi-refresh.path nvidia-cdi-refresh.service; do
 	for dir in /etc/systemd/system /usr/lib/systemd/system /lib/systemd/system; do
-		if [ -e "$root$dir/$unit" ]; then
-			refresh="$refresh $unit"
+		file=$root$dir/$unit
+		[ -e "$file" ] || [ -L "$file" ] || continue
+		if [ "$(readlink "$file")" = /dev/null ]; then
 			break
+		elif [ $dir != /etc/systemd/system ]; then
+			refresh="$refresh $unit"
+			stop="${stop}systemctl mask --now $unit; "
+		elif ls "$root"/etc/systemd/system/*.wants/$unit >/dev/null 2>&1; then
+			refresh="$refresh $unit"
+			stop="${stop}systemctl disable --now $unit; "
 		fi
+		break
 	done
 done
 specs=
@@ -65,7 +76,7 @@ if [ "$refresh$specs" ]; then
 	cat >&2 <<-END
 		gpu-cdi-plugin: NVIDIA's CDI refresh is here too:$refresh$specs
 		Engines refuse a device that two specs define. Choose one of the two:
-		- this package: ${refresh:+systemctl disable --now$refresh; }rm -f /etc/cdi/nvidia.yaml /run/cdi/nvidia.yaml
+		- this package: ${stop}rm -f /etc/cdi/nvidia.yaml /run/cdi/nvidia.yaml
 		- NVIDIA's: systemctl disable --now $units; gpu-cdi-plugin cdi remove
 	END
 fi

@@ -1,6 +1,7 @@
 package dist
 
 import (
+	"bytes"
 	"context"
 	"io/fs"
 	"os"
@@ -131,6 +132,55 @@ func boot(t *testing.T, script string, mode ...string) []string {
 		return err
 	}))
 	return left
+}
+
+// TestThePackageNamesNVIDIAsRefresh runs the package's script for a root in which NVIDIA's toolkit is installed.
+func TestThePackageNamesNVIDIAsRefresh(t *testing.T) {
+	const etc, lib = "etc/systemd/system/", "lib/systemd/system/"
+	script, err := os.ReadFile("../../deploy/packages/gpu-cdi-plugin.postinst.sh")
+	testenv.Must(t, err)
+	for name, c := range map[string]struct {
+		files []string // a name that ends with @ is a link to /dev/null
+		want  string   // "" for no message
+	}{
+		"no toolkit": {},
+		"a toolkit whose udev rule starts the service": {
+			[]string{lib + "nvidia-cdi-refresh.path", lib + "nvidia-cdi-refresh.service", "run/cdi/nvidia.yaml"},
+			"systemctl mask --now nvidia-cdi-refresh.path; systemctl mask --now nvidia-cdi-refresh.service; rm -f ",
+		},
+		"only its spec": {[]string{"etc/cdi/nvidia.yaml"}, "- this package: rm -f /etc/cdi/nvidia.yaml"},
+		"units that are masked": {[]string{
+			etc + "nvidia-cdi-refresh.path@", lib + "nvidia-cdi-refresh.path",
+			etc + "nvidia-cdi-refresh.service@", lib + "nvidia-cdi-refresh.service",
+		}, ""},
+		"an older toolkit, whose units cannot be masked": {
+			[]string{etc + "nvidia-cdi-refresh.path", etc + "multi-user.target.wants/nvidia-cdi-refresh.path"},
+			"- this package: systemctl disable --now nvidia-cdi-refresh.path; rm -f ",
+		},
+		"an older toolkit, whose units are disabled": {[]string{etc + "nvidia-cdi-refresh.path"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			for _, file := range c.files {
+				path := filepath.Join(root, strings.TrimSuffix(file, "@"))
+				testenv.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+				if strings.HasSuffix(file, "@") {
+					testenv.Must(t, os.Symlink("/dev/null", path))
+				} else {
+					testenv.Must(t, os.WriteFile(path, nil, 0o644))
+				}
+			}
+			res, err := proc.Run(t.Context(), proc.Cmd{
+				Args: []string{"sh", "-s", "configure", ""}, Stdin: bytes.NewReader(script),
+				Env: []string{"DPKG_ROOT=" + root, "PATH=" + os.Getenv("PATH")},
+			})
+			testenv.Must(t, err)
+			got := strings.Contains(res.Stderr, "NVIDIA's CDI refresh is here too")
+			if res.Code != 0 || got != (c.want != "") || !strings.Contains(res.Stderr, c.want) {
+				t.Errorf("want %q, got %v", c.want, res)
+			}
+		})
+	}
 }
 
 // TestSlowThePackageWithoutSystemd compares the root file by file: only dpkg's own records may differ in the end.

@@ -137,7 +137,17 @@ var catalogue = []kind{
 	{
 		"spec-conflict", Error, "two spec files of one directory define the same device",
 		"engines offer the device from neither file",
-		"remove the file that is not needed: rm {subject}, or give one of them another kind with --cdi-kind",
+		"remove one of the two files, or give one of them another kind with --cdi-kind",
+	},
+	{
+		"spec-foreign", Error, "only another program's spec has this host's GPUs, although our service should write one",
+		"the service leaves names of other files out, so it offers no devices to pods, and watches none",
+		"rm {subject} && gpu-cdi-plugin cdi generate --write",
+	},
+	{
+		"nvidia-refresh", Warning, "the service of NVIDIA's toolkit writes a spec beside ours",
+		"engines offer a device that two files define from neither, and serve offers none of them to pods",
+		"systemctl mask --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service",
 	},
 	{
 		"spec-unreadable", Error, "a spec file or directory cannot be read",

@@ -85,6 +85,7 @@ type facts struct {
 	hooks   hookFacts
 	kernel  kernelFacts
 	own     ownFacts
+	refresh refreshFacts
 	notes   []Finding        // what could not be read
 	dpkg    map[string][]int // the versions of packages, once read
 	// processes has a PID for each name of a process, of at most 15 characters. It is nil if they are unknown.
@@ -93,7 +94,7 @@ type facts struct {
 
 // checks are all checks, in the order of the subjects.
 var checks = []func(*facts) []Finding{
-	checkDriver, checkNodes, checkEngines, checkSpecs, checkKubelet, checkHooks, checkOwn, checkKernel,
+	checkDriver, checkNodes, checkEngines, checkSpecs, checkRefresh, checkKubelet, checkHooks, checkOwn, checkKernel,
 }
 
 // Examine examines a host. The findings are sorted, errors first.
@@ -116,6 +117,7 @@ func read(ctx context.Context, o Options) *facts {
 	f.readSpecs()
 	f.readHooks()
 	f.readOwn()
+	f.readRefresh()
 	return f
 }
 

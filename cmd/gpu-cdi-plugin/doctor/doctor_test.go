@@ -107,7 +107,27 @@ func TestNothingIsWrongOnAGoodHost(t *testing.T) {
 			h.mount("run/cdi", 0)
 			h.writeSpec()
 			h.write("run/systemd/system/x", "")
-			h.link("etc/systemd/system/multi-user.target.wants/gpu-cdi-watch.service", "../gpu-cdi-watch.service")
+			h.enable("gpu-cdi-watch.service")
+		}},
+		"NVIDIA's service that is masked": {workstation, func(h *testHost) {
+			h.refresh("usr/lib/systemd/system")
+			h.write("usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules", "SYSTEMD_WANTS\n")
+			h.link("etc/systemd/system/nvidia-cdi-refresh.service", os.DevNull)
+			h.link("etc/systemd/system/nvidia-cdi-refresh.path", os.DevNull)
+		}},
+		"NVIDIA's service of an older toolkit that is disabled": {workstation, func(h *testHost) {
+			h.refresh("etc/systemd/system")
+		}},
+		"NVIDIA's service whose rule is masked": {workstation, func(h *testHost) {
+			h.refresh("usr/lib/systemd/system")
+			h.write("usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules", "SYSTEMD_WANTS\n")
+			h.link("etc/udev/rules.d/99-nvidia-cdi-refresh.rules", os.DevNull)
+		}},
+		"NVIDIA's toolkit, and nothing of ours": {workstation, func(h *testHost) {
+			h.refresh("usr/lib/systemd/system")
+			h.write("usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules", "SYSTEMD_WANTS\n")
+			h.remove("run/cdi/nvidia.com-gpu.json")
+			h.foreignSpec("run/cdi/nvidia.yaml")
 		}},
 		"a spec that needs no hook, without the hook": {workstation, func(h *testHost) {
 			h.options.Hook = ""
@@ -161,7 +181,8 @@ func TestEachFaultIsFound(t *testing.T) {
 			if diff := cmp.Diff(strings.Split(c.want, ", "), ids(list)); diff != "" {
 				t.Fatalf("(-want +got):\n%s\n%+v", diff, list)
 			}
-			if text := list[0].Problem + "\n" + list[0].Fix; !strings.Contains(text, c.says) {
+			text := strings.ReplaceAll(list[0].Problem+"\n"+list[0].Fix, h.node.Root()+"/", "HOST/")
+			if !strings.Contains(text, c.says) {
 				t.Errorf("want %q in:\n%s", c.says, text)
 			}
 			for _, f := range list {
@@ -418,7 +439,36 @@ var faults = map[string]fault{
 		text, err := os.ReadFile(h.at("run/cdi/nvidia.com-gpu.json"))
 		testenv.Must(h.t, err)
 		h.write("run/cdi/nvidia.json", string(text))
-	}, "error spec-conflict", "nvidia.json define nvidia.com/gpu=0"},
+	}, "error spec-conflict", "rm HOST/run/cdi/nvidia.json"},
+	"NVIDIA's spec beside ours": {workstation, func(h *testHost) {
+		h.foreignSpec("run/cdi/a-foreign.yaml")
+	}, "error spec-conflict", "rm HOST/run/cdi/a-foreign.yaml"},
+	"NVIDIA's spec beside ours, which comes back at each load of the driver": {workstation, func(h *testHost) {
+		h.refresh("usr/lib/systemd/system")
+		h.write("usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules", "ENV{SYSTEMD_WANTS}+=\"nvidia-cdi-refresh.service\"\n")
+		h.foreignSpec("run/cdi/nvidia.yaml")
+	}, "error spec-conflict, warning nvidia-refresh", "systemctl mask --now nvidia-cdi-refresh.path && " +
+		"systemctl mask --now nvidia-cdi-refresh.service && rm HOST/run/cdi/nvidia.yaml"},
+	"NVIDIA's spec alone, although our service is enabled": {workstation, func(h *testHost) {
+		h.enable("gpu-cdi-watch.service")
+		h.refresh("usr/lib/systemd/system")
+		h.write("usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules", "ENV{SYSTEMD_WANTS}+=\"nvidia-cdi-refresh.service\"\n")
+		h.remove("run/cdi/nvidia.com-gpu.json")
+		h.foreignSpec("run/cdi/nvidia.yaml")
+	}, "error spec-foreign, warning nvidia-refresh", "rm HOST/run/cdi/nvidia.yaml && gpu-cdi-plugin cdi generate --write"},
+	"a udev rule that will bring NVIDIA's spec": {workstation, func(h *testHost) {
+		h.refresh("usr/lib/systemd/system")
+		h.write("usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules", "ENV{SYSTEMD_WANTS}+=\"nvidia-cdi-refresh.service\"\n")
+	}, "warning nvidia-refresh", "/usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules starts it at each load of the driver"},
+	"an older toolkit's service, which cannot be masked": {workstation, func(h *testHost) {
+		h.refresh("etc/systemd/system")
+		h.enable("nvidia-cdi-refresh.path")
+	}, "warning nvidia-refresh", "systemctl disable --now nvidia-cdi-refresh.path"},
+	"a udev rule for a service that cannot be masked": {workstation, func(h *testHost) {
+		h.refresh("etc/systemd/system")
+		h.write("usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules", "ENV{SYSTEMD_WANTS}+=\"nvidia-cdi-refresh.service\"\n")
+	}, "warning nvidia-refresh", "rm HOST/etc/systemd/system/nvidia-cdi-refresh.service && systemctl daemon-reload && " +
+		"systemctl mask --now nvidia-cdi-refresh.service"},
 	"a spec with an unknown key": {workstation, func(h *testHost) {
 		h.write("etc/cdi/broken.json", `{"cdiVersion": "0.5.0", "kind": "a.com/b", "what": 1}`)
 	}, "error spec-unreadable", "what"},

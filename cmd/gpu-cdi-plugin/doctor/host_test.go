@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
@@ -198,6 +199,32 @@ func (h *testHost) writeSpec() {
 	})
 	testenv.Must(h.t, err, os.MkdirAll(h.options.CDIDir, 0o755),
 		cdi.WriteFile(filepath.Join(h.options.CDIDir, cdi.FileName(cdi.DefaultKind)), spec))
+}
+
+// enable makes a unit of systemd start at a boot.
+func (h *testHost) enable(unit string) {
+	h.t.Helper()
+	h.link("etc/systemd/system/multi-user.target.wants/"+unit, "/usr/lib/systemd/system/"+unit)
+}
+
+// refresh installs the units of NVIDIA's toolkit that write a spec.
+func (h *testHost) refresh(dir string) {
+	h.t.Helper()
+	h.write(dir+"/nvidia-cdi-refresh.path", "[Path]\nPathChanged=/lib/modules\n[Install]\nWantedBy=multi-user.target\n")
+	h.write(dir+"/nvidia-cdi-refresh.service", "[Service]\nExecStart=/usr/bin/nvidia-ctk cdi generate\n"+
+		"[Install]\nWantedBy=multi-user.target\n")
+}
+
+// foreignSpec writes a spec of another program with this host's GPUs.
+func (h *testHost) foreignSpec(name string) {
+	h.t.Helper()
+	s, err := h.node.Snapshot()
+	testenv.Must(h.t, err)
+	edits := specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/nvidia0", HostPath: h.at("dev/nvidia0")}}}
+	spec := &specs.Spec{Version: "0.5.0", Kind: cdi.DefaultKind, Devices: []specs.Device{
+		{Name: "0", ContainerEdits: edits}, {Name: s.Devices[0].UUID, ContainerEdits: edits},
+	}}
+	testenv.Must(h.t, cdi.WriteFile(h.at(name), spec))
 }
 
 // listen makes a program answer at a socket of a device plugin. With a nil plugin it only accepts connections.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -31,8 +32,8 @@ type specFacts struct {
 
 // specFile is a spec of NVIDIA's devices, and what is wrong with it.
 type specFile struct {
-	path string
-	ours bool
+	path, kind string
+	ours       bool
 	// unsafe are the parts that users other than root can change. differences are those between our spec and this
 	// host, and problems what is wrong with any spec.
 	unsafe                []cdi.Problem
@@ -68,16 +69,15 @@ func (f *facts) readSpecs() {
 		}
 	}
 	s.renewed = !f.exists("/run/systemd/system")
-	for _, unit := range []string{"gpu-cdi-watch.service", "gpu-cdi-plugin.service"} {
-		links, _ := filepath.Glob(f.at("/etc/systemd/system") + "/*.wants/" + unit) // the pattern is right
-		s.renewed = s.renewed || len(links) > 0
+	for _, unit := range ourUnits {
+		s.renewed = s.renewed || f.isEnabled(unit)
 	}
 	s.mounts = append(s.mounts, mountOf(f.StateDir, "state-dir"), mountOf(f.CDIDir, "cdi-dir"))
 }
 
 // readSpec compares a spec with the host.
 func (f *facts) readSpec(file *cdi.SpecFile) specFile {
-	s := specFile{path: file.Path, ours: cdi.WrittenHere(file.Spec)}
+	s := specFile{path: file.Path, kind: file.Kind, ours: cdi.WrittenHere(file.Spec)}
 	s.unsafe = cdi.UnsafeParts(file.Path, file.Spec, f.TrustedFile, f.TrustedHook)
 	if s.ours && file.Kind == f.CDIKind {
 		s.differences = f.differences(file)
@@ -155,9 +155,9 @@ func checkSpecs(f *facts) []Finding {
 			list = append(list, newFinding("spec-unreadable", file.Path, file.Error))
 		}
 	}
-	list = append(list, s.checkConflicts()...)
-	for _, path := range s.private {
-		list = append(list, newFinding("spec-private", path, "only root can read it"))
+	list = append(list, f.checkConflicts()...)
+	for _, name := range s.private {
+		list = append(list, newFinding("spec-private", name, "only root can read it"))
 	}
 	for i := range s.files {
 		list = append(list, f.checkSpec(&s.files[i])...)
@@ -185,12 +185,12 @@ func (s *specFacts) hasOurs() bool {
 	return slices.ContainsFunc(s.files, func(file specFile) bool { return file.ours })
 }
 
-// checkConflicts returns a finding for each pair of files that define the same names.
-func (s *specFacts) checkConflicts() []Finding {
+// checkConflicts returns a finding for each pair of files that define the same names. It is about the file to remove.
+func (f *facts) checkConflicts() []Finding {
 	var list []Finding
 	names := map[[2]string][]string{}
 	var pairs [][2]string
-	for _, d := range s.dirs.Devices {
+	for _, d := range f.specs.dirs.Devices {
 		if d.State != cdi.Conflicting || d.File > d.Other {
 			continue
 		}
@@ -201,10 +201,24 @@ func (s *specFacts) checkConflicts() []Finding {
 		names[pair] = append(names[pair], d.Name)
 	}
 	for _, pair := range pairs {
-		problem := fmt.Sprintf("it and %s define %s", pair[1], wording.ShortenList(names[pair], 3, ", "))
-		list = append(list, newFinding("spec-conflict", pair[0], problem))
+		file, other, fix := pair[0], pair[1], ""
+		switch keeps, keepsOther := f.keeps(file), f.keeps(other); {
+		case keeps && !keepsOther:
+			file, other, fix = other, file, f.without(other)
+		case keepsOther && !keeps:
+			fix = f.without(file)
+		}
+		problem := fmt.Sprintf("it and %s define %s", other, wording.ShortenList(names[pair], 3, ", "))
+		list = append(list, newFinding("spec-conflict", file, problem).fixed(fix))
 	}
 	return list
+}
+
+// keeps reports whether a spec file is the one that our service writes.
+func (f *facts) keeps(file string) bool {
+	own := filepath.Join(f.CDIDir, cdi.FileName(f.CDIKind))
+	return slices.ContainsFunc(f.specs.files, func(s specFile) bool { return s.path == file && s.ours }) &&
+		path.Base(file) == path.Base(own) && isSameDir(path.Dir(file), path.Dir(own))
 }
 
 // checkSpec returns findings about one spec. What differs from the host need not be listed as a problem too.

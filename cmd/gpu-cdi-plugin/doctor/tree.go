@@ -31,6 +31,9 @@ func (f *facts) at(name string) string {
 	return resolved
 }
 
+// onHost returns the path in this process of a path on the host, for commands. Links in it are not resolved.
+func (f *facts) onHost(name string) string { return filepath.Join(f.Host.Root(), name) }
+
 // read returns a file of the host, or nil if there is none. If it cannot be read, that is noted.
 func (f *facts) read(name string) []byte {
 	data, err := fileio.ReadFile(f.at(name), maxFile)

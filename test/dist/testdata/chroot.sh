@@ -9,10 +9,10 @@ link=/etc/systemd/system/multi-user.target.wants/gpu-cdi-watch.service
 set -x
 
 # NVIDIA's refresh is there: the package says so.
-mkdir -p /etc/cdi && touch /etc/cdi/nvidia.yaml /etc/systemd/system/nvidia-cdi-refresh.path
+mkdir -p /etc/cdi && touch /etc/cdi/nvidia.yaml /lib/systemd/system/nvidia-cdi-refresh.path
 check dpkg -i /srv/old.deb 2>/tmp/message
-check grep -q 'systemctl disable --now nvidia-cdi-refresh.path; rm -f /etc/cdi/nvidia.yaml' /tmp/message
-rm -r /etc/cdi /etc/systemd/system/nvidia-cdi-refresh.path
+check grep -q 'systemctl mask --now nvidia-cdi-refresh.path; rm -f /etc/cdi/nvidia.yaml' /tmp/message
+rm -r /etc/cdi /lib/systemd/system/nvidia-cdi-refresh.path
 check test -L $link
 check gpu-cdi-plugin --root /sim device make-nodes
 check gpu-cdi-plugin --root /sim cdi generate --write
