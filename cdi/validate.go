@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/trust"
@@ -214,6 +215,28 @@ func ValidateDevices(spec *specs.Spec, s *gpu.Snapshot) []Problem {
 		}
 	}
 	return problems
+}
+
+// ValidateNumbers checks that the device nodes of a spec have the numbers of their devices on this host.
+func ValidateNumbers(spec *specs.Spec, numbers driver.Numbers) []Problem {
+	v := &validator{seen: map[string]bool{}}
+	check := func(where string, e *specs.ContainerEdits) {
+		for _, n := range e.DeviceNodes {
+			file := cmp.Or(n.HostPath, n.Path)
+			var st unix.Stat_t
+			if err := unix.Lstat(file, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR {
+				continue // a problem that validate finds
+			}
+			if err := numbers.CheckPath(file, st.Rdev); err != nil {
+				v.add(where, "device node %s: %v", file, err)
+			}
+		}
+	}
+	check(commonWhere, &spec.ContainerEdits)
+	for i := range spec.Devices {
+		check(deviceNamed(spec.Devices[i].Name), &spec.Devices[i].ContainerEdits)
+	}
+	return v.problems
 }
 
 // unusable maps the UUID of each device in the snapshot to the reason why containers cannot use the device, or to "".

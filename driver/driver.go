@@ -142,6 +142,8 @@ type Finding struct {
 	Broken bool `json:"broken,omitempty"`
 	// Missing says that it was not found although its sibling was, the file of that name.
 	Missing string `json:"missing,omitempty"`
+	// OtherNumber says that it is a device node with another number than its device.
+	OtherNumber bool `json:"otherNumber,omitempty"`
 	// Note says why it is not used, or what is unusual about it.
 	Note string `json:"note,omitempty"`
 }
@@ -154,7 +156,7 @@ func (f *Finding) Lack() (text, advice string) {
 			"install it, or name the directory that it is in with driver-dirs"
 	case f.Kind == KindDevice:
 		return f.Name + " is left out: " + f.Note,
-			"gpu-cdi-plugin device make-nodes makes missing device nodes of GPUs and MIG devices"
+			"gpu-cdi-plugin device make-nodes makes device nodes of GPUs and MIG devices that are missing or wrong"
 	case f.Kind == KindNode:
 		return "containers do not get the device node " + f.Name + ", without which CUDA does not start: " + f.Note,
 			"gpu-cdi-plugin device make-nodes loads the kernel module nvidia_uvm and makes its device node"

@@ -71,8 +71,9 @@ type ExtraFiles struct {
 func DiscoverExtra(h host.Host, e Extra, channels []int) (*ExtraFiles, []Finding) {
 	found := &ExtraFiles{Extra: e}
 	var findings []Finding
+	numbers := ReadNumbers(h)
 	for _, name := range e.row().names(h, channels) {
-		n, err := findNode(h, name, All)
+		n, err := findNode(h, numbers, name, All)
 		findings = append(findings, n.finding(err))
 		if err == nil {
 			found.Nodes = append(found.Nodes, n)

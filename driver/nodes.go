@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
 )
@@ -24,8 +26,9 @@ func DiscoverNodes(h host.Host) *Driver {
 // addNodes adds the control device nodes, with findings, and the device nodes of GPUs and MIG devices, with findings
 // about those that cannot be used.
 func (d *Driver) addNodes(h host.Host) {
+	numbers := ReadNumbers(h)
 	for _, c := range controlNodes {
-		n, err := findNode(h, c.name, c.capabilities)
+		n, err := findNode(h, numbers, c.name, c.capabilities)
 		f := n.finding(err)
 		f.Broken = c.needed && err != nil
 		d.Findings = append(d.Findings, f)
@@ -38,7 +41,7 @@ func (d *Driver) addNodes(h host.Host) {
 		}
 	}
 	for _, name := range slices.Concat(numberedNodes(h, "nvidia"), numberedNodes(h, "nvidia-caps/nvidia-cap")) {
-		n, err := findNode(h, name, All)
+		n, err := findNode(h, numbers, name, All)
 		if err != nil {
 			d.Findings = append(d.Findings, n.finding(err))
 			continue
@@ -77,8 +80,8 @@ func isNumbered(name, prefix string) bool {
 	return ok && isNumbers(number)
 }
 
-// findNode finds a character device under /dev by its name.
-func findNode(h host.Host, name string, c Capabilities) (DeviceNode, error) {
+// findNode finds a character device under /dev by its name. One with a wrong number is of no use.
+func findNode(h host.Host, numbers Numbers, name string, c Capabilities) (DeviceNode, error) {
 	n := DeviceNode{Path: path.Join("/dev", name), HostPath: h.Dev(name), Capabilities: c}
 	info, err := os.Lstat(n.HostPath) // engines do not follow links either
 	if err != nil {
@@ -88,7 +91,11 @@ func findNode(h host.Host, name string, c Capabilities) (DeviceNode, error) {
 	if info.Mode().Type() != fs.ModeDevice|fs.ModeCharDevice {
 		return n, fmt.Errorf("%s, not a character device", fileio.TypeName(info.Mode()))
 	}
-	return n, nil
+	var st unix.Stat_t
+	if err := unix.Lstat(n.HostPath, &st); err != nil {
+		return n, err
+	}
+	return n, numbers.Check(name, st.Rdev)
 }
 
 func (n DeviceNode) finding(err error) Finding {
@@ -100,6 +107,7 @@ func (n DeviceNode) finding(err error) Finding {
 		f.Note = notFound
 	default:
 		f.Path, f.Note = n.HostPath, err.Error()
+		_, f.OtherNumber = errors.AsType[*NumberError](err)
 	}
 	return f
 }
@@ -117,7 +125,7 @@ func (d *Driver) addDRM(h host.Host) {
 			if !strings.HasPrefix(name, "card") && !strings.HasPrefix(name, "renderD") {
 				continue
 			}
-			n, err := findNode(h, path.Join("dri", name), UsesDRM)
+			n, err := findNode(h, Numbers{}, path.Join("dri", name), UsesDRM)
 			d.Findings = append(d.Findings, n.finding(err))
 			if err == nil {
 				d.DRM[address] = append(d.DRM[address], n)

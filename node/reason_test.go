@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -35,6 +36,7 @@ func TestADeviceOutsideTheSpecHasTheGeneratorsReason(t *testing.T) {
 func TestMissingDeviceNodesAreRemarks(t *testing.T) {
 	for name, c := range map[string]struct {
 		machine, remove string
+		number          uint64 // of the removed node, which is made again
 		change          func(*nodeSource)
 		want            string
 		healthy         int
@@ -43,6 +45,15 @@ func TestMissingDeviceNodesAreRemarks(t *testing.T) {
 		"no nvidia-uvm": {
 			machine: "pcie-pair", remove: "nvidia-uvm", healthy: 2,
 			want: "containers do not get the device node /dev/nvidia-uvm, without which CUDA does not start: not found",
+		},
+		"a nvidia-uvm from before a reboot": {
+			machine: "pcie-pair", remove: "nvidia-uvm", number: unix.Mkdev(250, 0), healthy: 2,
+			want: "containers do not get the device node /dev/nvidia-uvm, without which CUDA does not start: its number is " +
+				"250:0, and that of its device is 511:0",
+		},
+		"a node of another GPU": {
+			machine: "pcie-pair", remove: "nvidia1", number: unix.Mkdev(195, 0), healthy: 1,
+			want: "GPU 1 is left out: /dev/nvidia1 cannot be used: its number is 195:0, and that of its device is 195:1",
 		},
 		"no node of a GPU": {
 			machine: "pcie-pair", remove: "nvidia1", healthy: 1, want: "GPU 1 is left out: no device node /dev/nvidia1",
@@ -65,6 +76,10 @@ func TestMissingDeviceNodesAreRemarks(t *testing.T) {
 			}
 			if c.remove != "" {
 				testenv.Must(t, os.Remove(filepath.Join(b.node.Root(), "dev", c.remove)))
+			}
+			if c.number != 0 {
+				path := filepath.Join(b.node.Root(), "dev", c.remove)
+				testenv.Must(t, unix.Mknod(path, unix.S_IFCHR|0o666, int(c.number)))
 			}
 			b.start()
 			s := b.rec.State()

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/wording"
@@ -50,6 +51,11 @@ func (a *app) cdiValidate(ctx context.Context, files []string, out cli.Output) e
 	if written {
 		files = append([]string{a.ownSpec()}, a.extraFiles()...)
 	}
+	h, err := a.host()
+	if err != nil {
+		return err
+	}
+	numbers := driver.ReadNumbers(h)
 	devices := sync.OnceValue(func() *gpu.Snapshot { return a.knownDevices(ctx) })
 	var verdicts []verdict
 	var unread error
@@ -62,15 +68,20 @@ func (a *app) cdiValidate(ctx context.Context, files []string, out cli.Output) e
 			continue
 		}
 		foreign := false
+		var wrong []cdi.Problem
 		if spec, err := cdi.ReadFile(file); err == nil { // a file that cannot be parsed has that problem already
 			problems = append(problems, a.unsafeParts(file, spec)...)
+			wrong = cdi.ValidateNumbers(spec, numbers)
+			problems = append(problems, wrong...)
 			if cdi.NamesGPUs(spec) && devices() != nil {
 				problems = append(problems, cdi.ValidateDevices(spec, devices())...)
 			}
 			foreign = !cdi.WrittenHere(spec)
 		}
 		if len(problems) > 0 {
-			if invalid++; invalid == 1 && foreign {
+			if invalid++; invalid == 1 && len(wrong) > 0 {
+				hintInvalid = "gpu-cdi-plugin device make-nodes makes the device nodes anew"
+			} else if invalid == 1 && foreign {
 				hintInvalid = file + " was " + notOurs
 			} else if invalid == 1 {
 				hintInvalid = a.renewHint(file)

@@ -153,8 +153,8 @@ func (a *app) makeNodesCommand() *cobra.Command {
 		Short: "Make the device nodes that this host lacks",
 		Long: `Runs the driver's nvidia-modprobe where device nodes are missing, which also loads the kernel modules: those
 of GPUs, of nvidia-uvm and nvidia-modeset, and of MIG devices. It prints the nodes that were made, and runs nothing if
-none is missing. After a boot without a display server nothing else makes them. Only root may be able to change
-nvidia-modprobe.
+none is missing. After a boot without a display server nothing else makes them. Nodes with another number than their
+device are made anew, or removed if that device is gone. Only root may be able to change nvidia-modprobe.
 
 The units of gpu-cdi-plugin run this before they start.`,
 		Example:     `  gpu-cdi-plugin device make-nodes`,

@@ -392,8 +392,9 @@ func TestServeNamesWhatKeepsAGPUFromAForcedReset(t *testing.T) {
 	s.addLoader("usr/bin/nvidia-smi")
 	s.showProcess("thread-self")
 	path := filepath.Join(s.node.Root(), "dev", fmt.Sprintf("nvidia%d", s.node.Machine().GPUs[3].Minor))
-	testenv.Must(t, os.Remove(path))
-	testenv.Must(t, unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 7)))) // /dev/full, which can be opened
+	// /dev/full can be opened. Without proc/devices it is not known that the number is wrong.
+	testenv.Must(t, os.Remove(path), os.Remove(filepath.Join(s.node.Root(), "proc/devices")))
+	testenv.Must(t, unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 7))))
 	s.start()
 	s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.awaitControl()

@@ -213,9 +213,11 @@ func withoutHook(t *testing.T, n *suite.Node) {
 	editSpec(t, n, func(e *specs.ContainerEdits) { e.Hooks = nil })
 }
 
-// makeOpenable gives the driver's device nodes the numbers of /dev/null.
+// makeOpenable gives the driver's device nodes the numbers of /dev/null. Without proc/devices it is not known that these
+// are wrong.
 func makeOpenable(t *testing.T, n *suite.Node) {
 	t.Helper()
+	testenv.Must(t, os.Remove(filepath.Join(n.Root(), "proc/devices")))
 	for _, pattern := range []string{"dev/nvidia[0-9]", "dev/nvidiactl", "dev/nvidia-[um]*", "dev/nvidia-caps/*"} {
 		names, err := filepath.Glob(filepath.Join(n.Root(), pattern))
 		testenv.Must(t, err)

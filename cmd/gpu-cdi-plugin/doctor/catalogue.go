@@ -79,9 +79,9 @@ var catalogue = []kind{
 		"rm {subject}, then gpu-cdi-plugin device make-nodes",
 	},
 	{
-		"node-number", Error, "a device node has a number that the driver does not have now",
-		"opening it fails, or opens another driver's device",
-		"rm {subject}, then gpu-cdi-plugin device make-nodes",
+		"node-number", Error, "a device node has another number than its device",
+		"opening it fails, or opens another GPU or another driver's device; it is left out like a missing one",
+		"gpu-cdi-plugin device make-nodes",
 	},
 	{
 		"cdi-off", Error, "CDI is off in an engine, or its version does not know CDI",

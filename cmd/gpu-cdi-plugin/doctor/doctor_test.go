@@ -194,11 +194,6 @@ func TestEachFaultIsFound(t *testing.T) {
 	}
 }
 
-func major(h *testHost, name string, number uint32) {
-	h.remove(name)
-	testenv.Must(h.t, unix.Mknod(h.at(name), unix.S_IFCHR|0o666, int(unix.Mkdev(number, 0))))
-}
-
 var faults = map[string]fault{
 	"no driver": {workstation, func(h *testHost) {
 		h.remove(h.node.LibDir(), "sys/module/nvidia", "proc/driver", "run/cdi/nvidia.com-gpu.json")
@@ -288,8 +283,15 @@ var faults = map[string]fault{
 		h.remove("run/cdi/nvidia.com-gpu.json")
 	}, "error node-type, error spec-missing", "regular file"},
 	"a device node from before the reboot": {workstation, func(h *testHost) {
-		major(h, "dev/nvidia-uvm", 250)
-	}, "error node-number", "major number 250"},
+		h.number("dev/nvidia-uvm", unix.Mkdev(250, 0))
+	}, "error node-number, error spec-stale", "its number is 250:0, and that of its device is 511:0"},
+	"a device node with the number of another GPU": {dgxNode, func(h *testHost) {
+		h.number("dev/nvidia3", unix.Mkdev(195, 4))
+		h.writeSpec()
+	}, "error node-number", "its number is 195:4, and that of its device is 195:3"},
+	"a device node of MIG's settings with an old number": {dgxNode, func(h *testHost) {
+		h.number("dev/nvidia-caps/nvidia-cap1", unix.Mkdev(250, 1))
+	}, "error node-number", "its number is 250:1, and that of its device is 510:1"},
 
 	"containerd 1.7, where CDI is off": {kubeNode, func(h *testHost) {
 		h.packages("containerd.io", "1.7.27-1", "kubelet", "1.36.3-1.1")

@@ -28,8 +28,6 @@ type driverFacts struct {
 	// devices is what the driver reports, or nil because of devicesErr. Both are nil if it was not asked.
 	devices    *gpu.Snapshot
 	devicesErr error
-	// majors are the major numbers of character devices, by the driver's names.
-	majors map[string]uint32
 	// switches says that the machine has NVSwitches.
 	switches bool
 	// nodes are the numbers of the driver's device nodes, by path.

@@ -151,6 +151,13 @@ func (h *testHost) remove(names ...string) {
 	}
 }
 
+// number gives a device node another number.
+func (h *testHost) number(name string, number uint64) {
+	h.t.Helper()
+	h.remove(name)
+	testenv.Must(h.t, unix.Mknod(h.at(name), unix.S_IFCHR|0o666, int(number)))
+}
+
 // packages writes dpkg's list of installed packages: names and versions.
 func (h *testHost) packages(list ...string) {
 	h.t.Helper()

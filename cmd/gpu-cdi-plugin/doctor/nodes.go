@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -21,20 +20,10 @@ type nodeFacts struct {
 	link bool
 }
 
-// readNodes reads the numbers of the driver's device nodes, and those that the kernel gave the driver.
+// readNodes reads the numbers of the driver's device nodes.
 func (f *facts) readNodes() {
 	d := &f.driver
-	d.majors, d.nodes = map[string]uint32{}, map[string]nodeFacts{}
-	text, _, _ := strings.Cut(string(f.read("/proc/devices")), "Block devices")
-	for line := range strings.Lines(text) {
-		fields := strings.Fields(line)
-		if len(fields) != 2 {
-			continue
-		}
-		if major, err := strconv.ParseUint(fields[0], 10, 32); err == nil {
-			d.majors[fields[1]] = uint32(major)
-		}
-	}
+	d.nodes = map[string]nodeFacts{}
 	if d.files == nil {
 		return
 	}
@@ -60,15 +49,19 @@ func checkNodes(f *facts) []Finding {
 	}
 	for _, found := range d.files.Findings {
 		switch {
-		case found.Kind != driver.KindNode || found.Used || !f.Capabilities.Needs(found.Capabilities):
+		case found.Kind != driver.KindNode || found.Used:
+		case found.OtherNumber: // also without need, since it may open another driver's device
+			if d.uvm || !strings.HasPrefix(found.Name, uvmNode) {
+				list = append(list, newFinding("node-number", found.Name, found.Note))
+			}
+		case !f.Capabilities.Needs(found.Capabilities):
 		case found.Path != "": // it exists, and engines cannot use it
 			list = append(list, newFinding("node-type", found.Name, found.Note))
 		case found.Broken && d.uvm || found.Name == "/dev/nvidiactl": // without the module there can be no node
 			list = append(list, newFinding("node-missing", found.Name, "the device node does not exist"))
 		}
 	}
-	list = append(list, f.checkGPUNodes(list)...)
-	return append(list, f.checkNumbers()...)
+	return append(list, f.checkGPUNodes(list)...)
 }
 
 // checkGPUNodes returns findings about GPUs and MIG devices whose nodes are missing, except those in the list.
@@ -90,35 +83,11 @@ func (f *facts) checkGPUNodes(known []Finding) []Finding {
 // mentions reports whether a text has the subject of one of the findings.
 func mentions(list []Finding, text string) bool {
 	for _, finding := range list {
-		if finding.ID == "node-type" && strings.Contains(text, finding.Subject+" ") {
+		if (finding.ID == "node-type" || finding.ID == "node-number") && strings.Contains(text, finding.Subject+" ") {
 			return true
 		}
 	}
 	return false
-}
-
-// ownMajors are the names in /proc/devices of the drivers of device nodes, by the prefix of the nodes. The kernel
-// chooses these numbers when the module is loaded.
-var ownMajors = []struct{ prefix, driver, fix string }{
-	{"/dev/nvidia-uvm", "nvidia-uvm", ""},
-	{"/dev/nvidia-caps/", "nvidia-caps", "rm -r /dev/nvidia-caps, then gpu-cdi-plugin device make-nodes"},
-}
-
-// checkNumbers finds device nodes from before a reboot or a reload, which lead to no driver or to another one.
-func (f *facts) checkNumbers() []Finding {
-	var list []Finding
-	for _, own := range ownMajors {
-		want, known := f.driver.majors[own.driver]
-		for _, name := range sortedKeys(f.driver.nodes) {
-			n := f.driver.nodes[name]
-			if known && strings.HasPrefix(name, own.prefix) && n.major != want {
-				problem := fmt.Sprintf("the device node has the major number %d, and the driver %s has %d", n.major, own.driver,
-					want)
-				list = append(list, newFinding("node-number", name, problem).fixed(own.fix))
-			}
-		}
-	}
-	return list
 }
 
 // tmpfilesLinks returns the command that makes links in /dev/char, now and after each boot.

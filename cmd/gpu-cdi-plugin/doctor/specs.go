@@ -14,6 +14,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/wording"
 )
 
@@ -88,6 +89,9 @@ func (f *facts) readSpec(file *cdi.SpecFile) specFile {
 	}
 	if f.driver.devices != nil && cdi.NamesGPUs(file.Spec) {
 		problems = append(problems, cdi.ValidateDevices(file.Spec, f.driver.devices)...)
+	}
+	if f.driver.loaded != "" {
+		problems = append(problems, cdi.ValidateNumbers(file.Spec, driver.ReadNumbers(f.Host))...)
 	}
 	_, hasUVM := f.driver.nodes[uvmNode]
 	for _, p := range problems {
@@ -240,7 +244,7 @@ func (f *facts) checkSpec(s *specFile) []Finding {
 func (f *facts) renew(s *specFile) string {
 	switch {
 	case s.ours && len(checkNodes(f)) > 0:
-		return "mend the device nodes first; if the spec still differs: gpu-cdi-plugin cdi generate --write"
+		return "gpu-cdi-plugin device make-nodes && gpu-cdi-plugin cdi generate --write"
 	case s.ours:
 		return ""
 	}
