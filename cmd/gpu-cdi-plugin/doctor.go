@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -52,7 +53,7 @@ again, with its image, which is made here and needs no registry.`,
   gpu-cdi-plugin doctor -o json | jq -r '.findings[] | select(.severity == "error").fix'`,
 		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Differs, cli.Interrupted),
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE:              func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd.Context(), opts) },
+		RunE:              func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd, opts) },
 	}
 	opts.AddFlags(cmd, "table", "wide", "json", "yaml")
 	opts.Capabilities = addCapabilitiesFlag(cmd.Flags())
@@ -73,7 +74,8 @@ again, with its image, which is made here and needs no registry.`,
 	return cmd
 }
 
-func (a *app) doctor(ctx context.Context, opts doctorOptions) error {
+func (a *app) doctor(cmd *cobra.Command, opts doctorOptions) error {
+	ctx := cmd.Context()
 	if err := checkRoot(cmp.Or(a.Root, "/")); err != nil {
 		return err
 	}
@@ -102,6 +104,9 @@ func (a *app) doctor(ctx context.Context, opts doctorOptions) error {
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
+	}
+	for i := range list {
+		list[i].Fix = a.WithOptions(cmd, list[i].Fix)
 	}
 	v := findingsView(list)
 	if opts.Format == "table" {
@@ -143,18 +148,19 @@ func (a *app) examination(h host.Host, c driver.Capabilities) doctor.Options {
 		Advice:      func(err error) string { return cli.HintOf(a.Classify(err)) },
 		TrustedFile: func(path string) error { return a.CheckPath(trust.File, path) },
 		TrustedHook: func(path string) error { return a.CheckPath(trust.RootFile, path) },
+		TrustedDir:  func(path string) error { return a.CheckPath(trust.Dir, path) },
 	}
 }
 
 // findingsText has three lines for each finding, which are too long for the columns of a table.
 func findingsText(list []doctor.Finding) string {
-	if len(list) == 0 {
-		return "nothing is wrong on this host\n"
-	}
 	var text strings.Builder
 	for _, f := range list {
 		fmt.Fprintf(&text, "%s: %s: %s: %s\n  why:  %s\n  mend: %s\n",
 			f.Severity, f.ID, line(f.Subject), line(f.Problem), f.Why, line(f.Fix))
+	}
+	if !slices.ContainsFunc(list, doctor.Finding.IsFault) {
+		text.WriteString("nothing is wrong on this host\n")
 	}
 	return wording.Visible(text.String())
 }
@@ -177,9 +183,15 @@ func findingsError(list []doctor.Finding) error {
 	for _, f := range list {
 		count[f.Severity]++
 	}
-	if count[doctor.Error]+count[doctor.Warning] == 0 {
+	var what []string
+	for _, severity := range []doctor.Severity{doctor.Error, doctor.Warning} {
+		if n := count[severity]; n > 0 {
+			what = append(what, wording.Count(n, string(severity)))
+		}
+	}
+	if what == nil {
 		return nil
 	}
-	return cli.With(cli.Differs, "do what mend says, then run doctor again", fmt.Errorf("this host has %s and %s",
-		wording.Count(count[doctor.Error], "error"), wording.Count(count[doctor.Warning], "warning")))
+	return cli.With(cli.Differs, "do what mend says, then run doctor again",
+		errors.New("this host has "+strings.Join(what, " and ")))
 }

@@ -91,6 +91,17 @@ func Engines() []Engine {
 	}
 }
 
+// HookDocuments returns the files with hooks that Install writes for an engine or component.
+func HookDocuments(engine string) []string {
+	switch engine {
+	case "podman":
+		return []string{precreate}
+	case "live":
+		return []string{commonHooks + "/" + liveHook, adminHooks + "/" + liveHook}
+	}
+	return nil
+}
+
 // find returns the engines with these names, in the order of the table; an unknown name is an error.
 func find(names []string) ([]Engine, error) {
 	var found []Engine

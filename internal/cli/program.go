@@ -243,6 +243,12 @@ func (p *Program) withOptions(cmd *cobra.Command, err error) error {
 	if strings.Contains(hint, "--help") || strings.Contains(hint, "config default") {
 		return err
 	}
+	return With(CodeOf(err), p.WithOptions(cmd, hint), err)
+}
+
+// WithOptions returns a text with commands of this program, to which it adds options of cmd's command line as withOptions
+// does.
+func (p *Program) WithOptions(cmd *cobra.Command, text string) string {
 	var common string
 	local := map[string]string{}
 	cmd.Flags().Visit(func(f *pflag.Flag) {
@@ -257,9 +263,9 @@ func (p *Program) withOptions(cmd *cobra.Command, err error) error {
 			}
 		}
 	})
-	hint = strings.ReplaceAll(hint, p.Name+" ", p.Name+" "+common)
+	text = strings.ReplaceAll(text, p.Name+" ", p.Name+" "+common)
 	for words, options := range local {
-		hint = strings.ReplaceAll(hint, words, words+options)
+		text = strings.ReplaceAll(text, words, words+options)
 	}
-	return With(CodeOf(err), hint, err)
+	return text
 }

@@ -39,6 +39,11 @@ var catalogue = []kind{
 		"install the NVIDIA driver again",
 	},
 	{
+		"driver-link", Warning, "a link to a library of the driver leads nowhere",
+		"programs on the host do not find the library; containers get links of their own",
+		"ldconfig; if the link stays, install the NVIDIA driver again",
+	},
+	{
 		"driver-fails", Error, "the driver does not start or does not answer",
 		"containers cannot use any GPU, and the specs cannot be compared with the GPUs",
 		"dmesg shows the messages of NVRM",
@@ -47,6 +52,11 @@ var catalogue = []kind{
 		"gpu-none", Error, "the driver has no GPU",
 		"there is nothing to give to containers",
 		"see whether lspci -d 10de: lists a GPU, and the messages of NVRM in dmesg",
+	},
+	{
+		"gpu-unbound", Warning, "the driver does not have a GPU that is on the bus",
+		"the GPU is not offered, and the indices of the others may be lower than before",
+		"echo {subject} > /sys/bus/pci/drivers/nvidia/bind; if that fails, dmesg has the reason",
 	},
 	{
 		"gpu-unreadable", Error, "the driver cannot read a GPU",
@@ -71,12 +81,17 @@ var catalogue = []kind{
 	{
 		"node-missing", Error, "a device node of the driver is missing",
 		"containers do not get what it stands for",
-		"gpu-cdi-plugin device make-nodes, which runs the driver's nvidia-modprobe",
+		"gpu-cdi-plugin device make-nodes",
 	},
 	{
 		"node-type", Error, "a file in /dev that should be a device node is not a character device",
 		"engines refuse to give it to containers, or give them an ordinary file",
-		"rm {subject}, then gpu-cdi-plugin device make-nodes",
+		"rm {subject} && gpu-cdi-plugin device make-nodes",
+	},
+	{
+		"node-private", Warning, "only root can open a device node",
+		"no other user and no rootless podman can use the GPU",
+		"chmod a+rw {subject}, or set NVreg_DeviceFileMode of the module nvidia to 0666",
 	},
 	{
 		"node-number", Error, "a device node has another number than its device",
@@ -152,7 +167,12 @@ var catalogue = []kind{
 	{
 		"spec-unreadable", Error, "a spec file or directory cannot be read",
 		"engines offer none of its devices; at a directory that they cannot read, they stop",
-		"repair or remove it: rm {subject}",
+		"repair it, or remove it: rm {subject}",
+	},
+	{
+		"dir-unsafe", Error, "users other than root can change a directory of specs",
+		"who can write there becomes root when the next container starts, and no spec is written there",
+		"chown root:root {subject} && chmod go-w {subject}",
 	},
 	{
 		"spec-private", Warning, "only root can read a spec file or directory",
@@ -166,13 +186,13 @@ var catalogue = []kind{
 	},
 	{
 		"spec-unsafe", Error, "users other than root can change a spec file or its hook",
-		"who can change it becomes root when the next container starts",
-		"chown root:root and chmod go-w for it and the directories above it",
+		"who can change it, or a directory above it, becomes root when the next container starts",
+		"chown root:root {subject} && chmod go-w {subject}",
 	},
 	{
 		"spec-volatile", Note, "our spec is on a tmpfs, and no service of this program makes it after a boot",
 		"after a reboot engines find no device",
-		"run gpu-cdi-plugin cdi watch as a service (docs/install.md), or cdi generate --write at each boot",
+		"systemctl enable --now gpu-cdi-watch; without the package, run gpu-cdi-plugin cdi generate --write at each boot",
 	},
 	{
 		"dir-read-only", Error, "a directory of the service is on a read-only file system",
@@ -222,7 +242,7 @@ var catalogue = []kind{
 	{
 		"hook-file", Error, "a file in a directory of OCI hooks cannot be used",
 		"podman and CRI-O start no container while it is there",
-		"repair or remove it: rm {subject}",
+		"rm {subject}",
 	},
 	{
 		"hook-program", Error, "the program of an OCI hook is missing or cannot be executed",
@@ -236,8 +256,8 @@ var catalogue = []kind{
 	},
 	{
 		"hook-unsafe", Error, "users other than root can change a hook",
-		"engines run it as root: who can change it becomes root when the next container starts",
-		"chown root:root {subject} && chmod go-w {subject}, and the same for the directories above it",
+		"engines run it as root: who can change it, or a directory above it, becomes root when the next container starts",
+		"chown root:root {subject} && chmod go-w {subject}",
 	},
 	{
 		"hook-missing", Error, "prestart-hook does not exist or is not executable",

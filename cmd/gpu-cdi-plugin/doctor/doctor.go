@@ -71,8 +71,8 @@ type Options struct {
 	Devices func(context.Context) (*gpu.Snapshot, error)
 	// Advice says what to do about an error of Devices.
 	Advice func(error) string
-	// TrustedFile and TrustedHook check that only root can change a path. Their errors wrap trust.ErrUnsafe.
-	TrustedFile, TrustedHook func(path string) error
+	// TrustedFile, TrustedHook and TrustedDir check that only root can change a path. Their errors wrap trust.ErrUnsafe.
+	TrustedFile, TrustedHook, TrustedDir func(path string) error
 }
 
 // facts are what was read of a host. A nil or empty field means that the host has no such thing.
@@ -94,7 +94,7 @@ type facts struct {
 
 // checks are all checks, in the order of the subjects.
 var checks = []func(*facts) []Finding{
-	checkDriver, checkNodes, checkEngines, checkSpecs, checkRefresh, checkKubelet, checkHooks, checkOwn, checkKernel,
+	checkDriver, checkNodes, checkEngines, checkHooks, checkSpecs, checkRefresh, checkKubelet, checkOwn, checkKernel,
 }
 
 // Examine examines a host. The findings are sorted, errors first.

@@ -85,6 +85,9 @@ func TestNothingIsWrongOnAGoodHost(t *testing.T) {
 			h.write("etc/nvidia-container-runtime/config.toml",
 				"accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
 		}},
+		"a tree of files without processes": {workstation, func(h *testHost) {
+			h.remove("proc/thread-self")
+		}},
 		"a hook whose program exists": {workstation, func(h *testHost) {
 			h.program("usr/libexec/other-hook")
 			h.write("usr/share/containers/oci/hooks.d/10-other.json", hookDocumentOf("/usr/libexec/other-hook"))
@@ -129,6 +132,13 @@ func TestNothingIsWrongOnAGoodHost(t *testing.T) {
 			h.remove("run/cdi/nvidia.com-gpu.json")
 			h.foreignSpec("run/cdi/nvidia.yaml")
 		}},
+		"a spec of another program that ours shadows": {workstation, func(h *testHost) {
+			h.foreignSpec("etc/cdi/nvidia.json")
+		}},
+		"an old spec that ours shadows": {workstation, func(h *testHost) {
+			h.write("etc/cdi/nvidia.json", `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [
+				{"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/dev/nvidia99"}]}}]}`)
+		}},
 		"a spec that needs no hook, without the hook": {workstation, func(h *testHost) {
 			h.options.Hook = ""
 			h.writeSpec()
@@ -168,6 +178,8 @@ type fault struct {
 	want string // IDs with their severities
 	// says is a part of the problem or of the fix of the first finding.
 	says string
+	// advice says why the first finding's fix is no command that is run here, if that does not go for all of its ID.
+	advice string
 }
 
 func TestEachFaultIsFound(t *testing.T) {
@@ -190,6 +202,12 @@ func TestEachFaultIsFound(t *testing.T) {
 					t.Errorf("a part is empty: %+v", f)
 				}
 			}
+			if c.advice == "" && !hasAdvice(list) && !t.Failed() {
+				h.mend(list)
+				if left := faultsOf(h.examine()); left != "" {
+					t.Errorf("after the mends this is wrong:\n%s\nthe mends were:\n%s", left, faultsOf(list))
+				}
+			}
 		})
 	}
 }
@@ -197,73 +215,104 @@ func TestEachFaultIsFound(t *testing.T) {
 var faults = map[string]fault{
 	"no driver": {workstation, func(h *testHost) {
 		h.remove(h.node.LibDir(), "sys/module/nvidia", "proc/driver", "run/cdi/nvidia.com-gpu.json")
-	}, "error driver-missing", "no libcuda or libnvidia-ml"},
+	}, "error driver-missing", "no libcuda or libnvidia-ml", ""},
 	"no GPU on the bus either": {workstation, func(h *testHost) {
 		h.remove(h.node.LibDir(), "sys/module/nvidia", "proc/driver", "sys/bus", "run/cdi/nvidia.com-gpu.json")
-	}, "error driver-missing", "no NVIDIA GPU is on the PCI bus"},
+	}, "error gpu-none", "no NVIDIA GPU is on the PCI bus", ""},
 	"a loaded module without libraries": {workstation, func(h *testHost) {
 		h.remove(h.node.LibDir(), "run/cdi/nvidia.com-gpu.json")
-	}, "error driver-missing", "580.126.09 is loaded"},
+	}, "error driver-missing", "580.126.09 is loaded", ""},
 	"a driver that is not loaded": {workstation, func(h *testHost) {
 		h.remove("sys/module/nvidia", "proc/driver")
-	}, "error driver-not-loaded", "modprobe nvidia"},
+	}, "error driver-not-loaded", "modprobe nvidia", ""},
 	"nouveau in place of the driver": {workstation, func(h *testHost) {
 		h.remove("sys/module/nvidia", "proc/driver")
 		h.write("sys/module/nouveau/initstate", "live\n")
-	}, "error driver-not-loaded", "nouveau is, which takes the GPUs"},
+	}, "error driver-not-loaded", "nouveau is, which takes the GPUs", ""},
 	"libraries of another version than the module": {workstation, func(h *testHost) {
 		testenv.Must(h.t, h.node.SetKernelVersion("590.44.01"))
-	}, "error driver-version", "the driver has version 590.44.01"},
+	}, "error driver-version", "the driver has version 590.44.01", ""},
 	"an empty libcuda": {workstation, func(h *testHost) {
 		h.write(h.node.LibDir()+"/libcuda.so.580.126.09", "")
 		h.remove("run/cdi/nvidia.com-gpu.json")
-	}, "error driver-damaged, error spec-missing", "libcuda.so.580.126.09"},
+	}, "error driver-damaged", "libcuda.so.580.126.09", ""},
 	"no nvidia-smi beside libnvidia-ml": {workstation, func(h *testHost) {
 		h.remove("usr/bin/nvidia-smi")
 		h.writeSpec()
-	}, "warning driver-files", "nvidia-smi"},
+	}, "warning driver-files", "nvidia-smi", ""},
 	"a driver that does not answer": {workstation, func(h *testHost) {
 		h.options.Devices = func(context.Context) (*gpu.Snapshot, error) {
 			return nil, fmt.Errorf("start: %w", gpu.ErrNotAnswering)
 		}
 		h.options.Advice = func(error) string { return "see dmesg" }
-	}, "error driver-fails", "see dmesg"},
+	}, "error driver-fails", "see dmesg", ""},
 	"a driver without GPUs": {workstation, func(h *testHost) {
 		h.options.Devices = func(context.Context) (*gpu.Snapshot, error) { return &gpu.Snapshot{}, nil }
 		h.remove("run/cdi/nvidia.com-gpu.json", "proc/driver/nvidia/gpus")
-	}, "error gpu-none", "has no GPU"},
+	}, "error gpu-none", "has no GPU", ""},
 	"a lost GPU": {dgxNode, func(h *testHost) {
 		h.options.Devices = func(context.Context) (*gpu.Snapshot, error) {
 			s, err := h.node.Snapshot()
 			s.Devices[3].Error = "GPU is lost"
 			return s, err
 		}
-	}, "error gpu-unreadable, error spec-stale", "nvidia-smi --gpu-reset"},
+	}, "error gpu-unreadable, error spec-stale", "nvidia-smi --gpu-reset", ""},
 	"NVSwitches without a fabric manager": {dgxNode, func(h *testHost) {
 		h.remove("run/nvidia-fabricmanager")
 		h.writeSpec()
-	}, "error fabricmanager-missing", "systemctl enable --now nvidia-fabricmanager"},
+	}, "error fabricmanager-missing", "systemctl enable --now nvidia-fabricmanager", ""},
 	"NVSwitches without a persistence daemon": {dgxNode, func(h *testHost) {
 		h.remove("run/nvidia-persistenced")
 		h.writeSpec()
-	}, "note persistenced-missing", "nvidia-persistenced"},
+	}, "note persistenced-missing", "nvidia-persistenced", ""},
+
+	"a GPU without a kernel driver": {dgxNode, func(h *testHost) {
+		h.unbind("")
+	}, "warning gpu-unbound", "the GPU has no kernel driver", ""},
+	"a GPU of a virtual machine": {dgxNode, func(h *testHost) {
+		h.unbind("vfio-pci")
+	}, "note gpu-unbound", "vfio-pci has the GPU", ""},
+	"a GPU that another driver has": {dgxNode, func(h *testHost) {
+		h.unbind("nouveau")
+	}, "warning gpu-unbound", "the kernel driver nouveau has the GPU", ""},
+	"a link to libcuda that leads nowhere": {workstation, func(h *testHost) {
+		h.link(h.node.LibDir()+"/libcuda.so", "libcuda.so.570.1")
+	}, "warning driver-link", "the link leads nowhere", ""},
+	"device nodes that only root can open": {workstation, func(h *testHost) {
+		testenv.Must(h.t, os.Chmod(h.at("dev/nvidia0"), 0o600))
+	}, "warning node-private", "chmod a+rw HOST/dev/nvidia0", ""},
+	"device nodes that the module makes for root only": {workstation, func(h *testHost) {
+		for _, name := range []string{"dev/nvidia0", "dev/nvidiactl"} {
+			testenv.Must(h.t, os.Chmod(h.at(name), 0o600))
+		}
+		h.write("proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileMode: 384\n")
+	}, "warning node-private, warning node-private", "NVreg_DeviceFileMode=0666", "it changes the host's kernel module"},
+	"no nvidia-modprobe to make a device node": {workstation, func(h *testHost) {
+		h.remove("dev/nvidia-uvm", "usr/bin/nvidia-modprobe")
+		h.writeSpec()
+	}, "error node-missing", "install the driver's nvidia-modprobe", "it installs a package"},
 
 	"nvidia_uvm is not loaded, as after a boot": {workstation, func(h *testHost) {
 		h.remove("sys/module/nvidia_uvm", "dev/nvidia-uvm", "dev/nvidia-uvm-tools")
 		h.writeSpec()
-	}, "error module-uvm", "gpu-cdi-plugin device make-nodes"},
+	}, "error module-uvm", "gpu-cdi-plugin device make-nodes", ""},
 	"no device node for unified memory": {workstation, func(h *testHost) {
 		h.remove("dev/nvidia-uvm")
 		h.writeSpec()
-	}, "error node-missing", "gpu-cdi-plugin device make-nodes"},
+	}, "error node-missing", "gpu-cdi-plugin device make-nodes", ""},
 	"no /dev/nvidiactl": {workstation, func(h *testHost) {
 		h.remove("dev/nvidiactl")
-		h.options.Devices = func(context.Context) (*gpu.Snapshot, error) { return nil, gpu.ErrNoDriver }
-	}, "error node-missing, error spec-stale", "does not exist"},
+		h.options.Devices = func(context.Context) (*gpu.Snapshot, error) {
+			if _, err := os.Stat(h.at("dev/nvidiactl")); err != nil {
+				return nil, gpu.ErrNoDriver
+			}
+			return h.node.Snapshot()
+		}
+	}, "error node-missing, error spec-stale", "does not exist", ""},
 	"no device node of a GPU": {dgxNode, func(h *testHost) {
 		h.remove("dev/nvidia3")
 		h.writeSpec()
-	}, "error node-missing", "/dev/nvidia3"},
+	}, "error node-missing", "/dev/nvidia3", ""},
 	"no device node of a MIG device": {
 		func(t *testing.T) *testHost { t.Helper(); return newHost(t, "mig-h100") },
 		func(h *testHost) {
@@ -275,95 +324,95 @@ var faults = map[string]fault{
 			}
 			h.remove(fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", s.Devices[i].MIG[0].ComputeInstanceCap))
 			h.writeSpec()
-		}, "error node-missing", "nvidia-caps/nvidia-cap",
+		}, "error node-missing", "nvidia-caps/nvidia-cap", "",
 	},
 	"a regular file in place of a device node": {workstation, func(h *testHost) {
 		h.remove("dev/nvidia0")
 		h.write("dev/nvidia0", "")
 		h.remove("run/cdi/nvidia.com-gpu.json")
-	}, "error node-type, error spec-missing", "regular file"},
+	}, "error node-type, error spec-missing", "regular file", ""},
 	"a device node from before the reboot": {workstation, func(h *testHost) {
 		h.number("dev/nvidia-uvm", unix.Mkdev(250, 0))
-	}, "error node-number, error spec-stale", "its number is 250:0, and that of its device is 511:0"},
+	}, "error node-number, error spec-stale", "its number is 250:0, and that of its device is 511:0", ""},
 	"a device node with the number of another GPU": {dgxNode, func(h *testHost) {
 		h.number("dev/nvidia3", unix.Mkdev(195, 4))
 		h.writeSpec()
-	}, "error node-number", "its number is 195:4, and that of its device is 195:3"},
+	}, "error node-number", "its number is 195:4, and that of its device is 195:3", ""},
 	"a device node of MIG's settings with an old number": {dgxNode, func(h *testHost) {
 		h.number("dev/nvidia-caps/nvidia-cap1", unix.Mkdev(250, 1))
-	}, "error node-number", "its number is 250:1, and that of its device is 510:1"},
+	}, "error node-number", "its number is 250:1, and that of its device is 510:1", ""},
 
 	"containerd 1.7, where CDI is off": {kubeNode, func(h *testHost) {
 		h.packages("containerd.io", "1.7.27-1", "kubelet", "1.36.3-1.1")
 		h.write("etc/containerd/config.toml", "version = 2\n")
-	}, "error cdi-off", "enable_cdi = true"},
+	}, "error cdi-off", "enable_cdi = true", ""},
 	"containerd 1.6, which has no CDI": {kubeNode, func(h *testHost) {
 		h.packages("containerd", "1.6.20~ds1-1", "kubelet", "1.36.3-1.1")
 		h.remove("etc/containerd/config.toml")
-	}, "error cdi-off", "version 1.6.20 of containerd does not know CDI"},
+	}, "error cdi-off", "version 1.6.20 of containerd does not know CDI", ""},
 	"containerd 2 with CDI turned off in a drop-in": {kubeNode, func(h *testHost) {
 		h.write("etc/containerd/config.toml", "version = 3\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n")
 		h.write("etc/containerd/conf.d/10-cdi.toml", "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\"]\n"+
 			"enable_cdi = false\n")
-	}, "error cdi-off", "/etc/containerd/conf.d/10-cdi.toml turns CDI off"},
+	}, "error cdi-off", "/etc/containerd/conf.d/10-cdi.toml turns CDI off", ""},
 	"containerd of unknown version": {kubeNode, func(h *testHost) {
 		h.packages("kubelet", "1.36.3-1.1")
 		h.write("etc/containerd/config.toml", "version = 2\n")
-	}, "note cdi-unknown", "the version of containerd is unknown"},
+	}, "note cdi-unknown", "the version of containerd is unknown", ""},
 	"docker 27, where CDI is off": {workstation, func(h *testHost) {
 		h.program("usr/bin/dockerd")
 		h.program("usr/bin/nvidia-cdi-hook")
 		h.packages("docker-ce", "5:27.0.0-1")
-	}, "error cdi-off", `"features": {"cdi": true}`},
+	}, "error cdi-off", `"features": {"cdi": true}`, ""},
 	"docker 28.2 with CDI turned off": {workstation, func(h *testHost) {
 		h.program("usr/bin/dockerd")
 		h.program("usr/bin/nvidia-cdi-hook")
 		h.packages("docker-ce", "5:28.2.2-1")
 		h.write("etc/docker/daemon.json", `{"features": {"cdi": false}}`)
-	}, "error cdi-off", "daemon.json turns CDI off"},
+	}, "error cdi-off", "daemon.json turns CDI off", ""},
 	"docker 20, which has no CDI": {workstation, func(h *testHost) {
 		h.program("usr/sbin/dockerd")
 		h.program("usr/bin/nvidia-cdi-hook")
 		h.packages("docker.io", "20.10.24+dfsg1-1")
-	}, "error cdi-off", "install a newer version of docker"},
+	}, "error cdi-off", "install a newer version of docker", ""},
 	"podman 3.4, which has no CDI": {workstation, func(h *testHost) {
 		h.packages("podman", "3.4.4+ds1-1ubuntu1")
-	}, "error cdi-off", "version 3.4.4 of podman does not know CDI"},
+	}, "error cdi-off", "version 3.4.4 of podman does not know CDI", ""},
 	"CRI-O without CDI directories": {workstation, func(h *testHost) {
 		h.program("usr/bin/crio")
 		h.write("etc/crio/crio.conf", "[crio.runtime]\ncdi_spec_dirs = []\n")
-	}, "error cdi-off", "/etc/crio/crio.conf has an empty list"},
+	}, "error cdi-off", "/etc/crio/crio.conf has an empty list", ""},
 	"podman that reads specs elsewhere": {workstation, func(h *testHost) {
 		h.write("etc/containers/containers.conf.d/cdi.conf", "[engine]\ncdi_spec_dirs = [\"/etc/cdi\"]\n")
-	}, "error spec-dir", "/etc/containers/containers.conf.d/cdi.conf"},
+	}, "error spec-dir", "/etc/containers/containers.conf.d/cdi.conf", ""},
 	"a spec where no engine reads": {workstation, func(h *testHost) {
 		h.options.CDIDir = h.at("opt/cdi")
 		h.writeSpec()
-	}, "error spec-dir", "podman reads CDI specs in /etc/cdi, /var/run/cdi"},
+	}, "error spec-dir", "podman reads CDI specs in /etc/cdi, /var/run/cdi", ""},
 	"a configuration of podman that is no TOML": {workstation, func(h *testHost) {
 		h.write("etc/containers/containers.conf", "[engine\n")
-	}, "error engine-config", "/etc/containers/containers.conf: line 1"},
+	}, "error engine-config", "/etc/containers/containers.conf: line 1", ""},
 	"a configuration of docker that is no JSON": {workstation, func(h *testHost) {
 		h.program("usr/bin/dockerd")
 		h.write("etc/docker/daemon.json", `{"features"`)
-	}, "error engine-config", "/etc/docker/daemon.json"},
+	}, "error engine-config", "/etc/docker/daemon.json", ""},
 	"a FIFO in place of a configuration": {workstation, func(h *testHost) {
 		testenv.Must(h.t, unix.Mkfifo(h.at("etc/containers/containers.conf"), 0o644))
-	}, "error engine-config", "/etc/containers/containers.conf"},
+	}, "error engine-config", "/etc/containers/containers.conf", ""},
 	"docker that reads another file": {workstation, func(h *testHost) {
 		h.program("usr/bin/dockerd")
 		h.write("etc/systemd/system/docker.service.d/a.conf", "[Service]\nExecStart=\n"+
 			"ExecStart=/usr/bin/dockerd --config-file /srv/daemon.json\n")
-	}, "note unchecked", "docker reads this file"},
+	}, "note unchecked", "docker reads this file", ""},
 	"a containerd of k3s": {kubeNode, func(h *testHost) {
 		h.write("var/lib/rancher/k3s/agent/etc/containerd/config.toml", "version = 3\n")
-	}, "note unchecked", "was not examined"},
+	}, "note unchecked", "was not examined", ""},
 	"a default runtime by its name, which is gone": {workstation, func(h *testHost) {
 		h.program("usr/bin/dockerd")
 		h.program("usr/bin/nvidia-cdi-hook")
 		h.packages("docker-ce", "5:28.2.2-1")
 		h.write("etc/docker/daemon.json", `{"default-runtime": "youki", "runtimes": {"youki": {"path": "youki"}}}`)
-	}, "error runtime-missing", "the runtime youki of docker is youki"},
+	}, "error runtime-missing", "the runtime youki of docker is youki", ""},
 	"NVIDIA's runtime as docker's default": {workstation, func(h *testHost) {
 		h.program("usr/bin/dockerd")
 		h.program("usr/bin/nvidia-container-runtime")
@@ -371,7 +420,7 @@ var faults = map[string]fault{
 		h.packages("docker-ce", "5:28.2.2-1")
 		h.write("etc/docker/daemon.json", `{"default-runtime": "nvidia",
 			"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}`)
-	}, "warning runtime-nvidia", "accept-nvidia-visible-devices-envvar-when-unprivileged"},
+	}, "warning runtime-nvidia", "accept-nvidia-visible-devices-envvar-when-unprivileged", ""},
 	"NVIDIA's runtime as containerd's default, from a drop-in": {kubeNode, func(h *testHost) {
 		h.program("usr/bin/nvidia-container-runtime")
 		h.write("etc/containerd/config.toml", "version = 3\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n")
@@ -380,37 +429,39 @@ var faults = map[string]fault{
 			"[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.nvidia]\nruntime_type = \"io.containerd.runc.v2\"\n"+
 			"[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.nvidia.options]\n"+
 			"BinaryName = \"/usr/bin/nvidia-container-runtime\"\n")
-	}, "warning runtime-nvidia", "/etc/containerd/conf.d/99-nvidia.toml"},
+	}, "warning runtime-nvidia", "/etc/containerd/conf.d/99-nvidia.toml", ""},
 	"NVIDIA's runtime as CRI-O's default": {workstation, func(h *testHost) {
 		h.program("usr/bin/crio")
 		h.program("usr/bin/nvidia-container-runtime")
 		h.write("etc/crio/crio.conf.d/99-nvidia.conf", "[crio.runtime]\ndefault_runtime = \"nvidia\"\n"+
 			"[crio.runtime.runtimes.nvidia]\nruntime_path = \"/usr/bin/nvidia-container-runtime\"\n")
-	}, "warning runtime-nvidia", "/etc/crio/crio.conf.d/99-nvidia.conf"},
+	}, "warning runtime-nvidia", "/etc/crio/crio.conf.d/99-nvidia.conf", ""},
 	"a default runtime that is gone": {workstation, func(h *testHost) {
 		h.program("usr/bin/dockerd")
 		h.program("usr/bin/nvidia-cdi-hook")
 		h.packages("docker-ce", "5:28.2.2-1")
 		h.write("etc/docker/daemon.json", `{"default-runtime": "mine", "runtimes": {"mine": {"path": "/opt/mine"}}}`)
-	}, "error runtime-missing", "/opt/mine, which does not exist"},
+	}, "error runtime-missing", "/opt/mine, which does not exist", ""},
 	"a runtime that is gone": {workstation, func(h *testHost) {
 		h.program("usr/bin/dockerd")
 		h.program("usr/bin/nvidia-cdi-hook")
 		h.packages("docker-ce", "5:28.2.2-1")
 		h.write("etc/docker/daemon.json", `{"runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}}`)
-	}, "warning runtime-missing", "remove the runtime"},
+	}, "warning runtime-missing", "remove the runtime", ""},
 	"NVIDIA's runtime behind gpu-cdi-runtime": {workstation, func(h *testHost) {
 		h.program("usr/bin/nvidia-container-runtime")
+		h.write("etc/docker/daemon.json", `{"default-runtime": "nvidia",
+			"runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}}`)
 		h.write("etc/gpu-cdi-plugin/runtime-docker.yaml", "runtime: /usr/bin/nvidia-container-runtime\n")
-	}, "error runtime-behind", "/etc/gpu-cdi-plugin/runtime-docker.yaml && gpu-cdi-plugin hook install docker"},
+	}, "error runtime-behind", "rm HOST/etc/gpu-cdi-plugin/runtime-docker.yaml && gpu-cdi-plugin hook install docker", ""},
 	"a link to NVIDIA's runtime behind gpu-cdi-runtime, for all engines": {workstation, func(h *testHost) {
 		h.program("usr/bin/nvidia-container-runtime")
 		h.link("opt/runtime", "/usr/bin/nvidia-container-runtime")
 		h.write("etc/gpu-cdi-plugin/hook.yaml", "runtime: /opt/runtime\n")
-	}, "error runtime-behind", "remove runtime: from /etc/gpu-cdi-plugin/hook.yaml"},
+	}, "error runtime-behind", "remove runtime: from /etc/gpu-cdi-plugin/hook.yaml", "the policy is the administrator's"},
 	"a policy with a mistake": {workstation, func(h *testHost) {
 		h.write("etc/gpu-cdi-plugin/hook.yaml", "kind: nvidia.com/gpu\n")
-	}, "error hook-config", "kind"},
+	}, "error hook-config", "kind", "the policy is the administrator's"},
 	"a policy that others can change": {workstation, func(h *testHost) {
 		h.write("etc/gpu-cdi-plugin/hook.yaml", "allocated: true\n")
 		h.options.TrustedHook = func(path string) error {
@@ -419,208 +470,236 @@ var faults = map[string]fault{
 			}
 			return nil
 		}
-	}, "error hook-config", "others can change it"},
+	}, "error hook-config", "others can change it", "the policy is the administrator's"},
 	"an engine's runtime that is no YAML": {workstation, func(h *testHost) {
 		h.write("etc/gpu-cdi-plugin/runtime-crio.yaml", "runtime: [\n")
-	}, "error hook-config", "gpu-cdi-plugin hook install crio"},
+	}, "error hook-config", "gpu-cdi-plugin hook install crio", ""},
 	"docker --gpus without a program": {workstation, func(h *testHost) {
 		h.program("usr/bin/dockerd")
 		h.packages("docker-ce", "5:28.2.2-1")
-	}, "note docker-gpus", "docker run --device nvidia.com/gpu=all"},
+	}, "note docker-gpus", "docker run --device nvidia.com/gpu=all", ""},
 	"podman allows too few processes": {workstation, func(h *testHost) {
 		h.write("etc/containers/containers.conf", "[containers]\npids_limit = 5\n")
-	}, "error pids-limit", "set pids_limit in /etc/containers/containers.conf to 11"},
+	}, "error pids-limit", "set pids_limit in /etc/containers/containers.conf to 11", ""},
 	"the kubelet allows too few processes": {kubeNode, func(h *testHost) {
 		h.write("var/lib/kubelet/config.yaml", "podPidsLimit: 10\n")
-	}, "error pids-limit", "set podPidsLimit in /var/lib/kubelet/config.yaml to 11"},
+	}, "error pids-limit", "set podPidsLimit in /var/lib/kubelet/config.yaml to 11", ""},
 
+	"an old spec of ours beside one that it shadows": {dgxNode, func(h *testHost) {
+		h.foreignSpec("etc/cdi/nvidia.json")
+		testenv.Must(h.t, h.node.SetMIG(0, []string{"1g.10gb"}))
+		h.linkNodes()
+	}, "error spec-stale", "rm HOST/etc/cdi/nvidia.json && gpu-cdi-plugin cdi generate --write", ""},
+	"an old spec of ours in another file": {dgxNode, func(h *testHost) {
+		testenv.Must(h.t, os.MkdirAll(h.at("etc/cdi"), 0o755),
+			os.Rename(h.at("run/cdi/nvidia.com-gpu.json"), h.at("etc/cdi/nvidia.json")))
+		testenv.Must(h.t, h.node.SetMIG(0, []string{"1g.10gb"}))
+		h.linkNodes()
+	}, "error spec-stale", "gpu-cdi-plugin cdi generate --file HOST/etc/cdi/nvidia.json", ""},
 	"no spec": {workstation, func(h *testHost) {
 		h.remove("run/cdi/nvidia.com-gpu.json")
-	}, "error spec-missing", "gpu-cdi-plugin cdi generate --write"},
+	}, "error spec-missing", "gpu-cdi-plugin cdi generate --write", ""},
 	"a device in two files": {workstation, func(h *testHost) {
 		text, err := os.ReadFile(h.at("run/cdi/nvidia.com-gpu.json"))
 		testenv.Must(h.t, err)
 		h.write("run/cdi/nvidia.json", string(text))
-	}, "error spec-conflict", "rm HOST/run/cdi/nvidia.json"},
+	}, "error spec-conflict", "rm HOST/run/cdi/nvidia.json", ""},
 	"NVIDIA's spec beside ours": {workstation, func(h *testHost) {
 		h.foreignSpec("run/cdi/a-foreign.yaml")
-	}, "error spec-conflict", "rm HOST/run/cdi/a-foreign.yaml"},
+	}, "error spec-conflict", "rm HOST/run/cdi/a-foreign.yaml", ""},
 	"NVIDIA's spec beside ours, which comes back at each load of the driver": {workstation, func(h *testHost) {
 		h.refresh("usr/lib/systemd/system")
 		h.write("usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules", "ENV{SYSTEMD_WANTS}+=\"nvidia-cdi-refresh.service\"\n")
 		h.foreignSpec("run/cdi/nvidia.yaml")
 	}, "error spec-conflict, warning nvidia-refresh", "systemctl mask --now nvidia-cdi-refresh.path && " +
-		"systemctl mask --now nvidia-cdi-refresh.service && rm HOST/run/cdi/nvidia.yaml"},
+		"systemctl mask --now nvidia-cdi-refresh.service && rm HOST/run/cdi/nvidia.yaml", ""},
 	"NVIDIA's spec alone, although our service is enabled": {workstation, func(h *testHost) {
 		h.enable("gpu-cdi-watch.service")
 		h.refresh("usr/lib/systemd/system")
 		h.write("usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules", "ENV{SYSTEMD_WANTS}+=\"nvidia-cdi-refresh.service\"\n")
 		h.remove("run/cdi/nvidia.com-gpu.json")
 		h.foreignSpec("run/cdi/nvidia.yaml")
-	}, "error spec-foreign, warning nvidia-refresh", "rm HOST/run/cdi/nvidia.yaml && gpu-cdi-plugin cdi generate --write"},
+	}, "error spec-foreign, warning nvidia-refresh", "rm HOST/run/cdi/nvidia.yaml && gpu-cdi-plugin cdi generate --write", ""},
 	"a udev rule that will bring NVIDIA's spec": {workstation, func(h *testHost) {
 		h.refresh("usr/lib/systemd/system")
 		h.write("usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules", "ENV{SYSTEMD_WANTS}+=\"nvidia-cdi-refresh.service\"\n")
-	}, "warning nvidia-refresh", "/usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules starts it at each load of the driver"},
+	}, "warning nvidia-refresh", "/usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules starts it at each load of the driver", ""},
 	"an older toolkit's service, which cannot be masked": {workstation, func(h *testHost) {
 		h.refresh("etc/systemd/system")
 		h.enable("nvidia-cdi-refresh.path")
-	}, "warning nvidia-refresh", "systemctl disable --now nvidia-cdi-refresh.path"},
+	}, "warning nvidia-refresh", "systemctl disable --now nvidia-cdi-refresh.path", ""},
 	"a udev rule for a service that cannot be masked": {workstation, func(h *testHost) {
 		h.refresh("etc/systemd/system")
 		h.write("usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules", "ENV{SYSTEMD_WANTS}+=\"nvidia-cdi-refresh.service\"\n")
 	}, "warning nvidia-refresh", "rm HOST/etc/systemd/system/nvidia-cdi-refresh.service && systemctl daemon-reload && " +
-		"systemctl mask --now nvidia-cdi-refresh.service"},
+		"systemctl mask --now nvidia-cdi-refresh.service", ""},
 	"a spec with an unknown key": {workstation, func(h *testHost) {
 		h.write("etc/cdi/broken.json", `{"cdiVersion": "0.5.0", "kind": "a.com/b", "what": 1}`)
-	}, "error spec-unreadable", "what"},
+	}, "error spec-unreadable", "what", "only who wrote it knows whether it is needed"},
+	"a spec of ours that is damaged": {workstation, func(h *testHost) {
+		h.write("run/cdi/nvidia.com-gpu.json", "{")
+	}, "error spec-unreadable, error spec-missing", "rm HOST/run/cdi/nvidia.com-gpu.json", ""},
 	"a file in place of /etc/cdi": {workstation, func(h *testHost) {
 		h.write("etc/cdi", "")
-	}, "error spec-unreadable, error spec-missing", "not a directory"},
+	}, "error spec-unreadable, error spec-missing", "not a directory", ""},
 	"a spec that only root can read": {workstation, func(h *testHost) {
 		testenv.Must(h.t, os.Chmod(h.at("run/cdi/nvidia.com-gpu.json"), 0o600))
-	}, "warning spec-private", "chmod a+rX"},
+	}, "warning spec-private", "chmod a+rX", ""},
 	"a directory of specs that only root can read": {workstation, func(h *testHost) {
 		testenv.Must(h.t, os.Chmod(h.at("run/cdi"), 0o700))
-	}, "warning spec-private", "chmod a+rX"},
+	}, "warning spec-private", "chmod a+rX", ""},
 	"a spec from before MIG was turned on": {dgxNode, func(h *testHost) {
 		testenv.Must(h.t, h.node.SetMIG(0, []string{"1g.10gb"}))
 		h.linkNodes()
-	}, "error spec-stale", "device 0"},
+	}, "error spec-stale", "device 0", ""},
 	"a spec without a hook, from before MIG was turned on": {dgxNode, func(h *testHost) {
 		h.options.Hook = ""
 		h.writeSpec()
 		testenv.Must(h.t, h.node.SetMIG(0, []string{"1g.10gb"}))
 		h.linkNodes()
-	}, "error spec-stale", "device 0"},
+	}, "error spec-stale", "device 0", ""},
 	"a spec of another program, of a GPU that is gone": {workstation, func(h *testHost) {
 		h.remove("run/cdi/nvidia.com-gpu.json")
 		h.write("run/cdi/nvidia.yaml", `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [
 			{"name": "GPU-00000000-0000-0000-0000-000000000000", "containerEdits": {"env": ["A=B"]}}]}`)
-	}, "error spec-stale", "nvidia-ctk cdi generate"},
+	}, "error spec-stale", "rm HOST/run/cdi/nvidia.yaml && gpu-cdi-plugin cdi generate --write", ""},
+	"a spec of NVIDIA's toolkit, of a GPU that is gone": {workstation, func(h *testHost) {
+		h.program("usr/bin/nvidia-ctk")
+		h.remove("run/cdi/nvidia.com-gpu.json")
+		h.write("run/cdi/nvidia.yaml", `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [
+			{"name": "GPU-00000000-0000-0000-0000-000000000000", "containerEdits": {"env": ["A=B"]}}]}`)
+	}, "error spec-stale", "nvidia-ctk cdi generate --output=HOST/run/cdi/nvidia.yaml", "it runs NVIDIA's program"},
 	"a spec that others can change": {workstation, func(h *testHost) {
-		h.options.TrustedFile = func(path string) error { return fmt.Errorf("%s: %w", path, trust.ErrUnsafe) }
-	}, "error spec-unsafe", "its hooks run as root"},
+		h.options.TrustedFile = trust.File
+		testenv.Must(h.t, os.Chmod(h.at("run/cdi/nvidia.com-gpu.json"), 0o666))
+	}, "error spec-unsafe", "its hooks run as root", ""},
+	"a directory of specs that others can change, without a spec": {workstation, func(h *testHost) {
+		h.options.TrustedDir = trust.Dir
+		h.remove("run/cdi/nvidia.com-gpu.json")
+		testenv.Must(h.t, os.Chmod(h.at("run/cdi"), 0o777))
+	}, "error dir-unsafe, error spec-missing", "chmod go-w HOST/run/cdi", ""},
 	"a state directory on a tmpfs": {workstation, func(h *testHost) {
 		h.mount("var/lib/gpu-cdi-plugin", 0)
-	}, "warning state-tmpfs", "--state-dir"},
+	}, "warning state-tmpfs", "--state-dir", ""},
 	"a spec that a reboot removes": {workstation, func(h *testHost) {
 		h.mount("run/cdi", 0)
 		h.writeSpec()
 		h.write("run/systemd/system/x", "")
-	}, "note spec-volatile", "gpu-cdi-plugin cdi watch"},
+	}, "note spec-volatile", "systemctl enable --now gpu-cdi-watch", ""},
 	"a read-only state directory": {workstation, func(h *testHost) {
 		h.mount("var/lib/gpu-cdi-plugin", unix.MS_RDONLY)
-	}, "error dir-read-only", "--state-dir"},
+	}, "error dir-read-only", "--state-dir", ""},
 
 	"a kubelet whose socket does not answer": {kubeNode, func(h *testHost) {
 		h.kubelet.Stop()
-	}, "error kubelet-socket", "--device-plugin-dir"},
+	}, "error kubelet-socket", "--device-plugin-dir", ""},
 	"a kubelet that does not run": {kubeNode, func(h *testHost) {
 		h.kubelet.Stop()
 		h.remove("proc/4711")
-	}, "warning kubelet-stopped", "systemctl start kubelet"},
+	}, "warning kubelet-stopped", "systemctl start kubelet", ""},
 	"a kubelet with another root directory": {kubeNode, func(h *testHost) {
 		h.runKubelet("/usr/bin/kubelet", "--root-dir", "/data/kubelet")
 		h.options.Watcher = true
-	}, "error kubelet-root-dir", "--plugins-registry-dir /data/kubelet/plugins_registry"},
+	}, "error kubelet-root-dir", "--plugins-registry-dir /data/kubelet/plugins_registry", ""},
 	"no socket with the devices of pods": {kubeNode, func(h *testHost) {
 		h.kubelet.StopPods()
-	}, "warning kubelet-pods", "--pod-resources-socket"},
+	}, "warning kubelet-pods", "--pod-resources-socket", ""},
 	"a kubelet that passes no CDI devices on": {kubeNode, func(h *testHost) {
 		h.write("var/lib/kubelet/config.yaml", "featureGates:\n  DevicePluginCDIDevices: false\n")
-	}, "warning kubelet-cdi", "turns the feature DevicePluginCDIDevices off"},
+	}, "warning kubelet-cdi", "turns the feature DevicePluginCDIDevices off", ""},
 	"a kubelet before 1.29": {kubeNode, func(h *testHost) {
 		h.packages("kubelet", "1.27.4-00", "containerd.io", "2.1.4-1")
-	}, "warning kubelet-cdi", "version 1.27.4"},
+	}, "warning kubelet-cdi", "version 1.27.4", ""},
 	"a kubelet's configuration that is no YAML": {kubeNode, func(h *testHost) {
 		h.write("var/lib/kubelet/config.yaml", "a: [\n")
-	}, "note unchecked", "it cannot be read"},
+	}, "note unchecked", "it cannot be read", ""},
 	"NVIDIA's plugin beside ours": {kubeNode, func(h *testHost) {
 		h.listen(h.options.PluginDir + "/nvidia-gpu.sock")
 		h.listen(h.options.PluginDir + "/gpu-cdi-nvidia-com-gpu.sock")
-	}, "error plugin-other", "another device plugin"},
+	}, "error plugin-other", "another device plugin", ""},
 	"NVIDIA's plugin alone": {kubeNode, func(h *testHost) {
 		h.listen(h.options.PluginDir + "/nvidia-gpu.sock")
-	}, "note plugin-other", "gpu-cdi-plugin serve does not run"},
+	}, "note plugin-other", "gpu-cdi-plugin serve does not run", ""},
 	"a process that is NVIDIA's plugin": {kubeNode, func(h *testHost) {
 		h.listen(h.options.PluginDir + "/gpu-cdi-nvidia-com-gpu.sock")
 		h.write("proc/99/comm", "nvidia-device-p\n")
-	}, "error plugin-other", "another device plugin"},
+	}, "error plugin-other", "another device plugin", ""},
 	"a resource that outlived its plugin": {kubeNode, func(h *testHost) {
 		h.kubelet.Pods.Allocatable = map[string][]string{"nvidia.com/gpu": {"GPU-a", "GPU-b"}, "a.com/b": {"x"}}
-	}, "error plugin-gone", "the kubelet has 2 of it"},
+	}, "error plugin-gone", "the kubelet has 2 of it", ""},
 
 	"a hook whose program is gone": {workstation, func(h *testHost) {
 		h.write("usr/share/containers/oci/hooks.d/10-gone.json", hookDocumentOf("/usr/libexec/gone"))
-	}, "error hook-program", "rm /usr/share/containers/oci/hooks.d/10-gone.json"},
+	}, "error hook-program", "rm HOST/usr/share/containers/oci/hooks.d/10-gone.json", ""},
 	"our own hook document whose program is gone": {workstation, func(h *testHost) {
+		h.options.Hook = h.at("opt/prestart-hook")
+		h.program("opt/prestart-hook")
+		h.run("hook", "install", "live")
+		h.remove("opt")
+		h.options.Hook = h.at("usr/libexec/prestart-hook")
+	}, "error hook-program", "gpu-cdi-plugin hook uninstall live", ""},
+	"a hook document of ours that nothing installed": {workstation, func(h *testHost) {
 		h.write("etc/containers/oci/hooks.d/50-gpu-cdi-plugin.json", hookDocumentOf("/opt/prestart-hook"))
-	}, "error hook-program", "gpu-cdi-plugin hook uninstall"},
+	}, "error hook-program", "rm HOST/etc/containers/oci/hooks.d/50-gpu-cdi-plugin.json", ""},
 	"a hook that is not executable": {workstation, func(h *testHost) {
 		h.write("usr/libexec/flat", "")
 		h.write("etc/containers/oci/hooks.d/10-flat.json", hookDocumentOf("/usr/libexec/flat"))
-	}, "error hook-program", "chmod 755 /usr/libexec/flat"},
+	}, "error hook-program", "chmod 755 HOST/usr/libexec/flat", ""},
 	"a hook in the directory that podman is configured with": {workstation, func(h *testHost) {
 		h.write("etc/containers/containers.conf", "[engine]\nhooks_dir = [\"/srv/hooks\"]\n")
 		h.write("srv/hooks/a.json", hookDocumentOf("/usr/libexec/gone"))
 		h.write("usr/share/containers/oci/hooks.d/10-unread.json", hookDocumentOf("/usr/libexec/gone"))
-	}, "error hook-program", "/srv/hooks/a.json"},
+	}, "error hook-program", "rm HOST/srv/hooks/a.json", ""},
 	"a hook document that is no JSON": {workstation, func(h *testHost) {
 		h.write("usr/share/containers/oci/hooks.d/10-bad.json", "{")
-	}, "error hook-file", "it cannot be used"},
+	}, "error hook-file", "it cannot be used", ""},
 	"NVIDIA's older hook": {workstation, func(h *testHost) {
 		h.program("usr/bin/nvidia-container-toolkit")
 		h.write("usr/share/containers/oci/hooks.d/oci-nvidia-hook.json", hookDocumentOf("/usr/bin/nvidia-container-toolkit"))
-	}, "warning hook-nvidia", "rm /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json"},
+	}, "warning hook-nvidia", "rm HOST/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json", ""},
 	"a hook that others can change": {workstation, func(h *testHost) {
 		h.program("usr/libexec/other")
 		h.write("usr/share/containers/oci/hooks.d/10-other.json", hookDocumentOf("/usr/libexec/other"))
-		h.options.TrustedHook = func(path string) error {
-			if filepath.Base(path) == "other" {
-				return fmt.Errorf("%s: %w", path, trust.ErrUnsafe)
-			}
-			return nil
-		}
-	}, "error hook-unsafe", "others can change it"},
+		testenv.Must(h.t, os.Chmod(h.at("usr/libexec/other"), 0o777))
+		h.options.TrustedHook = trust.RootFile
+	}, "error hook-unsafe", "others can change it", ""},
 	"no prestart-hook": {workstation, func(h *testHost) {
 		h.options.Hook = h.at("usr/libexec/elsewhere")
-	}, "error hook-missing", "--hook-path"},
+	}, "error hook-missing", "--hook-path", "it installs this product"},
 	"a prestart-hook that is not executable": {workstation, func(h *testHost) {
-		h.write("opt/prestart-hook", "")
-		h.options.Hook = h.at("opt/prestart-hook")
-	}, "error hook-missing", "chmod 755"},
+		testenv.Must(h.t, os.Chmod(h.options.Hook, 0o644))
+	}, "error hook-missing", "chmod 755", ""},
 	"a prestart-hook that was not found": {workstation, func(h *testHost) {
 		h.options.Hook, h.options.NoHook = "", errors.New("no such file")
-	}, "note unchecked", "no such file"},
+	}, "note unchecked", "no such file", ""},
 	"SELinux forbids devices": {workstation, func(h *testHost) {
 		h.write("sys/fs/selinux/enforce", "1")
 		h.write("sys/fs/selinux/booleans/container_use_devices", "0 0")
-	}, "warning selinux", "setsebool -P container_use_devices on"},
+	}, "warning selinux", "setsebool -P container_use_devices on", ""},
 	"a low limit of inotify instances": {workstation, func(h *testHost) {
 		h.write("proc/sys/fs/inotify/max_user_instances", "64\n")
-	}, "warning inotify", "sysctl -w fs.inotify.max_user_instances"},
+	}, "warning inotify", "sysctl -w fs.inotify.max_user_instances", ""},
 	"no inotify instances left": {workstation, func(h *testHost) {
 		h.write("proc/77/status", "Name:\tx\nUid:\t0\t0\t0\t0\n")
 		for fd := range 120 {
 			h.link(fmt.Sprintf("proc/77/fd/%d", fd), "anon_inode:inotify")
 		}
-	}, "warning inotify", "root has 120"},
+	}, "warning inotify", "root has 120", ""},
 	"control groups of both versions": {workstation, func(h *testHost) {
 		h.remove("sys/fs/cgroup")
 		h.write("sys/fs/cgroup/devices/tasks", "")
 		h.write("sys/fs/cgroup/unified/cgroup.controllers", "")
-	}, "warning cgroup-hybrid", "systemd.unified_cgroup_hierarchy=1"},
+	}, "warning cgroup-hybrid", "systemd.unified_cgroup_hierarchy=1", ""},
 	"control groups that the kubelet refuses": {kubeNode, func(h *testHost) {
 		h.remove("sys/fs/cgroup")
 		h.write("sys/fs/cgroup/devices/tasks", "")
-	}, "error cgroup-v1", "failCgroupV1"},
+	}, "error cgroup-v1", "failCgroupV1", ""},
 	"no links for systemd": {kubeNode, func(h *testHost) {
 		h.remove("dev/char")
-	}, "warning dev-char", "L+ /dev/char/195:0 - - - - ../nvidia0"},
-	"a file that this process may not read": {workstation, func(h *testHost) {
-		h.remove("proc/thread-self")
-	}, "note unchecked", "the use of inotify"},
+	}, "warning dev-char", "L+ /dev/char/195:0 - - - - ../nvidia0", ""},
+	"processes that this process does not see": {workstation, func(h *testHost) {
+		h.link("proc/thread-self/ns/pid", "pid:[4026532000]")
+	}, "note unchecked", "the use of inotify", ""},
 }
 
 func TestGoVersion(t *testing.T) {
@@ -675,6 +754,11 @@ func TestEveryKindOfFindingHasATest(t *testing.T) {
 	for _, k := range catalogue {
 		if !tested[k.id] {
 			t.Errorf("no test makes the fault of %s", k.id)
+		}
+	}
+	for id := range advice {
+		if !tested[id] {
+			t.Errorf("advice for %s, which is no finding", id)
 		}
 	}
 }

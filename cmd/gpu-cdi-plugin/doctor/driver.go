@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -20,8 +24,8 @@ type driverFacts struct {
 	uvm    bool // the module nvidia_uvm is loaded
 	// nouveau says that the kernel's own driver is loaded.
 	nouveau bool
-	// onPCI is the number of NVIDIA's display devices on the bus.
-	onPCI int
+	// onPCI has the kernel driver of each of NVIDIA's display devices on the bus, by address. It is empty without one.
+	onPCI map[string]string
 	// files is the installed driver, or nil because of filesErr.
 	files    *driver.Driver
 	filesErr error
@@ -30,8 +34,12 @@ type driverFacts struct {
 	devicesErr error
 	// switches says that the machine has NVSwitches.
 	switches bool
-	// nodes are the numbers of the driver's device nodes, by path.
+	// nodes are the driver's device nodes, by path.
 	nodes map[string]nodeFacts
+	// nodeMode is the mode that the kernel module wants device nodes to have.
+	nodeMode os.FileMode
+	// dangling are links beside the driver's libraries that lead nowhere.
+	dangling []string
 }
 
 func (f *facts) readDriver(ctx context.Context) {
@@ -43,13 +51,15 @@ func (f *facts) readDriver(ctx context.Context) {
 	d.switches = d.switches || f.exists("/dev/nvidia-nvswitchctl")
 	d.files, d.filesErr = driver.Discover(f.Host, d.loaded)
 	f.readNodes()
+	f.readDangling()
 	if d.files != nil && d.loaded != "" && d.files.Check(driver.Utility) == nil {
 		d.devices, d.devicesErr = f.Devices(ctx)
 	}
 }
 
-// readPCI counts the GPUs on the bus, which need no driver, and finds NVSwitches.
+// readPCI finds the GPUs on the bus, which need no driver, and NVSwitches.
 func (f *facts) readPCI() {
+	f.driver.onPCI = map[string]string{}
 	for _, address := range f.names("/sys/bus/pci/devices") {
 		dir := "/sys/bus/pci/devices/" + address
 		if host.ReadLine(f.at(dir+"/vendor")) != "0x10de" {
@@ -57,7 +67,8 @@ func (f *facts) readPCI() {
 		}
 		switch class := host.ReadLine(f.at(dir + "/class")); {
 		case strings.HasPrefix(class, "0x03"): // a display controller
-			f.driver.onPCI++
+			link, _ := os.Readlink(f.at(dir) + "/driver") // a device without a driver has no such link
+			f.driver.onPCI[address] = strings.TrimPrefix(path.Base(link), ".")
 		case strings.HasPrefix(class, "0x0680"): // another bridge
 			f.driver.switches = true
 		}
@@ -90,7 +101,53 @@ func checkDriver(f *facts) []Finding {
 			}
 		}
 	}
-	return append(list, f.checkFabric()...)
+	return append(append(list, f.checkBus()...), f.checkFabric()...)
+}
+
+// readDangling finds links beside the driver's libraries by which programs on the host find them, such as libcuda.so.1,
+// and that lead nowhere. Containers get links of their own.
+func (f *facts) readDangling() {
+	d := &f.driver
+	if d.files == nil {
+		return
+	}
+	seen := map[string]bool{}
+	for _, library := range d.files.Libraries {
+		dir := path.Dir(library.HostPath)
+		if seen[dir] {
+			continue
+		}
+		seen[dir] = true
+		for _, pattern := range []string{"libcuda*.so*", "libnv*.so*"} {
+			links, _ := filepath.Glob(filepath.Join(dir, pattern)) // the patterns are right
+			for _, link := range links {
+				if _, err := os.Stat(link); errors.Is(err, fs.ErrNotExist) {
+					d.dangling = append(d.dangling, link)
+				}
+			}
+		}
+	}
+}
+
+// checkBus finds GPUs on the bus that the driver does not have. The indices of the others may have moved.
+func (f *facts) checkBus() []Finding {
+	var list []Finding
+	for _, address := range sortedKeys(f.driver.onPCI) {
+		switch has := f.driver.onPCI[address]; has {
+		case "nvidia":
+		case "vfio-pci":
+			problem := "vfio-pci has the GPU, so that a virtual machine can have it, and this host cannot use it"
+			finding := newFinding("gpu-unbound", address, problem).fixed(
+				"nothing, if that is meant; otherwise remove its ID from the options of vfio-pci, and boot again")
+			finding.Severity = Note
+			list = append(list, finding)
+		case "":
+			list = append(list, newFinding("gpu-unbound", address, "the GPU has no kernel driver"))
+		default:
+			list = append(list, newFinding("gpu-unbound", address, "the kernel driver "+has+" has the GPU"))
+		}
+	}
+	return list
 }
 
 // checkInstalled returns the finding about a driver whose files cannot be used.
@@ -103,8 +160,9 @@ func (d *driverFacts) checkInstalled(root string) Finding {
 		return newFinding("driver-damaged", root, problem)
 	case d.loaded != "":
 		return newFinding("driver-missing", root, "the kernel module "+d.loaded+" is loaded, but: "+problem)
-	case d.onPCI == 0:
-		return newFinding("driver-missing", root, "no NVIDIA GPU is on the PCI bus, and "+problem)
+	case len(d.onPCI) == 0:
+		return newFinding("gpu-none", root, "no NVIDIA GPU is on the PCI bus, and "+problem).fixed(
+			"put a GPU into this host, or pass one through to it if it is a virtual machine, then install the NVIDIA driver")
 	}
 	return newFinding("driver-missing", root, problem)
 }
@@ -122,6 +180,9 @@ func (d *driverFacts) checkFiles(c driver.Capabilities) []Finding {
 		text, advice := found.Lack()
 		finding := newFinding("driver-files", found.Name, text).fixed(advice)
 		list = append(list, finding)
+	}
+	for _, link := range d.dangling {
+		list = append(list, newFinding("driver-link", link, "the link leads nowhere"))
 	}
 	if len(list) > 1 && list[0].ID == "driver-damaged" { // the same file again
 		return list[:1]

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path"
 	"slices"
-	"strings"
 
 	"gpu-cdi-plugin/hook/install"
 	"gpu-cdi-plugin/internal/trust"
@@ -32,8 +31,8 @@ type hookDocument struct {
 
 // hookProgram is a program that engines run as root.
 type hookProgram struct {
-	path       string
-	missing    error // of finding it
+	path, at   string // at is the path in this process
+	missing    error  // of finding it
 	executable bool
 	unsafe     error // others can change it
 }
@@ -112,10 +111,10 @@ func programOf(data []byte) (string, error) {
 
 // readProgram returns what is known of a program of the host. Our own hook is not below the host's root.
 func (f *facts) readProgram(name string) hookProgram {
-	p := hookProgram{path: name}
+	p := hookProgram{path: name, at: f.onHost(name)}
 	at := f.at(name)
 	if name == f.Hook || path.Dir(name) == path.Dir(f.Hook) {
-		at = name
+		at, p.at = name, name
 	}
 	info, err := os.Stat(at)
 	if err != nil {
@@ -137,32 +136,47 @@ func checkHooks(f *facts) []Finding {
 	for _, d := range f.hooks.documents {
 		switch {
 		case d.err != nil:
-			list = append(list, newFinding("hook-file", d.file, "it cannot be used: "+wording.OneLine(d.err)))
+			finding := newFinding("hook-file", d.file, "it cannot be used: "+wording.OneLine(d.err))
+			list = append(list, finding.fixed("rm "+wording.Quote(f.onHost(d.file))))
 			continue
 		case slices.Contains(hooksOfNVIDIA, path.Base(d.hook.path)) && !f.engines.ignoresImages:
-			list = append(list, newFinding("hook-nvidia", d.file, "it runs "+d.hook.path))
+			finding := newFinding("hook-nvidia", d.file, "it runs "+d.hook.path)
+			list = append(list, finding.fixed("rm "+wording.Quote(f.onHost(d.file))))
 		}
 		switch p := d.hook; {
 		case p.missing != nil && errors.Is(p.missing, fs.ErrNotExist):
 			problem := fmt.Sprintf("its program %s does not exist", p.path)
-			list = append(list, newFinding("hook-program", d.file, problem).fixed(d.removal()))
+			list = append(list, newFinding("hook-program", d.file, problem).fixed(f.removal(d)))
 		case p.missing != nil:
 			list = append(list, newFinding("unchecked", d.file, wording.OneLine(p.missing)))
 		case !p.executable:
-			list = append(list, newFinding("hook-program", d.file, p.path+" is not executable").fixed("chmod 755 "+p.path))
+			list = append(list, newFinding("hook-program", d.file, p.path+" is not executable").fixed(
+				"chmod 755 "+wording.Quote(p.at)))
 		case p.unsafe != nil:
-			list = append(list, newFinding("hook-unsafe", p.path, wording.OneLine(p.unsafe)))
+			list = append(list, newFinding("hook-unsafe", p.path, wording.OneLine(p.unsafe)).fixed(p.protection()))
 		}
 	}
 	return append(list, f.hooks.checkOwn()...)
 }
 
-// removal returns what to do about a document whose program is gone.
-func (d hookDocument) removal() string {
-	if strings.Contains(path.Base(d.file), "gpu-cdi-plugin") || strings.Contains(d.file, "/gpu-cdi-plugin.d/") {
-		return "install gpu-cdi-plugin again, or run: gpu-cdi-plugin hook uninstall podman live"
+// protection returns the command that keeps others from changing the program itself.
+func (p hookProgram) protection() string {
+	at := wording.Quote(p.at)
+	return "chown root:root " + at + " && chmod go-w " + at
+}
+
+// removal returns the command that removes a document whose program is gone.
+func (f *facts) removal(d hookDocument) string {
+	files, err := install.Read(f.Host.Root(), nil, "")
+	if err == nil {
+		installed, _ := files.Installed() // Read has read the record
+		for _, engine := range installed {
+			if slices.Contains(install.HookDocuments(engine), d.file) {
+				return "gpu-cdi-plugin hook uninstall " + engine
+			}
+		}
 	}
-	return ""
+	return "rm " + wording.Quote(f.onHost(d.file))
 }
 
 // checkOwn checks our own hook, which specs name.
@@ -174,9 +188,9 @@ func (h *hookFacts) checkOwn() []Finding {
 	case p.missing != nil:
 		return []Finding{newFinding("hook-missing", p.path, wording.OneLine(p.missing))}
 	case !p.executable:
-		return []Finding{newFinding("hook-missing", p.path, "it is not executable").fixed("chmod 755 " + p.path)}
+		return []Finding{newFinding("hook-missing", p.path, "it is not executable").fixed("chmod 755 " + wording.Quote(p.at))}
 	case p.unsafe != nil:
-		return []Finding{newFinding("hook-unsafe", p.path, wording.OneLine(p.unsafe))}
+		return []Finding{newFinding("hook-unsafe", p.path, wording.OneLine(p.unsafe)).fixed(p.protection())}
 	case h.noEx:
 		return []Finding{newFinding("hook-noexec", p.path, "its file system is mounted with noexec")}
 	}

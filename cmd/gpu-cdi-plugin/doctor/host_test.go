@@ -48,6 +48,7 @@ func newHost(t *testing.T, machine string) *testHost {
 		Advice:      func(error) string { return "" },
 		TrustedFile: func(string) error { return nil },
 		TrustedHook: func(string) error { return nil },
+		TrustedDir:  func(string) error { return nil },
 	}
 	h.write("sys/fs/cgroup/cgroup.controllers", "cpu memory pids\n")
 	h.write("proc/sys/fs/inotify/max_user_instances", "128\n")
@@ -55,6 +56,8 @@ func newHost(t *testing.T, machine string) *testHost {
 	h.link("proc/thread-self/ns/mnt", "mnt:[1]")
 	h.link("proc/1/ns/mnt", "mnt:[1]")
 	h.program("usr/libexec/prestart-hook")
+	h.write("usr/bin/nvidia-modprobe", modprobe)
+	testenv.Must(t, os.Chmod(h.at("usr/bin/nvidia-modprobe"), 0o755))
 	h.writeSpec()
 	return h
 }
@@ -158,6 +161,16 @@ func (h *testHost) number(name string, number uint64) {
 	testenv.Must(h.t, unix.Mknod(h.at(name), unix.S_IFCHR|0o666, int(number)))
 }
 
+// unbind takes the second GPU from the driver, and gives it to another one, or none.
+func (h *testHost) unbind(driver string) {
+	h.t.Helper()
+	link := "sys/bus/pci/devices/" + h.node.Machine().GPUs[1].Bus + "/driver"
+	h.remove(link)
+	if driver != "" {
+		h.link(link, "../../../bus/pci/drivers/"+driver)
+	}
+}
+
 // packages writes dpkg's list of installed packages: names and versions.
 func (h *testHost) packages(list ...string) {
 	h.t.Helper()
@@ -231,7 +244,7 @@ func (h *testHost) foreignSpec(name string) {
 	spec := &specs.Spec{Version: "0.5.0", Kind: cdi.DefaultKind, Devices: []specs.Device{
 		{Name: "0", ContainerEdits: edits}, {Name: s.Devices[0].UUID, ContainerEdits: edits},
 	}}
-	testenv.Must(h.t, cdi.WriteFile(h.at(name), spec))
+	testenv.Must(h.t, os.MkdirAll(filepath.Dir(h.at(name)), 0o755), cdi.WriteFile(h.at(name), spec))
 }
 
 // listen makes a program answer at a socket of a device plugin. With a nil plugin it only accepts connections.

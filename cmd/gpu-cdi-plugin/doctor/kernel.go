@@ -58,6 +58,9 @@ func (f *facts) readKernel() {
 // see the host's processes, that is noted.
 func (f *facts) readProcesses() {
 	procfs := f.Host.Proc()
+	if !f.exists("/proc/thread-self") && f.Host.Root() != "/" {
+		return // a tree of files, such as a simulated node: it has no processes
+	}
 	if err := proc.SeesAll(procfs); err != nil {
 		f.unread("processes", fmt.Errorf("the kubelet's options and the use of inotify are unknown: %w", err))
 		return

@@ -60,7 +60,7 @@ func (f *facts) checkRuntimeFiles() []Finding {
 	var list []Finding
 	for _, file := range append([]runtimeFile{f.own.policy}, f.own.runtimes...) {
 		engine, isEngine := strings.CutPrefix(strings.TrimSuffix(path.Base(file.path), ".yaml"), "runtime-")
-		again := "rm " + wording.Quote(file.path) + " && gpu-cdi-plugin hook install " + wording.Quote(engine)
+		again := "rm " + wording.Quote(f.onHost(file.path)) + " && gpu-cdi-plugin hook install " + wording.Quote(engine)
 		switch {
 		case file.err != nil && isEngine:
 			list = append(list, newFinding("hook-config", file.path, wording.OneLine(file.err)).fixed(again))

@@ -15,6 +15,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
+	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/internal/wording"
 )
 
@@ -25,6 +26,8 @@ type specFacts struct {
 	files []specFile
 	// private are the spec files and directories that users other than root cannot read.
 	private []string
+	// unsafeDirs are the directories of specs that users other than root can change.
+	unsafeDirs []string
 	// renewed says that a service of systemd makes our spec again after a boot. It is also true without systemd.
 	renewed bool
 	// mounts are the properties of the file systems of directories that are written to.
@@ -56,6 +59,9 @@ func (f *facts) readSpecs() {
 	for _, dir := range s.dirs.Dirs {
 		if info, err := os.Stat(dir); err == nil && info.IsDir() && info.Mode().Perm()&0o005 != 0o005 {
 			s.private = append(s.private, dir)
+		}
+		if err := f.TrustedDir(dir); errors.Is(err, trust.ErrUnsafe) {
+			s.unsafeDirs = append(s.unsafeDirs, dir)
 		}
 	}
 	for i := range s.dirs.Files {
@@ -95,8 +101,9 @@ func (f *facts) readSpec(file *cdi.SpecFile) specFile {
 	}
 	_, hasUVM := f.driver.nodes[uvmNode]
 	for _, p := range problems {
-		// The file's mode and a missing device node are findings of their own.
-		if !strings.HasPrefix(p.What, "mode ") && (hasUVM || !strings.Contains(p.What, "without the device node "+uvmNode)) {
+		// The file's mode, its hook and a missing device node are findings of their own.
+		isHook := strings.HasPrefix(p.What, "hook: ") && strings.Contains(p.What, f.Hook)
+		if !strings.HasPrefix(p.What, "mode ") && !isHook && (hasUVM || !strings.Contains(p.What, "without the device node "+uvmNode)) {
 			s.problems = append(s.problems, p.String())
 		}
 	}
@@ -156,10 +163,13 @@ func checkSpecs(f *facts) []Finding {
 	var list []Finding
 	for _, file := range s.dirs.Files {
 		if file.Error != "" {
-			list = append(list, newFinding("spec-unreadable", file.Path, file.Error))
+			list = append(list, f.checkUnreadable(&file))
 		}
 	}
 	list = append(list, f.checkConflicts()...)
+	for _, dir := range s.unsafeDirs {
+		list = append(list, newFinding("dir-unsafe", dir, "others can change it"))
+	}
 	for _, name := range s.private {
 		list = append(list, newFinding("spec-private", name, "only root can read it"))
 	}
@@ -167,8 +177,12 @@ func checkSpecs(f *facts) []Finding {
 		list = append(list, f.checkSpec(&s.files[i])...)
 	}
 	hasGPUs := f.driver.devices != nil && len(f.driver.devices.Devices) > 0
-	if hasGPUs && len(s.files) == 0 {
-		list = append(list, newFinding("spec-missing", f.CDIDir, "no CDI spec has this host's GPUs"))
+	if hasGPUs && len(s.files) == 0 && f.driver.files.Check(f.Capabilities) == nil { // otherwise none can be written
+		finding := newFinding("spec-missing", f.CDIDir, "no CDI spec has this host's GPUs")
+		if nodes := checkNodes(f); len(nodes) > 0 {
+			finding = finding.fixed(f.makeNodes() + " && " + finding.Fix)
+		}
+		list = append(list, finding)
 	}
 	for _, m := range s.mounts {
 		switch {
@@ -182,6 +196,19 @@ func checkSpecs(f *facts) []Finding {
 		}
 	}
 	return list
+}
+
+// checkUnreadable returns the finding about a file that engines cannot read. The file of another vendor may be needed.
+func (f *facts) checkUnreadable(file *cdi.SpecFile) Finding {
+	finding := newFinding("spec-unreadable", file.Path, file.Error)
+	isDir := slices.Contains(f.specs.dirs.Dirs, file.Path)
+	if isDir || f.isOwnSpec(file.Path) {
+		finding.Fix = "rm " + wording.Quote(file.Path)
+		if f.driver.devices != nil && len(f.driver.devices.Devices) > 0 {
+			finding.Fix += " && gpu-cdi-plugin cdi generate --write"
+		}
+	}
+	return finding
 }
 
 // hasOurs reports whether one of the specs is ours.
@@ -220,9 +247,14 @@ func (f *facts) checkConflicts() []Finding {
 
 // keeps reports whether a spec file is the one that our service writes.
 func (f *facts) keeps(file string) bool {
-	own := filepath.Join(f.CDIDir, cdi.FileName(f.CDIKind))
 	return slices.ContainsFunc(f.specs.files, func(s specFile) bool { return s.path == file && s.ours }) &&
-		path.Base(file) == path.Base(own) && isSameDir(path.Dir(file), path.Dir(own))
+		f.isOwnSpec(file)
+}
+
+// isOwnSpec reports whether a path is that of the spec that our service writes.
+func (f *facts) isOwnSpec(file string) bool {
+	own := filepath.Join(f.CDIDir, cdi.FileName(f.CDIKind))
+	return path.Base(file) == path.Base(own) && isSameDir(path.Dir(file), path.Dir(own))
 }
 
 // checkSpec returns findings about one spec. What differs from the host need not be listed as a problem too.
@@ -232,6 +264,7 @@ func (f *facts) checkSpec(s *specFile) []Finding {
 		list = append(list, newFinding("spec-unsafe", s.path, p.String()))
 	}
 	switch {
+	case f.isShadowed(s.path): // engines do not use it
 	case len(s.differences) > 0:
 		list = append(list, newFinding("spec-stale", s.path, wording.ShortenList(s.differences, 3, "; ")).fixed(f.renew(s)))
 	case len(s.problems) > 0:
@@ -240,14 +273,40 @@ func (f *facts) checkSpec(s *specFile) []Finding {
 	return list
 }
 
+// isShadowed reports whether files of a higher priority define all devices of a file.
+func (f *facts) isShadowed(file string) bool {
+	return !slices.ContainsFunc(f.specs.dirs.Devices, func(d cdi.Definition) bool {
+		return d.File == file && d.State != cdi.Shadowed
+	})
+}
+
 // renew returns the command that makes a spec again.
 func (f *facts) renew(s *specFile) string {
 	switch {
 	case s.ours && len(checkNodes(f)) > 0:
-		return "gpu-cdi-plugin device make-nodes && gpu-cdi-plugin cdi generate --write"
+		return f.makeNodes()
 	case s.ours:
-		return ""
+		return f.write(s.path)
+	case f.program("nvidia-ctk") != "":
+		return "nvidia-ctk cdi generate --output=" + wording.Quote(s.path)
 	}
-	return "nvidia-ctk cdi generate --output=" + wording.Quote(s.path) +
-		", or remove the file and run: gpu-cdi-plugin cdi generate --write"
+	return f.without(s.path) + " && gpu-cdi-plugin cdi generate --write"
+}
+
+// write returns the command that writes one of our specs again. The verb refuses to write names that another file
+// defines, so such files are removed before.
+func (f *facts) write(file string) string {
+	fix := "gpu-cdi-plugin cdi generate --write"
+	if !f.isOwnSpec(file) {
+		fix = "gpu-cdi-plugin cdi generate --file " + wording.Quote(file)
+	}
+	i := slices.IndexFunc(f.specs.dirs.Files, func(s cdi.SpecFile) bool { return s.Path == file })
+	seen := map[string]bool{}
+	for _, c := range f.specs.dirs.Conflicts(file, f.specs.dirs.Files[i].Spec) {
+		if !seen[c.File] {
+			fix = f.without(c.File) + " && " + fix
+		}
+		seen[c.File] = true
+	}
+	return fix
 }

@@ -257,15 +257,32 @@ func messageOf(stderr string) (last string) {
 // compare returns findings about what the container reports, and about what the spec gives and the container lacks.
 func (t *try) compare(r *check.Report, dirs *cdi.SpecDirs, device string) []Finding {
 	var list []Finding
-	for _, p := range r.Problems {
-		problem := p.Subject + " in the container: " + p.Problem
+	for i, p := range r.Problems {
+		same := func(other check.Problem) bool { return other.Problem == p.Problem && other.Fix == p.Fix }
+		if slices.ContainsFunc(r.Problems[:i], same) {
+			continue // listed with the first one
+		}
+		var subjects []string
+		for _, other := range r.Problems[i:] {
+			if same(other) {
+				subjects = append(subjects, other.Subject)
+			}
+		}
+		if strings.Contains(p.Fix, "gpu-cdi-plugin doctor") { // this is it
+			p.Fix = ""
+		}
+		problem := wording.ShortenList(subjects, 3, ", ") + " in the container: " + p.Problem
 		list = append(list, newFinding("try-differs", t.engine, problem).fixed(p.Fix))
 	}
+	var lacking []string
 	for _, node := range nodesOf(dirs, device) {
 		if !slices.ContainsFunc(r.Nodes, func(n check.Node) bool { return n.Path == node }) {
-			list = append(list, newFinding("try-differs", t.engine, "the container lacks "+node+", which the spec of "+device+
-				" gives"))
+			lacking = append(lacking, node)
 		}
+	}
+	if lacking != nil {
+		problem := "the container lacks " + wording.ShortenList(lacking, 3, ", ") + ", which the spec of " + device + " gives"
+		list = append(list, newFinding("try-differs", t.engine, problem))
 	}
 	return list
 }

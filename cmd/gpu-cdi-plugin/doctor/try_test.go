@@ -38,6 +38,16 @@ func TestTry(t *testing.T) {
 			"docker", "true", `echo '{"problems": [{"subject": "/dev/nvidia0", "problem": "EPERM", "fix": "give it"}]}'; exit 4`,
 			[]string{"try-differs: /dev/nvidia0 in the container: EPERM"},
 		},
+		"a container in which four nodes have one problem": {
+			"docker", "true",
+			`for n in 0 1 2 3; do set -- "$@" "{\"subject\": \"/dev/nvidia$n\", \"problem\": \"EPERM\", \"fix\": ` +
+				`\"gpu-cdi-plugin doctor on the host\"},"; done; shift "$(($# - 4))"; echo "{\"problems\": [$* ` +
+				`{\"subject\": \"libcuda\", \"problem\": \"absent\"}]}"`,
+			[]string{
+				"try-differs: /dev/nvidia0, /dev/nvidia1, /dev/nvidia2 and 1 more in the container: EPERM",
+				"try-differs: libcuda in the container: absent",
+			},
+		},
 		"an engine that refuses": {
 			"nerdctl", "true", "echo warning >&2; echo 'no such device' >&2; exit 125", []string{"try-failed: no such device"},
 		},
@@ -62,6 +72,9 @@ func TestTry(t *testing.T) {
 			var got []string
 			for _, f := range list {
 				got = append(got, f.ID+": "+f.Problem)
+				if strings.Contains(f.Fix, "doctor") {
+					t.Errorf("it names itself: %s", f.Fix)
+				}
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Error(diff)
