@@ -272,7 +272,7 @@ func (s *Session) open(ctx context.Context) error {
 	s.unbinding.keep(host.ModuleGPUs(s.opts.Host))
 	path, err := Find(s.opts.Host, s.opts.Library)
 	if err != nil {
-		return err
+		return host.OnPlatform(s.opts.Host, err)
 	}
 	if s.opts.Check != nil {
 		if err := s.opts.Check(path); err != nil {
@@ -291,7 +291,7 @@ func (s *Session) open(ctx context.Context) error {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return fmt.Errorf("initialise the NVIDIA driver library: %w", err)
+		return host.OnPlatform(s.opts.Host, fmt.Errorf("initialise the NVIDIA driver library: %w", err))
 	}
 	s.library, s.opened = l, time.Now()
 	s.watchDriver() // at once: when a GPU is to be unbound, the kernel waits until the library is closed

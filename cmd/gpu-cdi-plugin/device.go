@@ -19,6 +19,7 @@ import (
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/node"
 )
 
@@ -170,8 +171,12 @@ func (a *app) makeNodes(ctx context.Context) error {
 	}
 	path := driver.FindProgram(h, "nvidia-modprobe")
 	if path == "" {
-		return cli.With(cli.NoDriver, "install the NVIDIA driver, or name its root with --driver-root",
-			fmt.Errorf("the driver in %s has no nvidia-modprobe", h.DriverRoot()))
+		err := fmt.Errorf("the driver in %s has no nvidia-modprobe", h.DriverRoot())
+		if unsupported := host.OnPlatform(h, err); errors.Is(unsupported, host.ErrUnsupported) {
+			return unsupported
+		}
+		return cli.With(cli.NoDriver, "install the NVIDIA driver with its nvidia-modprobe, in Debian a package of its own, or name "+
+			"its root with --driver-root", err)
 	}
 	made, err := agent.MakeNodes(ctx, h, prepare.Program{Path: path}, a.CheckProgram)
 	for _, node := range made {

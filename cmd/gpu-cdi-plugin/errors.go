@@ -17,6 +17,7 @@ import (
 	"gpu-cdi-plugin/hook/install"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/nvml"
@@ -104,7 +105,9 @@ var errorTable = []cli.ErrorRow{
 			"or share them under several names", e.Rules, e.Resource, e.Replicas)
 	}),
 
-	// Status 10: no usable driver. All these errors wrap gpu.ErrNoDriver, whose row is the last.
+	// Status 10: no usable driver. All errors after the first wrap gpu.ErrNoDriver, whose row is the last.
+	cli.Sentinel(host.ErrUnsupported, cli.NoDriver,
+		"do not install the NVIDIA driver for Linux there: it breaks the GPU. NVIDIA's toolkit supports WSL2 and Tegra"),
 	cli.Sentinel(driver.ErrOtherVersion, cli.NoDriver,
 		"reboot, or reload the kernel module, or install the libraries of its version"),
 	cli.Sentinel(driver.ErrDamaged, cli.NoDriver, "install the NVIDIA driver again"),

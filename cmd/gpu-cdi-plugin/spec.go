@@ -79,10 +79,10 @@ func (a *app) generate(ctx context.Context, h host.Host, c driver.Capabilities) 
 	}
 	d, err := search.Driver(s.DriverVersion)
 	if err != nil {
-		return nil, err
+		return nil, host.OnPlatform(h, err)
 	}
 	if err := d.Check(c); err != nil {
-		return &generated{findings: d.Explain(c)}, err
+		return &generated{findings: d.Explain(c)}, host.OnPlatform(h, err)
 	}
 	spec, findings, err := cdi.Generate(s, d, cdi.Options{
 		Kind: a.CDIKind, HookPath: hook, WithoutHooks: a.NoHook, Capabilities: c,

@@ -34,6 +34,9 @@ type Settings struct {
 	Default     string
 	DefaultFile string
 
+	// Devices are the devices that each container gets unless it requests others, in DevicesFile.
+	Devices     []string
+	DevicesFile string
 	// HookDirs are the directories of OCI hooks, in HookDirsFile.
 	HookDirs     []string
 	HookDirsFile string
@@ -128,6 +131,7 @@ func (e *edit) podmanSettings(s *Settings) error {
 		addList(l, &s.SpecDirs, &s.SpecDirsFile, "engine", "cdi_spec_dirs")
 		addList(l, &s.HookDirs, &s.HookDirsFile, "engine", "hooks_dir")
 		addPointer(l, &s.PIDsLimit, &s.PIDsFile, "containers", "pids_limit")
+		addList(l, &s.Devices, &s.DevicesFile, "containers", "devices")
 		addPointer(l, &s.SELinux, nil, "containers", "label")
 	}
 	name, file, paths, err := e.podmanRuntime()
@@ -152,6 +156,7 @@ func (e *edit) crioSettings(s *Settings) error {
 		addList(l, &s.SpecDirs, &s.SpecDirsFile, "crio", "runtime", "cdi_spec_dirs")
 		addList(l, &s.HookDirs, &s.HookDirsFile, "crio", "runtime", "hooks_dir")
 		addPointer(l, &s.PIDsLimit, &s.PIDsFile, "crio", "runtime", "pids_limit")
+		addList(l, &s.Devices, &s.DevicesFile, "crio", "runtime", "additional_devices")
 		addPointer(l, &s.SELinux, nil, "crio", "runtime", "selinux")
 	}
 	runtimes, err := e.crioRuntimes()

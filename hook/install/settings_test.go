@@ -19,7 +19,8 @@ func TestSettings(t *testing.T) {
 		"no file": {"podman", nil, Settings{Runtimes: none}},
 		"podman, whose later files count": {
 			"podman", map[string]string{
-				"/usr/share/containers/containers.conf": "[engine]\ncdi_spec_dirs = [\"/a\"]\n[containers]\npids_limit = 5\n",
+				"/usr/share/containers/containers.conf": "[engine]\ncdi_spec_dirs = [\"/a\"]\n[containers]\npids_limit = 5\n" +
+					"devices = [\"nvidia.com/gpu=all\"]\n",
 				"/etc/containers/containers.conf.d/b.conf": "[engine]\nruntime = \"crun\"\n" +
 					"cdi_spec_dirs = [\"/b\", {append = true}]\n" +
 					"[engine.runtimes]\ncrun = [\"/opt/crun\", \"/usr/bin/crun\"]\n[containers]\nlabel = false\n",
@@ -29,11 +30,13 @@ func TestSettings(t *testing.T) {
 				Runtimes: map[string]string{"crun": "/usr/bin/crun"}, Default: "crun",
 				DefaultFile: "/etc/containers/containers.conf.d/b.conf",
 				PIDsLimit:   &five, PIDsFile: "/usr/share/containers/containers.conf", SELinux: &off,
+				Devices: []string{"nvidia.com/gpu=all"}, DevicesFile: "/usr/share/containers/containers.conf",
 			},
 		},
 		"CRI-O": {
 			"crio", map[string]string{
-				"/etc/crio/crio.conf": "[crio.runtime]\ncdi_spec_dirs = []\nhooks_dir = [\"/h\"]\nselinux = true\n",
+				"/etc/crio/crio.conf": "[crio.runtime]\ncdi_spec_dirs = []\nhooks_dir = [\"/h\"]\nselinux = true\n" +
+					"additional_devices = [\"/dev/nvidia0\"]\n",
 				"/etc/crio/crio.conf.d/10.conf": "[crio.runtime]\ndefault_runtime = \"x\"\n[crio.runtime.runtimes.x]\n" +
 					"runtime_path = \"/usr/bin/x\"\n",
 			}, Settings{
@@ -41,6 +44,7 @@ func TestSettings(t *testing.T) {
 				SpecDirs: []string{}, SpecDirsFile: "/etc/crio/crio.conf", HookDirs: []string{"/h"},
 				HookDirsFile: "/etc/crio/crio.conf", Runtimes: map[string]string{"x": "/usr/bin/x"}, Default: "x",
 				DefaultFile: "/etc/crio/crio.conf.d/10.conf", SELinux: &on,
+				Devices: []string{"/dev/nvidia0"}, DevicesFile: "/etc/crio/crio.conf",
 			},
 		},
 		"containerd 1, where a later table replaces an earlier one": {

@@ -19,6 +19,11 @@ var catalogue = []kind{
 		"install the NVIDIA driver, or name its root with --driver-root (that of a driver container is /run/nvidia/driver)",
 	},
 	{
+		"platform", Error, "the host is WSL2 or Tegra (Jetson)",
+		"its driver is another one than that for servers and workstations, and this program does not know it",
+		"use NVIDIA's toolkit there; installing the NVIDIA driver for Linux breaks the GPU",
+	},
+	{
 		"driver-not-loaded", Error, "the kernel module nvidia is not loaded",
 		"no program on the host or in a container can use a GPU",
 		"modprobe nvidia; if that fails, dmesg has the reason, and nouveau must be blacklisted if it has the GPUs",
@@ -123,6 +128,16 @@ var catalogue = []kind{
 		"it reads NVIDIA_VISIBLE_DEVICES, so an image can take GPUs that its container did not request",
 		"make runc or crun the default runtime, or set accept-nvidia-visible-devices-envvar-when-unprivileged = false in " +
 			"/etc/nvidia-container-runtime/config.toml",
+	},
+	{
+		"default-devices", Warning, "an engine gives GPUs to each container",
+		"containers that did not request a GPU have it, and others' work with it",
+		"remove the devices from the file that the problem names; users request them with --device",
+	},
+	{
+		"spec-version", Error, "a spec is of a later CDI version than an engine can read",
+		"the engine ignores the file, and does not find its devices (unresolvable CDI devices)",
+		"update the engine, or write the spec in an older version",
 	},
 	{
 		"runtime-missing", Error, "a runtime in the configuration of an engine does not exist",

@@ -88,6 +88,19 @@ func TestNothingIsWrongOnAGoodHost(t *testing.T) {
 		"a tree of files without processes": {workstation, func(h *testHost) {
 			h.remove("proc/thread-self")
 		}},
+		"podman 4, which reads no cdi_spec_dirs": {workstation, func(h *testHost) {
+			h.packages("podman", "4.9.3+ds1-1ubuntu0.2")
+			h.write("etc/containers/containers.conf", "[engine]\ncdi_spec_dirs = []\n")
+		}},
+		"a spec of a version that the engine can just read": {workstation, func(h *testHost) {
+			h.packages("podman", "4.9.3+ds1-1ubuntu0.2")
+			h.remove("run/cdi/nvidia.com-gpu.json")
+			h.foreignSpec("run/cdi/nvidia.yaml")
+			h.specVersion("run/cdi/nvidia.yaml", "0.6.0")
+		}},
+		"podman that gives other devices to each container": {workstation, func(h *testHost) {
+			h.write("etc/containers/containers.conf", "[containers]\ndevices = [\"/dev/fuse\"]\n")
+		}},
 		"a hook whose program exists": {workstation, func(h *testHost) {
 			h.program("usr/libexec/other-hook")
 			h.write("usr/share/containers/oci/hooks.d/10-other.json", hookDocumentOf("/usr/libexec/other-hook"))
@@ -383,8 +396,52 @@ var faults = map[string]fault{
 		h.write("etc/crio/crio.conf", "[crio.runtime]\ncdi_spec_dirs = []\n")
 	}, "error cdi-off", "/etc/crio/crio.conf has an empty list", ""},
 	"podman that reads specs elsewhere": {workstation, func(h *testHost) {
+		h.packages("podman", "5.5.0")
 		h.write("etc/containers/containers.conf.d/cdi.conf", "[engine]\ncdi_spec_dirs = [\"/etc/cdi\"]\n")
 	}, "error spec-dir", "/etc/containers/containers.conf.d/cdi.conf", ""},
+	"a spec where an older podman does not read, whatever its file says": {workstation, func(h *testHost) {
+		h.write("etc/containers/containers.conf.d/cdi.conf", "[engine]\ncdi_spec_dirs = [\"/opt/cdi\"]\n")
+		h.options.CDIDir = h.at("opt/cdi")
+		h.writeSpec()
+		h.remove("run/cdi/nvidia.com-gpu.json")
+	}, "error spec-dir", "write the spec into one of them, with --cdi-dir", ""},
+	"nerdctl that reads specs elsewhere": {workstation, func(h *testHost) {
+		h.program("usr/local/bin/nerdctl")
+		h.write("etc/nerdctl/nerdctl.toml", "cdi_spec_dirs = [\"/etc/cdi\"]\n")
+	}, "error spec-dir", "/etc/nerdctl/nerdctl.toml", ""},
+	"a containerd of Talos": {kubeNode, func(h *testHost) {
+		h.write("etc/cri/conf.d/cri.toml", "version = 3\n")
+	}, "note unchecked", "was not examined", ""},
+	"podman gives all GPUs to each container": {workstation, func(h *testHost) {
+		h.write("etc/containers/containers.conf", "[containers]\ndevices = [\"/dev/fuse\", \"nvidia.com/gpu=all\"]\n")
+	}, "warning default-devices", "/etc/containers/containers.conf gives nvidia.com/gpu=all to each container", ""},
+	"CRI-O gives a GPU's node to each container": {workstation, func(h *testHost) {
+		h.program("usr/bin/crio")
+		h.write("etc/crio/crio.conf", "[crio.runtime]\nadditional_devices = [\"/dev/nvidia0:/dev/nvidia0:rw\"]\n")
+	}, "warning default-devices", "/etc/crio/crio.conf gives /dev/nvidia0", ""},
+	"a spec of a later version than podman can read": {workstation, func(h *testHost) {
+		h.packages("podman", "4.9.3+ds1-1ubuntu0.2")
+		h.remove("run/cdi/nvidia.com-gpu.json")
+		h.foreignSpec("run/cdi/nvidia.yaml")
+		h.specVersion("run/cdi/nvidia.yaml", "0.7.0")
+	}, "error spec-version", "it is of CDI version 0.7.0, and podman 4.9.3 can read 0.6.0 and earlier", ""},
+	"a spec of a later version than docker can read": {workstation, func(h *testHost) {
+		h.program("usr/bin/dockerd")
+		h.program("usr/bin/nvidia-cdi-hook")
+		h.packages("docker-ce", "5:25.0.5-1", "podman", "5.5.0")
+		h.write("etc/docker/daemon.json", `{"features": {"cdi": true}}`)
+		h.remove("run/cdi/nvidia.com-gpu.json")
+		h.foreignSpec("run/cdi/nvidia.yaml")
+		h.specVersion("run/cdi/nvidia.yaml", "0.7.0")
+	}, "error spec-version", "docker 25.0.5 can read 0.6.0 and earlier", ""},
+	"a WSL2": {workstation, func(h *testHost) {
+		h.remove(h.node.LibDir(), "sys/module/nvidia", "proc/driver", "run/cdi/nvidia.com-gpu.json")
+		h.write("dev/dxg", "")
+	}, "error platform", "WSL2", ""},
+	"a Jetson": {workstation, func(h *testHost) {
+		h.remove(h.node.LibDir(), "sys/module/nvidia", "proc/driver", "run/cdi/nvidia.com-gpu.json")
+		h.write("proc/device-tree/compatible", "nvidia,p3768-0000+p3767-0005\x00nvidia,tegra234\x00")
+	}, "error platform", "Tegra (Jetson)", ""},
 	"a spec where no engine reads": {workstation, func(h *testHost) {
 		h.options.CDIDir = h.at("opt/cdi")
 		h.writeSpec()
@@ -718,6 +775,24 @@ func TestGoVersion(t *testing.T) {
 		if diff := cmp.Diff(c.want, goVersion(module, c.version)); diff != "" {
 			t.Errorf("%s %s: %s", module, c.version, diff)
 		}
+	}
+}
+
+// The version of the CDI library that Go has written into a program counts, whatever its package says.
+func TestTheCDIVersionOfAProgram(t *testing.T) {
+	h := workstation(t)
+	built, err := program()
+	testenv.Must(t, err, os.Remove(h.at("usr/bin/podman")))
+	data, err := os.ReadFile(built)
+	testenv.Must(t, err, os.WriteFile(h.at("usr/bin/podman"), data, 0o755))
+	f := &facts{Options: h.options}
+	e := engine{name: "podman", program: "/usr/bin/podman", version: []int{4, 9, 3}}
+	if diff := cmp.Diff([]int{1, 1}, f.cdiOf(&e)); diff != "" {
+		t.Error(diff)
+	}
+	e.program = "/usr/bin/crun" // a script
+	if diff := cmp.Diff([]int{0, 6}, f.cdiOf(&e)); diff != "" {
+		t.Error(diff)
 	}
 }
 

@@ -22,6 +22,8 @@ type driverFacts struct {
 	// loaded is the version of the loaded module, or empty.
 	loaded string
 	uvm    bool // the module nvidia_uvm is loaded
+	// platform says that this kind of host is not supported, or is nil.
+	platform error
 	// nouveau says that the kernel's own driver is loaded.
 	nouveau bool
 	// onPCI has the kernel driver of each of NVIDIA's display devices on the bus, by address. It is empty without one.
@@ -45,6 +47,7 @@ type driverFacts struct {
 func (f *facts) readDriver(ctx context.Context) {
 	d := &f.driver
 	d.loaded = host.DriverVersion(f.Host)
+	d.platform = host.CheckPlatform(f.Host)
 	d.uvm = f.exists("/sys/module/nvidia_uvm")
 	d.nouveau = f.exists("/sys/module/nouveau")
 	f.readPCI()
@@ -77,6 +80,9 @@ func (f *facts) readPCI() {
 
 func checkDriver(f *facts) []Finding {
 	d := &f.driver
+	if d.platform != nil && (d.filesErr != nil || d.loaded == "") {
+		return []Finding{newFinding("platform", f.Host.Root(), wording.OneLine(d.platform))}
+	}
 	if d.filesErr != nil {
 		return []Finding{d.checkInstalled(f.Host.DriverRoot())}
 	}

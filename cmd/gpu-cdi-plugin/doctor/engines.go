@@ -38,6 +38,8 @@ type engine struct {
 	// settings are what its files say, or nil because of err.
 	settings *install.Settings
 	err      error
+	// cdi is the highest version of specs that it can read, or nil if that is unknown.
+	cdi []int
 	// missing are the runtimes in its files whose programs do not exist, by name.
 	missing map[string]string
 }
@@ -53,6 +55,7 @@ var packages = map[string][]string{
 var otherContainerd = []string{
 	"/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
 	"/etc/k0s/containerd.toml", "/var/snap/microk8s/current/args/containerd.toml",
+	"/etc/cri/conf.d/cri.toml", // Talos
 }
 
 func (f *facts) readEngines() {
@@ -62,6 +65,7 @@ func (f *facts) readEngines() {
 			continue
 		}
 		found := engine{name: e.Name, program: program, version: f.versionOf(e.Name, program)}
+		found.cdi = f.cdiOf(&found)
 		files, err := install.Read(f.Host.Root(), []string{e.Name}, "")
 		if err == nil {
 			found.settings, err = files.Settings(e.Name)
@@ -228,6 +232,8 @@ func checkEngines(f *facts) []Finding {
 		}
 		list = append(list, e.checkCDI()...)
 		list = append(list, f.checkSpecDirs(e)...)
+		list = append(list, f.checkSpecVersions(e)...)
+		list = append(list, f.checkDevices(e)...)
 		list = append(list, f.checkRuntimes(e)...)
 		list = append(list, e.checkPIDs()...)
 		if e.name == "docker" && f.engines.dockerHook == "" {
@@ -235,6 +241,7 @@ func checkEngines(f *facts) []Finding {
 				"nvidia-container-runtime-hook, and neither is installed"))
 		}
 	}
+	list = append(list, f.checkNerdctl()...)
 	for _, file := range f.engines.elsewhere {
 		problem := "this configuration of containerd, of a distribution of Kubernetes, was not examined"
 		list = append(list, newFinding("unchecked", file, problem))
@@ -279,7 +286,7 @@ func (e *engine) checkCDI() []Finding {
 	switch {
 	case before(e.version, support.since...):
 		return off(fmt.Sprintf("version %s of %s does not know CDI", version, e.name), "install a newer version of "+e.name)
-	case s.SpecDirs != nil && len(s.SpecDirs) == 0:
+	case s.SpecDirs != nil && len(s.SpecDirs) == 0 && !e.ignoresSpecDirs():
 		return off(s.SpecDirsFile+" has an empty list of CDI directories",
 			"name the directories of CDI specs in "+s.SpecDirsFile+", and restart "+e.name)
 	case support.byDefault == nil:
@@ -299,20 +306,116 @@ func (e *engine) checkCDI() []Finding {
 
 // checkSpecDirs checks whether the engine reads the directory of our specs.
 func (f *facts) checkSpecDirs(e *engine) []Finding {
-	dirs := e.settings.SpecDirs
-	if len(dirs) == 0 {
-		dirs = []string{"/etc/cdi", "/var/run/cdi"}
+	dirs, file := e.settings.SpecDirs, e.settings.SpecDirsFile
+	if len(dirs) == 0 || e.ignoresSpecDirs() {
+		dirs, file = []string{"/etc/cdi", "/var/run/cdi"}, ""
 	}
+	return f.checkDirs(e.name, dirs, file)
+}
+
+// ignoresSpecDirs reports whether the engine is a podman that takes no notice of cdi_spec_dirs, which it does since 5.5.
+func (e *engine) ignoresSpecDirs() bool { return e.name == "podman" && before(e.version, 5, 5) }
+
+// checkDirs checks whether an engine that reads specs in some directories reads that of ours. The file has the setting.
+func (f *facts) checkDirs(name string, dirs []string, file string) []Finding {
 	reads := slices.ContainsFunc(dirs, func(dir string) bool { return isSameDir(f.at(dir), f.CDIDir) })
 	if reads {
 		return nil
 	}
-	problem := fmt.Sprintf("%s reads CDI specs in %s, and not in %s", e.name, strings.Join(dirs, ", "), f.CDIDir)
+	problem := fmt.Sprintf("%s reads CDI specs in %s, and not in %s", name, strings.Join(dirs, ", "), f.CDIDir)
 	fix := "write the spec into one of them, with --cdi-dir"
-	if e.settings.SpecDirsFile != "" {
-		fix += ", or name the directory in " + e.settings.SpecDirsFile
+	if file != "" {
+		fix += ", or name the directory in " + file
 	}
 	return []Finding{newFinding("spec-dir", f.CDIDir, problem).fixed(fix)}
+}
+
+// checkNerdctl checks where nerdctl reads specs, which it does itself.
+func (f *facts) checkNerdctl() []Finding {
+	const file = "/etc/nerdctl/nerdctl.toml"
+	if f.program("nerdctl") == "" {
+		return nil
+	}
+	var config struct {
+		Dirs []string `toml:"cdi_spec_dirs"`
+	}
+	if err := toml.Unmarshal(f.read(file), &config); err != nil {
+		return []Finding{newFinding("engine-config", file, wording.OneLine(err))}
+	}
+	if config.Dirs == nil {
+		return f.checkDirs("nerdctl", []string{"/etc/cdi", "/var/run/cdi"}, "")
+	}
+	return f.checkDirs("nerdctl", config.Dirs, file)
+}
+
+// cdiSince are the first versions of engines that can read specs of a version of CDI, from the go.mod of their
+// releases: releases of the CDI library have the numbers of the specification.
+var cdiSince = map[string][]struct{ engine, cdi []int }{
+	"podman": {
+		{[]int{4, 1}, []int{0, 5}}, {[]int{4, 7}, []int{0, 6}}, {[]int{5, 1}, []int{0, 7}}, {[]int{5, 2}, []int{0, 8}},
+		{[]int{5, 5}, []int{1, 0}},
+	},
+	"docker": {{[]int{25, 0}, []int{0, 6}}, {[]int{27, 0}, nil}},
+	"containerd": {
+		{[]int{1, 7}, []int{0, 5}}, {[]int{1, 7, 12}, []int{0, 6}}, {[]int{1, 7, 20}, []int{0, 7}}, {[]int{2, 0}, []int{0, 8}},
+		{[]int{2, 1}, []int{1, 0}},
+	},
+}
+
+// cdiOf returns the highest version of specs that an engine can read: that of the CDI library that Go has written into
+// the program, or what is known of the engine's version. It is nil if neither is known.
+func (f *facts) cdiOf(e *engine) []int {
+	if build, err := buildinfo.ReadFile(f.at(e.program)); err == nil {
+		for _, module := range build.Deps {
+			if path.Base(module.Path) == "container-device-interface" {
+				numbers := parseVersion(strings.TrimPrefix(module.Version, "v"))
+				return numbers[:min(2, len(numbers))]
+			}
+		}
+	}
+	var known []int
+	for _, row := range cdiSince[e.name] {
+		if isSince(e.version, row.engine...) {
+			known = row.cdi
+		}
+	}
+	return known
+}
+
+// checkSpecVersions finds specs with GPUs that are of a later version than an engine can read.
+func (f *facts) checkSpecVersions(e *engine) []Finding {
+	if e.cdi == nil {
+		return nil
+	}
+	var list []Finding
+	for i := range f.specs.files {
+		s := &f.specs.files[i]
+		if version := parseVersion(s.version); slices.Compare(version[:min(2, len(version))], e.cdi) > 0 {
+			problem := fmt.Sprintf("it is of CDI version %s, and %s %s can read %s.0 and earlier", s.version, e.name,
+				versionText(e.version), versionText(e.cdi))
+			finding := newFinding("spec-version", s.path, problem)
+			if !s.ours { // ours needs no late version
+				finding = finding.fixed(f.without(s.path) + " && gpu-cdi-plugin cdi generate --write")
+			}
+			list = append(list, finding)
+		}
+	}
+	return list
+}
+
+// checkDevices finds GPUs that an engine gives to each container.
+func (f *facts) checkDevices(e *engine) []Finding {
+	isGPU := func(device string) bool {
+		return strings.HasPrefix(device, f.CDIKind+"=") || strings.HasPrefix(device, "nvidia.com/") ||
+			strings.HasPrefix(device, "/dev/nvidia")
+	}
+	i := slices.IndexFunc(e.settings.Devices, isGPU)
+	if i < 0 {
+		return nil
+	}
+	problem := fmt.Sprintf("%s gives %s to each container that names no other device", e.settings.DevicesFile,
+		e.settings.Devices[i])
+	return []Finding{newFinding("default-devices", e.name, problem)}
 }
 
 // isSameDir reports whether two paths lead to one directory, or would if it existed.

@@ -247,6 +247,14 @@ func (h *testHost) foreignSpec(name string) {
 	testenv.Must(h.t, os.MkdirAll(filepath.Dir(h.at(name)), 0o755), cdi.WriteFile(h.at(name), spec))
 }
 
+// specVersion changes the version of a spec.
+func (h *testHost) specVersion(name, version string) {
+	h.t.Helper()
+	text, err := os.ReadFile(h.at(name))
+	testenv.Must(h.t, err)
+	h.write(name, strings.Replace(string(text), "0.5.0", version, 1))
+}
+
 // listen makes a program answer at a socket of a device plugin. With a nil plugin it only accepts connections.
 func (h *testHost) listen(socket string) net.Listener {
 	h.t.Helper()

@@ -112,6 +112,7 @@ var advice = map[string]string{
 	"gpu-none": "it changes the machine", "gpu-unreadable": "it resets the GPU",
 	"gpu-unbound":           "it writes into sysfs",
 	"fabricmanager-missing": service, "persistenced-missing": service,
+	"platform": "nothing mends it", "default-devices": configures,
 	"cdi-off": configures, "cdi-unknown": configures, "engine-config": configures, "runtime-nvidia": configures,
 	"runtime-missing": configures, "pids-limit": configures, "docker-gpus": "it is another way to start containers",
 	"spec-dir": "either directory may be meant", "spec-volatile": service, "dir-read-only": chooses, "state-tmpfs": chooses,

@@ -36,8 +36,8 @@ type specFacts struct {
 
 // specFile is a spec of NVIDIA's devices, and what is wrong with it.
 type specFile struct {
-	path, kind string
-	ours       bool
+	path, kind, version string
+	ours                bool
 	// unsafe are the parts that users other than root can change. differences are those between our spec and this
 	// host, and problems what is wrong with any spec.
 	unsafe                []cdi.Problem
@@ -84,7 +84,7 @@ func (f *facts) readSpecs() {
 
 // readSpec compares a spec with the host.
 func (f *facts) readSpec(file *cdi.SpecFile) specFile {
-	s := specFile{path: file.Path, kind: file.Kind, ours: cdi.WrittenHere(file.Spec)}
+	s := specFile{path: file.Path, kind: file.Kind, version: file.Version, ours: cdi.WrittenHere(file.Spec)}
 	s.unsafe = cdi.UnsafeParts(file.Path, file.Spec, f.TrustedFile, f.TrustedHook)
 	if s.ours && file.Kind == f.CDIKind {
 		s.differences = f.differences(file)
