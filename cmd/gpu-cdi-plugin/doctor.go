@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -17,7 +18,10 @@ import (
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/configfile"
+	"gpu-cdi-plugin/internal/fileio"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/systemd"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/internal/wording"
 )
@@ -28,6 +32,9 @@ type doctorOptions struct {
 	Capabilities *driver.Capabilities
 	// Try is the engine with which a container is started, or empty.
 	Try, Device string
+	// configFile is a configuration file that is not used because of the mistake configErr.
+	configFile string
+	configErr  error
 }
 
 func (a *app) doctorCommand() *cobra.Command {
@@ -37,8 +44,8 @@ func (a *app) doctorCommand() *cobra.Command {
 		Short: "Say what is wrong on this host, and how to mend it",
 		Long: `Examines the host and prints for each finding what is wrong, why it matters and what mends it: the
 driver and its device nodes, the configuration of containerd, CRI-O, docker and podman, CDI specs, the kubelet and its
-device plugins, OCI hooks, and what the kernel limits. It changes nothing. docs/doctor.md of the
-source code has all findings.
+device plugins, OCI hooks, the services and configuration of this product, and what the kernel limits. It changes
+nothing. docs/doctor.md of the source code has all findings.
 
 An error means that some containers do not start or have no GPU; a warning, that it works only for some or only for
 now, or that containers can get more than they should. Both give the exit status 4. A note does not: it says what
@@ -54,6 +61,15 @@ again, with its image, which is made here and needs no registry.`,
 		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Differs, cli.Interrupted),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd, opts) },
+	}
+	cmd.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		opts.configFile, opts.configErr = a.mistakeInConfig(cmd)
+		if opts.configErr != nil { // the host is examined all the same
+			if err := cmd.Flags().Set("config", ""); err != nil {
+				return err
+			}
+		}
+		return a.Start(cmd)
 	}
 	opts.AddFlags(cmd, "table", "wide", "json", "yaml")
 	opts.Capabilities = addCapabilitiesFlag(cmd.Flags())
@@ -74,6 +90,22 @@ again, with its image, which is made here and needs no registry.`,
 	return cmd
 }
 
+// mistakeInConfig returns the configuration file that Start would read, and what is wrong with its content.
+func (a *app) mistakeInConfig(cmd *cobra.Command) (file string, mistake error) {
+	flag := cmd.Flags().Lookup("config")
+	file = flag.Value.String()
+	for _, variable := range a.Env {
+		if value, ok := strings.CutPrefix(variable, "GPU_CDI_CONFIG="); ok && !flag.Changed {
+			file = value
+		}
+	}
+	data, err := fileio.ReadFile(file, configfile.MaxFile)
+	if err != nil {
+		return "", nil //nolint:nilerr // Start says why it cannot be read, if it must
+	}
+	return file, doctor.CheckConfig(data)
+}
+
 func (a *app) doctor(cmd *cobra.Command, opts doctorOptions) error {
 	ctx := cmd.Context()
 	if err := checkRoot(cmp.Or(a.Root, "/")); err != nil {
@@ -87,6 +119,7 @@ func (a *app) doctor(cmd *cobra.Command, opts doctorOptions) error {
 		return cli.With(cli.Usage, "name the engine with --try", errors.New("--device is for the container of --try"))
 	}
 	o := a.examination(h, *opts.Capabilities)
+	o.ConfigFile, o.ConfigErr = opts.configFile, opts.configErr
 	list := doctor.Examine(ctx, o)
 	if opts.Try != "" {
 		hook, err := a.hook()
@@ -137,7 +170,7 @@ func (a *app) examination(h host.Host, c driver.Capabilities) doctor.Options {
 		Host: h, CDIDir: a.CDIDir, CDIKind: a.CDIKind, Hook: hook, NoHook: noHook, Capabilities: c,
 		PluginDir: a.plugin.DevicePluginDir, RegistryDir: a.plugin.PluginsRegistryDir,
 		PodResources: a.plugin.PodResourcesSocket, Watcher: a.plugin.Registration == config.RegisterWatcher,
-		StateDir: a.plugin.StateDir,
+		StateDir: a.plugin.StateDir, Systemd: filepath.Join(h.Root(), systemd.Socket),
 		Devices: func(ctx context.Context) (*gpu.Snapshot, error) {
 			s, err := a.readDevices(ctx, h)
 			if errors.Is(err, errNoGPU) {

@@ -160,6 +160,26 @@ var catalogue = []kind{
 		"raise the limit",
 	},
 	{
+		"config-file", Error, "a configuration file of this product has a mistake",
+		"the programs that read it do not start, or go on with the configuration from before",
+		"correct the file that the problem names, then restart what reads it",
+	},
+	{
+		"service-failed", Error, "a service of this product fails",
+		"specs are no longer kept up to date, and after a reboot there are none",
+		"journalctl --unit=UNIT has the reason; then: systemctl restart UNIT",
+	},
+	{
+		"service-stopped", Warning, "a service of this product is enabled and does not run",
+		"specs are not kept up to date until the next boot",
+		"systemctl start {subject}",
+	},
+	{
+		"kubelet-dir", Error, "the kubelet's directory of device plugins is there without a kubelet",
+		"services of this product that are for hosts without a kubelet do not start, and systemctl start says nothing",
+		"rmdir {subject}, and start the services again",
+	},
+	{
 		"spec-missing", Error, "no CDI spec has this host's GPUs",
 		"engines find no device to give to containers",
 		"gpu-cdi-plugin cdi generate --write",

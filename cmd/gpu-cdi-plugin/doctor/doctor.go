@@ -65,6 +65,12 @@ type Options struct {
 	PluginDir, RegistryDir, PodResources string
 	// Watcher says that plugins register by RegistryDir.
 	Watcher bool
+	// ConfigFile is the configuration file of this product, and ConfigErr what is wrong with it. If it is empty, that of
+	// the host is read.
+	ConfigFile string
+	ConfigErr  error
+	// Systemd is the path of systemd's private socket.
+	Systemd string
 	// StateDir has the files of serve that must survive a reboot.
 	StateDir string
 	// Devices asks the driver for its devices. A driver without GPUs is no error.
@@ -85,6 +91,8 @@ type facts struct {
 	hooks   hookFacts
 	kernel  kernelFacts
 	own     ownFacts
+	units   []unit
+	configs []configFacts
 	refresh refreshFacts
 	notes   []Finding        // what could not be read
 	dpkg    map[string][]int // the versions of packages, once read
@@ -94,7 +102,7 @@ type facts struct {
 
 // checks are all checks, in the order of the subjects.
 var checks = []func(*facts) []Finding{
-	checkDriver, checkNodes, checkEngines, checkHooks, checkSpecs, checkRefresh, checkKubelet, checkOwn, checkKernel,
+	checkDriver, checkNodes, checkEngines, checkHooks, checkUnits, checkSpecs, checkRefresh, checkKubelet, checkOwn, checkKernel,
 }
 
 // Examine examines a host. The findings are sorted, errors first.
@@ -114,6 +122,7 @@ func read(ctx context.Context, o Options) *facts {
 	f.readDriver(ctx)
 	f.readKubelet(ctx)
 	f.readEngines()
+	f.readUnits(ctx)
 	f.readSpecs()
 	f.readHooks()
 	f.readOwn()

@@ -101,6 +101,20 @@ func TestNothingIsWrongOnAGoodHost(t *testing.T) {
 		"podman that gives other devices to each container": {workstation, func(h *testHost) {
 			h.write("etc/containers/containers.conf", "[containers]\ndevices = [\"/dev/fuse\"]\n")
 		}},
+		"services that run": {workstation, func(h *testHost) {
+			h.install("gpu-cdi-watch.service", "gpu-cdi-plugin.service", "device-manager.socket")
+			h.systemd(map[string][3]string{
+				"gpu-cdi-watch.service": {"active", "running"}, "device-manager.socket": {"active", "listening"},
+			})
+		}},
+		"device-manager in place of the service": {workstation, func(h *testHost) {
+			h.install("gpu-cdi-watch.service", "device-manager.socket", "device-manager.service")
+			h.systemd(map[string][3]string{"device-manager.service": {"active", "running"}})
+		}},
+		"configurations without a mistake": {workstation, func(h *testHost) {
+			h.write("etc/gpu-cdi-plugin/config.yaml", "mig-strategy: mixed\n")
+			h.write("etc/device-manager/config.yaml", "topology-policy: restricted\n")
+		}},
 		"a hook whose program exists": {workstation, func(h *testHost) {
 			h.program("usr/libexec/other-hook")
 			h.write("usr/share/containers/oci/hooks.d/10-other.json", hookDocumentOf("/usr/libexec/other-hook"))
@@ -516,6 +530,40 @@ var faults = map[string]fault{
 		h.link("opt/runtime", "/usr/bin/nvidia-container-runtime")
 		h.write("etc/gpu-cdi-plugin/hook.yaml", "runtime: /opt/runtime\n")
 	}, "error runtime-behind", "remove runtime: from /etc/gpu-cdi-plugin/hook.yaml", "the policy is the administrator's"},
+	"a service that fails while its old spec is there": {workstation, func(h *testHost) {
+		h.install("gpu-cdi-watch.service", "gpu-cdi-plugin.service")
+		h.systemd(map[string][3]string{"gpu-cdi-watch.service": {"activating", "auto-restart", "exit-code"}})
+	}, "error service-failed", "journalctl --lines=20 --unit=gpu-cdi-watch.service", ""},
+	"no spec, because the service fails": {workstation, func(h *testHost) {
+		h.install("gpu-cdi-watch.service")
+		h.remove("run/cdi/nvidia.com-gpu.json")
+		h.systemd(map[string][3]string{"gpu-cdi-watch.service": {"failed", "failed", "exit-code"}})
+	}, "error service-failed, error spec-missing", "systemctl restart gpu-cdi-watch.service", ""},
+	"a service that was stopped": {workstation, func(h *testHost) {
+		h.install("gpu-cdi-watch.service", "gpu-cdi-plugin.service")
+		h.systemd(nil)
+	}, "warning service-stopped", "systemctl start gpu-cdi-watch.service", ""},
+	"the kubelet's directory without a kubelet": {workstation, func(h *testHost) {
+		h.install("gpu-cdi-watch.service", "gpu-cdi-plugin.service", "device-manager.socket", "device-manager-leases.socket")
+		testenv.Must(h.t, os.MkdirAll(h.at("var/lib/kubelet/device-plugins"), 0o755))
+	}, "error kubelet-dir", "rmdir HOST/var/lib/kubelet/device-plugins && systemctl start gpu-cdi-watch.service " +
+		"device-manager.socket device-manager-leases.socket", ""},
+	"the kubelet's directory with files that serve has left": {workstation, func(h *testHost) {
+		h.install("gpu-cdi-watch.service")
+		h.write("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", "{}")
+	}, "error kubelet-dir", "rm -r HOST/var/lib/kubelet/device-plugins", "the files may be a kubelet's books"},
+	"only the service for a kubelet is enabled, and there is none": {workstation, func(h *testHost) {
+		h.install("gpu-cdi-plugin.service")
+		h.mount("run/cdi", 0)
+		h.writeSpec()
+		h.write("run/systemd/system/x", "")
+	}, "note spec-volatile", "systemctl enable --now gpu-cdi-watch", ""},
+	"a configuration with a typo": {workstation, func(h *testHost) {
+		h.write("etc/gpu-cdi-plugin/config.yaml", "mig-stategy: mixed\n")
+	}, "error config-file", "mig-stategy", ""},
+	"a configuration of device-manager with a wrong value": {workstation, func(h *testHost) {
+		h.write("etc/device-manager/config.yaml", "topology-policy: best\n")
+	}, "error config-file", "topology-policy", ""},
 	"a policy with a mistake": {workstation, func(h *testHost) {
 		h.write("etc/gpu-cdi-plugin/hook.yaml", "kind: nvidia.com/gpu\n")
 	}, "error hook-config", "kind", "the policy is the administrator's"},

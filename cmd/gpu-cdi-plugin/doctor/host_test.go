@@ -1,7 +1,10 @@
 package doctor
 
 import (
+	"bufio"
+	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/godbus/dbus/v5"
 	"golang.org/x/sys/unix"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
@@ -42,7 +46,7 @@ func newHost(t *testing.T, machine string) *testHost {
 	testenv.Must(t, err)
 	h.options = Options{
 		Host: paths, CDIDir: h.at("run/cdi"), CDIKind: cdi.DefaultKind, Hook: h.at("usr/libexec/prestart-hook"),
-		Capabilities: driver.All, StateDir: h.at("var/lib/gpu-cdi-plugin"),
+		Systemd: filepath.Join(t.TempDir(), "none"), Capabilities: driver.All, StateDir: h.at("var/lib/gpu-cdi-plugin"),
 		PluginDir: h.at("var/lib/kubelet/device-plugins"), RegistryDir: h.at("var/lib/kubelet/plugins_registry"),
 		Devices:     func(context.Context) (*gpu.Snapshot, error) { return n.Snapshot() },
 		Advice:      func(error) string { return "" },
@@ -225,6 +229,74 @@ func (h *testHost) writeSpec() {
 func (h *testHost) enable(unit string) {
 	h.t.Helper()
 	h.link("etc/systemd/system/multi-user.target.wants/"+unit, "/usr/lib/systemd/system/"+unit)
+}
+
+// install installs the units of this product, and enables them.
+func (h *testHost) install(units ...string) {
+	h.t.Helper()
+	for _, name := range units {
+		text, err := os.ReadFile("../../../deploy/units/" + name)
+		testenv.Must(h.t, err)
+		h.write("usr/lib/systemd/system/"+name, string(text))
+		h.enable(name)
+	}
+}
+
+// systemd answers like systemd, for units of which it knows the active state, the sub-state and the result.
+func (h *testHost) systemd(states map[string][3]string) {
+	h.t.Helper()
+	h.write("run/systemd/system/x", "")
+	h.options.Systemd = filepath.Join(h.t.TempDir(), "systemd")
+	l := h.listen(h.options.Systemd)
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			answerAsSystemd(conn, states)
+		}
+	}()
+}
+
+// answerAsSystemd answers the calls of one client until it closes the connection.
+func answerAsSystemd(conn net.Conn, states map[string][3]string) {
+	defer conn.Close()
+	if _, err := conn.Read(make([]byte, 4096)); err != nil {
+		return
+	}
+	if _, err := conn.Write([]byte("OK 0123456789abcdef0123456789abcdef\r\n")); err != nil {
+		return
+	}
+	in, name := bufio.NewReader(conn), ""
+	for {
+		request, err := dbus.DecodeMessage(in)
+		if err != nil {
+			return
+		}
+		var value any = dbus.ObjectPath("/unit")
+		switch state := states[name]; request.Body[len(request.Body)-1] {
+		case "ActiveState":
+			value = dbus.MakeVariant(cmp.Or(state[0], "inactive"))
+		case "SubState":
+			value = dbus.MakeVariant(cmp.Or(state[1], "dead"))
+		case "Result":
+			value = dbus.MakeVariant(cmp.Or(state[2], "success"))
+		case "NRestarts":
+			value = dbus.MakeVariant(uint32(7))
+		default: // LoadUnit
+			name, _ = request.Body[0].(string)
+		}
+		reply := &dbus.Message{
+			Type: dbus.TypeMethodReply, Body: []any{value}, Headers: map[dbus.HeaderField]dbus.Variant{
+				dbus.FieldReplySerial: dbus.MakeVariant(request.Serial()),
+				dbus.FieldSignature:   dbus.MakeVariant(dbus.SignatureOf(value)),
+			},
+		}
+		if err := reply.EncodeTo(conn, binary.LittleEndian); err != nil {
+			return
+		}
+	}
 }
 
 // refresh installs the units of NVIDIA's toolkit that write a spec.

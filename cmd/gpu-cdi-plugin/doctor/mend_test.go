@@ -113,6 +113,7 @@ var advice = map[string]string{
 	"gpu-unbound":           "it writes into sysfs",
 	"fabricmanager-missing": service, "persistenced-missing": service,
 	"platform": "nothing mends it", "default-devices": configures,
+	"config-file": "only the administrator knows what is meant", "service-failed": service, "service-stopped": service,
 	"cdi-off": configures, "cdi-unknown": configures, "engine-config": configures, "runtime-nvidia": configures,
 	"runtime-missing": configures, "pids-limit": configures, "docker-gpus": "it is another way to start containers",
 	"spec-dir": "either directory may be meant", "spec-volatile": service, "dir-read-only": chooses, "state-tmpfs": chooses,

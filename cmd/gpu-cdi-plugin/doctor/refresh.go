@@ -4,6 +4,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"gpu-cdi-plugin/cdi"
@@ -90,16 +91,11 @@ func (f *facts) isEnabled(unit string) bool {
 	return len(links) > 0
 }
 
-// ourUnits write our spec.
-var ourUnits = []string{"gpu-cdi-watch.service", "gpu-cdi-plugin.service", "device-manager.socket"}
-
 // writesSpecs reports whether this product is meant to write this host's spec: it has, it serves a kubelet, or one of its
 // units is enabled.
 func (f *facts) writesSpecs() bool {
-	for _, unit := range ourUnits {
-		if f.isEnabled(unit) {
-			return true
-		}
+	if slices.ContainsFunc(f.units, func(u unit) bool { return u.enabled }) {
+		return true
 	}
 	for _, s := range f.kubelet.plugins {
 		if s.isOurs() && s.state == live {

@@ -76,8 +76,8 @@ func (f *facts) readSpecs() {
 		}
 	}
 	s.renewed = !f.exists("/run/systemd/system")
-	for _, unit := range ourUnits {
-		s.renewed = s.renewed || f.isEnabled(unit)
+	for _, u := range f.units {
+		s.renewed = s.renewed || u.enabled && u.blocked == ""
 	}
 	s.mounts = append(s.mounts, mountOf(f.StateDir, "state-dir"), mountOf(f.CDIDir, "cdi-dir"))
 }
@@ -179,7 +179,9 @@ func checkSpecs(f *facts) []Finding {
 	hasGPUs := f.driver.devices != nil && len(f.driver.devices.Devices) > 0
 	if hasGPUs && len(s.files) == 0 && f.driver.files.Check(f.Capabilities) == nil { // otherwise none can be written
 		finding := newFinding("spec-missing", f.CDIDir, "no CDI spec has this host's GPUs")
-		if nodes := checkNodes(f); len(nodes) > 0 {
+		if unit := f.failing(); unit != "" {
+			finding = finding.fixed(whyItFails(unit))
+		} else if nodes := checkNodes(f); len(nodes) > 0 {
 			finding = finding.fixed(f.makeNodes() + " && " + finding.Fix)
 		}
 		list = append(list, finding)
