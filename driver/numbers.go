@@ -76,8 +76,8 @@ var nodeDrivers = []struct {
 // uvm is the driver of unified memory, which has a kernel module of its own.
 const uvm = "nvidia-uvm"
 
-// Check returns a *NumberError if a device node under /dev, such as "nvidia0", has another number than its device. Nodes
-// of drivers that have no number are not checked, except that of unified memory beside a driver that is loaded.
+// Check returns a *NumberError if a device node under /dev, such as "nvidia0", has another number than its device.
+// Nodes of drivers that have no number are not checked, except that of unified memory beside a driver that is loaded.
 func (n Numbers) Check(name string, device uint64) error {
 	drivers, minor := driversOf(name)
 	if drivers == nil {

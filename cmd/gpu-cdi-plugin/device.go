@@ -175,8 +175,8 @@ func (a *app) makeNodes(ctx context.Context) error {
 		if unsupported := host.OnPlatform(h, err); errors.Is(unsupported, host.ErrUnsupported) {
 			return unsupported
 		}
-		return cli.With(cli.NoDriver, "install the NVIDIA driver with its nvidia-modprobe, in Debian a package of its own, or name "+
-			"its root with --driver-root", err)
+		return cli.With(cli.NoDriver, "install the NVIDIA driver with its nvidia-modprobe, in Debian a package of its own, "+
+			"or name its root with --driver-root", err)
 	}
 	made, err := agent.MakeNodes(ctx, h, prepare.Program{Path: path}, a.CheckProgram)
 	for _, node := range made {

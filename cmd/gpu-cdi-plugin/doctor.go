@@ -24,6 +24,7 @@ import (
 	"gpu-cdi-plugin/internal/systemd"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/internal/wording"
+	managerconfig "gpu-cdi-plugin/manager/config"
 )
 
 // doctorOptions are the options of the verb doctor.
@@ -103,7 +104,25 @@ func (a *app) mistakeInConfig(cmd *cobra.Command) (file string, mistake error) {
 	if err != nil {
 		return "", nil //nolint:nilerr // Start says why it cannot be read, if it must
 	}
-	return file, doctor.CheckConfig(data)
+	return file, checkConfig(data)
+}
+
+// checkConfig returns what is wrong with the content of a configuration file of this program.
+func checkConfig(data []byte) error {
+	c := config.Default()
+	if _, err := config.Keys.Parse(data, &c); err != nil {
+		return err
+	}
+	return c.Validate()
+}
+
+// checkManagerConfig does what checkConfig does, for device-manager.
+func checkManagerConfig(data []byte) error {
+	c := managerconfig.Default()
+	if _, err := managerconfig.Keys.Parse(data, &c); err != nil {
+		return err
+	}
+	return c.Validate()
 }
 
 func (a *app) doctor(cmd *cobra.Command, opts doctorOptions) error {
@@ -170,6 +189,7 @@ func (a *app) examination(h host.Host, c driver.Capabilities) doctor.Options {
 		Host: h, CDIDir: a.CDIDir, CDIKind: a.CDIKind, Hook: hook, NoHook: noHook, Capabilities: c,
 		PluginDir: a.plugin.DevicePluginDir, RegistryDir: a.plugin.PluginsRegistryDir,
 		PodResources: a.plugin.PodResourcesSocket, Watcher: a.plugin.Registration == config.RegisterWatcher,
+		CheckConfig: checkConfig, CheckManagerConfig: checkManagerConfig,
 		StateDir: a.plugin.StateDir, Systemd: filepath.Join(h.Root(), systemd.Socket),
 		Devices: func(ctx context.Context) (*gpu.Snapshot, error) {
 			s, err := a.readDevices(ctx, h)

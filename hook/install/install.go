@@ -398,8 +398,8 @@ func (e *edit) hasProgram(name string) bool {
 
 // addRuntime records the default runtime of the current engine for gpu-cdi-runtime: a path, or a name that the engine
 // searches for in its PATH. It is empty if the engine has no default that is known. If it is our own, what was recorded
-// before stays. In place of NVIDIA's, by which images would take GPUs, runc or crun is recorded. The file is the one that
-// names the runtime.
+// before stays. In place of NVIDIA's, by which images would take GPUs, runc or crun is recorded. The file is the one
+// that names the runtime.
 func (e *edit) addRuntime(program, file string) error {
 	service := e.service
 	e.service = Service{} // the file is read for each container
@@ -408,11 +408,11 @@ func (e *edit) addRuntime(program, file string) error {
 	if isRuntimeOfNVIDIA(program, e.host.leadsTo) {
 		other := e.otherRuntime()
 		if other == "" {
-			return &SettingError{file, "has " + program + " as the default runtime. It gives GPUs to images that ask for them, " +
-				"so it is not run behind ours, and there is neither runc nor crun to run in its place"}
+			return &SettingError{file, "has " + program + " as the default runtime. It gives GPUs to images that ask for " +
+				"them, so it is not run behind ours, and there is neither runc nor crun to run in its place"}
 		}
-		e.warnings = append(e.warnings, fmt.Sprintf("%s has %s as the default runtime of %s, which gives GPUs to images that "+
-			"ask for them: %s runs %s in its place", file, program, e.engine, path.Base(e.wrapper()), other))
+		e.warnings = append(e.warnings, fmt.Sprintf("%s has %s as the default runtime of %s, which gives GPUs to images "+
+			"that ask for them: %s runs %s in its place", file, program, e.engine, path.Base(e.wrapper()), other))
 		program = other
 	}
 	switch {

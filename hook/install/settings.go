@@ -252,7 +252,7 @@ func HookDirs() []string { return []string{commonHooks, adminHooks} }
 
 // IsRuntimeOfNVIDIA reports whether a program of a host, a path or a name, is or leads to NVIDIA's container runtime,
 // which reads NVIDIA_VISIBLE_DEVICES from a container's environment and so from its image. A script that runs it is not
-// recognized.
+// known.
 func IsRuntimeOfNVIDIA(root, program string) bool {
 	return isRuntimeOfNVIDIA(program, func(name string) string { return target(root, name) })
 }

@@ -19,8 +19,8 @@ func OnPlatform(h Host, err error) error {
 	return err
 }
 
-// CheckPlatform returns an error that wraps ErrUnsupported in WSL2 and on Tegra (Jetson). Their drivers are not those for
-// Linux on servers and workstations, and installing that one breaks theirs.
+// CheckPlatform returns an error that wraps ErrUnsupported in WSL2 and on Tegra (Jetson). Their drivers are not those
+// for Linux on servers and workstations, and installing that one breaks theirs.
 func CheckPlatform(h Host) error {
 	exists := func(path string) bool {
 		_, err := os.Stat(path)

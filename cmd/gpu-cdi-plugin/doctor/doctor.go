@@ -69,6 +69,9 @@ type Options struct {
 	// the host is read.
 	ConfigFile string
 	ConfigErr  error
+	// CheckConfig and CheckManagerConfig return what is wrong with the content of the configuration files of this program
+	// and of device-manager.
+	CheckConfig, CheckManagerConfig func([]byte) error
 	// Systemd is the path of systemd's private socket.
 	Systemd string
 	// StateDir has the files of serve that must survive a reboot.
@@ -102,7 +105,8 @@ type facts struct {
 
 // checks are all checks, in the order of the subjects.
 var checks = []func(*facts) []Finding{
-	checkDriver, checkNodes, checkEngines, checkHooks, checkUnits, checkSpecs, checkRefresh, checkKubelet, checkOwn, checkKernel,
+	checkDriver, checkNodes, checkEngines, checkHooks, checkUnits, checkSpecs, checkRefresh, checkKubelet, checkOwn,
+	checkKernel,
 }
 
 // Examine examines a host. The findings are sorted, errors first.

@@ -624,11 +624,13 @@ var faults = map[string]fault{
 		h.write("usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules", "ENV{SYSTEMD_WANTS}+=\"nvidia-cdi-refresh.service\"\n")
 		h.remove("run/cdi/nvidia.com-gpu.json")
 		h.foreignSpec("run/cdi/nvidia.yaml")
-	}, "error spec-foreign, warning nvidia-refresh", "rm HOST/run/cdi/nvidia.yaml && gpu-cdi-plugin cdi generate --write", ""},
+	}, "error spec-foreign, warning nvidia-refresh", "rm HOST/run/cdi/nvidia.yaml && gpu-cdi-plugin cdi generate " +
+		"--write", ""},
 	"a udev rule that will bring NVIDIA's spec": {workstation, func(h *testHost) {
 		h.refresh("usr/lib/systemd/system")
 		h.write("usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules", "ENV{SYSTEMD_WANTS}+=\"nvidia-cdi-refresh.service\"\n")
-	}, "warning nvidia-refresh", "/usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules starts it at each load of the driver", ""},
+	}, "warning nvidia-refresh", "/usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules starts it at each load of the " +
+		"driver", ""},
 	"an older toolkit's service, which cannot be masked": {workstation, func(h *testHost) {
 		h.refresh("etc/systemd/system")
 		h.enable("nvidia-cdi-refresh.path")

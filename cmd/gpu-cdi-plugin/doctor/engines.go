@@ -313,7 +313,7 @@ func (f *facts) checkSpecDirs(e *engine) []Finding {
 	return f.checkDirs(e.name, dirs, file)
 }
 
-// ignoresSpecDirs reports whether the engine is a podman that takes no notice of cdi_spec_dirs, which it does since 5.5.
+// ignoresSpecDirs reports whether the engine is a podman before 5.5, which ignores cdi_spec_dirs.
 func (e *engine) ignoresSpecDirs() bool { return e.name == "podman" && before(e.version, 5, 5) }
 
 // checkDirs checks whether an engine that reads specs in some directories reads that of ours. The file has the setting.
@@ -352,12 +352,18 @@ func (f *facts) checkNerdctl() []Finding {
 // releases: releases of the CDI library have the numbers of the specification.
 var cdiSince = map[string][]struct{ engine, cdi []int }{
 	"podman": {
-		{[]int{4, 1}, []int{0, 5}}, {[]int{4, 7}, []int{0, 6}}, {[]int{5, 1}, []int{0, 7}}, {[]int{5, 2}, []int{0, 8}},
+		{[]int{4, 1}, []int{0, 5}},
+		{[]int{4, 7}, []int{0, 6}},
+		{[]int{5, 1}, []int{0, 7}},
+		{[]int{5, 2}, []int{0, 8}},
 		{[]int{5, 5}, []int{1, 0}},
 	},
 	"docker": {{[]int{25, 0}, []int{0, 6}}, {[]int{27, 0}, nil}},
 	"containerd": {
-		{[]int{1, 7}, []int{0, 5}}, {[]int{1, 7, 12}, []int{0, 6}}, {[]int{1, 7, 20}, []int{0, 7}}, {[]int{2, 0}, []int{0, 8}},
+		{[]int{1, 7}, []int{0, 5}},
+		{[]int{1, 7, 12}, []int{0, 6}},
+		{[]int{1, 7, 20}, []int{0, 7}},
+		{[]int{2, 0}, []int{0, 8}},
 		{[]int{2, 1}, []int{1, 0}},
 	},
 }

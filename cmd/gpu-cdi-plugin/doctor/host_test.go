@@ -19,10 +19,12 @@ import (
 	"golang.org/x/sys/unix"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
+	managerconfig "gpu-cdi-plugin/manager/config"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/kubelettest"
@@ -53,6 +55,16 @@ func newHost(t *testing.T, machine string) *testHost {
 		TrustedFile: func(string) error { return nil },
 		TrustedHook: func(string) error { return nil },
 		TrustedDir:  func(string) error { return nil },
+		CheckConfig: func(data []byte) error {
+			c := config.Default()
+			_, err := config.Keys.Parse(data, &c)
+			return err
+		},
+		CheckManagerConfig: func(data []byte) error {
+			c := managerconfig.Default()
+			_, err := managerconfig.Keys.Parse(data, &c)
+			return errors.Join(err, c.Validate())
+		},
 	}
 	h.write("sys/fs/cgroup/cgroup.controllers", "cpu memory pids\n")
 	h.write("proc/sys/fs/inotify/max_user_instances", "128\n")

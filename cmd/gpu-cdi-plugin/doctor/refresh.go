@@ -91,8 +91,8 @@ func (f *facts) isEnabled(unit string) bool {
 	return len(links) > 0
 }
 
-// writesSpecs reports whether this product is meant to write this host's spec: it has, it serves a kubelet, or one of its
-// units is enabled.
+// writesSpecs reports whether this product is meant to write this host's spec: it has written one, it serves a kubelet,
+// or one of its units is enabled.
 func (f *facts) writesSpecs() bool {
 	if slices.ContainsFunc(f.units, func(u unit) bool { return u.enabled }) {
 		return true

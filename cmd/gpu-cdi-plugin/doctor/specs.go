@@ -103,7 +103,8 @@ func (f *facts) readSpec(file *cdi.SpecFile) specFile {
 	for _, p := range problems {
 		// The file's mode, its hook and a missing device node are findings of their own.
 		isHook := strings.HasPrefix(p.What, "hook: ") && strings.Contains(p.What, f.Hook)
-		if !strings.HasPrefix(p.What, "mode ") && !isHook && (hasUVM || !strings.Contains(p.What, "without the device node "+uvmNode)) {
+		isUVM := !hasUVM && strings.Contains(p.What, "without the device node "+uvmNode)
+		if !strings.HasPrefix(p.What, "mode ") && !isHook && !isUVM {
 			s.problems = append(s.problems, p.String())
 		}
 	}

@@ -13,10 +13,8 @@ import (
 
 	"github.com/godbus/dbus/v5"
 
-	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/internal/systemd"
 	"gpu-cdi-plugin/internal/wording"
-	managerconfig "gpu-cdi-plugin/manager/config"
 )
 
 // unit is a unit of systemd that this product installs.
@@ -36,10 +34,12 @@ type unit struct {
 
 // The units, those that write our spec first.
 var (
-	ourUnits    = []string{"gpu-cdi-watch.service", "gpu-cdi-plugin.service", "device-manager.socket"}
-	otherUnits  = []string{"device-manager.service", "device-manager-leases.socket"}
-	managerFile = "/etc/device-manager/config.yaml"
+	ourUnits   = []string{"gpu-cdi-watch.service", "gpu-cdi-plugin.service", "device-manager.socket"}
+	otherUnits = []string{"device-manager.service", "device-manager-leases.socket"}
 )
+
+// managerFile is the configuration of device-manager.
+const managerFile = "/etc/device-manager/config.yaml"
 
 // configFacts is a configuration file of this product, and what is wrong with it.
 type configFacts struct {
@@ -61,27 +61,9 @@ func (f *facts) readUnits(ctx context.Context) {
 	}
 	own := configFacts{f.ConfigFile, f.ConfigErr}
 	if own.path == "" {
-		own = f.readConfig(ownDir+"/config.yaml", CheckConfig)
+		own = f.readConfig(ownDir+"/config.yaml", f.CheckConfig)
 	}
-	f.configs = []configFacts{own, f.readConfig(managerFile, checkManagerConfig)}
-}
-
-// CheckConfig returns what is wrong with the content of the configuration file of gpu-cdi-plugin.
-func CheckConfig(data []byte) error {
-	c := config.Default()
-	if _, err := config.Keys.Parse(data, &c); err != nil {
-		return err
-	}
-	return c.Validate()
-}
-
-// checkManagerConfig does what CheckConfig does, for the file of device-manager.
-func checkManagerConfig(data []byte) error {
-	c := managerconfig.Default()
-	if _, err := managerconfig.Keys.Parse(data, &c); err != nil {
-		return err
-	}
-	return c.Validate()
+	f.configs = []configFacts{own, f.readConfig(managerFile, f.CheckManagerConfig)}
 }
 
 func (f *facts) readConfig(name string, check func([]byte) error) configFacts {
