@@ -543,6 +543,16 @@ var faults = map[string]fault{
 		h.install("gpu-cdi-watch.service", "gpu-cdi-plugin.service")
 		h.systemd(nil)
 	}, "warning service-stopped", "systemctl start gpu-cdi-watch.service", ""},
+	"a service that was stopped, beside a socket": {workstation, func(h *testHost) {
+		h.install("gpu-cdi-watch.service", "device-manager.socket")
+		h.systemd(map[string][3]string{"device-manager.socket": {"active", "listening"}})
+	}, "warning service-stopped", "systemctl start gpu-cdi-watch.service", ""},
+	"only a socket is enabled": {workstation, func(h *testHost) {
+		h.install("device-manager.socket")
+		h.mount("run/cdi", 0)
+		h.writeSpec()
+		h.write("run/systemd/system/x", "")
+	}, "note spec-volatile", "systemctl enable --now gpu-cdi-watch", ""},
 	"the kubelet's directory without a kubelet": {workstation, func(h *testHost) {
 		h.install("gpu-cdi-watch.service", "gpu-cdi-plugin.service", "device-manager.socket", "device-manager-leases.socket")
 		testenv.Must(h.t, os.MkdirAll(h.at("var/lib/kubelet/device-plugins"), 0o755))

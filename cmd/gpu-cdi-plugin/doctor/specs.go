@@ -76,8 +76,8 @@ func (f *facts) readSpecs() {
 		}
 	}
 	s.renewed = !f.exists("/run/systemd/system")
-	for _, u := range f.units {
-		s.renewed = s.renewed || u.enabled && u.blocked == ""
+	for i := range f.units {
+		s.renewed = s.renewed || f.units[i].watches()
 	}
 	s.mounts = append(s.mounts, mountOf(f.StateDir, "state-dir"), mountOf(f.CDIDir, "cdi-dir"))
 }

@@ -32,10 +32,10 @@ type unit struct {
 	restarts            uint32
 }
 
-// The units, those that write our spec first.
+// watchingUnits write our spec at each boot, and otherUnits are the others of this product.
 var (
-	ourUnits   = []string{"gpu-cdi-watch.service", "gpu-cdi-plugin.service", "device-manager.socket"}
-	otherUnits = []string{"device-manager.service", "device-manager-leases.socket"}
+	watchingUnits = []string{"gpu-cdi-watch.service", "gpu-cdi-plugin.service"}
+	otherUnits    = []string{"device-manager.service", "device-manager.socket", "device-manager-leases.socket"}
 )
 
 // managerFile is the configuration of device-manager.
@@ -48,7 +48,7 @@ type configFacts struct {
 }
 
 func (f *facts) readUnits(ctx context.Context) {
-	for _, name := range append(append([]string{}, ourUnits...), otherUnits...) {
+	for _, name := range slices.Concat(watchingUnits, otherUnits) {
 		u := unit{name: name, enabled: f.isEnabled(name)}
 		if file := f.firstOf(unitDirs, name); file != "" {
 			u.installed = true
@@ -131,6 +131,12 @@ func (u *unit) ask(conn *systemd.Conn) error {
 	return err
 }
 
+// watches reports whether a unit should run since the last boot and keep our spec up to date. device-manager.service does
+// so too, but only after a first request.
+func (u *unit) watches() bool {
+	return u.enabled && u.blocked == "" && slices.Contains(watchingUnits, u.name)
+}
+
 // fails reports whether a unit has failed or is started again and again.
 func (u *unit) fails() bool {
 	return u.active == "failed" || u.sub == "auto-restart" || u.sub == "auto-restart-queued"
@@ -148,7 +154,8 @@ func checkUnits(f *facts) []Finding {
 	dir, active := "", false
 	for i := range f.units {
 		u := &f.units[i]
-		active = active || u.active == "active" || u.active == "activating"
+		isService := path.Ext(u.name) == ".service" // each of them writes the spec in the place of the others
+		active = active || isService && (u.active == "active" || u.active == "activating")
 		if u.unless && u.enabled {
 			blocked, dir = append(blocked, u.name), u.blocked
 		}
@@ -168,7 +175,7 @@ func checkUnits(f *facts) []Finding {
 			wording.Quote(filepath.Join(f.Host.Root(), dir))+" && systemctl start "+strings.Join(blocked, " ")))
 	}
 	for i := range f.units {
-		if u := &f.units[i]; u.enabled && u.blocked == "" && u.active == "inactive" && !active && i < len(ourUnits) {
+		if u := &f.units[i]; u.watches() && u.active == "inactive" && !active {
 			list = append(list, newFinding("service-stopped", u.name, "it is enabled, and does not run"))
 		}
 	}
