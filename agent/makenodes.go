@@ -18,8 +18,8 @@ import (
 
 // MakeNodes makes the device nodes that the host lacks with the driver's nvidia-modprobe, which loads the kernel
 // modules too, and returns their paths. On a host without a display server nothing else makes them after a boot. A node
-// with another number than its device is made anew, or only removed if no program needs it before it makes it itself. An
-// error does not prevent the nodes after it, except that without the control device there are none.
+// with another number than its device is made anew, or only removed if its device is gone or programs make it
+// themselves. An error does not prevent the nodes after it, except that without the control device there are none.
 func MakeNodes(
 	ctx context.Context, h host.Host, modprobe prepare.Program, check func(path string) error,
 ) ([]string, error) {

@@ -213,8 +213,8 @@ func withoutHook(t *testing.T, n *suite.Node) {
 	editSpec(t, n, func(e *specs.ContainerEdits) { e.Hooks = nil })
 }
 
-// makeOpenable gives the driver's device nodes the numbers of /dev/null. Without proc/devices it is not known that these
-// are wrong.
+// makeOpenable gives the driver's device nodes the numbers of /dev/null. Without proc/devices it is not known that
+// these are wrong.
 func makeOpenable(t *testing.T, n *suite.Node) {
 	t.Helper()
 	testenv.Must(t, os.Remove(filepath.Join(n.Root(), "proc/devices")))

@@ -131,8 +131,8 @@ func (u *unit) ask(conn *systemd.Conn) error {
 	return err
 }
 
-// watches reports whether a unit should run since the last boot and keep our spec up to date. device-manager.service does
-// so too, but only after a first request.
+// watches reports whether a unit should run since the last boot and keep our spec up to date. device-manager.service
+// does so too, but only after a first request.
 func (u *unit) watches() bool {
 	return u.enabled && u.blocked == "" && slices.Contains(watchingUnits, u.name)
 }
