@@ -64,13 +64,13 @@ func (x *target) leftovers(ctx context.Context) (left []*proc.Process, others []
 	if err != nil {
 		return nil, nil, err
 	}
+	h := x.runner.opts.Host
 	for _, one := range use.Processes {
-		p, err := proc.Open(x.runner.opts.Host.Proc(), one.PID)
+		p, err := proc.Open(h.Proc(), one.PID)
 		switch {
 		case err != nil: // the driver has not noticed the process's end yet, or reports a wrong PID
-			others = append(others, fmt.Sprintf("process %d (not in %s)", one.PID, x.runner.opts.Host.Proc()))
-		case one.Graphics && !one.Compute && !one.MPS && ofHost(p), // a desktop, which may run any program
-			known(p, x.task.rules.Programs):
+			others = append(others, fmt.Sprintf("process %d (not in %s)", one.PID, h.Proc()))
+		case one.Graphics && !one.Compute && !one.MPS && isDesktop(h, p), known(h, p, x.task.rules.Programs):
 			x.excused[one.PID] = true
 			p.Close()
 		default:

@@ -46,8 +46,8 @@ type Rules struct {
 	Policy Policy
 	// Strict refuses a device that policy Reset cannot reset. Otherwise such a device is only cleaned.
 	Strict bool
-	// Programs are the names of executables that may use the device; see [DefaultPrograms]. A name excuses only
-	// processes of the host and privileged processes.
+	// Programs are the names of executables that may use the device; see [DefaultPrograms]. A name excuses processes of
+	// root, of system accounts and of users at a seat only.
 	Programs []string
 	// MemoryTolerance is how many bytes of memory may be in use; see [DefaultMemoryTolerance].
 	MemoryTolerance uint64

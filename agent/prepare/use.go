@@ -46,7 +46,9 @@ func (r *Runner) Users(ctx context.Context, uuid string, programs []string) (con
 // makes leave the GPU are left out. An error means that they are unknown.
 func (r *Runner) Openers(ctx context.Context, nodes []string) ([]string, error) {
 	leave := []string{"nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"}
-	return openers(ctx, r.opts.Host, nodes, func(p *proc.Process) bool { return thisProgram(p) || known(p, leave) })
+	return openers(ctx, r.opts.Host, nodes, func(p *proc.Process) bool {
+		return thisProgram(p) || known(r.opts.Host, p, leave)
+	})
 }
 
 func (r *Runner) users(ctx context.Context, uuid string, programs []string) (containers, others []string, err error) {

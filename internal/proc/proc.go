@@ -140,23 +140,29 @@ func (p *Process) Arguments() ([]string, error) {
 	return strings.Split(strings.TrimSuffix(text, "\x00"), "\x00"), nil
 }
 
-// Executable returns the name of the process's executable without its directory.
+// Executable returns the path of the process's executable in the process's mount namespace, where any process can have
+// any path if it can make one; see Executes.
 func (p *Process) Executable() (string, error) {
 	program, err := p.readlink("exe")
-	if err != nil {
-		return "", err
-	}
-	return path.Base(strings.TrimSuffix(program, " (deleted)")), nil
+	return strings.TrimSuffix(program, " (deleted)"), err
 }
+
+// Executes reports whether the process executes the file to which a path leads.
+func (p *Process) Executes(path string) (bool, error) { return p.executes(unix.AT_FDCWD, path) }
 
 // SameExecutable reports whether two processes execute the same file.
 func (p *Process) SameExecutable(other *Process) (bool, error) {
+	same, err := p.executes(int(other.dir.Fd()), "exe")
+	return same, asEnded(err)
+}
+
+func (p *Process) executes(dir int, path string) (bool, error) {
 	var a, b unix.Stat_t
 	if err := unix.Fstatat(int(p.dir.Fd()), "exe", &a, 0); err != nil {
 		return false, asEnded(&os.PathError{Op: "stat", Path: p.dir.Name() + "/exe", Err: err})
 	}
-	if err := unix.Fstatat(int(other.dir.Fd()), "exe", &b, 0); err != nil {
-		return false, asEnded(&os.PathError{Op: "stat", Path: other.dir.Name() + "/exe", Err: err})
+	if err := unix.Fstatat(dir, path, &b, 0); err != nil {
+		return false, &os.PathError{Op: "stat", Path: path, Err: err}
 	}
 	return a.Dev == b.Dev && a.Ino == b.Ino, nil
 }

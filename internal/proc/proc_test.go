@@ -29,7 +29,7 @@ func TestSelf(t *testing.T) {
 	testenv.Must(t, err)
 	stat, err := self.Stat()
 	testenv.Must(t, err)
-	if name != filepath.Base(program) || stat.Parent != os.Getppid() {
+	if name != program || stat.Parent != os.Getppid() {
 		t.Errorf("executable %s, want %s; parent %d, want %d", name, program, stat.Parent, os.Getppid())
 	}
 	mounts, err := self.Mounts()
