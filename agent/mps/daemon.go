@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/internal/fileio"
-	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -109,14 +108,14 @@ func Run(ctx context.Context, o Options, uuid string) error {
 	if limits == nil {
 		return err
 	}
-	if err := o.Check(trust.Dir, o.Dir); err != nil {
-		return fmt.Errorf("MPS cannot use the directory %s; set another runtime-dir: %w", o.Dir, err)
+	if err := checkDir(o); err != nil {
+		return err
 	}
-	gpuDir := filepath.Join(o.Dir, uuid)
-	if err := os.MkdirAll(gpuDir, 0o755); err != nil {
+	daemonDir := filepath.Join(o.Dir, uuid, daemonName)
+	if err := os.MkdirAll(daemonDir, 0o755); err != nil {
 		return fmt.Errorf("make the MPS directory of %s: %w", uuid, err)
 	}
-	held, err := fileio.AcquireLock(filepath.Join(gpuDir, lockName))
+	held, err := fileio.AcquireLock(filepath.Join(daemonDir, lockName))
 	if err != nil {
 		return fmt.Errorf("run the MPS control daemon of %s: %w", uuid, err)
 	}

@@ -227,8 +227,9 @@ func TestRunRefuses(t *testing.T) {
 		},
 		"to run beside another process": {
 			func(t *testing.T, h *host) {
-				testenv.Must(t, os.MkdirAll(filepath.Join(h.opts.Dir, h.uuid), 0o755))
-				held, err := fileio.AcquireLock(filepath.Join(h.opts.Dir, h.uuid, lockName))
+				dir := filepath.Join(h.opts.Dir, h.uuid, daemonName)
+				testenv.Must(t, os.MkdirAll(dir, 0o755))
+				held, err := fileio.AcquireLock(filepath.Join(dir, lockName))
 				testenv.Must(t, err)
 				t.Cleanup(func() { _ = held.Release() })
 			}, "another instance holds it", fileio.ErrHeld,

@@ -8,16 +8,24 @@ import (
 	"path/filepath"
 	"strings"
 
+	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/internal/unixsocket"
 )
 
-// The names in a GPU's directory. The directory is named after the GPU's UUID.
+// The names in a GPU's directory. The directory is named after the GPU's UUID. The daemon of a unit can write to the
+// three directories in it, but cannot replace them: root's programs use them by name, such as container runtimes.
 const (
-	pipeName      = "pipe"        // has the sockets of the daemon
-	shmName       = "shm"         // is the /dev/shm of the daemon and of its clients
+	pipeName   = "pipe" // has the sockets of the daemon
+	shmName    = "shm"  // is the /dev/shm of the daemon and of its clients
+	daemonName = "daemon"
+)
+
+// The names in the directory "daemon", which is for the process that runs the daemon.
+const (
 	librariesName = "libraries"   // has links to the driver's libraries
 	statusName    = "status.sock" // the socket on which the service asks for the status
-	lockName      = "lock"        // the file that the process which runs the daemon locks
+	lockName      = "lock"        // the file that the process locks
 )
 
 // devShm is the directory in which CUDA has its shared memory. A daemon and its clients must have the same file system
@@ -31,6 +39,56 @@ const longestSocket = "control_privileged"
 func isUUID(name string) bool {
 	uuid, ok := strings.CutPrefix(name, "GPU-")
 	return ok && uuid != "" && len(name) < 64 && strings.Trim(uuid, "0123456789abcdefABCDEF-") == ""
+}
+
+// Prepare makes a GPU's directories and mounts the shared memory, a tmpfs with these options of tmpfs(5) and mode 1777,
+// unless it is mounted. The unit of the daemon runs it as root, outside its confinement, so it follows no link that a
+// daemon could have made.
+func Prepare(o Options, uuid, options string) error {
+	if !isUUID(uuid) {
+		return fmt.Errorf("%q is %w", uuid, ErrNotGPU)
+	}
+	if err := checkDir(o); err != nil {
+		return err
+	}
+	if err := prepare(o.Dir, uuid, options); err != nil {
+		return fmt.Errorf("prepare the MPS control daemon of %s: %w", uuid, err)
+	}
+	return nil
+}
+
+func prepare(path, uuid, options string) error {
+	runtimeDir := filepath.Dir(path)
+	if err := fileio.MakeDirs(runtimeDir); err != nil {
+		return err
+	}
+	base, err := trust.OpenDirPath(runtimeDir)
+	if err != nil {
+		return err
+	}
+	defer base.Close()
+	gpuDir := filepath.Join(filepath.Base(path), uuid)
+	for _, name := range []string{pipeName, daemonName} {
+		dir, err := fileio.MakeDirsAt(base, filepath.Join(gpuDir, name))
+		if err != nil {
+			return err
+		}
+		_ = dir.Close()
+	}
+	shm, err := fileio.MakeDirsAt(base, filepath.Join(gpuDir, shmName))
+	if err != nil {
+		return err
+	}
+	defer shm.Close()
+	return fileio.MountTmpfs(shm, "gpu-cdi-mps", options+",mode=1777")
+}
+
+// checkDir returns an error if others than root can change what is in the directory of MPS.
+func checkDir(o Options) error {
+	if err := o.Check(trust.Dir, o.Dir); err != nil {
+		return fmt.Errorf("MPS cannot use the directory %s; set another runtime-dir: %w", o.Dir, err)
+	}
+	return nil
 }
 
 // makeDirs makes a GPU's directories. Containers may have the directory "pipe" mounted, so it is emptied, not
@@ -81,7 +139,7 @@ func checkShm(dir, uuid string) error {
 
 // linkLibraries makes a directory with links to the driver's libraries and returns its path.
 func linkLibraries(gpuDir string, libraries map[string]string) (string, error) {
-	dir := filepath.Join(gpuDir, librariesName)
+	dir := filepath.Join(gpuDir, daemonName, librariesName)
 	if err := os.RemoveAll(dir); err != nil {
 		return "", fmt.Errorf("link the driver's libraries: %w", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"gpu-cdi-plugin/internal/unixsocket"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
 )
@@ -166,10 +167,12 @@ func (m *Monitor) End(ctx context.Context, uuid string) error {
 	return nil
 }
 
-// dial connects to the process that runs a GPU's daemon.
+// dial connects to the process that runs a GPU's daemon. A link in the place of its socket is not followed: the daemon
+// could make one to the socket of another program.
 func (m *Monitor) dial(ctx context.Context, uuid string) (net.Conn, error) {
-	dialer := net.Dialer{Timeout: m.opts.Deadline}
-	return dialer.DialContext(ctx, "unix", statusPath(m.opts.Dir, uuid))
+	ctx, cancel := context.WithTimeout(ctx, m.opts.Deadline)
+	defer cancel()
+	return unixsocket.Dial(ctx, statusPath(m.opts.Dir, uuid))
 }
 
 // isAbsent reports whether an error of dial means that no process runs the daemon.

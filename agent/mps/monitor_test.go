@@ -56,7 +56,7 @@ type stub struct {
 
 func startStub(t *testing.T, dir string, a *answer) *stub {
 	t.Helper()
-	testenv.Must(t, os.MkdirAll(filepath.Join(dir, testGPU), 0o755))
+	testenv.Must(t, os.MkdirAll(filepath.Join(dir, testGPU, daemonName), 0o755))
 	l, err := unixsocket.Listen(t.Context(), statusPath(dir, testGPU), unixsocket.OwnerOnly)
 	testenv.Must(t, err)
 	s := &stub{t: t, listener: l, answer: a}

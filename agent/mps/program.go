@@ -70,7 +70,7 @@ func (p *Program) environment(gpuDir string) ([]string, error) {
 	env := []string{
 		"CUDA_VISIBLE_DEVICES=" + filepath.Base(gpuDir),
 		"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(gpuDir, pipeName),
-		"CUDA_MPS_LOG_DIRECTORY=" + gpuDir, // not used: with -f the daemon prints its log
+		"CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(gpuDir, daemonName), // not used: with -f the daemon prints its log
 		"PATH=" + strings.Join(p.searchPath, ":"),
 	}
 	if len(p.Libraries) == 0 {

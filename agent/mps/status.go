@@ -37,7 +37,7 @@ type answer struct {
 const maxMessage = 64 << 10
 
 // statusPath returns the path of the socket of the process that runs a GPU's daemon.
-func statusPath(dir, uuid string) string { return filepath.Join(dir, uuid, statusName) }
+func statusPath(dir, uuid string) string { return filepath.Join(dir, uuid, daemonName, statusName) }
 
 // exchange sends a request and receives the answer within a time limit.
 func exchange(conn net.Conn, r request, limit time.Duration) (answer, error) {

@@ -13,7 +13,7 @@ import (
 )
 
 func (a *app) mpsCommand() *cobra.Command {
-	var uuid string
+	var uuid, mount string
 	var all bool
 	cmd := &cobra.Command{
 		Use:   "mps {--gpu UUID | --all}",
@@ -24,7 +24,8 @@ ends with the daemon, and the daemon ends with it. When the GPU is no longer sha
 client has ended. It does not open the NVIDIA driver.
 
 It needs the same --runtime-dir, --state-dir and --driver-root as serve, the PID namespace of the host, and a /dev/shm
-that the containers of the GPU get too. deploy/units/gpu-cdi-mps@.service runs it on a host, and confines it.
+that the containers of the GPU get too. On a host gpu-cdi-mps@.service runs it, and confines it. Before that
+gpu-cdi-mps-shm@.service makes the GPU's directories and mounts that shared memory, with --mount. It follows no links.
 
 With --all it runs the daemons of all GPUs that are shared, and restarts those that have ended: for the pods of the
 chart's MPS DaemonSet.
@@ -32,6 +33,7 @@ chart's MPS DaemonSet.
 The control program, its server and their libraries must belong to root, with all directories above them. Otherwise they
 are not run, unless --insecure-paths allows it.`,
 		Example: `  gpu-cdi-plugin mps --gpu GPU-8f6c3a1e-0000-4000-8000-000000000001
+  gpu-cdi-plugin mps --gpu GPU-8f6c3a1e-0000-4000-8000-000000000001 --mount size=512m,nr_inodes=128k
   gpu-cdi-plugin mps --all`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.NoDriver, cli.Locked),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -39,7 +41,10 @@ are not run, unless --insecure-paths allows it.`,
 			if err != nil {
 				return err
 			}
-			if all {
+			switch {
+			case mount != "":
+				return mps.Prepare(o, uuid, mount)
+			case all:
 				return mps.RunAll(cmd.Context(), o)
 			}
 			return mps.Run(cmd.Context(), o, uuid)
@@ -47,9 +52,13 @@ are not run, unless --insecure-paths allows it.`,
 	}
 	cmd.Flags().StringVar(&uuid, "gpu", "", "the GPU's `UUID`")
 	cmd.Flags().BoolVar(&all, "all", false, "all GPUs that are shared by MPS")
+	cmd.Flags().StringVar(&mount, "mount", "",
+		"mount the GPU's shared memory, a tmpfs with these `OPTIONS` such as size=512m, and do nothing else")
 	cmd.MarkFlagsOneRequired("gpu", "all")
 	cmd.MarkFlagsMutuallyExclusive("gpu", "all")
+	cmd.MarkFlagsMutuallyExclusive("mount", "all")
 	_ = cmd.RegisterFlagCompletionFunc("gpu", cobra.NoFileCompletions)
+	_ = cmd.RegisterFlagCompletionFunc("mount", cobra.NoFileCompletions)
 	for _, option := range []string{"runtime-dir", "state-dir"} {
 		cmd.Flags().AddFlag(a.ServiceFlags.Lookup(option))
 	}

@@ -201,20 +201,24 @@ func removeTree(dir string) error {
 	return err
 }
 
-// mountTmpfs mounts a tmpfs at a directory, unless that is a mount point already.
-func mountTmpfs(dir, options string) error {
-	if err := fileio.MakeDirs(dir); err != nil {
-		return fmt.Errorf("mount a tmpfs: %w", err)
-	}
-	points, err := mountPoints()
-	if err != nil || slices.Contains(points, filepath.Clean(dir)) {
+// mountTmpfs mounts a tmpfs at a directory, unless that is a mount point already. It follows no link: a directory of MPS
+// may be one that a daemon can write to.
+func mountTmpfs(path, options string) error {
+	path, err := filepath.Abs(path)
+	if err != nil {
 		return err
 	}
-	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-	if err := unix.Mount(pluginName, dir, "tmpfs", flags, options); err != nil {
-		return fmt.Errorf("mount a tmpfs at %s with the options %s: %w", dir, options, err)
+	root, err := os.Open("/")
+	if err != nil {
+		return err
 	}
-	return nil
+	defer root.Close()
+	dir, err := fileio.MakeDirsAt(root, path)
+	if err != nil {
+		return fmt.Errorf("mount a tmpfs: %w", err)
+	}
+	defer dir.Close()
+	return fileio.MountTmpfs(dir, pluginName, options)
 }
 
 // unescape replaces the octal numbers with which the kernel writes some bytes of paths (proc_pid_mountinfo(5)).

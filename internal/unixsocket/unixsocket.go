@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -35,6 +36,20 @@ func Listen(ctx context.Context, path string, group int) (*net.UnixListener, err
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
+}
+
+// Dial connects to the socket at a path. The last element is not followed if it is a symbolic link.
+func Dial(ctx context.Context, path string) (net.Conn, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", "/proc/self/fd/"+strconv.Itoa(fd))
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", path, err)
+	}
+	return conn, nil
 }
 
 // Remove removes the socket at a path, if there is one. If another kind of file is there, that is an error.

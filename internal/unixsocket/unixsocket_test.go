@@ -1,6 +1,7 @@
 package unixsocket
 
 import (
+	"errors"
 	"io/fs"
 	"net"
 	"os"
@@ -44,6 +45,22 @@ func TestListen(t *testing.T) {
 				t.Errorf("mode %o of group %d, want %o", mode, st.Gid, c.mode)
 			}
 		})
+	}
+}
+
+func TestDialFollowsNoLink(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "socket")
+	l, err := Listen(t.Context(), path, OwnerOnly)
+	testenv.Must(t, err)
+	defer l.Close()
+	conn, err := Dial(t.Context(), path)
+	testenv.Must(t, err)
+	testenv.Must(t, conn.Close(), os.Symlink("socket", path+"-link"))
+	if conn, err := Dial(t.Context(), path+"-link"); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("by a link: %v, error %v", conn, err)
+	}
+	if conn, err := Dial(t.Context(), path+"-none"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a socket: %v, error %v", conn, err)
 	}
 }
 

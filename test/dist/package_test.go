@@ -67,7 +67,7 @@ func newRoot(t *testing.T) string {
 	proc.Must(t, 0, proc.Cmd{Args: []string{"cp", "-a", node, filepath.Join(files, "sim")}}) // with its device nodes
 	testenv.Must(t, os.Remove(filepath.Join(files, "sim/dev/nvidia-uvm")),
 		os.WriteFile(filepath.Join(files, "sim/usr/bin/nvidia-modprobe"), []byte(modprobe), 0o755))
-	for _, unit := range []string{"gpu-cdi-watch", "gpu-cdi-plugin", "device-manager"} {
+	for _, unit := range []string{"gpu-cdi-watch", "gpu-cdi-plugin", "gpu-cdi-mps@", "device-manager"} {
 		dropIn := filepath.Join(files, "etc/systemd/system", unit+".service.d")
 		testenv.Must(t, os.MkdirAll(dropIn, 0o755),
 			os.WriteFile(filepath.Join(dropIn, "sim.conf"), []byte("[Service]\nEnvironment=GPU_CDI_ROOT=/sim\n"), 0o644))

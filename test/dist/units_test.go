@@ -21,7 +21,8 @@ func TestUnitsAreConfined(t *testing.T) {
 	systemd := testenv.Command(t, "systemd-analyze") //nolint:misspell // its name
 	for name, most := range map[string]float64{
 		"gpu-cdi-watch.service": 1, "gpu-cdi-plugin.service": 2.8, "gpu-cdi-mps@.service": 4,
-		"device-manager.service": 3.1,
+		"gpu-cdi-mps-shm@.service": 4,
+		"device-manager.service":   3.1,
 	} {
 		r := proc.Must(t, 0, proc.Cmd{
 			Args: []string{systemd, "security", "--offline=true", "--no-pager", filepath.Join(units, name)},
@@ -38,6 +39,22 @@ func TestUnitsAreConfined(t *testing.T) {
 	}
 }
 
+// TestUnitsRunNoShellAsRoot reads the commands that a unit runs outside its sandbox (+). A shell and mount(8) follow
+// links that the unit's program can make, and bind mounts of the unit (BindPaths=) apply to such a command too.
+func TestUnitsRunNoShellAsRoot(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(units, "*.service"))
+	testenv.Must(t, err)
+	for _, file := range files {
+		text := string(readFile(t, file))
+		for _, command := range regexp.MustCompile(`(?m)^Exec\w+=[-@:!]*\+[-@:!]*(.*)$`).FindAllStringSubmatch(text, -1) {
+			if strings.Contains(text, "\nBindPaths=") || !strings.HasPrefix(command[1], "/usr/bin/gpu-cdi-plugin ") &&
+				!strings.HasPrefix(command[1], "systemctl stop ") {
+				t.Errorf("%s runs without its sandbox: %s", filepath.Base(file), command[1])
+			}
+		}
+	}
+}
+
 // TestSystemdAcceptsTheUnits reads what systemd prints, since it exits with 0 for unknown keys too.
 func TestSystemdAcceptsTheUnits(t *testing.T) {
 	systemd := testenv.Command(t, "systemd-analyze") //nolint:misspell // its name
@@ -45,6 +62,7 @@ func TestSystemdAcceptsTheUnits(t *testing.T) {
 	var files []string
 	for _, name := range []string{
 		"gpu-cdi-watch.service", "gpu-cdi-plugin.service", "gpu-cdi-plugin.path", "gpu-cdi-mps@.service",
+		"gpu-cdi-mps-shm@.service",
 		"device-manager.service", "device-manager.socket", "device-manager-leases.socket",
 	} {
 		text := readFile(t, units, name)

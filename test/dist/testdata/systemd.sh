@@ -305,10 +305,53 @@ check systemctl start gpu-cdi-plugin.service
 check systemctl disable --now gpu-cdi-plugin.service
 check dpkg -i /srv/new.deb
 check active gpu-cdi-plugin.service inactive
+
+# The daemon of a GPU that MPS shares runs in its sandbox. The shared memory is mounted once.
+mps=/run/gpu-cdi-plugin/mps
+mkdir -p /var/lib/gpu-cdi-plugin/devices
+for gpu in GPU-1 GPU-2; do
+	echo '{"sharing": {"replicas": 2, "mps": {"memoryLimitBytes": 1572864000, "activeThreadPercentage": 50}}}' \
+		>/var/lib/gpu-cdi-plugin/devices/$gpu.json
+done
+for verb in start restart; do
+	check systemctl $verb gpu-cdi-mps@GPU-1.service
+	await test -S $mps/GPU-1/daemon/status.sock
+	check [ "$(stat -c %a $mps/GPU-1/shm)" = 1777 ]
+	check [ "$(grep -c "$mps/GPU-1/shm.* - tmpfs" /proc/self/mountinfo)" = 1 ]
+	check systemctl stop gpu-cdi-mps@GPU-1.service
+done
+# One that was taken over can put no link where root's programs follow it, and finds no sockets of theirs.
+cat >/srv/hostile <<-'END'
+	cd /run/gpu-cdi-plugin/mps/GPU-2
+	mv shm daemon/old; rmdir shm; ln -s /srv/target shm
+	mv pipe daemon/old; mv daemon ../old
+	mv ../GPU-2 ../old; ln -sT /srv/target ../GPU-2; mv ../../mps ../../old
+	touch pipe/file daemon/file /dev/shm/file
+	find /run -name '*.sock*' -o -name private -o -name bus >daemon/found
+	exit 1
+END
+mkdir -p /srv/target /etc/systemd/system/gpu-cdi-mps@GPU-2.service.d
+printf '[Service]\nExecStart=\nExecStart=/bin/sh /srv/hostile\nRestartSec=100ms\n' \
+	>/etc/systemd/system/gpu-cdi-mps@GPU-2.service.d/hostile.conf
+check systemctl daemon-reload
+check systemctl start gpu-cdi-mps@GPU-2.service
+restarted() { [ "$(systemctl show -P NRestarts gpu-cdi-mps@GPU-2.service)" -gt 1 ]; }
+await restarted
+check systemctl stop gpu-cdi-mps@GPU-2.service
+check systemctl restart gpu-cdi-mps-shm@GPU-2.service
+refuse grep -q /srv/target /proc/self/mountinfo
+for name in shm pipe daemon; do
+	refuse test -L $mps/GPU-2/$name
+	check test -e $mps/GPU-2/$name/file
+done
+check cmp $mps/GPU-2/daemon/found /dev/null
+rm -r /etc/systemd/system/gpu-cdi-mps@GPU-2.service.d
+
 check systemctl enable --now gpu-cdi-plugin.service
 
 check dpkg --purge gpu-cdi-plugin
 check active gpu-cdi-plugin.service inactive
+refuse grep -q gpu-cdi-mps /proc/self/mountinfo
 rm -r /var/lib/kubelet
 
 # Without packages, the commands of docs/install.md do the same.
