@@ -16,7 +16,8 @@ const units = "../../deploy/units"
 
 var exposure = regexp.MustCompile(`Overall exposure level for \S+: ([0-9.]+)`)
 
-// TestUnitsAreConfined has systemd rate what the units may do, from 0 to 10.
+// TestUnitsAreConfined has systemd rate what the units may do, from 0 to 10. The rating does not know what
+// TestTheServicesThatAreNotConfined is about.
 func TestUnitsAreConfined(t *testing.T) {
 	systemd := testenv.Command(t, "systemd-analyze") //nolint:misspell // its name
 	for name, most := range map[string]float64{
@@ -35,6 +36,34 @@ func TestUnitsAreConfined(t *testing.T) {
 		testenv.Must(t, err)
 		if t.Logf("%s: %.1f", name, score); score > most {
 			t.Errorf("%s: %.1f, want at most %.1f", name, score, most)
+		}
+	}
+}
+
+// opening are capabilities by which root can leave each sandbox of a unit, such as by /proc/PID/root.
+var opening = regexp.MustCompile(`CAP_(SYS_PTRACE|SYS_ADMIN|SYS_MODULE|SYS_RAWIO|DAC_OVERRIDE|DAC_READ_SEARCH|CHOWN|FOWNER)`)
+
+// A unit with such capabilities, or with the sockets of systemd, is not called confined.
+func TestTheServicesThatAreNotConfined(t *testing.T) {
+	var threat string
+	for line := range strings.Lines(string(readFile(t, "../../SECURITY.md"))) {
+		if strings.HasPrefix(line, "| the services themselves") {
+			threat = line
+		}
+	}
+	confined, others, _ := strings.Cut(threat, "are confined: ")
+	for name, isConfined := range map[string]bool{
+		"gpu-cdi-watch.service": true, "gpu-cdi-mps@.service": true,
+		"gpu-cdi-plugin.service": false, "device-manager.service": false,
+	} {
+		text := string(readFile(t, units, name))
+		opens := opening.MatchString(regexp.MustCompile(`(?m)^CapabilityBoundingSet=.*$`).FindString(text)) ||
+			!regexp.MustCompile(`(?m)^TemporaryFileSystem=/run(/systemd)?:ro$`).MatchString(text)
+		if opens == isConfined {
+			t.Errorf("%s is confined: %t, want %t", name, !opens, isConfined)
+		}
+		if is := strings.Contains(confined, name); is != isConfined || is == strings.Contains(others, name) {
+			t.Errorf("SECURITY.md says that %s is confined: %t", name, is)
 		}
 	}
 }

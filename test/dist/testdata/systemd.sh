@@ -347,6 +347,18 @@ done
 check cmp $mps/GPU-2/daemon/found /dev/null
 rm -r /etc/systemd/system/gpu-cdi-mps@GPU-2.service.d
 
+# Nor can the service of the spec, which writes specs and nothing else.
+sed -e '/^Condition/d; /^ExecStart/d; /^Restart/d; /^WatchdogSec/d; /^RuntimeDirectory/d' -e 's#^Type=.*#Type=oneshot\
+ExecStart=-/bin/systemd-run --wait touch /srv/taken\
+ExecStart=-/bin/touch /srv/written /run/cdi/written#' /usr/lib/systemd/system/gpu-cdi-watch.service \
+	>/etc/systemd/system/hostile.service
+check systemctl daemon-reload
+check systemctl start hostile.service
+check test -e /run/cdi/written
+refuse test -e /srv/taken
+refuse test -e /srv/written
+rm /run/cdi/written /etc/systemd/system/hostile.service
+
 check systemctl enable --now gpu-cdi-plugin.service
 
 check dpkg --purge gpu-cdi-plugin
