@@ -185,7 +185,7 @@ func (c *Client) Do(ctx context.Context, method, path, contentType string, objec
 		return fmt.Errorf("read the API server's answer: it has more than %d bytes", maxObject)
 	}
 	if err := json.Unmarshal(data, into); err != nil {
-		return fmt.Errorf("read the API server's answer: %w", err)
+		return fmt.Errorf("read the API server's answer: %w", wording.Limit(err)) // it can quote the answer
 	}
 	return nil
 }

@@ -1,6 +1,11 @@
 package dra
 
-import "time"
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"time"
+)
 
 // The objects of the API group resource.k8s.io/v1, with the fields that this package needs.
 const (
@@ -35,10 +40,10 @@ type Owner struct {
 
 // SliceSpec is a ResourceSliceSpec.
 type SliceSpec struct {
-	Driver   string   `json:"driver"`
-	NodeName string   `json:"nodeName"`
-	Pool     Pool     `json:"pool"`
-	Devices  []Device `json:"devices,omitempty"`
+	Driver   string          `json:"driver"`
+	NodeName string          `json:"nodeName"`
+	Pool     Pool            `json:"pool"`
+	Devices  bounded[Device] `json:"devices,omitempty"`
 }
 
 // Pool is a ResourcePool: all slices of a node. Consumers use the slices of the highest generation once there are
@@ -95,6 +100,36 @@ type Taint struct {
 
 // noSchedule is the effect of all taints. NoExecute would evict pods that may be able to finish or to save their work.
 const noSchedule = "NoSchedule"
+
+// bounded is a list of the API server. A longer one than maxItems is an error, before it takes memory: an object of 16 MB
+// can have 5 million items.
+type bounded[T any] []T
+
+// maxItems is far above the limits of the API, which are at most 256.
+const maxItems = 1_000
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (l *bounded[T]) UnmarshalJSON(data []byte) error {
+	*l = nil
+	if string(data) == "null" {
+		return nil
+	}
+	d := json.NewDecoder(bytes.NewReader(data))
+	if begin, err := d.Token(); err != nil || begin != json.Delim('[') {
+		return fmt.Errorf("want a list, got %.20s", data)
+	}
+	for d.More() {
+		if len(*l) == maxItems {
+			return fmt.Errorf("a list has more than %d items", maxItems)
+		}
+		var item T
+		if err := d.Decode(&item); err != nil {
+			return err
+		}
+		*l = append(*l, item)
+	}
+	return nil
+}
 
 // The limits of the API.
 const (

@@ -7,6 +7,7 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/resource"
 )
@@ -15,30 +16,52 @@ import (
 type claim struct {
 	Metadata Metadata `json:"metadata"`
 	Status   struct {
-		ReservedFor []struct {
-			Resource string `json:"resource"`
-			UID      string `json:"uid"`
-		} `json:"reservedFor"`
-		Allocation *struct {
+		ReservedFor bounded[consumer] `json:"reservedFor"`
+		Allocation  *struct {
 			Devices struct {
-				Results []result `json:"results"`
-				Config  []config `json:"config"`
+				Results bounded[result] `json:"results"`
+				Config  bounded[config] `json:"config"`
 			} `json:"devices"`
 		} `json:"allocation"`
 	} `json:"status"`
 }
 
+// consumer is a ResourceClaimConsumerReference.
+type consumer struct {
+	Resource string `json:"resource"`
+	UID      string `json:"uid"`
+}
+
 // result is a DeviceRequestAllocationResult: a device that the scheduler has chosen for a request.
 type result struct {
-	Request     string       `json:"request"`
-	Driver      string       `json:"driver"`
-	Pool        string       `json:"pool"`
-	Device      string       `json:"device"`
-	AdminAccess bool         `json:"adminAccess"`
-	Tolerations []toleration `json:"tolerations"`
+	Request     string              `json:"request"`
+	Driver      string              `json:"driver"`
+	Pool        string              `json:"pool"`
+	Device      string              `json:"device"`
+	AdminAccess bool                `json:"adminAccess"`
+	Tolerations bounded[toleration] `json:"tolerations"`
 	// ShareID and Consumed are set if the claim has only a share of the device.
-	ShareID  string            `json:"shareID"`
-	Consumed map[string]string `json:"consumedCapacity"` // quantities by the name of the capacity
+	ShareID  string `json:"shareID"`
+	Consumed struct {
+		Memory string `json:"memory"` // a quantity; see share
+	} `json:"consumedCapacity"`
+}
+
+// checkLengths returns an error if a text of the result is longer than the API allows. All of them can be a part of an
+// error, an answer or a record.
+func (r *result) checkLengths() error {
+	for _, field := range []struct {
+		name, text string
+		most       int
+	}{
+		{"request", r.Request, 2*maxName + 1}, {"pool", r.Pool, maxObject}, {"device", r.Device, maxName},
+		{"shareID", r.ShareID, maxName}, {"consumedCapacity", r.Consumed.Memory, maxValue},
+	} {
+		if len(field.text) > field.most {
+			return fmt.Errorf("the %s of one of its devices has %d bytes, more than %d", field.name, len(field.text), field.most)
+		}
+	}
+	return nil
 }
 
 // toleration is a DeviceToleration.
@@ -97,7 +120,8 @@ func (c *claim) has(r *record) bool {
 func (c *claim) devices(uid string, id Identity, s *node.State) ([]allotted, error) {
 	switch {
 	case c.Metadata.UID != uid:
-		return nil, fmt.Errorf("it was deleted: the claim of this name has the UID %s now", c.Metadata.UID)
+		return nil, fmt.Errorf("it was deleted: the claim of this name has the UID %s now",
+			wording.Shorten(c.Metadata.UID, maxName))
 	case c.Status.Allocation == nil:
 		return nil, fmt.Errorf("it is not allocated")
 	}
@@ -110,6 +134,9 @@ func (c *claim) devices(uid string, id Identity, s *node.State) ([]allotted, err
 	for _, r := range c.Status.Allocation.Devices.Results {
 		if r.Driver != id.Driver {
 			continue
+		}
+		if err := r.checkLengths(); err != nil {
+			return nil, err
 		}
 		if r.Pool != id.Node {
 			return nil, fmt.Errorf("its device %s belongs to the pool %s, not to this node", r.Device, r.Pool)

@@ -2,6 +2,7 @@ package dra
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -484,6 +485,43 @@ func TestABadClaimFailsAlone(t *testing.T) {
 			n.state.Resources[0].Devices[1].MPS = &resource.MPSLimits{}
 			n.publish()
 		}, "GPU 1 is not offered by DRA any more: it is shared by MPS, whose limits claims cannot get"},
+		"a huge name of a device": {
+			func(n *claimNode) { n.allocate(1, device(strings.Repeat("x", 1<<20))) },
+			"the device of one of its devices has 1048576 bytes, more than 63",
+		},
+		"a huge name of a request": {func(n *claimNode) {
+			n.allocate(1, map[string]any{"device": "gpu-1", "request": strings.Repeat("x", 1<<20)})
+		}, "the request of one of its devices has 1048576 bytes, more than 127"},
+		"a huge name of a pool": {func(n *claimNode) {
+			n.allocate(1, map[string]any{"device": "gpu-1", "pool": strings.Repeat("x", 1<<20)})
+		}, "the pool of one of its devices has 1048576 bytes, more than 253"},
+		"a huge amount of memory": {func(n *claimNode) {
+			n.allocate(1, share(8, "gpu-1", strings.Repeat("1", 100_000)))
+		}, "the consumedCapacity of one of its devices has 100000 bytes, more than 64"},
+		"a huge number in the place of a text": {func(n *claimNode) {
+			n.allocate(1, map[string]any{"device": json.Number(strings.Repeat("1", 100_000))})
+		}, "json: cannot unmarshal number"},
+		"very many devices": {func(n *claimNode) {
+			n.allocate(1, slices.Repeat([]map[string]any{device("gpu-1")}, maxItems+1)...)
+		}, "a list has more than 1000 items"},
+		"very many tolerations": {func(n *claimNode) {
+			n.allocate(1, map[string]any{"device": "gpu-1", "tolerations": make([]struct{}, maxItems+1)})
+		}, "a list has more than 1000 items"},
+		"very many pods": {func(n *claimNode) {
+			n.server.SetClaim("team", "claim-1", map[string]any{"status": map[string]any{
+				"reservedFor": make([]struct{}, maxItems+1),
+			}})
+		}, "a list has more than 1000 items"},
+		"a long type of a configuration": {func(n *claimNode) {
+			n.allocate(1, device("gpu-1"))
+			n.configure(1, map[string]any{"opaque": map[string]any{"driver": DefaultDriver, "parameters": map[string]any{
+				"kind": strings.Repeat("x", 10_000),
+			}}})
+		}, `and its kind "xxx`},
+		"a long policy": {func(n *claimNode) {
+			n.allocate(1, device("gpu-1"))
+			n.configure(1, policyOf("FromClaim", strings.Repeat("x", 10_000)))
+		}, `prestart.policy is "xxx`},
 		"a disk that is full": {func(n *claimNode) {
 			n.allocate(1, device("gpu-1"))
 			testenv.Must(n.t, os.Mkdir(recordPath(n.records(), uid(1)), 0o755))
@@ -499,8 +537,9 @@ func TestABadClaimFailsAlone(t *testing.T) {
 			n.allocate(2, device("gpu-2"))
 			before := n.ledger.held()
 			answer := n.prepare(named(1), named(2))
-			if got := answer[uid(1)]; !strings.Contains(got.GetError(), c.want) || len(got.GetDevices()) > 0 {
-				t.Errorf("%v, want an error with %q", got, c.want)
+			got := answer[uid(1)]
+			if !strings.Contains(got.GetError(), c.want) || len(got.GetDevices()) > 0 || len(got.GetError()) > 2<<10 {
+				t.Errorf("%.2000v, want an error with %q and less than 2 KiB", got, c.want)
 			}
 			if got := answer[uid(2)]; got.GetError() != "" || len(got.GetDevices()) != 1 {
 				t.Errorf("the other claim: %v", got)

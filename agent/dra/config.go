@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // The type of the configurations for this driver that a claim or DeviceClass can have.
@@ -19,8 +21,8 @@ const maxConfig = 10 << 10
 
 // config is a DeviceAllocationConfiguration: what a claim or its DeviceClass says to a driver.
 type config struct {
-	Source   string   `json:"source"`
-	Requests []string `json:"requests"` // none means all
+	Source   string          `json:"source"`
+	Requests bounded[string] `json:"requests"` // none means all
 	Opaque   *struct {
 		Driver     string          `json:"driver"`
 		Parameters json.RawMessage `json:"parameters"`
@@ -97,17 +99,18 @@ func parseParameters(data []byte) (*parameters, error) {
 		return nil, err
 	}
 	if of.APIVersion != configVersion || of.Kind != configKind {
-		return nil, fmt.Errorf("its apiVersion is %q and its kind %q, want %s and %s", of.APIVersion, of.Kind,
-			configVersion, configKind)
+		return nil, fmt.Errorf("its apiVersion is %q and its kind %q, want %s and %s",
+			wording.Shorten(of.APIVersion, maxName), wording.Shorten(of.Kind, maxName), configVersion, configKind)
 	}
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
 	p := &parameters{}
 	if err := d.Decode(p); err != nil {
-		return nil, err
+		return nil, wording.Limit(err)
 	}
 	if policy := p.PreStart.Policy; policy != "" && !slices.Contains(policies, policy) {
-		return nil, fmt.Errorf("prestart.policy is %q, want one of %s", policy, strings.Join(policies, ", "))
+		return nil, fmt.Errorf("prestart.policy is %q, want one of %s", wording.Shorten(policy, maxName),
+			strings.Join(policies, ", "))
 	}
 	return p, nil
 }

@@ -218,23 +218,23 @@ func (p *Publisher) reconcile(ctx context.Context, again bool) (version string, 
 	p.mu.Lock()
 	desired, displaced := p.desired, p.displaced
 	p.mu.Unlock()
-	var list struct {
+	var existing struct {
 		Metadata struct {
 			ResourceVersion string `json:"resourceVersion"`
 		} `json:"metadata"`
-		Items []Slice `json:"items"`
+		Items bounded[Slice] `json:"items"`
 	}
-	if err := p.api.Get(ctx, p.query(""), &list); err != nil {
+	if err := p.api.Get(ctx, p.query(""), &existing); err != nil {
 		if apiserver.Answered(err, http.StatusNotFound) {
 			err = fmt.Errorf("the API server does not serve %s, which Kubernetes has since 1.34: %w", apiVersion, err)
 		}
 		return "", false, fmt.Errorf("list the ResourceSlices of node %s: %w", p.id.Node, err)
 	}
-	plan := planWrites(desired, list.Items)
+	plan := planWrites(desired, existing.Items)
 	if len(plan) == 0 {
-		return list.Metadata.ResourceVersion, false, nil
+		return existing.Metadata.ResourceVersion, false, nil
 	}
-	if again && dropsParts(desired, list.Items) {
+	if again && dropsParts(desired, existing.Items) {
 		return "", false, errDropped
 	}
 	var n nodeObject

@@ -11,6 +11,7 @@ import (
 	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"gpu-cdi-plugin/agent/ledger"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // server is what the kubelet calls: the registration service of plugins_registry, the DRA service and that of the
@@ -56,7 +57,7 @@ func textForPod(err error) string {
 	if held, ok := errors.AsType[*ledger.HeldError](err); ok {
 		return held.UUID + ": another pod has it; the log of gpu-cdi-plugin on the node says which"
 	}
-	return err.Error()
+	return wording.Limit(err).Error()
 }
 
 // NodeUnprepareResources takes the devices of claims back.
@@ -70,7 +71,7 @@ func (s *server) NodeUnprepareResources(
 		s.observer.ClaimHandled(Unprepare, err, time.Since(begun))
 		if err != nil {
 			s.claims.log.Warn("ResourceClaim " + k.GetNamespace() + "/" + k.GetName() + " is not unprepared: " + err.Error())
-			return &drav1.NodeUnprepareResourceResponse{Error: err.Error()}
+			return &drav1.NodeUnprepareResourceResponse{Error: textForPod(err)}
 		}
 		return &drav1.NodeUnprepareResourceResponse{}
 	}, answer.Claims)

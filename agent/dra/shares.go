@@ -42,7 +42,7 @@ func (r *result) shared() (uint64, error) {
 	if r.ShareID == "" {
 		return 0, nil
 	}
-	n, err := parseQuantity(r.Consumed[memory])
+	n, err := parseQuantity(r.Consumed.Memory)
 	if err == nil && n == 0 {
 		err = fmt.Errorf("it is 0")
 	}

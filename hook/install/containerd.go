@@ -107,7 +107,7 @@ func (l layout) addTo(e *edit, file, tables string) error {
 	if err != nil {
 		return err
 	}
-	config, err := parseTOML(file, text)
+	config, err := ParseTOML(file, text)
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (l layout) addTo(e *edit, file, tables string) error {
 		if changed, err = l.edit(file, text, config, tables); err != nil {
 			return err
 		}
-		if equal, err := sameTOML(original, changed); err != nil || equal {
+		if equal, err := sameTOML(file, original, changed); err != nil || equal {
 			changed = original // our part keeps its place, even if others have added lines after it
 			if err != nil {
 				return fmt.Errorf("%s: %w", file, err)
@@ -157,7 +157,7 @@ func (e *edit) containerdLayers() (layers []layer, imported bool, err error) {
 		if e.files[file] == nil || slices.ContainsFunc(layers, isLoaded) {
 			continue
 		}
-		config, err := parseTOML(file, e.files[file].Data)
+		config, err := ParseTOML(file, e.files[file].Data)
 		if err != nil {
 			return nil, false, err
 		}
@@ -194,7 +194,7 @@ func imports(file string, config map[string]any) []string {
 func containerdImports(files map[string]*File) []string {
 	var patterns []string
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if config, err := parseTOML(name, files[name].Data); err == nil {
+		if config, err := ParseTOML(name, files[name].Data); err == nil {
 			patterns = append(patterns, imports(name, config)...)
 		}
 	}
@@ -336,7 +336,7 @@ func (l layout) edit(file string, text []byte, config map[string]any, tables str
 		// In containerd 1, a table for any runtime replaces the default tables, so runc needs its own here.
 		tables = fmt.Sprintf("[plugins.%q.containerd.runtimes.runc]\nruntime_type = '%s'\n\n", l.cri, shim) + tables
 	}
-	ours, err := parseTOML("the tables of the runtime", []byte(tables))
+	ours, err := ParseTOML("the tables of the runtime", []byte(tables))
 	if err != nil {
 		return nil, err
 	}
@@ -344,7 +344,7 @@ func (l layout) edit(file string, text []byte, config map[string]any, tables str
 		set(want, runtime, append(l.runtimes(), name)...)
 	}
 	changed := slices.Concat(text, []byte(beginBlock+tables+endBlock))
-	got, err := parseTOML(file, changed)
+	got, err := ParseTOML(file, changed)
 	if err == nil && !reflect.DeepEqual(got, want) {
 		err = errors.New("other settings would change")
 	}
@@ -369,7 +369,7 @@ func ourTables(config map[string]any) [][]string {
 // withoutContainerd returns the text of a file without what edit adds. A program that has rewritten the file may have
 // dropped the lines around our part, or moved other tables between them: then only our tables are removed.
 func withoutContainerd(file string, text []byte) ([]byte, error) {
-	config, err := parseTOML(file, text)
+	config, err := ParseTOML(file, text)
 	if err != nil {
 		return nil, err
 	}
@@ -399,7 +399,7 @@ func cutBlock(text []byte) (rest []byte, runtimes [][]string) {
 	if length < 0 {
 		return text, nil
 	}
-	config, err := parseTOML("our part", text[begin:begin+length])
+	config, err := ParseTOML("our part", text[begin:begin+length])
 	if err != nil {
 		return text, nil
 	}
@@ -423,7 +423,7 @@ func equalWithout(config map[string]any, text []byte, tables [][]string) bool {
 	for _, keys := range tables {
 		remove(want, keys...)
 	}
-	got, err := parseTOML("the changed file", text)
+	got, err := ParseTOML("the changed file", text)
 	return err == nil && reflect.DeepEqual(prune(want), prune(got))
 }
 
@@ -461,7 +461,7 @@ func withoutTables(text []byte, tables [][]string) []byte {
 // tableHeader returns the keys of a line that begins a table, or nil for another line.
 func tableHeader(line string) []string {
 	var keys []string
-	table, err := parseTOML("a line", []byte(line))
+	table, err := ParseTOML("a line", []byte(line))
 	if err != nil || !strings.HasPrefix(line, "[") {
 		return nil
 	}

@@ -17,8 +17,11 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// maxFile bounds a file that is read, in bytes.
-const maxFile = 4 << 20
+// The limits of what is read: the bytes of a file, and the number of files.
+const (
+	maxFile  = 1 << 20
+	maxFiles = 1_000
+)
 
 // Host has the contents of the files that engines read, by their paths on the host.
 type Host struct {
@@ -112,6 +115,9 @@ func (h *Host) readAll(patterns []string) error {
 			name := path.Join(path.Dir(pattern), path.Base(match))
 			if h.files[name] != nil {
 				continue
+			}
+			if len(h.files) == maxFiles {
+				return fmt.Errorf("read %s: the engines have more than %d files", name, maxFiles)
 			}
 			if err := h.read(name); err != nil {
 				return err

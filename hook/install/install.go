@@ -17,8 +17,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-
-	"github.com/pelletier/go-toml/v2"
 )
 
 // header is the first line of our own files.
@@ -361,15 +359,15 @@ func (f *File) digest() string {
 // parsed identifies what a TOML or JSON file says. It is empty for other files, and for those that cannot be parsed.
 func (f *File) parsed(name string) string {
 	var config map[string]any
-	parse := toml.Unmarshal
+	var err error
 	switch path.Ext(name) {
 	case ".json":
-		parse = json.Unmarshal
+		err = json.Unmarshal(f.Data, &config)
 	case ".toml", ".conf":
+		config, err = ParseTOML(name, f.Data)
 	default:
 		return ""
 	}
-	err := parse(f.Data, &config)
 	text, errText := json.Marshal(config)
 	if err != nil || errText != nil {
 		return ""

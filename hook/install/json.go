@@ -23,6 +23,9 @@ type object struct {
 	members  []member
 }
 
+// maxMembers is how many members an object may have: each is compared with all others.
+const maxMembers = 1_000
+
 // parseObject parses a document that is one object.
 func parseObject(document []byte) (*object, error) {
 	d := json.NewDecoder(bytes.NewReader(document))
@@ -44,6 +47,9 @@ func parseObject(document []byte) (*object, error) {
 		}
 		m.end = int(d.InputOffset())
 		m.value = m.end - len(value)
+		if len(o.members) == maxMembers {
+			return nil, fmt.Errorf("it has an object with more than %d members", maxMembers)
+		}
 		if o.find(name) != nil {
 			return nil, fmt.Errorf("it has %q twice", name)
 		}

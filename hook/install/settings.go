@@ -75,8 +75,14 @@ func (h *Host) Settings(engine string) (*Settings, error) {
 	default:
 		err = fmt.Errorf("%w %q", ErrUnknown, engine)
 	}
+	if n := len(s.Runtimes); err == nil && n > maxRuntimes {
+		err = fmt.Errorf("read the settings of %s: they define %d runtimes, the limit is %d", engine, n, maxRuntimes)
+	}
 	return s, err
 }
+
+// maxRuntimes is how many runtimes an engine may have: each can be the subject of a message.
+const maxRuntimes = 100
 
 // addLayer takes the settings of one TOML file over those of earlier ones.
 func addLayer[T any](l layer, into *T, file *string, keys ...string) {

@@ -1,6 +1,8 @@
 package install
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -173,4 +175,53 @@ func FuzzSettings(f *testing.F) {
 		}
 		_ = s.Program()
 	})
+}
+
+// Parsers compare each key with all others. Files that would take minutes are refused, by hook install too.
+func TestConfigurationsThatAreTooLarge(t *testing.T) {
+	lines := func(format string, n int) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, format, i)
+		}
+		return b.String()
+	}
+	object := func(n int) string { return strings.TrimSuffix(lines(`"r%d": {"path": "/x"},`, n), ",") }
+	for name, c := range map[string]struct {
+		engine, file, text, want string
+	}{
+		"many dotted keys of TOML": {
+			"containerd", containerdFile, lines("a.b%d.c=1\n", 100_000), `it has "=" 100000 times, the limit is 5000`,
+		},
+		"many tables of TOML": {
+			"crio", "/etc/crio/crio.conf", lines("[a.b%d]\n", 100_000), `it has "[" 100000 times, the limit is 5000`,
+		},
+		"a deep key of TOML": {
+			"podman", "/etc/containers/containers.conf", "a" + strings.Repeat(".a", 1_000_000) + "=1\n",
+			`it has "." 1000000 times, the limit is 20000`,
+		},
+		"many members of JSON": {
+			"docker", daemonFile, "{" + object(100_000) + "}", "it has an object with more than 1000 members",
+		},
+		"many runtimes": {"docker", daemonFile, `{"runtimes": {` + object(101) + `}}`, ""},
+		"very many runtimes": {
+			"docker", daemonFile, `{"runtimes": {` + object(100_000) + `}}`, "more than 1000 members",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(map[string]*File{c.file: {Data: []byte(c.text)}})
+			_, err := h.Settings(c.engine)
+			if c.engine == "docker" && strings.Contains(c.text, "runtimes") {
+				if err == nil || !strings.Contains(err.Error(), "runtimes, the limit is 100") {
+					t.Errorf("the settings: %v", err)
+				}
+			} else if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("the settings: %v, want %q", err, c.want)
+			}
+			_, err = h.Install([]string{c.engine}, "/usr/libexec/prestart-hook")
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("the installation: %v, want %q", err, c.want)
+			}
+		})
+	}
 }

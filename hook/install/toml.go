@@ -21,7 +21,7 @@ func (e *edit) layers(patterns []string) ([]layer, error) {
 	var layers []layer
 	for _, pattern := range patterns {
 		for _, path := range e.matching(pattern) {
-			config, err := parseTOML(path, e.files[path].Data)
+			config, err := ParseTOML(path, e.files[path].Data)
 			if err != nil {
 				return nil, err
 			}
@@ -38,7 +38,24 @@ func tomlTable(name string, values map[string]any) (string, error) {
 	return text.String(), err
 }
 
-func parseTOML(name string, text []byte) (map[string]any, error) {
+// The limits of a TOML file, by the characters that its keys and tables need: the parser compares each key with all
+// others of its table. A file at the limits takes a quarter of a second. Comments and texts count too.
+const (
+	maxKeys = 5_000  // "=" and "["
+	maxDots = 20_000 // of keys
+)
+
+// ParseTOML parses a file of an engine. The name is for the error.
+func ParseTOML(name string, text []byte) (map[string]any, error) {
+	for _, limit := range []struct {
+		character string
+		most      int
+	}{{"=", maxKeys}, {"[", maxKeys}, {".", maxDots}} {
+		if n := bytes.Count(text, []byte(limit.character)); n > limit.most {
+			return nil, fmt.Errorf("read %s: it is too large for a configuration: it has %q %d times, the limit is %d",
+				name, limit.character, n, limit.most)
+		}
+	}
 	config := map[string]any{}
 	if err := toml.Unmarshal(text, &config); err != nil {
 		if e, ok := errors.AsType[*toml.DecodeError](err); ok {
@@ -50,10 +67,10 @@ func parseTOML(name string, text []byte) (map[string]any, error) {
 	return config, nil
 }
 
-func sameTOML(a, b []byte) (bool, error) {
-	var x, y map[string]any
-	err := errors.Join(toml.Unmarshal(a, &x), toml.Unmarshal(b, &y))
-	return reflect.DeepEqual(x, y), err
+func sameTOML(name string, a, b []byte) (bool, error) {
+	x, errX := ParseTOML(name, a)
+	y, errY := ParseTOML(name, b)
+	return reflect.DeepEqual(x, y), errors.Join(errX, errY)
 }
 
 // get returns the value at a path of keys, or nil if there is none.

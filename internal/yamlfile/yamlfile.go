@@ -32,11 +32,16 @@ const (
 	// maxComparisons limits the sum, over all mappings, of the square of the number of keys, since the decoder compares
 	// each key of a mapping with all others. It allows one mapping of 3,000 keys.
 	maxComparisons = 9_000_000
+	// maxDirectives is how many lines may begin with "%", since the parser compares each tag directive with all others.
+	maxDirectives = 100
 )
 
 // Parse parses one YAML document, whose Kind is 0 if the data is empty. What it accepts can be decoded within a second
 // or so. The error names equal keys, or says that the document has too many keys, values or levels.
 func Parse(data []byte) (*yaml.Node, error) {
+	if bytes.Count(data, []byte("\n%")) > maxDirectives {
+		return nil, fmt.Errorf("it has more than %d lines that begin with %%", maxDirectives)
+	}
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	document := &yaml.Node{}
 	if err := d.Decode(document); errors.Is(err, io.EOF) {

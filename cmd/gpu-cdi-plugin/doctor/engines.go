@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pelletier/go-toml/v2"
 
 	"gpu-cdi-plugin/hook/install"
 	"gpu-cdi-plugin/internal/host"
@@ -110,10 +109,9 @@ func (f *facts) missingRuntimes(s *install.Settings) map[string]string {
 
 // ignoresImages reads the configuration of NVIDIA's runtime.
 func ignoresImages(config []byte) bool {
-	var c struct {
-		Accept *bool `toml:"accept-nvidia-visible-devices-envvar-when-unprivileged"`
-	}
-	return toml.Unmarshal(config, &c) == nil && c.Accept != nil && !*c.Accept
+	c, _ := install.ParseTOML("the configuration of NVIDIA's runtime", config)
+	accepts, isSet := c["accept-nvidia-visible-devices-envvar-when-unprivileged"].(bool)
+	return isSet && !accepts
 }
 
 // versionOf returns what is known of the version of a program without running it: from the list of Debian's packages if

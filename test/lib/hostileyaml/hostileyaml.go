@@ -57,6 +57,7 @@ func documents(key, listKey string) map[string]string {
 		"aliases of aliases":  aliases.String() + key + ": *a9\n",
 		"an alias of itself":  key + ": &a [*a, *a]\n",
 		"many documents":      strings.Repeat("---\n"+key+": x\n", 20_000),
+		"many directives":     tagDirectives(8_000),
 		"control characters":  key + ": \"" + strings.Repeat(`\x1b[31m`, 20_000) + "\"\n" + key + "x: 1\n",
 		"equal keys in JSON":  `{"` + key + `": 1` + strings.Repeat(`, "`+key+`": 1`, 9_000) + "}",
 	}
@@ -69,6 +70,14 @@ func flowMapping(n int) string {
 		fmt.Fprintf(&b, "%s%05d: x, ", strings.Repeat("k", 40), i)
 	}
 	return "{" + b.String() + "}"
+}
+
+func tagDirectives(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "%%TAG !%d! tag:x\n", i)
+	}
+	return b.String() + "---\n{}\n"
 }
 
 func manyKeys(n int) string {
