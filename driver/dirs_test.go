@@ -127,6 +127,38 @@ func TestMissingFilesAreThoseWithSiblings(t *testing.T) {
 	}
 }
 
+// docker run -v makes a directory where a file is not there.
+func TestAFileThatCannotBeUsedIsMissing(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		make func(*tree)
+		want string // the note; empty if it is not missing
+	}{
+		"a directory":               {func(r *tree) { r.file("/usr/bin/nvidia-smi/x", "", 0o644) }, "a directory, not used"},
+		"a file without permission": {func(r *tree) { r.file("/usr/bin/nvidia-smi", "", 0o644) }, "not executable"},
+		"a directory beside the file": {func(r *tree) {
+			r.file("/usr/local/bin/nvidia-smi/x", "", 0o644)
+			r.file("/usr/bin/nvidia-smi", "", 0o755)
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newTree(t)
+			r.core("/usr/lib64", testVersion)
+			c.make(r)
+			got := ""
+			for _, f := range r.discover(testVersion).Findings {
+				if f.Name == "nvidia-smi" && f.Missing != "" {
+					got = f.Note
+				}
+			}
+			if got != c.want {
+				t.Errorf("missing: %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
 func TestIsRoot(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -134,6 +166,7 @@ func TestIsRoot(t *testing.T) {
 		want  bool
 	}{
 		"a driver container":              {[]string{"/etc/os-release", "/usr/bin/nvidia-smi"}, true},
+		"a directory in place of a file":  {[]string{"/etc/os-release", "/usr/bin/nvidia-smi/x"}, false},
 		"only libraries, as on Talos":     {[]string{"/etc/ld.so.cache", "/usr/lib/libcuda.so.1"}, false},
 		"a directory of files, as on COS": {[]string{"/bin/nvidia-smi", "/lib64/libcuda.so.1"}, false},
 	} {

@@ -53,8 +53,8 @@ func IsRoot(dir string) bool {
 		return false
 	}
 	return slices.ContainsFunc(programDirs, func(programs string) bool {
-		_, _, err := r.stat(under(programs, "nvidia-smi"))
-		return err == nil
+		_, info, err := r.stat(under(programs, "nvidia-smi"))
+		return err == nil && info.Mode().IsRegular()
 	})
 }
 
@@ -81,7 +81,7 @@ func driverDirs(h host.Host, r root) []string {
 	return dirs
 }
 
-// findMissing marks the findings about files that were not found although their siblings were.
+// findMissing marks the findings about files that were not found, or cannot be used, although their siblings were.
 func (d *Driver) findMissing() {
 	for i := range d.Findings {
 		f := &d.Findings[i]
@@ -93,7 +93,7 @@ func (d *Driver) findMissing() {
 		found := sibling != "" && slices.ContainsFunc(d.Findings, func(other Finding) bool {
 			return other.Used && (other.Name == sibling || strings.HasPrefix(other.Name, sibling+".so"))
 		})
-		if found && !f.Used && f.Path == "" {
+		if found && !f.Used {
 			f.Missing = sibling
 		}
 	}

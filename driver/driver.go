@@ -140,7 +140,7 @@ type Finding struct {
 	// Broken says that containers lack what they need, because it is damaged or missing: a library, a device node, or a
 	// device that is left out.
 	Broken bool `json:"broken,omitempty"`
-	// Missing says that it was not found although its sibling was, the file of that name.
+	// Missing says that it was not found, or cannot be used, although its sibling was, the file of that name.
 	Missing string `json:"missing,omitempty"`
 	// OtherNumber says that it is a device node with another number than its device.
 	OtherNumber bool `json:"otherNumber,omitempty"`
@@ -151,6 +151,9 @@ type Finding struct {
 // Lack says, of a finding that is broken or missing, what containers lack and what to do about it.
 func (f *Finding) Lack() (text, advice string) {
 	switch {
+	case f.Missing != "" && !f.Broken && f.Path != "":
+		return "containers do not get " + f.Name + ", since " + f.Path + " cannot be used: " + f.Note,
+			"remove it, and install the NVIDIA driver again"
 	case f.Missing != "" && !f.Broken:
 		return "containers do not get " + f.Name + ", which was not found although " + f.Missing + " was",
 			"install it, or name the directory that it is in with driver-dirs"

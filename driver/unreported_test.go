@@ -111,6 +111,13 @@ func TestLack(t *testing.T) {
 			Finding{Name: "nvidia-smi", Kind: KindBinary, Missing: "libnvidia-ml"},
 			"containers do not get nvidia-smi, which was not found although libnvidia-ml was",
 		},
+		"a directory in the place of a file": {
+			Finding{
+				Name: "nvidia-smi", Kind: KindBinary, Missing: "libnvidia-ml", Path: "/usr/bin/nvidia-smi",
+				Note: "a directory, not used",
+			},
+			"containers do not get nvidia-smi, since /usr/bin/nvidia-smi cannot be used: a directory, not used",
+		},
 		"a library that is broken and missing": {
 			Finding{Name: "libx", Kind: KindLibrary, Missing: "libcuda", Broken: true, Note: "a link that leads nowhere"},
 			"containers do not get the driver library libx, which cannot be used: a link that leads nowhere",
