@@ -6,6 +6,7 @@
 package labels
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -115,7 +116,7 @@ func (n *Node) setGPU(l labels, gpus []*gpu.Device) {
 		if major, minor, known := strings.Cut(d.ComputeCapability, "."); known {
 			l.set("gpu.compute.major", major)
 			l.set("gpu.compute.minor", minor)
-			l.set("gpu.family", familyOf(major, minor))
+			l.set("gpu.family", familyOf(d))
 		}
 	}
 }
@@ -306,17 +307,8 @@ func cliqueOf(gpus []*gpu.Device) string {
 	return clique
 }
 
-// families are the names of GPU architectures by their compute capability, or its major part.
-var families = map[string]string{
-	"1": "tesla", "2": "fermi", "3": "kepler", "5": "maxwell", "6": "pascal", "7": "volta", "7.5": "turing",
-	"8": "ampere", "8.9": "ada-lovelace", "9": "hopper", "10": "blackwell", "12": "blackwell",
-}
-
-func familyOf(major, minor string) string {
-	for _, key := range []string{major + "." + minor, major} {
-		if family, known := families[key]; known {
-			return family
-		}
-	}
-	return "undefined"
+// familyOf returns the name of a GPU's architecture as in gpu-feature-discovery, such as "ada-lovelace".
+func familyOf(d *gpu.Device) string {
+	name := cmp.Or(d.Architecture(), "undefined")
+	return strings.ToLower(strings.ReplaceAll(name, " ", "-"))
 }

@@ -48,6 +48,16 @@ func single(n *Node) {
 	n.Snapshot.Devices = n.Snapshot.Devices[4:5]
 }
 
+func TestFamily(t *testing.T) {
+	for capability, want := range map[string]string{
+		"7.5": "turing", "8.9": "ada-lovelace", "12.1": "blackwell", "13.0": "rubin", "99.0": "undefined",
+	} {
+		if got := familyOf(&gpu.Device{ComputeCapability: capability}); got != want {
+			t.Errorf("%s: %q, want %q", capability, got, want)
+		}
+	}
+}
+
 func TestGolden(t *testing.T) {
 	first := resource.Selector("0")
 	for name, c := range map[string]struct {
