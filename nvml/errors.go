@@ -22,6 +22,9 @@ var (
 	ErrLibraryConflict error = driverError("the process has loaded another NVIDIA management library")
 	// ErrDriverNotLoaded means that the kernel module is not loaded.
 	ErrDriverNotLoaded error = driverError("NVIDIA kernel module not loaded")
+	// ErrNoControlNode means that the kernel module is loaded, and the library cannot open its device node all the same.
+	ErrNoControlNode error = driverError(
+		"the NVIDIA kernel module is loaded, but its device node nvidiactl is missing or of another device")
 	// ErrVersionMismatch means that the library and the kernel module have different versions.
 	ErrVersionMismatch error = driverError("NVIDIA library and kernel module have different versions")
 	// ErrNoPermission means that the process may not use the driver, or may not change a setting of a GPU.

@@ -133,9 +133,12 @@ func (l *library) initialise(ctx context.Context, h host.Host) error {
 		l.initialised = err == nil
 		return struct{}{}, err
 	})
-	if hasCode(err, nvml.ERROR_LIB_RM_VERSION_MISMATCH) {
+	switch {
+	case hasCode(err, nvml.ERROR_LIB_RM_VERSION_MISMATCH):
 		return fmt.Errorf("%w: the library is %s, the kernel module %s: %w",
 			ErrVersionMismatch, l.libraryVersion(ctx), cmp.Or(host.DriverVersion(h), "of an unknown version"), err)
+	case hasCode(err, nvml.ERROR_DRIVER_NOT_LOADED) && host.DriverVersion(h) != "":
+		return fmt.Errorf("%w: %w", ErrNoControlNode, err)
 	}
 	return classify(err)
 }

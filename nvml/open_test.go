@@ -24,8 +24,16 @@ func TestOpenFails(t *testing.T) {
 		text  string
 	}{
 		"the kernel module is not loaded": {
-			func(t *testing.T, node *sim.Node) { remove(t, filepath.Join(node.Root(), "dev/nvidiactl")) },
+			func(t *testing.T, node *sim.Node) {
+				for _, path := range []string{"dev/nvidiactl", "sys/module/nvidia/version", "proc/driver/nvidia/version"} {
+					remove(t, filepath.Join(node.Root(), path))
+				}
+			},
 			ErrDriverNotLoaded, "nvmlInit: ",
+		},
+		"the kernel module is loaded, but has no device node": {
+			func(t *testing.T, node *sim.Node) { remove(t, filepath.Join(node.Root(), "dev/nvidiactl")) },
+			ErrNoControlNode, "nvmlInit: ",
 		},
 		"the kernel module is of another version": {
 			func(t *testing.T, node *sim.Node) { testenv.Must(t, node.SetKernelVersion("575.57.08")) },
@@ -165,7 +173,7 @@ func TestOpenAgain(t *testing.T) {
 	session := NewSession(Options{Host: h})
 	fail(t, node, "nvmlInit", sim.AnyGPU, nvml.ERROR_DRIVER_NOT_LOADED)
 	for range 3 {
-		checkError(t, session.Open(t.Context()), ErrDriverNotLoaded, "")
+		checkError(t, session.Open(t.Context()), ErrNoControlNode, "")
 	}
 	testenv.Must(t, node.Hang("nvmlInit", sim.AnyGPU))
 	session.opts.Timeout = 100 * time.Millisecond

@@ -19,6 +19,7 @@ func TestDriverErrorsHaveStatusAndHint(t *testing.T) {
 		nvml.ErrLibraryUnusable: {cli.NoDriver, "damaged"},
 		nvml.ErrLibraryConflict: {cli.NoDriver, "start the process again"},
 		nvml.ErrDriverNotLoaded: {cli.NoDriver, "modprobe nvidia"},
+		nvml.ErrNoControlNode:   {cli.NoDriver, "device make-nodes"},
 		nvml.ErrVersionMismatch: {cli.NoDriver, "reboot"},
 		nvml.ErrNoPermission:    {cli.NoDriver, "run as root"},
 		nvml.ErrDriverFailed:    {cli.NoDriver, "dmesg"},

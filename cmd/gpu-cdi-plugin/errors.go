@@ -125,6 +125,8 @@ var errorTable = []cli.ErrorRow{
 		"start the process again; it can use only one NVIDIA driver library"),
 	cli.Sentinel(nvml.ErrDriverNotLoaded, cli.NoDriver,
 		"load the kernel module (modprobe nvidia); if that fails, the kernel log has the reason (dmesg)"),
+	cli.Sentinel(nvml.ErrNoControlNode, cli.NoDriver,
+		"gpu-cdi-plugin device make-nodes makes the device nodes that are missing; a container must have them too"),
 	cli.Sentinel(nvml.ErrVersionMismatch, cli.NoDriver,
 		"reboot, or stop everything that uses the GPUs and reload the kernel modules"),
 	cli.Sentinel(nvml.ErrNoPermission, cli.NoDriver,
