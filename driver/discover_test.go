@@ -499,6 +499,67 @@ func TestFindingsSayWhatIsNotUsed(t *testing.T) {
 	}
 }
 
+// The X server searches its own directories only. Debian has links there, and the files elsewhere.
+func TestModulesOfTheXServer(t *testing.T) {
+	t.Parallel()
+	const (
+		drivers, extensions = "/usr/lib/xorg/modules/drivers", "/usr/lib/xorg/modules/extensions"
+		debians             = "/usr/lib/nvidia/current"
+		glx                 = "libglxserver_nvidia.so"
+	)
+	found := map[string]string{
+		drivers + "/nvidia_drv.so":                 debians + "/nvidia_drv.so",
+		extensions + "/" + glx + "." + testVersion: debians + "/" + glx + "." + testVersion,
+		extensions + "/" + glx:                     "-> " + glx + "." + testVersion,
+	}
+	for name, c := range map[string]struct {
+		make func(*tree)
+		want map[string]string // path in the container to path in the root, or to a link's target
+	}{
+		"links of Debian's alternatives": {func(r *tree) {
+			r.link(drivers+"/nvidia_drv.so", "/etc/alternatives/glx--nvidia_drv.so")
+			r.link("/etc/alternatives/glx--nvidia_drv.so", debians+"/nvidia_drv.so")
+			r.link(extensions+"/"+glx, "/etc/alternatives/glx--"+glx)
+			r.link("/etc/alternatives/glx--"+glx, debians+"/"+glx+"."+testVersion)
+		}, found},
+		"Debian's files without links": {func(*tree) {}, found},
+		"a link to another version": {func(r *tree) {
+			r.library(debians + "/" + glx + ".575.57.08")
+			r.link(extensions+"/"+glx, debians+"/"+glx+".575.57.08")
+		}, found},
+		"files in the directory of the X server": {func(r *tree) {
+			r.library("/usr/lib64/nvidia/xorg/nvidia_drv.so")
+			r.library("/usr/lib64/nvidia/xorg/" + glx + "." + testVersion)
+		}, map[string]string{
+			"/usr/lib64/nvidia/xorg/nvidia_drv.so":              "/usr/lib64/nvidia/xorg/nvidia_drv.so",
+			"/usr/lib64/nvidia/xorg/" + glx + "." + testVersion: "/usr/lib64/nvidia/xorg/" + glx + "." + testVersion,
+			"/usr/lib64/nvidia/xorg/" + glx:                     "-> " + glx + "." + testVersion,
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newTree(t)
+			r.core("/usr/lib64", testVersion)
+			r.library(debians + "/nvidia_drv.so")
+			r.library(debians + "/" + glx + "." + testVersion)
+			c.make(r)
+			got := map[string]string{}
+			for _, l := range r.discover(testVersion).Libraries {
+				if l.SONAME != "" {
+					continue
+				}
+				got[l.Path] = strings.TrimPrefix(l.HostPath, r.dir)
+				for _, link := range l.Links {
+					got[link.Path] = "-> " + link.Target
+				}
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestDiscoverMakesLinks(t *testing.T) {
 	t.Parallel()
 	r := newTree(t)

@@ -93,13 +93,17 @@ const unlisted = All
 var librarySubdirs = []string{"vdpau"}
 
 // xorgModule is a module of the X server, with a link to it. The X server loads it by path, so it is not in the
-// loader's cache. {version} is the driver's version.
-type xorgModule struct{ file, link string }
+// loader's cache. {version} is the driver's version. dir is the X server's directory for a module of privateModules.
+type xorgModule struct{ file, link, dir string }
 
 var xorgModules = []xorgModule{
-	{"nvidia_drv.so", ""},
-	{"libglxserver_nvidia.so.{version}", "libglxserver_nvidia.so"},
+	{"nvidia_drv.so", "", "/usr/lib/xorg/modules/drivers"},
+	{"libglxserver_nvidia.so.{version}", "libglxserver_nvidia.so", "/usr/lib/xorg/modules/extensions"},
 }
+
+// privateModules is where Debian has the modules. The X server's own directories have links to them, by the names
+// without a version, if Debian's alternatives choose this driver for the X server.
+const privateModules = "/usr/lib/nvidia/current"
 
 // xorgDirs are the directories of the X server's modules, relative to a directory with libraries.
 var xorgDirs = []string{
