@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 
-
 	"gpu-cdi-plugin/hook/install"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/wording"
