@@ -122,6 +122,7 @@ const (
 	KindSocket   Kind = "socket"
 	KindNode     Kind = "node"
 	KindDevice   Kind = "device" // a GPU or MIG device
+	KindRoot     Kind = "root"   // the directory in which the driver is installed
 )
 
 // Finding is the result of one search. The findings together explain a spec.

@@ -35,6 +35,7 @@ func (a *app) runService(cmd *cobra.Command, run func(context.Context, *agent.Op
 	if err != nil {
 		return err
 	}
+	a.logRootOfLibrary(h)
 	o, err := a.serviceOptions(h)
 	if err != nil {
 		return err

@@ -107,6 +107,7 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 		if err := a.checkDriverRoot(h); err != nil {
 			return err
 		}
+		a.logRootOfLibrary(h)
 	}
 	if opts.Write {
 		if err := a.CheckDir("cdi-dir", a.CDIDir); err != nil {
@@ -115,17 +116,17 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 	}
 	g, err := a.generate(ctx, h, *opts.Capabilities)
 	if opts.Explain && errors.Is(err, nvml.ErrLibraryNotFound) {
-		return cmp.Or(opts.Print(a.Stdout, explainView(missingLibrary(h))), err)
+		return cmp.Or(opts.Print(a.Stdout, explainView(a.explainRoot(h, missingLibrary(h)))), err)
 	}
 	if opts.Explain && err != nil && g != nil {
-		return cmp.Or(opts.Print(a.Stdout, explainView(g.findings)), err)
+		return cmp.Or(opts.Print(a.Stdout, explainView(a.explainRoot(h, g.findings))), err)
 	}
 	if err != nil {
 		return err
 	}
 	err = a.checkAndWrite(h, g, path)
 	if opts.Explain { // they explain the error
-		err = cmp.Or(opts.Print(a.Stdout, explainView(g.findings)), err)
+		err = cmp.Or(opts.Print(a.Stdout, explainView(a.explainRoot(h, g.findings))), err)
 	}
 	if err != nil {
 		return err

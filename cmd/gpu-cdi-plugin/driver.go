@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -50,6 +51,33 @@ func (a *app) host() (host.Host, error) {
 		h = under
 	}
 	return h, nil
+}
+
+// rootOfLibrary returns the driver's root if it is the one that the library of --nvml-library is in, or "".
+func (a *app) rootOfLibrary(h host.Host) string {
+	if a.NVMLLibrary == "" || a.DriverRoot != "" || h.DriverRoot() == h.Root() {
+		return ""
+	}
+	return h.DriverRoot()
+}
+
+// logRootOfLibrary says that --nvml-library determines where all files of the driver come from.
+func (a *app) logRootOfLibrary(h host.Host) {
+	if root := a.rootOfLibrary(h); root != "" {
+		a.Log.Info("all files of the driver are taken from " + root + ", " + whyRoot)
+	}
+}
+
+const whyRoot = "which has the library of nvml-library; driver-root names another directory"
+
+// explainRoot adds to the findings where the driver's files come from, if nothing but --nvml-library says so.
+func (a *app) explainRoot(h host.Host, findings []driver.Finding) []driver.Finding {
+	root := a.rootOfLibrary(h)
+	if root == "" {
+		return findings
+	}
+	f := driver.Finding{Name: "driver-root", Kind: driver.KindRoot, Path: root, Used: true, Note: whyRoot}
+	return slices.Insert(slices.Clone(findings), 0, f)
 }
 
 // hasNodes reports whether the driver's device nodes exist.
