@@ -30,15 +30,16 @@ restarted or reloaded; it restarts none. Without arguments it changes nothing an
   live        a createRuntime hook for CRI-O and podman, beside their own hooks
   wrapper     gpu-cdi-runtime, for runc and crun without an engine
 
-gpu-cdi-runtime is a link beside prestart-hook, also with --root. That of an engine, gpu-cdi-runtime-ENGINE, runs the
-engine's default runtime, which is written to /etc/gpu-cdi-plugin/runtime-ENGINE.yaml: run this again after a change of
-the default. NVIDIA's runtime, which gives GPUs to images that ask for them, is never behind ours: runc or crun is
-written in its place, with a warning, and without either it is an error.
-The existing content of a file stays, byte for byte. All files are written or none. These are errors: a file of
-another program at one of the paths, a contradicting setting, and a file that cannot be read. A second call changes
-nothing. A file that hook install wrote and that was changed afterwards stays as it is, with a warning. Another warning
-is logged on a node with a kubelet and without a policy in /etc/gpu-cdi-plugin/hook.yaml: there, every container that
-can be annotated may take any GPU.`,
+gpu-cdi-runtime is a link beside prestart-hook. That of an engine, gpu-cdi-runtime-ENGINE, runs the engine's default
+runtime, which is written to /etc/gpu-cdi-plugin/runtime-ENGINE.yaml: run this again after a change of the default.
+NVIDIA's runtime, which gives GPUs to images that ask for them, is never behind ours: runc or crun is written in its
+place, with a warning, and without either it is an error.
+The existing content of a file stays, byte for byte. With --root nothing outside of that directory is written, and the
+hook must be there too, at the path that it has on this host or that --hook-path names.
+All files are written or none. These are errors: a file of another program at one of the paths, a contradicting
+setting, and a file that cannot be read. A second call changes nothing. A file that hook install wrote and that was
+changed afterwards stays as it is, with a warning. Another warning is logged on a node with a kubelet and without a
+policy in /etc/gpu-cdi-plugin/hook.yaml: there, every container that can be annotated may take any GPU.`,
 		Example: `  gpu-cdi-plugin hook install
   gpu-cdi-plugin hook install podman
   gpu-cdi-plugin hook install docker containerd --dry-run`,
@@ -106,13 +107,30 @@ func (a *app) hookInstall(engines []string, out cli.Output, dryRun bool) error {
 	if err != nil {
 		return err
 	}
-	if err := a.checkHook(); err != nil {
+	if err := a.checkHookBelowRoot(); err != nil {
 		return err
 	}
 	if err := a.warnOfNoPolicy(); err != nil {
 		return err
 	}
 	return a.applyHook(p, out, dryRun)
+}
+
+// checkHookBelowRoot does what checkHook does, for the hook on the host whose engines are configured.
+func (a *app) checkHookBelowRoot() error {
+	h, err := a.host()
+	if err != nil {
+		return err
+	}
+	hook, err := a.hook()
+	if err != nil {
+		return err
+	}
+	path, err := install.Resolve(h.Root(), hook)
+	if err != nil {
+		return err
+	}
+	return a.checkHookAt(path)
 }
 
 // warnOfNoPolicy logs a warning on a Kubernetes node where no policy limits annotations.

@@ -20,6 +20,10 @@ func (a *app) checkHook() error {
 	if err != nil {
 		return err
 	}
+	return a.checkHookAt(path)
+}
+
+func (a *app) checkHookAt(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
 		return noHook(err)

@@ -35,8 +35,8 @@ type Host struct {
 }
 
 // Read reads the files of the engines below a root directory, and the link beside the hook if it exists. Links cannot
-// lead out of root. The path of the hook is not below root. A file that is neither regular nor a link to a regular
-// file is an error.
+// lead out of root. The path of the hook is one on the host, like all others. A file that is neither regular nor a link
+// to a regular file is an error.
 func Read(root string, engines []string, hook string) (*Host, error) {
 	h := &Host{root: root, files: map[string]*File{}, ids: map[string]fileio.ID{}}
 	h.isDir = func(name string) bool { return h.mode(name).IsDir() }
@@ -89,7 +89,7 @@ func target(root, name string) string {
 
 // mode returns the type of what a path leads to, which is neither a directory nor a regular file if there is nothing.
 func (h *Host) mode(name string) fs.FileMode {
-	at, err := resolve(h.root, name)
+	at, err := Resolve(h.root, name)
 	if err != nil {
 		return fs.ModeIrregular
 	}
@@ -127,19 +127,15 @@ func (h *Host) readAll(patterns []string) error {
 	return nil
 }
 
-// real returns the path in this process of a path on the host; for a link, that of the link itself. The wrapper is
-// beside the hook, which is not below root.
+// real returns the path in this process of a path on the host; for a link, that of the link itself.
 func (h *Host) real(name string) (string, error) {
-	if isWrapper(name) {
-		return name, nil
-	}
-	dir, err := resolve(h.root, path.Dir(name))
+	dir, err := Resolve(h.root, path.Dir(name))
 	return filepath.Join(dir, path.Base(name)), err
 }
 
-// resolve returns the path in this process of a file below a root directory. Links cannot lead out of root. Only root
+// Resolve returns the path in this process of a file below a root directory. Links cannot lead out of root. Only root
 // can make links in the directories that are written to.
-func resolve(root, name string) (string, error) {
+func Resolve(root, name string) (string, error) {
 	if root == "/" {
 		return name, nil
 	}
@@ -166,7 +162,7 @@ func (h *Host) read(name string) error {
 			h.files[name] = f
 			return nil
 		}
-		target, err := resolve(h.root, name)
+		target, err := Resolve(h.root, name)
 		if err != nil {
 			return err
 		}
@@ -187,7 +183,7 @@ const lockWait = 10 * time.Second
 // Lock prevents other processes from changing the files below a root directory with a Plan. Call it before Read, and
 // `release` after Apply. If another process holds the lock for longer than 10 s, the error wraps fileio.ErrHeld.
 func Lock(root string) (release func() error, err error) {
-	dir, err := resolve(root, path.Dir(lockFile))
+	dir, err := Resolve(root, path.Dir(lockFile))
 	if err != nil {
 		return nil, err
 	}

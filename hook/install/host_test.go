@@ -16,7 +16,7 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// root is a host in a directory, with a hook beside it.
+// root is a host in a directory, with a hook.
 type root struct {
 	t         *testing.T
 	dir, hook string
@@ -27,9 +27,8 @@ func newRoot(t *testing.T) *root {
 	if os.Geteuid() != 0 {
 		testenv.Skip(t, "needs root")
 	}
-	r := &root{t, filepath.Join(t.TempDir(), "root"), ""}
-	r.hook = filepath.Join(filepath.Dir(r.dir), "sbin/prestart-hook")
-	r.write("../sbin/prestart-hook", "#!/bin/true\n", 0o755)
+	r := &root{t, filepath.Join(t.TempDir(), "root"), "/sbin/prestart-hook"}
+	r.write(r.hook, "#!/bin/true\n", 0o755)
 	r.write("etc/docker/daemon.json", `{"debug": true}`, 0o600)
 	r.write("etc/containerd/config.toml", "version = 2", 0o640)
 	r.write("etc/crio/crio.conf", "[crio]\n", 0o644)
@@ -54,7 +53,7 @@ func (r *root) write(name, content string, mode fs.FileMode) {
 	r.must(os.WriteFile(path, []byte(content), mode))
 }
 
-// snapshot describes all that is in the root and beside the hook.
+// snapshot describes all that is in the root and beside it.
 func (r *root) snapshot() map[string]string {
 	r.t.Helper()
 	all := map[string]string{}
@@ -132,7 +131,7 @@ func TestApply(t *testing.T) {
 		crioDropIn:                   "-rw-r--r-- 0:0 ",
 		precreate:                    "-rw-r--r-- 0:0 ",
 		filepath.Dir(precreate):      "drwxr-xr-x 0:0 ",
-		"../sbin/gpu-cdi-runtime":    "Lrwxrwxrwx 0:0 prestart-hook",
+		"sbin/gpu-cdi-runtime":       "Lrwxrwxrwx 0:0 prestart-hook",
 	} {
 		path := filepath.Join(r.dir, name)
 		if !strings.HasPrefix(installed[path], want) || installed[path] == before[path] {

@@ -116,7 +116,7 @@ func (p *Plan) Dirs() ([]string, error) {
 func (p *Plan) Runtimes() ([]string, error) {
 	var paths []string
 	for _, name := range p.runtimes {
-		at, err := resolve(p.host.root, name)
+		at, err := Resolve(p.host.root, name)
 		if err != nil {
 			return nil, err
 		}

@@ -650,7 +650,6 @@ func TestTheDefaultRuntimeIsOurs(t *testing.T) {
 				h.files[c.file] = &File{Data: []byte(text)}
 				delete(h.files, crioDropIn)
 				delete(h.files, containerdDropIn)
-				delete(h.files, path.Join(path.Dir(testHook), wrapperName+"-"+engine)) // the hook is not below --root
 				p, err := h.Install([]string{engine}, testHook)
 				h = after(h, mustPlan(t, p, err))
 				if got := texts(h)[runtimeFile(engine)]; got != header+"runtime: \"/opt/x\"\n" {

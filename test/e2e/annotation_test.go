@@ -22,11 +22,14 @@ func annotations(devices ...string) map[string]string {
 	return all
 }
 
-// hookInstalled runs hook install for an engine of a host, and returns the path of its gpu-cdi-runtime.
+// hookInstalled runs hook install for an engine of a host in a directory, and returns the path of its gpu-cdi-runtime.
+// The directory of the hook has the same path on this machine, so that engines can run both.
 func hookInstalled(t *testing.T, root, engine string) (wrapper string) {
 	t.Helper()
-	hook := filepath.Join(t.TempDir(), "prestart-hook")
-	testenv.Must(t, os.Symlink(shared.Program(t, "prestart-hook"), hook))
+	hook := filepath.Join(t.TempDir(), "libexec", "prestart-hook")
+	below := filepath.Join(root, hook)
+	testenv.Must(t, os.MkdirAll(filepath.Dir(below), 0o755), os.Symlink(filepath.Dir(below), filepath.Dir(hook)))
+	image.CopyFile(t, shared.Program(t, "prestart-hook"), below)
 	proc.Must(t, 0, proc.Cmd{Args: []string{
 		shared.Program(t, "gpu-cdi-plugin"), "--root", root, "--hook-path", hook, "hook", "install", engine,
 	}})

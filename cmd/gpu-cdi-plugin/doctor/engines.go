@@ -97,9 +97,7 @@ func (f *facts) readEngines() {
 func (f *facts) missingRuntimes(s *install.Settings) map[string]string {
 	missing := map[string]string{}
 	for name, program := range s.Runtimes {
-		isOurs := path.Dir(program) == path.Dir(f.Hook) // beside the hook, which is not below the root
-		_, err := os.Stat(program)
-		if program != "" && f.program(program) == "" && (!isOurs || err != nil) {
+		if program != "" && f.program(program) == "" {
 			missing[name] = program
 		}
 	}
