@@ -101,8 +101,8 @@ type Taint struct {
 // noSchedule is the effect of all taints. NoExecute would evict pods that may be able to finish or to save their work.
 const noSchedule = "NoSchedule"
 
-// bounded is a list of the API server. A longer one than maxItems is an error, before it takes memory: an object of 16 MB
-// can have 5 million items.
+// bounded is a list of the API server. A longer one than maxItems is an error, before it takes memory: an object of 16
+// MB can have 5 million items.
 type bounded[T any] []T
 
 // maxItems is far above the limits of the API, which are at most 256.

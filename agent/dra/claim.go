@@ -54,8 +54,11 @@ func (r *result) checkLengths() error {
 		name, text string
 		most       int
 	}{
-		{"request", r.Request, 2*maxName + 1}, {"pool", r.Pool, maxObject}, {"device", r.Device, maxName},
-		{"shareID", r.ShareID, maxName}, {"consumedCapacity", r.Consumed.Memory, maxValue},
+		{"request", r.Request, 2*maxName + 1},
+		{"pool", r.Pool, maxObject},
+		{"device", r.Device, maxName},
+		{"shareID", r.ShareID, maxName},
+		{"consumedCapacity", r.Consumed.Memory, maxValue},
 	} {
 		if len(field.text) > field.most {
 			return fmt.Errorf("the %s of one of its devices has %d bytes, more than %d", field.name, len(field.text), field.most)

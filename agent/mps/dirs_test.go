@@ -21,9 +21,13 @@ func TestPrepareFollowsNoLink(t *testing.T) {
 		before func(dir, target string) error
 		want   string // in the error
 	}{
-		"nothing is there":               {func(string, string) error { return nil }, ""},
-		"it was prepared before":         {func(dir, _ string) error { return os.MkdirAll(dir+"/"+testGPU+"/shm", 0o755) }, ""},
-		"the directory of MPS is a link": {func(dir, target string) error { return os.Symlink(target, dir) }, "mps is no directory"},
+		"nothing is there": {func(string, string) error { return nil }, ""},
+		"it was prepared before": {func(dir, _ string) error {
+			return os.MkdirAll(dir+"/"+testGPU+"/shm", 0o755)
+		}, ""},
+		"the directory of MPS is a link": {func(dir, target string) error {
+			return os.Symlink(target, dir)
+		}, "mps is no directory"},
 		"that of the GPU is a link": {func(dir, target string) error {
 			return errors.Join(os.Mkdir(dir, 0o755), os.Symlink(target, dir+"/"+testGPU))
 		}, testGPU + " is no directory"},

@@ -90,8 +90,8 @@ func known(h host.Host, p *proc.Process, programs []string) bool {
 	})
 }
 
-// isDesktop reports whether the process is a part of a desktop, which may be any program: a process of the host, of root
-// or of a user at a seat.
+// isDesktop reports whether the process is a part of a desktop, which may be any program: a process of the host, of
+// root or of a user at a seat.
 func isDesktop(h host.Host, p *proc.Process) bool {
 	s, err := p.Status()
 	if err != nil || !ofHost(p) {

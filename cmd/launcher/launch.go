@@ -201,8 +201,8 @@ func removeTree(dir string) error {
 	return err
 }
 
-// mountTmpfs mounts a tmpfs at a directory, unless that is a mount point already. It follows no link: a directory of MPS
-// may be one that a daemon can write to.
+// mountTmpfs mounts a tmpfs at a directory, unless that is a mount point already. It follows no link: a daemon of MPS
+// may be able to write to a directory on the way.
 func mountTmpfs(path, options string) error {
 	path, err := filepath.Abs(path)
 	if err != nil {

@@ -18,8 +18,10 @@ func TestMakeDirsAt(t *testing.T) {
 		want   string // of the error, with TOP for the base; empty is none
 	}{
 		"directories that do not exist": {path: "a/b"},
-		"some that do":                  {before: func(top string) error { return os.MkdirAll(top+"/a", 0o700) }, path: "/a//b/."},
-		"the base itself":               {path: "."},
+		"some that do": {
+			before: func(top string) error { return os.MkdirAll(top+"/a", 0o700) }, path: "/a//b/.",
+		},
+		"the base itself": {path: "."},
 		"a link to a directory": {
 			func(top string) error { return os.Symlink("/etc", top+"/a") }, "a/b",
 			"TOP/a is no directory, and symbolic links are not followed here: remove it",

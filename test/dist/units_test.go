@@ -41,7 +41,8 @@ func TestUnitsAreConfined(t *testing.T) {
 }
 
 // opening are capabilities by which root can leave each sandbox of a unit, such as by /proc/PID/root.
-var opening = regexp.MustCompile(`CAP_(SYS_PTRACE|SYS_ADMIN|SYS_MODULE|SYS_RAWIO|DAC_OVERRIDE|DAC_READ_SEARCH|CHOWN|FOWNER)`)
+var opening = regexp.MustCompile(
+	`CAP_(SYS_PTRACE|SYS_ADMIN|SYS_MODULE|SYS_RAWIO|DAC_OVERRIDE|DAC_READ_SEARCH|CHOWN|FOWNER)`)
 
 // A unit with such capabilities, or with the sockets of systemd, is not called confined.
 func TestTheServicesThatAreNotConfined(t *testing.T) {
