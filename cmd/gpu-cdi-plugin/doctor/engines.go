@@ -331,16 +331,19 @@ func (f *facts) checkNerdctl() []Finding {
 	if f.program("nerdctl") == "" {
 		return nil
 	}
-	var config struct {
-		Dirs []string `toml:"cdi_spec_dirs"`
-	}
-	if err := toml.Unmarshal(f.read(file), &config); err != nil {
+	config, err := install.ParseTOML(file, f.read(file))
+	if err != nil {
 		return []Finding{newFinding("engine-config", file, wording.OneLine(err))}
 	}
-	if config.Dirs == nil {
+	list, is := config["cdi_spec_dirs"].([]any)
+	if !is {
 		return f.checkDirs("nerdctl", []string{"/etc/cdi", "/var/run/cdi"}, "")
 	}
-	return f.checkDirs("nerdctl", config.Dirs, file)
+	dirs := make([]string, len(list))
+	for i, dir := range list {
+		dirs[i] = fmt.Sprint(dir)
+	}
+	return f.checkDirs("nerdctl", dirs, file)
 }
 
 // cdiSince are the first versions of engines that can read specs of a version of CDI, from the go.mod of their

@@ -15,7 +15,7 @@ import (
 // hostileFiles are files that the doctor reads and other programs write.
 var hostileFiles = []string{
 	"etc/containers/containers.conf", "etc/containerd/config.toml", "etc/crio/crio.conf", "etc/docker/daemon.json",
-	"etc/nvidia-container-runtime/config.toml", "etc/default/docker", "var/lib/dpkg/status",
+	"etc/nvidia-container-runtime/config.toml", "etc/nerdctl/nerdctl.toml", "etc/default/docker", "var/lib/dpkg/status",
 	"var/lib/kubelet/config.yaml", "etc/cdi/x.json", "run/cdi/y.yaml", "usr/share/containers/oci/hooks.d/z.json",
 	"var/lib/gpu-cdi-plugin/hook-install.json",
 }
