@@ -175,7 +175,7 @@ var catalogue = []kind{
 		"systemctl start {subject}",
 	},
 	{
-		"kubelet-dir", Error, "the kubelet's directory of device plugins is there without a kubelet",
+		"kubelet-dir", Error, "the kubelet's directory of pods is there without a kubelet",
 		"services of this product that are for hosts without a kubelet do not start, and systemctl start says nothing",
 		"rmdir {subject}, and start the services again",
 	},

@@ -524,6 +524,7 @@ var faults = map[string]fault{
 		h.write("etc/docker/daemon.json", `{"default-runtime": "nvidia",
 			"runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}}`)
 		h.write("etc/gpu-cdi-plugin/runtime-docker.yaml", "runtime: /usr/bin/nvidia-container-runtime\n")
+		h.program(h.options.Hook) // where hook install looks for it with --root
 	}, "error runtime-behind", "rm HOST/etc/gpu-cdi-plugin/runtime-docker.yaml && gpu-cdi-plugin hook install docker", ""},
 	"a link to NVIDIA's runtime behind gpu-cdi-runtime, for all engines": {workstation, func(h *testHost) {
 		h.program("usr/bin/nvidia-container-runtime")
@@ -555,13 +556,13 @@ var faults = map[string]fault{
 	}, "note spec-volatile", "systemctl enable --now gpu-cdi-watch", ""},
 	"the kubelet's directory without a kubelet": {workstation, func(h *testHost) {
 		h.install("gpu-cdi-watch.service", "gpu-cdi-plugin.service", "device-manager.socket", "device-manager-leases.socket")
-		testenv.Must(h.t, os.MkdirAll(h.at("var/lib/kubelet/device-plugins"), 0o755))
-	}, "error kubelet-dir", "rmdir HOST/var/lib/kubelet/device-plugins && systemctl start gpu-cdi-watch.service " +
+		testenv.Must(h.t, os.MkdirAll(h.at("var/lib/kubelet/pods"), 0o755))
+	}, "error kubelet-dir", "rmdir HOST/var/lib/kubelet/pods && systemctl start gpu-cdi-watch.service " +
 		"device-manager.socket device-manager-leases.socket", ""},
-	"the kubelet's directory with files that serve has left": {workstation, func(h *testHost) {
+	"the kubelet's directory with pods that it has left": {workstation, func(h *testHost) {
 		h.install("gpu-cdi-watch.service")
-		h.write("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", "{}")
-	}, "error kubelet-dir", "rm -r HOST/var/lib/kubelet/device-plugins", "the files may be a kubelet's books"},
+		h.write("var/lib/kubelet/pods/8c2e/etc-hosts", "")
+	}, "error kubelet-dir", "rm -r HOST/var/lib/kubelet/pods", "the pods may be those of a kubelet that comes back"},
 	"only the service for a kubelet is enabled, and there is none": {workstation, func(h *testHost) {
 		h.install("gpu-cdi-plugin.service")
 		h.mount("run/cdi", 0)
@@ -588,6 +589,7 @@ var faults = map[string]fault{
 	}, "error hook-config", "others can change it", "the policy is the administrator's"},
 	"an engine's runtime that is no YAML": {workstation, func(h *testHost) {
 		h.write("etc/gpu-cdi-plugin/runtime-crio.yaml", "runtime: [\n")
+		h.program(h.options.Hook) // where hook install looks for it with --root
 	}, "error hook-config", "gpu-cdi-plugin hook install crio", ""},
 	"docker --gpus without a program": {workstation, func(h *testHost) {
 		h.program("usr/bin/dockerd")
@@ -749,7 +751,7 @@ var faults = map[string]fault{
 		h.write("usr/share/containers/oci/hooks.d/10-gone.json", hookDocumentOf("/usr/libexec/gone"))
 	}, "error hook-program", "rm HOST/usr/share/containers/oci/hooks.d/10-gone.json", ""},
 	"our own hook document whose program is gone": {workstation, func(h *testHost) {
-		h.options.Hook = h.at("opt/prestart-hook")
+		h.options.Hook = "/opt/prestart-hook" // of the host below --root
 		h.program("opt/prestart-hook")
 		h.run("hook", "install", "live")
 		h.remove("opt")

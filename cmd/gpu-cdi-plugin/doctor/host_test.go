@@ -277,7 +277,7 @@ func answerAsSystemd(conn net.Conn, states map[string][3]string) {
 	if _, err := conn.Read(make([]byte, 4096)); err != nil {
 		return
 	}
-	if _, err := conn.Write([]byte("OK 0123456789abcdef0123456789abcdef\r\n")); err != nil {
+	if _, err := conn.Write([]byte("OK 0123456789abcdef0123456789abcdef\r\nAGREE_UNIX_FD\r\n")); err != nil {
 		return
 	}
 	in, name := bufio.NewReader(conn), ""

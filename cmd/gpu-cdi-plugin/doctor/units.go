@@ -168,7 +168,7 @@ func checkUnits(f *facts) []Finding {
 	if blocked != nil && !f.kubelet.present {
 		remove := "rmdir "
 		if entries, err := os.ReadDir(f.at(dir)); err == nil && len(entries) > 0 {
-			remove = "if no kubelet was here, whose books the files may be: rm -r "
+			remove = "if no kubelet comes back, whose pods these are: rm -r "
 		}
 		problem := "no kubelet is here, and while it exists these units do not start: " + strings.Join(blocked, ", ")
 		list = append(list, newFinding("kubelet-dir", dir, problem).fixed(remove+
