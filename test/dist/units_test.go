@@ -77,8 +77,11 @@ func TestUnitsRunNoShellAsRoot(t *testing.T) {
 	for _, file := range files {
 		text := string(readFile(t, file))
 		for _, command := range regexp.MustCompile(`(?m)^Exec\w+=[-@:!]*\+[-@:!]*(.*)$`).FindAllStringSubmatch(text, -1) {
-			if strings.Contains(text, "\nBindPaths=") || !strings.HasPrefix(command[1], "/usr/bin/gpu-cdi-plugin ") &&
-				!strings.HasPrefix(command[1], "systemctl stop ") {
+			// The service can write to nothing above the directory that mkdir makes.
+			harmless := strings.HasPrefix(command[1], "/usr/bin/gpu-cdi-plugin ") ||
+				strings.HasPrefix(command[1], "systemctl stop ") ||
+				command[1] == "mkdir -p -m 750 /var/lib/kubelet/device-plugins"
+			if strings.Contains(text, "\nBindPaths=") || !harmless {
 				t.Errorf("%s runs without its sandbox: %s", filepath.Base(file), command[1])
 			}
 		}
