@@ -48,7 +48,14 @@ type leaseOptions struct {
 	wait   waitTime
 	limit  time.Duration
 	quiet  bool
+	ids    string
 }
+
+// Kinds of names in CUDA_VISIBLE_DEVICES.
+const (
+	byUUID  = "uuid"
+	byIndex = "index"
+)
 
 // waitTime is a time to wait at most.
 type waitTime time.Duration
@@ -85,7 +92,8 @@ podman, docker and nerdctl get the devices as their own options, behind "run". I
 names with commas, {uuids} for the UUIDs, {count} for the number; an argument {podman}, {docker} or {nerdctl} for these
 options of the engine. Where such a placeholder is used, nothing else is inserted. Any other command gets
 CUDA_VISIBLE_DEVICES and, where systemd runs, a scope in which it can open the leased devices, terminals, /dev/null and
-the like, but no other devices. Elsewhere it can ignore the variable, which a line says.
+the like, but no other devices. Elsewhere it can ignore the variable, which a line says. With --ids index the variable
+has indexes in the order of the PCI bus: from 0 in a scope, and elsewhere those of the host.
 
 The lease of a container ends with the container, also in the background (--detach). Containers that are started later
 or again, as with create or --restart, are refused without a placeholder. Lease devices for a time for them, with
@@ -150,6 +158,10 @@ func (a *app) leasedCommand(
 	}
 	cmd.Flags().SetInterspersed(false)
 	o.addFlags(cmd)
+	o.ids = byUUID
+	cmd.Flags().Var(&cli.Choice{Value: &o.ids, Known: []string{byUUID, byIndex}}, "ids",
+		"`kind` of the names in CUDA_VISIBLE_DEVICES: uuid, or index for programs that read only numbers; for MIG "+
+			"devices it is always uuid")
 	return cmd
 }
 
@@ -233,7 +245,7 @@ func (o *leaseOptions) complete() (err error) {
 func findCommand(args []string) (program string, bare bool, err error) {
 	// If the plugin gives no CDI names for {cdi}, that is known with the devices only.
 	likely := model.RunOptions{CDIDevices: []string{"example.com/device=0"}}
-	plan, err := launch.For(args, likely, []string{"0"}, 0)
+	plan, err := launch.For(args, launch.Lease{RunOptions: likely, IDs: []string{"0"}})
 	if err != nil {
 		return "", false, cli.With(noLease, cli.HintOf(cli.Classify(err, leaseErrors)), err)
 	}
@@ -280,7 +292,10 @@ func (a *app) runLeased(ctx context.Context, o leaseOptions, args []string) erro
 	if killed > 0 {
 		killed += leaseGrace
 	}
-	plan, err := launch.For(args, granted.Options, granted.Devices, killed)
+	plan, err := launch.For(args, launch.Lease{
+		RunOptions: granted.Options, IDs: granted.Devices, Limit: killed,
+		ByIndex: o.ids == byIndex, HostIndexes: granted.Indexes, Confined: granted.Confined,
+	})
 	if err != nil {
 		return cli.With(noLease, "", err)
 	}

@@ -61,7 +61,8 @@ func (q *queue) Acquire(
 		return q.err
 	}
 	return grant(lease.Granted{
-		ID: "abc", Devices: []string{"d0"}, Options: model.RunOptions{Envs: map[string]string{"A": "<&>"}},
+		ID: "abc", Devices: []string{"d0"}, Indexes: []string{""},
+		Options: model.RunOptions{Envs: map[string]string{"A": "<&>"}},
 	})
 }
 

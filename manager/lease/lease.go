@@ -216,7 +216,8 @@ type Busy struct {
 // Granted is a lease that begins.
 type Granted struct {
 	ID      string           `json:"id"`
-	Devices []string         `json:"devices"` // their IDs
+	Devices []string         `json:"devices"`           // their IDs
+	Indexes []string         `json:"indexes,omitempty"` // those on the host, sorted like the devices; empty if not known
 	Options model.RunOptions `json:"runOptions"`
 	// Confined reports whether the process can open no other devices.
 	Confined bool `json:"confined,omitempty"`
@@ -448,7 +449,7 @@ func (s *Service) await(ctx context.Context, w *waiter, waits func(Waiting)) (Gr
 		}
 		options, err := s.start(ctx, w, placed.Pod.UID)
 		if err == nil {
-			return Granted{ID: placed.Pod.Name, Devices: held(*placed), Options: options}, nil
+			return s.granted(*placed, options), nil
 		}
 		if ctx.Err() != nil {
 			return Granted{}, context.Cause(ctx)
@@ -459,6 +460,14 @@ func (s *Service) await(ctx context.Context, w *waiter, waits func(Waiting)) (Gr
 		s.mu.Unlock()
 		s.wake.Wake()
 	}
+}
+
+func (s *Service) granted(p model.Placement, o model.RunOptions) Granted {
+	g := Granted{ID: p.Pod.Name, Devices: held(p), Options: o}
+	for _, id := range g.Devices {
+		g.Indexes = append(g.Indexes, s.o.Describe(id).Index)
+	}
+	return g
 }
 
 // start prepares the devices of a request, unless it says that they are in use.

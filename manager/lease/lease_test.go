@@ -643,6 +643,19 @@ func TestAProcessIsConfined(t *testing.T) {
 	}
 }
 
+func TestALeaseHasTheIndexesOnTheHost(t *testing.T) {
+	t.Parallel()
+	s := run(t, newFake(t, 3), func(o *Options) {
+		o.Describe = func(id string) Info { return Info{Index: map[string]string{"d0": "7", "d2": "1:0"}[id]} }
+	})
+	a := s.ask(3)
+	s.granted(a)
+	want := []string{"7", "", "1:0"}
+	if diff := cmp.Diff(want, a.Indexes); diff != "" {
+		t.Errorf("the indexes of %q (-want +got):\n%s", a.Devices, diff)
+	}
+}
+
 // Who passes others has ended before they can begin, even if his command ignores SIGTERM.
 func TestADemandIsForTheWholeTime(t *testing.T) {
 	s := New(Options{Grace: 10 * time.Second})

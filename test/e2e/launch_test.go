@@ -43,7 +43,7 @@ func TestLaunchedPodmanOpensOnlyTheLeasedGPUs(t *testing.T) {
 				t.Parallel()
 				podman := engine.Podman{Runtime: runtime, Cgroup: engine.V1, Images: shared.Images}
 				podman.Edit = func(args []string) []string {
-					plan, err := launch.For(args, options, ids, 0)
+					plan, err := launch.For(args, launch.Lease{RunOptions: options, IDs: ids})
 					testenv.Must(t, err)
 					if len(plan.Env)+len(plan.Notes) > 0 {
 						t.Errorf("the plan is %+v", plan)

@@ -285,8 +285,8 @@ func (l lease) container(name string, args []string, i int, given []option, note
 		return Plan{}, err
 	}
 	timed := slices.ContainsFunc(given, func(o option) bool { return o.name == "timeout" })
-	if name == "podman" && l.limit > 0 && !timed {
-		own = append(own, "--timeout="+strconv.FormatInt(int64((l.limit+time.Second-1)/time.Second), 10))
+	if name == "podman" && l.Limit > 0 && !timed {
+		own = append(own, "--timeout="+strconv.FormatInt(int64((l.Limit+time.Second-1)/time.Second), 10))
 	}
 	if len(l.CDIDevices)+len(l.Devices) == 0 {
 		notes = append(notes, "the plugin gave no CDI names and no device nodes, so "+name+
@@ -299,8 +299,11 @@ func (l lease) container(name string, args []string, i int, given []option, note
 // of the host, and variables that set the container's, also with --cleanenv. CDI names are no alternative by default:
 // Apptainer takes them since 1.5 and SingularityCE only with --oci, Apptainer runs no hooks, so that it needs specs
 // that were made with --no-hook, and without --contain a container has all of the host's /dev anyway.
-func (l lease) apptainer(name string, args []string, i int, notes []string) Plan {
-	env, more := l.env()
+func (l lease) apptainer(name string, args []string, i int, notes []string) (Plan, error) {
+	env, more, err := l.env()
+	if err != nil {
+		return Plan{}, err
+	}
 	prefixes := []string{"APPTAINERENV_"}
 	if name == "singularity" { // which may be a link to Apptainer
 		prefixes = append(prefixes, "SINGULARITYENV_")
@@ -314,5 +317,5 @@ func (l lease) apptainer(name string, args []string, i int, notes []string) Plan
 	p.Notes = append(p.Notes, fmt.Sprintf("%s gives the container all GPUs of the host, and only %s says which are "+
 		"leased; Apptainer 1.5 gives only these with --contain --device {cdi}, if the CDI specs were made with --no-hook",
 		name, visibleDevices))
-	return p
+	return p, nil
 }

@@ -135,7 +135,7 @@ func FuzzFor(f *testing.F) {
 	f.Fuzz(func(t *testing.T, line string) {
 		args := strings.Split(line, "\n")
 		given := slices.Clone(args)
-		p, err := For(args, leased, leasedIDs, 0)
+		p, err := For(args, leasedGPUs)
 		if !slices.Equal(args, given) {
 			t.Fatalf("%q became %q", given, args)
 		}

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -17,8 +18,13 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// visibleDevices is the variable by which CUDA chooses devices. It takes UUIDs of GPUs and of MIG devices.
-const visibleDevices = "CUDA_VISIBLE_DEVICES"
+const (
+	// visibleDevices is the variable by which CUDA chooses devices. It takes UUIDs of GPUs and of MIG devices, and
+	// indexes of GPUs.
+	visibleDevices = "CUDA_VISIBLE_DEVICES"
+	// busOrder has CUDA count GPUs as the driver does. By default CUDA counts from the fastest GPU.
+	busOrder = "CUDA_DEVICE_ORDER=PCI_BUS_ID"
+)
 
 // maxShown is how many bytes of an argument a message quotes.
 const maxShown = 100
@@ -47,25 +53,39 @@ func (p Plan) Environ(inherited []string) []string {
 	return append(env, p.Env...)
 }
 
-// For returns the plan for a command, the run options that the plugin gave for its devices, and the IDs of these
-// devices. IDs of shared devices have a suffix that begins with "::". The limit is the time after which the command is
-// killed; 0 means none.
+// Lease is what is known of the leased devices.
+type Lease struct {
+	model.RunOptions // that the plugin gave for the devices
+
+	// IDs are those of the devices. Those of shared devices have a suffix that begins with "::".
+	IDs []string
+	// Limit is the time after which the command is killed; 0 means none.
+	Limit time.Duration
+	// ByIndex has CUDA_VISIBLE_DEVICES name GPUs by index instead of UUID. MIG devices always have UUIDs there.
+	ByIndex bool
+	// HostIndexes are the indexes of the devices on the host, in the order of the IDs; one that is not known is empty.
+	HostIndexes []string
+	// Confined means that the command can open no other devices, so that it counts them from 0.
+	Confined bool
+}
+
+// For returns the plan for a command with leased devices.
 //
 // An error says what is wrong with the command and what to write instead, or what is wrong with the run options. It
 // wraps ErrCannotFollow if a container may start when the lease has ended, and arguments.ErrInexpressible if the run
 // options are valid, but the engine cannot take them.
-func For(args []string, o model.RunOptions, ids []string, limit time.Duration) (Plan, error) {
+func For(args []string, leased Lease) (Plan, error) {
 	if len(args) == 0 || args[0] == "" {
 		return Plan{}, errors.New("there is no command to run")
 	}
-	if err := o.Check(); err != nil {
+	if err := leased.Check(); err != nil {
 		return Plan{}, fmt.Errorf("run options of the devices: %w", err)
 	}
-	uuids, err := uuidsOf(ids)
+	uuids, err := uuidsOf(leased.IDs)
 	if err != nil {
 		return Plan{}, err
 	}
-	l := lease{o, uuids, limit}
+	l := lease{leased, uuids}
 	expanded, u, err := l.expand(args)
 	if err != nil {
 		return Plan{}, err
@@ -79,7 +99,10 @@ func For(args []string, o model.RunOptions, ids []string, limit time.Duration) (
 	case unsupported:
 		return Plan{}, fmt.Errorf("%s cannot be given devices by itself: %s", name, without)
 	case !isEngine:
-		env, notes := l.env()
+		env, notes, err := l.env()
+		if err != nil {
+			return Plan{}, err
+		}
 		if !u.named {
 			notes = append(notes, innerEngine(args)...)
 		}
@@ -104,16 +127,16 @@ func For(args []string, o model.RunOptions, ids []string, limit time.Duration) (
 		return Plan{}, err
 	}
 	if e.placeholder == "" {
-		return l.apptainer(name, expanded, i, notes), nil
+		return l.apptainer(name, expanded, i, notes)
 	}
 	return l.container(name, expanded, i, given, notes)
 }
 
-// lease has what is known of the leased devices.
+// lease is a Lease whose IDs have been read.
 type lease struct {
-	model.RunOptions
+	Lease
+
 	uuids []string
-	limit time.Duration
 }
 
 // uuidsOf returns the UUIDs in device IDs, each once: CUDA sees no device at all if its variable has one twice.
@@ -135,7 +158,7 @@ func uuidsOf(ids []string) (uuids []string, err error) {
 
 // env returns the variables of a command that runs on the host. It leaves out those whose value is in a mount that
 // only containers have, such as CUDA_MPS_PIPE_DIRECTORY, and notes that.
-func (l lease) env() (env, notes []string) {
+func (l lease) env() (env, notes []string, err error) {
 	for _, name := range slices.Sorted(maps.Keys(l.Envs)) {
 		value := l.Envs[name]
 		mounted := slices.ContainsFunc(l.Mounts, func(m model.Mount) bool {
@@ -150,7 +173,45 @@ func (l lease) env() (env, notes []string) {
 			env = append(env, name+"="+value)
 		}
 	}
-	return append(env, visibleDevices+"="+strings.Join(l.uuids, ",")), notes
+	switch {
+	case !l.ByIndex:
+	case slices.ContainsFunc(l.uuids, isMIG):
+		notes = append(notes, visibleDevices+" has UUIDs, since MIG devices have no index there")
+	default:
+		indexes, err := l.indexes()
+		return append(env, busOrder, visibleDevices+"="+strings.Join(indexes, ",")), notes, err
+	}
+	return append(env, visibleDevices+"="+strings.Join(l.uuids, ",")), notes, nil
+}
+
+// isMIG reports whether a UUID is that of a MIG device.
+func isMIG(uuid string) bool { return strings.HasPrefix(uuid, "MIG-") }
+
+// indexes returns the indexes by which the command finds the devices, each once.
+func (l lease) indexes() (list []string, err error) {
+	if l.Confined {
+		for i := range l.uuids {
+			list = append(list, strconv.Itoa(i))
+		}
+		return list, nil
+	}
+	for i, id := range l.IDs {
+		if i >= len(l.HostIndexes) {
+			return nil, noIndex(id)
+		}
+		if _, err := strconv.ParseUint(l.HostIndexes[i], 10, 32); err != nil {
+			return nil, noIndex(id)
+		}
+		if !slices.Contains(list, l.HostIndexes[i]) {
+			list = append(list, l.HostIndexes[i])
+		}
+	}
+	return list, nil
+}
+
+func noIndex(id string) error {
+	return fmt.Errorf("the index of device %q on this host is not known: leave out --ids index",
+		wording.Shorten(id, maxShown))
 }
 
 // innerEngine notes that an argument of a bare command is an engine, as in `sudo docker run IMAGE`: its container does

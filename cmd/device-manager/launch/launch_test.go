@@ -14,8 +14,9 @@ import (
 
 // leased are the run options and IDs of two GPUs.
 var (
-	leased    = model.RunOptions{CDIDevices: []string{"nvidia.com/gpu=GPU-1", "nvidia.com/gpu=GPU-2"}}
-	leasedIDs = []string{"GPU-1", "GPU-2"}
+	leased     = model.RunOptions{CDIDevices: []string{"nvidia.com/gpu=GPU-1", "nvidia.com/gpu=GPU-2"}}
+	leasedIDs  = []string{"GPU-1", "GPU-2"}
+	leasedGPUs = Lease{RunOptions: leased, IDs: leasedIDs}
 )
 
 const (
@@ -165,7 +166,7 @@ func TestFor(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p, err := For(strings.Split(c.command, " "), leased, leasedIDs, 0)
+			p, err := For(strings.Split(c.command, " "), leasedGPUs)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -221,7 +222,7 @@ func TestForRefuses(t *testing.T) {
 	} {
 		t.Run(command, func(t *testing.T) {
 			t.Parallel()
-			p, err := For(strings.Split(command, " "), leased, leasedIDs, 0)
+			p, err := For(strings.Split(command, " "), leasedGPUs)
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%v, %v, want %s", p, err, want)
 			}
@@ -239,7 +240,7 @@ func TestForRefusesWhatStartsLater(t *testing.T) {
 	} {
 		t.Run(command, func(t *testing.T) {
 			t.Parallel()
-			p, err := For(strings.Split(command, " "), leased, leasedIDs, 0)
+			p, err := For(strings.Split(command, " "), leasedGPUs)
 			if !errors.Is(err, ErrCannotFollow) || !strings.Contains(err.Error(), "a placeholder ({") {
 				t.Errorf("%v, %v", p, err)
 			}
@@ -262,7 +263,9 @@ func TestForALimitedTime(t *testing.T) {
 	} {
 		t.Run(command, func(t *testing.T) {
 			t.Parallel()
-			p, err := For(strings.Split(command, " "), leased, leasedIDs, time.Hour+time.Millisecond)
+			limited := leasedGPUs
+			limited.Limit = time.Hour + time.Millisecond
+			p, err := For(strings.Split(command, " "), limited)
 			if got := strings.Join(p.Args, " "); err != nil || got != want {
 				t.Errorf("%s, %v, want %s", got, err, want)
 			}
@@ -283,7 +286,7 @@ func TestForRuntimes(t *testing.T) {
 	} {
 		t.Run(command, func(t *testing.T) {
 			args := strings.Split(command, " ")
-			p, err := For(args, leased, leasedIDs, 0)
+			p, err := For(args, leasedGPUs)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -400,12 +403,83 @@ func TestForOtherDevices(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := For(strings.Split(c.command, " "), c.options, c.ids, 0)
+			got, err := For(strings.Split(c.command, " "), Lease{RunOptions: c.options, IDs: c.ids})
 			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%v, want %q", err, c.err)
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestForByIndex(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		command string
+		lease   Lease
+		want    string // variables, with a blank between them
+		note    string // a part of the only note; empty means none
+		err     string // a part of it; empty means none
+	}{
+		"a confined command counts from 0": {
+			command: "train", lease: Lease{IDs: leasedIDs, HostIndexes: []string{"5", "3"}, Confined: true},
+			want: "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0,1",
+		},
+		"any other counts like the host": {
+			command: "train", lease: Lease{IDs: leasedIDs, HostIndexes: []string{"5", "3"}},
+			want: "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=5,3",
+		},
+		"so does a container that has all GPUs": {
+			command: "apptainer run x", lease: Lease{IDs: leasedIDs, HostIndexes: []string{"5", "3"}},
+			want: "APPTAINERENV_CUDA_DEVICE_ORDER=PCI_BUS_ID APPTAINERENV_CUDA_VISIBLE_DEVICES=5,3",
+			note: "apptainer gives the container all GPUs of the host",
+		},
+		"a container that has its own GPUs only needs no variable": {
+			command: "podman run x", lease: Lease{RunOptions: leased, IDs: leasedIDs, HostIndexes: []string{"5", "3"}},
+		},
+		"two shares of a GPU have one index": {
+			command: "train", lease: Lease{IDs: []string{"GPU-1::0", "GPU-1::3"}, HostIndexes: []string{"5", "5"}},
+			want: "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=5",
+		},
+		"and one in a confined command": {
+			command: "train", lease: Lease{IDs: []string{"GPU-1::0", "GPU-1::3"}, Confined: true},
+			want: "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0",
+		},
+		"MIG devices have UUIDs": {
+			command: "train", lease: Lease{IDs: []string{"MIG-1"}, HostIndexes: []string{"0:1"}},
+			want: "CUDA_VISIBLE_DEVICES=MIG-1", note: "MIG devices have no index",
+		},
+		"also in a confined command": {
+			command: "train", lease: Lease{IDs: []string{"MIG-1"}, HostIndexes: []string{"0:1"}, Confined: true},
+			want: "CUDA_VISIBLE_DEVICES=MIG-1", note: "MIG devices have no index",
+		},
+		"an index that is not known": {
+			command: "train", lease: Lease{IDs: leasedIDs, HostIndexes: []string{"5", ""}},
+			err: `the index of device "GPU-2" on this host is not known: leave out --ids index`,
+		},
+		"an index that is no number": {
+			command: "apptainer run x", lease: Lease{IDs: leasedIDs, HostIndexes: []string{"-1", "0"}},
+			err: `the index of device "GPU-1" on this host is not known`,
+		},
+		"an earlier manager that gives no indexes": {
+			command: "train", lease: Lease{IDs: leasedIDs}, err: `the index of device "GPU-1" on this host is not known`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c.lease.ByIndex = true
+			p, err := For(strings.Split(c.command, " "), c.lease)
+			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%v, want %q", err, c.err)
+			}
+			if got := strings.Join(p.Env, " "); got != c.want {
+				t.Errorf("got %s, want %s", got, c.want)
+			}
+			notes := strings.Join(p.Notes, "\n")
+			if (notes == "") != (c.note == "") || !strings.Contains(notes, c.note) || len(p.Notes) > 1 {
+				t.Errorf("notes are %q, want %q", notes, c.note)
 			}
 		})
 	}

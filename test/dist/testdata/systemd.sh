@@ -117,6 +117,8 @@ check [ "$(stat -c '%a %U %G' /run/device-manager/api-leases.sock)" = '666 root 
 user() { setpriv --reuid 1000 --regid 1000 --clear-groups "$@"; }
 check user gpu-run --wait 0 1 -- sh -c 'echo $(id -u) $CUDA_VISIBLE_DEVICES' >/srv/lease
 check grep -q '^1000 GPU-' /srv/lease
+check user gpu-run --ids index 1 -- sh -c 'echo $CUDA_DEVICE_ORDER $CUDA_VISIBLE_DEVICES' >/srv/lease
+check grep -qx 'PCI_BUS_ID 0' /srv/lease
 check active device-manager.service active
 check active gpu-cdi-watch.service inactive
 refuse user device-manager node
