@@ -93,7 +93,8 @@ names with commas, {uuids} for the UUIDs, {count} for the number; an argument {p
 options of the engine. Where such a placeholder is used, nothing else is inserted. Any other command gets
 CUDA_VISIBLE_DEVICES and, where systemd runs, a scope in which it can open the leased devices, terminals, /dev/null and
 the like, but no other devices. Elsewhere it can ignore the variable, which a line says. With --ids index the variable
-has indexes in the order of the PCI bus: from 0 in a scope, and elsewhere those of the host.
+has indexes in the order of the PCI bus: from 0 in a scope, and elsewhere those of the host. A line says which of the
+variables that are set here are replaced.
 
 The lease of a container ends with the container, also in the background (--detach). Containers that are started later
 or again, as with create or --restart, are refused without a placeholder. Lease devices for a time for them, with
@@ -299,7 +300,8 @@ func (a *app) runLeased(ctx context.Context, o leaseOptions, args []string) erro
 	if err != nil {
 		return cli.With(noLease, "", err)
 	}
-	for _, note := range slices.Concat(granted.Options.Conflicts, plan.Notes) {
+	env, replaced := plan.Environ(a.Env)
+	for _, note := range slices.Concat(granted.Options.Conflicts, plan.Notes, replaced) {
 		a.Log.Warn(note)
 	}
 	if plan.Bundle != "" {
@@ -315,7 +317,7 @@ func (a *app) runLeased(ctx context.Context, o leaseOptions, args []string) erro
 	if a.ReleaseSignals() || ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	err = syscall.Exec(program, plan.Args, plan.Environ(a.Env))
+	err = syscall.Exec(program, plan.Args, env)
 	return cli.With(noExecution, "", fmt.Errorf("execute %s: %w", wording.Quote(program), err))
 }
 

@@ -295,6 +295,10 @@ func (l lease) container(name string, args []string, i int, given []option, note
 	return Plan{Args: slices.Insert(args, i, own...), Notes: notes}, nil
 }
 
+// apptainerPrefix begins the names of variables that Apptainer sets in the container without the prefix, in place of
+// the caller's.
+const apptainerPrefix = "APPTAINERENV_"
+
 // apptainer returns the plan for Apptainer and SingularityCE. Both have --nv, which gives a container all NVIDIA GPUs
 // of the host, and variables that set the container's, also with --cleanenv. CDI names are no alternative by default:
 // Apptainer takes them since 1.5 and SingularityCE only with --oci, Apptainer runs no hooks, so that it needs specs
@@ -304,7 +308,7 @@ func (l lease) apptainer(name string, args []string, i int, notes []string) (Pla
 	if err != nil {
 		return Plan{}, err
 	}
-	prefixes := []string{"APPTAINERENV_"}
+	prefixes := []string{apptainerPrefix}
 	if name == "singularity" { // which may be a link to Apptainer
 		prefixes = append(prefixes, "SINGULARITYENV_")
 	}

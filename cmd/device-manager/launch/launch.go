@@ -44,13 +44,27 @@ type Plan struct {
 	Notes []string
 }
 
-// Environ returns a caller's environment with the variables of the plan in place of his.
-func (p Plan) Environ(inherited []string) []string {
-	env := slices.DeleteFunc(slices.Clone(inherited), func(variable string) bool {
-		name, _, _ := strings.Cut(variable, "=")
-		return slices.ContainsFunc(p.Env, func(own string) bool { return strings.HasPrefix(own, name+"=") })
-	})
-	return append(env, p.Env...)
+// Environ returns a caller's environment with the variables of the plan in place of his, and a note for each variable
+// that the command gets with another value than the caller has set.
+func (p Plan) Environ(inherited []string) (env, notes []string) {
+	own := map[string]string{}
+	for _, variable := range p.Env {
+		name, value, _ := strings.Cut(variable, "=")
+		own[name] = value
+	}
+	for _, variable := range inherited {
+		name, before, _ := strings.Cut(variable, "=")
+		value, replaced := own[name]
+		if !replaced {
+			env = append(env, variable)
+			value, replaced = own[apptainerPrefix+name] // it counts in the container
+		}
+		if replaced && value != before {
+			notes = append(notes, fmt.Sprintf("%s=%q of this environment is replaced by %q of the lease", name,
+				wording.Shorten(before, maxShown), wording.Shorten(value, maxShown)))
+		}
+	}
+	return append(env, p.Env...), notes
 }
 
 // Lease is what is known of the leased devices.

@@ -487,12 +487,49 @@ func TestForByIndex(t *testing.T) {
 
 func TestEnviron(t *testing.T) {
 	t.Parallel()
-	inherited := []string{"CUDA=1", "CUDA_VISIBLE_DEVICES=0", "CUDA_VISIBLE_DEVICES_X=1", "CUDA_VISIBLE_DEVICES=1"}
-	got := Plan{Env: []string{uuids}}.Environ(inherited)
-	if want := []string{"CUDA=1", "CUDA_VISIBLE_DEVICES_X=1", uuids}; !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
-	if inherited[1] != "CUDA_VISIBLE_DEVICES=0" {
-		t.Error("the caller's environment was changed")
+	const replaced = `CUDA_VISIBLE_DEVICES="0,1" of this environment is replaced by "GPU-1,GPU-2" of the lease`
+	for name, c := range map[string]struct{ own, inherited, want, notes []string }{
+		"variables of the caller stay": {
+			own: []string{uuids}, inherited: []string{"CUDA=1", "CUDA_VISIBLE_DEVICES_X=1"},
+			want: []string{"CUDA=1", "CUDA_VISIBLE_DEVICES_X=1", uuids},
+		},
+		"devices that the caller has chosen are replaced": {
+			own: []string{uuids}, inherited: []string{"A=1", "CUDA_VISIBLE_DEVICES=0,1", "B=2"},
+			want: []string{"A=1", "B=2", uuids}, notes: []string{replaced},
+		},
+		"each variable is replaced": {
+			own:       []string{busOrder, "CUDA_VISIBLE_DEVICES=0"},
+			inherited: []string{"CUDA_DEVICE_ORDER=FASTEST_FIRST", "CUDA_VISIBLE_DEVICES="},
+			want:      []string{busOrder, "CUDA_VISIBLE_DEVICES=0"},
+			notes: []string{
+				`CUDA_DEVICE_ORDER="FASTEST_FIRST" of this environment is replaced by "PCI_BUS_ID" of the lease`,
+				`CUDA_VISIBLE_DEVICES="" of this environment is replaced by "0" of the lease`,
+			},
+		},
+		"the same value is no news": {
+			own: []string{uuids}, inherited: []string{uuids}, want: []string{uuids},
+		},
+		"a variable is replaced in a container of Apptainer": {
+			own: []string{"APPTAINERENV_" + uuids}, inherited: []string{"CUDA_VISIBLE_DEVICES=0,1"},
+			want: []string{"CUDA_VISIBLE_DEVICES=0,1", "APPTAINERENV_" + uuids}, notes: []string{replaced},
+		},
+		"a control character is quoted": {
+			own: []string{uuids}, inherited: []string{"CUDA_VISIBLE_DEVICES=\x1b[2J"}, want: []string{uuids},
+			notes: []string{
+				`CUDA_VISIBLE_DEVICES="\x1b[2J" of this environment is replaced by "GPU-1,GPU-2" of the lease`,
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			before := slices.Clone(c.inherited)
+			env, notes := Plan{Env: c.own}.Environ(c.inherited)
+			if diff := cmp.Diff([][]string{c.want, c.notes}, [][]string{env, notes}); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+			if !slices.Equal(before, c.inherited) {
+				t.Error("the caller's environment was changed")
+			}
+		})
 	}
 }
