@@ -173,7 +173,8 @@ func (o *leaseOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.Resource, "resource", "", "extended `resource` of the devices, such as nvidia.com/gpu "+
 		"(default: any whose devices are as asked for)")
 	f.StringVar(&o.Model, "model", "", "part of the `name` of the devices' model, such as H100")
-	f.StringVar(&o.Profile, "profile", "", "`profile` of MIG devices, such as 1g.10gb (default: whole GPUs)")
+	f.StringVar(&o.Profile, "profile", "", "`profile` of MIG devices, such as 1g.10gb, which "+
+		"gpu-cdi-plugin lists with mig-strategy mixed or single (default: whole GPUs)")
 	f.StringVar(&o.memory, "min-memory", "", "`memory` that each device has at least, such as 40Gi")
 	f.BoolVar(&o.SameNUMA, "same-numa", false, "all devices near one NUMA node")
 	f.BoolVar(&o.AllowBusy, "allow-busy", false, "also take devices that something uses without a lease; they are not "+

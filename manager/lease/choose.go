@@ -322,8 +322,12 @@ func (r *Request) possible(devices []Device) error {
 	if r.choose(r.candidates(devices)) != nil {
 		return nil
 	}
+	hidden := ""
+	if r.wantsMIG() && !slices.ContainsFunc(devices, Device.isMIG) {
+		hidden = "no MIG devices are listed, which gpu-cdi-plugin does with mig-strategy mixed or single; "
+	}
 	if len(devices) == 0 {
-		return fmt.Errorf("%w %s: no device plugin lists devices", ErrImpossible, r)
+		return fmt.Errorf("%w %s: %sno device plugin lists devices", ErrImpossible, r, hidden)
 	}
 	counts := map[string]int{}
 	seen := map[string]bool{}
@@ -338,8 +342,17 @@ func (r *Request) possible(devices []Device) error {
 	for _, kind := range slices.Sorted(maps.Keys(counts)) {
 		list = append(list, fmt.Sprintf("%d x %s", counts[kind], kind))
 	}
-	return fmt.Errorf("%w %s: it has %s", ErrImpossible, r, wording.ShortenList(list, 8, ", "))
+	return fmt.Errorf("%w %s: %sit has %s", ErrImpossible, r, hidden, wording.ShortenList(list, 8, ", "))
 }
+
+// wantsMIG reports whether only MIG devices of NVIDIA can meet a request.
+func (r *Request) wantsMIG() bool {
+	return r.Profile != "" || strings.Contains(r.Resource, "/mig-") || slices.ContainsFunc(r.Devices, hasUUIDOfMIG)
+}
+
+func (d Device) isMIG() bool { return d.Info.Profile != "" || hasUUIDOfMIG(d.ID) }
+
+func hasUUIDOfMIG(id string) bool { return strings.HasPrefix(id, "MIG-") }
 
 // kind says what a device is, like "nvidia.com/gpu (NVIDIA H100 80GB HBM3, 80.0 GiB)".
 func (d *Device) kind() string {

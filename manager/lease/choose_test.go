@@ -294,6 +294,30 @@ func TestPossible(t *testing.T) {
 		"more than there are": {mixed, Request{Count: 5}, "this host cannot give 5 devices: it has " +
 			"2 x nvidia.com/gpu (NVIDIA A100-SXM4-40GB, 40.0 GiB), 2 x nvidia.com/gpu (NVIDIA H100 80GB HBM3, 80.0 GiB), " +
 			"2 x nvidia.com/mig-1g.10gb (NVIDIA H100 80GB HBM3, 1g.10gb, 10.0 GiB)"},
+		"MIG devices that no plugin lists": {
+			shared,
+			Request{Count: 1, Profile: "1g.10gb"},
+			"this host cannot give 1 device with the profile 1g.10gb: no MIG devices are listed, which gpu-cdi-plugin " +
+				"does with mig-strategy mixed or single; it has 2 x nvidia.com/gpu (NVIDIA H100 80GB HBM3, 80.0 GiB)",
+		},
+		"a resource of MIG devices, and all GPUs are in MIG mode": {
+			nil,
+			Request{Count: 1, Resource: "nvidia.com/mig-1g.10gb"},
+			"this host cannot give 1 device of the resource nvidia.com/mig-1g.10gb: no MIG devices are listed, which " +
+				"gpu-cdi-plugin does with mig-strategy mixed or single; no device plugin lists devices",
+		},
+		"a MIG device by its UUID": {
+			with(shared, unknown),
+			Request{Count: 1, Devices: []string{"MIG-1"}},
+			"this host cannot give 1 device (MIG-1): no MIG devices are listed, which gpu-cdi-plugin does with " +
+				"mig-strategy mixed or single; it has 2 x nvidia.com/gpu",
+		},
+		"another profile than those of the host": {
+			mixed[4:],
+			Request{Count: 1, Profile: "7g.80gb"},
+			"this host cannot give 1 device with the profile 7g.80gb: it has " +
+				"2 x nvidia.com/mig-1g.10gb (NVIDIA H100 80GB HBM3, 1g.10gb, 10.0 GiB)",
+		},
 		"replicas count once": {
 			shared,
 			Request{Count: 3},
