@@ -28,18 +28,18 @@ type books struct {
 	ours       map[string]bool   // the resources of the device plugin, also those without devices
 
 	// What the kubelet says.
-	damaged  bool                   // kubelet_internal_checkpoint cannot be read
-	runs     bool                   // a kubelet runs, as far as is known
-	answered bool                   // a kubelet has answered once
-	away     time.Time              // since when there is none, or zero
-	entries  map[key]*entry         // kubelet_internal_checkpoint
-	claims   map[string]*claimEntry // dra_manager_state, by the claim's UID
-	listed   []podresources.Holder  // PodResources
-	names    map[string]podName     // of pods in entries, by UID
-	before   map[name]bool          // the names that the kubelet had when this process began; nil if it had none
-	read     int                    // how many versions of the checkpoint were read
-	fresh    int                    // how many refreshed versions were read while no other instance gave devices
-	silent   int                    // how many refreshes in a row wrote no version
+	damaged          bool                   // kubelet_internal_checkpoint cannot be read
+	runs             bool                   // a kubelet runs, as far as is known
+	answered         bool                   // a kubelet has answered once
+	away             time.Time              // since when there is none, or zero
+	entries          map[key]*entry         // kubelet_internal_checkpoint
+	claims           map[string]*claimEntry // dra_manager_state, by the claim's UID
+	listed           []podresources.Holder  // PodResources
+	names            map[string]podName     // of pods in entries, by UID
+	registeredBefore map[name]bool          // the names that the kubelet had when this process began; nil if it had none
+	read             int                    // how many versions of the checkpoint were read
+	fresh            int                    // how many refreshed versions were read while no other instance gave devices
+	silent           int                    // how many refreshes in a row wrote no version
 
 	// What this plugin knows itself.
 	given      map[name]*given  // what Allocate gave, until a book of the kubelet shows it
@@ -68,7 +68,7 @@ type entry struct {
 	parent  string    // the UUID of the device's GPU, if the answer to Allocate says it
 	order   int       // the number of the version in which it was first
 	missing int       // how many refreshed versions in a row lack it
-	since   time.Time // when it was first missing
+	since   time.Time // when it was first missing; zero while the last version has it
 }
 
 // claimEntry is a claim with devices of our driver in the kubelet's dra_manager_state. It is kept until its pods have
@@ -76,7 +76,7 @@ type entry struct {
 type claimEntry struct {
 	kubelet.Claim
 	missing bool
-	since   time.Time // when it was first missing
+	since   time.Time // when it was first missing; zero while the file has it
 }
 
 func (c *claimEntry) name() string { return c.Namespace + "/" + c.Name }
@@ -142,7 +142,9 @@ func (b *books) alive() bool { return b.runs && b.isKubelet() }
 // unwritten reports whether only names can be given that the kubelet had before this process: it has not written its
 // checkpoint since. Without a file before, there are no such names, and all can be given. If the file cannot be read,
 // none can.
-func (b *books) unwritten() bool { return b.fresh == 0 && (b.before != nil || b.damaged) && b.alive() }
+func (b *books) unwritten() bool {
+	return b.fresh == 0 && (b.registeredBefore != nil || b.damaged) && b.alive()
+}
 
 // needsProcesses reports whether who holds devices, or whether to refresh, depends on which pods have processes.
 func (b *books) needsProcesses() bool {
@@ -198,7 +200,7 @@ func (b *books) setProcesses(pods proc.Pods, visible bool, now time.Time) {
 // The time is that before the kubelet was asked to write it.
 func (b *books) setCheckpoint(c *kubelet.Checkpoint, refreshed bool, now time.Time) {
 	if b.read == 0 {
-		b.before = b.registered(c)
+		b.registeredBefore = b.registered(c)
 	}
 	b.silent = 0
 	b.read++
@@ -322,6 +324,8 @@ func (b *books) setListed(a podresources.Answer, now time.Time) {
 	if !b.isKubelet() {
 		maps.DeleteFunc(b.given, func(_ name, g *given) bool { return now.Sub(g.at) > unlisted })
 	}
+	// PodResources has no UIDs: a container that it lists is that of the newest entry with the same container, resource
+	// and IDs.
 	type request struct{ container, resource, ids string }
 	newest := map[request]key{}
 	ids := map[key][]string{} // without the ID: what a container has of a resource
@@ -401,8 +405,8 @@ func (b *books) caller(resourceName string, ids []string) string {
 	return best.pod
 }
 
-// forget removes entries and claims that hold nothing any more, and reports whether forgotten has changed.
-func (b *books) forget(now time.Time) (changed bool) {
+// dropEnded removes entries and claims that hold nothing any more, and reports whether forgotten has changed.
+func (b *books) dropEnded(now time.Time) (changed bool) {
 	present := b.present()
 	paths := map[string]bool{}
 	for k, e := range b.entries {

@@ -261,17 +261,17 @@ func (l *Ledger) AwaitFree(ctx context.Context, resourceName string, ids []strin
 		pod := l.books.caller(resourceName, ids)
 		for _, d := range devices {
 			n := name{resourceName, d.ID}
-			// Allocate gave it, and no book that was read since shows to whom: the entry is that of whoever had it before.
-			anew := l.books.given[n] != nil
 			for _, h := range l.current() {
-				switch own := pod != "" && h.podUID == pod || h.state != Ending && h.name == n; {
-				case anew && h.book == Checkpoint && h.name == n:
-					err = &HeldError{UUID: d.ID, Why: h.why()}
-				case own || !h.blocks(d):
-				case h.state != Ending:
-					return false, &HeldError{UUID: d.ID, Why: h.why()}
-				default:
-					err = &HeldError{UUID: d.ID, Why: h.why()}
+				own := pod != "" && h.podUID == pod || h.state != Ending && h.name == n
+				// Allocate gave the device, and no book that was read since shows to whom: the entry is that of whoever had
+				// it before.
+				earlier := h.book == Checkpoint && h.name == n && l.books.given[n] != nil
+				if !earlier && (own || !h.blocks(d)) {
+					continue
+				}
+				err = &HeldError{UUID: d.ID, Why: h.why()}
+				if !earlier && h.state != Ending {
+					return false, err
 				}
 			}
 		}

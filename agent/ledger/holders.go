@@ -84,9 +84,10 @@ func holders(b *books, now time.Time) []*holder {
 	return list
 }
 
-// entryState returns whether the pod of an entry of the checkpoint still holds its device, and how. An entry that the
-// kubelet has dropped holds it as long as the pod has processes: a pod that is deleted by force is dropped at once, and
-// so is any pod if the kubelet has lost its file.
+// entryState returns whether the pod of an entry of the checkpoint still holds its device, and how. As long as the
+// kubelet has the entry it does; for some refreshes after that too, since a version may be an older one; and then as
+// long as it has processes: a pod that is deleted by force is dropped at once, and so is any pod if the kubelet has lost
+// its file.
 func (b *books) entryState(k key, e *entry, present map[name][]key, now time.Time) (state State, holds bool) {
 	if e.since.IsZero() && b.alive() {
 		return "", true
@@ -99,9 +100,7 @@ func (b *books) entryState(k key, e *entry, present map[name][]key, now time.Tim
 		return "", running || !certain
 	case e.missing < gone && !replaced:
 		return Ending, true
-	case b.advertised[k.name]: // the kubelet accounts for the name, by what it knows and not by its file
-		return Ending, running
-	case certain:
+	case certain, b.advertised[k.name]: // the kubelet accounts for the name, by what it knows and not by its file
 		return Ending, running
 	}
 	return Ending, !replaced && !b.processes.graceEnded(e.since, now)
@@ -284,6 +283,13 @@ func (h *holder) conflicts(d *resource.Device) bool {
 // blocks reports whether no container may get a device from the device plugin because of the holder. The kubelet itself
 // sees to it that two containers do not have the same device under the same name. Replicas share their device.
 func (h *holder) blocks(d *resource.Device) bool {
-	shares := h.accounted || h.offered && h.id != d.ID
-	return h.conflicts(d) && (h.uuid != d.UUID || !shares)
+	switch {
+	case !h.conflicts(d):
+		return false
+	case h.uuid != d.UUID: // a part of the device, or the whole of it
+		return true
+	case h.accounted: // the kubelet gives this name to no other container
+		return false
+	}
+	return !h.offered || h.id == d.ID // another replica of a device that is shared is free
 }
