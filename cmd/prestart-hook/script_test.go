@@ -12,6 +12,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"gpu-cdi-plugin/agent/control"
+	"gpu-cdi-plugin/test/lib/clitest"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -58,6 +59,7 @@ func TestScripts(t *testing.T) {
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
+		Cmds:                map[string]clitest.Command{"no-dev": clitest.RunWithoutDev},
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("NODE", env.WorkDir)
 			ctx, end := context.WithCancel(t.Context())

@@ -24,6 +24,7 @@ type Command = func(ts *testscript.TestScript, neg bool, args []string)
 func commands(t *testing.T) map[string]Command {
 	return map[string]Command{
 		"exits":   runForStatus,
+		"no-dev":  RunWithoutDev,
 		"node":    func(ts *testscript.TestScript, _ bool, args []string) { createNode(t, ts, args) },
 		"fault":   injectFault,
 		"appears": awaitFile,
@@ -102,6 +103,20 @@ func runForStatus(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	if got != want {
 		ts.Fatalf("exit status %d, want %d", got, want)
+	}
+}
+
+// RunWithoutDev implements this command of scripts, which needs root: [!] no-dev PROGRAM ARGS... runs a program with an
+// empty /dev, so that the result does not depend on this machine's GPUs. Other paths are those of this machine.
+func RunWithoutDev(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) == 0 {
+		ts.Fatalf("usage: [!] no-dev PROGRAM ARGS...")
+	}
+	err := ts.Exec("unshare", append([]string{
+		"--mount", "--propagation", "private", "sh", "-c", `mount -t tmpfs none /dev && exec "$@"`, "sh",
+	}, args...)...)
+	if failed := err != nil; failed != neg {
+		ts.Fatalf("%s: %v", args[0], err)
 	}
 }
 
