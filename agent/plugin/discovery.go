@@ -12,11 +12,15 @@ import (
 // kubelet does not begin to watch in time, or a watch has ended, a new socket is made: a kubelet that has found a
 // socket does not connect to it again. Kubelets before 1.37 end the watch when another instance ends.
 func (e *endpoint) stayDiscovered(ctx context.Context) error {
+	var seen int64
 	for {
-		if err := e.maintainUntil(ctx, e.opts.streamGrace, e.server.watched); err != nil {
+		// A stream may begin and end before it is looked for.
+		begun := func() bool { return e.server.begun.Load() != seen }
+		if err := e.maintainUntil(ctx, e.opts.streamGrace, begun); err != nil {
 			return err
 		}
-		if e.server.watched() {
+		if begun() {
+			seen = e.server.begun.Load()
 			if err := e.watch(ctx, func() bool { return !e.server.watched() }); err != nil {
 				return err
 			}

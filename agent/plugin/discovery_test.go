@@ -2,9 +2,11 @@ package plugin
 
 import (
 	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -103,4 +105,45 @@ func TestAKubeletDiscoversTheSocket(t *testing.T) {
 	if k.Registrations() != 0 {
 		t.Error("it registered with the kubelet's socket too")
 	}
+}
+
+// gate is the output of a log. It blocks the program that writes a text.
+type gate struct {
+	text          string
+	reached, pass chan struct{}
+}
+
+// Write blocks at the text.
+func (g gate) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), g.text) {
+		close(g.reached)
+		<-g.pass
+	}
+	return len(p), nil
+}
+
+// A kubelet before 1.37 can end a watch before the plugin has seen that it began.
+func TestAWatchThatEndsAtOnceIsFollowedByANewSocket(t *testing.T) {
+	leaves(t)
+	k := kubelettest.New(t)
+	g := gate{"is restored", make(chan struct{}), make(chan struct{})}
+	o := optionsFor(k)
+	o.Dir, o.RegistryDir, o.streamGrace = "", k.Dir, time.Hour
+	o.Log = slog.New(slog.NewTextHandler(g, nil))
+	p := start(t, o, gpusOf(2))
+	passed := sync.OnceFunc(func() { close(g.pass) })
+	t.Cleanup(passed)
+	eventually(t, "the socket is there", func() bool { return socketAt(ownSocket(k)) != unixsocket.ID{} })
+	testenv.Must(t, os.Remove(ownSocket(k)))
+	<-g.reached
+
+	t.Run("watch", func(t *testing.T) { watchDevices(t, ownSocket(k)) })
+	server := p.endpoints[gpus].server
+	eventually(t, "the watch ended", func() bool { return !server.watched() })
+	before := socketAt(ownSocket(k))
+	passed()
+	eventually(t, "a new socket", func() bool {
+		id := socketAt(ownSocket(k))
+		return id != unixsocket.ID{} && id != before
+	})
 }

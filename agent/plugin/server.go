@@ -33,6 +33,7 @@ type server struct {
 	// watchers are the open ListAndWatch streams that began after the last Register call. Each Register replaces them, so
 	// older streams no longer count.
 	watchers atomic.Pointer[watchers]
+	begun    atomic.Int64  // ListAndWatch streams since the start
 	wake     wake.Chan     // the socket or the watchers may have changed
 	stopped  chan struct{} // closed to end the streams
 }
@@ -211,6 +212,7 @@ func (s *server) ofContainer(l *list, ids []string) ([]*resource.Device, error) 
 func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
 	w := s.watchers.Load()
 	w.Add(1)
+	s.begun.Add(1) // after w: a stream that has begun and is not watched has ended
 	s.wake.Wake()
 	defer func() {
 		w.Add(-1)
