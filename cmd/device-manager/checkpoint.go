@@ -26,6 +26,8 @@ func (a *app) checkpointCommand() *cobra.Command {
 		Long: `Reads and writes the file in which a kubelet records the devices of its pods, ` +
 			kubelet.CheckpointName + `, in its
 device plugin directory. Neither the kubelet nor the manager may be running: each reads its record when it starts.`,
+		Example: `  device-manager checkpoint export /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint
+  device-manager checkpoint import /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint`,
 		Annotations: cli.Statuses(cli.OK, cli.Usage),
 		Args:        cli.UnknownVerb,
 		RunE:        cli.ShowHelp,

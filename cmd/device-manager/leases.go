@@ -162,7 +162,17 @@ func pidCell(pid int) string {
 }
 
 func (a *app) leaseCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "lease", Short: "Make, list, extend and end leases"}
+	cmd := &cobra.Command{
+		Use:   "lease",
+		Short: "Make, list, extend and end leases",
+		Long: `Makes, lists, extends and ends leases: device-manager serve gives devices to a command, to a process or for a
+time. device-manager run leases devices for a command.`,
+		Example: `  device-manager lease list
+  device-manager lease end 7c2kq1xm`,
+		Annotations: cli.Statuses(cli.OK, cli.Usage),
+		Args:        cli.UnknownVerb,
+		RunE:        cli.ShowHelp,
+	}
 	list := a.leasesCommand()
 	list.Use, list.Example = "list", strings.ReplaceAll(list.Example, "manager leases", "manager lease list")
 	list.Long = "The same as device-manager leases.\n\n" + list.Long

@@ -54,6 +54,9 @@ only through their sockets.
 
 Options come from flags, then from the environment (--state-dir is DEVICE_MANAGER_STATE_DIR), then from the file of
 --config (state-dir: DIR). device-manager config default prints a file with all of them.`,
+			Example: `  device-manager run --gpus 1 -- python3 train.py
+  device-manager leases
+  device-manager admit -f pod.yaml`,
 		},
 		a.serveCommand(),
 		a.admitCommand(),

@@ -30,6 +30,8 @@ func (a *app) deviceCommand() *cobra.Command {
 		Long: `The verbs of an administrator. All but make-nodes send requests to the serve of this host, through the socket
 control.sock in its --runtime-dir, which only root and the user of serve may use. DEVICE is a UUID, the index of a GPU
 (3) or that of a MIG device (3:0), as gpu-cdi-plugin devices lists them.`,
+		Example: `  gpu-cdi-plugin device cordon 3
+  gpu-cdi-plugin device reset 3`,
 		Annotations: cli.Statuses(cli.OK, cli.Usage),
 		Args:        cli.UnknownVerb,
 		RunE:        cli.ShowHelp,

@@ -22,6 +22,8 @@ func (a *app) hookCommand() *cobra.Command {
 		Long: `Configures engines to give containers the CDI devices that their annotations name: with an OCI hook in
 podman and CRI-O, or with gpu-cdi-runtime in front of runc or crun. Engines that read CDI specs themselves do not need
 it for the devices that a user or the kubelet requests.`,
+		Example: `  gpu-cdi-plugin hook install podman
+  gpu-cdi-plugin hook uninstall`,
 		Annotations: cli.Statuses(cli.OK, cli.Usage),
 		Args:        cli.UnknownVerb,
 		RunE:        cli.ShowHelp,

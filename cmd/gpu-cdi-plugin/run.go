@@ -55,6 +55,9 @@ func (a *app) rootCommand() *cobra.Command {
 
 Options come from flags, then from the environment (--cdi-dir is GPU_CDI_CDI_DIR), then from the file of --config
 (cdi-dir: DIR). gpu-cdi-plugin config default prints a file with all of them.`,
+		Example: `  gpu-cdi-plugin devices
+  gpu-cdi-plugin cdi generate --write
+  gpu-cdi-plugin doctor`,
 	},
 		a.devicesCommand(),
 		a.deviceCommand(),

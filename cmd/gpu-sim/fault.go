@@ -106,16 +106,20 @@ func needGPU(cmd *cobra.Command, gpu *int) *cobra.Command {
 
 func lostCommand() *cobra.Command {
 	var gpu int
-	return needGPU(faultVerb("lost", " --gpu N", "Make a GPU fall off the bus",
+	cmd := needGPU(faultVerb("lost", " --gpu N", "Make a GPU fall off the bus",
 		"The GPU is still counted, but every call on it returns NVML_ERROR_GPU_IS_LOST.", 0,
 		func(n *sim.Node, _ []string) error { return n.Lose(gpu) }), &gpu)
+	cmd.Example = "  gpu-sim fault /tmp/node lost --gpu 3"
+	return cmd
 }
 
 func goneCommand() *cobra.Command {
 	var gpu int
-	return needGPU(faultVerb("gone", " --gpu N", "Remove a GPU",
+	cmd := needGPU(faultVerb("gone", " --gpu N", "Remove a GPU",
 		"The GPU is no longer enumerated, and the indices of those after it change. Its files stay.", 0,
 		func(n *sim.Node, _ []string) error { return n.Remove(gpu) }), &gpu)
+	cmd.Example = "  gpu-sim fault /tmp/node gone --gpu 3"
+	return cmd
 }
 
 func failCommand() *cobra.Command {
@@ -130,6 +134,7 @@ func failCommand() *cobra.Command {
 			}
 			return n.Fail(function, gpu, value)
 		})
+	cmd.Example = "  gpu-sim fault /tmp/node fail --function nvmlDeviceGetUUID --return unknown --gpu 2"
 	cmd.Flags().StringVar(&result, "return", "unknown", "`result` of the function")
 	_ = cmd.RegisterFlagCompletionFunc("return",
 		cobra.FixedCompletions(resultNames(), cobra.ShellCompDirectiveNoFileComp))
@@ -143,6 +148,7 @@ func hangCommand() *cobra.Command {
 	cmd := faultVerb("hang", " --function NAME [--gpu N]", "Make a function of the library block",
 		"Calls of the function block until the fault is cleared.", 0,
 		func(n *sim.Node, _ []string) error { return n.Hang(function, gpu) })
+	cmd.Example = "  gpu-sim fault /tmp/node hang --function nvmlDeviceGetTemperature"
 	addCall(cmd, &function, &gpu)
 	return cmd
 }
@@ -177,7 +183,7 @@ func parseResult(s string) (int, error) {
 }
 
 func latencyCommand() *cobra.Command {
-	return faultVerb("latency", " DURATION", "Make every call take longer",
+	cmd := faultVerb("latency", " DURATION", "Make every call take longer",
 		"Every call to the driver takes this long, such as 50us; 0 clears the fault.", 1,
 		func(n *sim.Node, args []string) error {
 			d, err := time.ParseDuration(args[0])
@@ -186,6 +192,8 @@ func latencyCommand() *cobra.Command {
 			}
 			return n.SetLatency(d)
 		})
+	cmd.Example = "  gpu-sim fault /tmp/node latency 50us"
+	return cmd
 }
 
 func migCommand() *cobra.Command {
@@ -203,6 +211,8 @@ profiles do not fit on the GPU together, nothing changes.`, 0,
 			}
 			return n.SetMIG(gpu, profiles)
 		}), &gpu)
+	cmd.Example = `  gpu-sim fault /tmp/node mig --gpu 0 --profiles 3g.40gb,1g.10gb
+  gpu-sim fault /tmp/node mig --gpu 0 --off`
 	cmd.Flags().StringSliceVar(&profiles, "profiles", nil, "comma-separated `names` of the profiles")
 	cmd.Flags().BoolVar(&off, "off", false, "turn MIG mode off")
 	cmd.MarkFlagsOneRequired("profiles", "off")
@@ -211,9 +221,11 @@ profiles do not fit on the GPU together, nothing changes.`, 0,
 }
 
 func kernelVersionCommand() *cobra.Command {
-	return faultVerb("kernel-version", " VERSION", "Change the version of the kernel module",
+	cmd := faultVerb("kernel-version", " VERSION", "Change the version of the kernel module",
 		"The library then reports that the versions do not match, like after an upgrade of the driver without a reboot.", 1,
 		func(n *sim.Node, args []string) error { return n.SetKernelVersion(args[0]) })
+	cmd.Example = "  gpu-sim fault /tmp/node kernel-version 575.57.08"
+	return cmd
 }
 
 func clearCommand() *cobra.Command {
@@ -229,6 +241,8 @@ func clearCommand() *cobra.Command {
 			}
 			return n.ClearGPU(gpu)
 		})
+	cmd.Example = `  gpu-sim fault /tmp/node clear
+  gpu-sim fault /tmp/node clear --gpu 3`
 	cmd.Flags().IntVar(&gpu, "gpu", sim.AnyGPU, "`index` of the GPU whose faults are cleared; -1 is all")
 	return cmd
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -21,6 +22,17 @@ func TestMain(m *testing.M) {
 			os.Exit(run(context.Background(), os.Args[1:], os.Environ(), os.Stdin, os.Stdout, os.Stderr))
 		},
 	})
+}
+
+func TestEveryVerbHasAnExample(t *testing.T) {
+	verbs := []*cobra.Command{(&app{}).rootCommand()}
+	for len(verbs) > 0 {
+		cmd := verbs[0]
+		verbs = append(verbs[1:], cmd.Commands()...)
+		if cmd.Example == "" {
+			t.Errorf("%s has no example", cmd.CommandPath())
+		}
+	}
 }
 
 func TestScripts(t *testing.T) {

@@ -17,6 +17,7 @@ func (p *Program) configCommand() *cobra.Command {
 		Long: `Shows the default and the effective configuration, and checks a configuration file.
 
 One file has the options of all verbs and of serve. Its JSON schema is ` + p.Schema + `.`,
+		Example:     p.examples("config default > config.yaml", "config validate config.yaml"),
 		Annotations: Statuses(OK, Usage),
 		Args:        UnknownVerb,
 		RunE:        ShowHelp,

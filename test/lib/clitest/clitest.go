@@ -104,8 +104,11 @@ func Help(t *testing.T, run Run, root *cobra.Command, update bool) {
 					t.Errorf("the help has a line of %d characters: %s", len([]rune(line)), line)
 				}
 			}
-			if !cmd.HasSubCommands() && cmd.Name() != "help" && cmd.Example == "" {
+			if cmd.Name() != "help" && cmd.Example == "" {
 				t.Error("it has no example")
+			}
+			if strings.HasPrefix(got, "\n") {
+				t.Errorf("it does not say what it is for:\n%s", got)
 			}
 			Golden(t, filepath.Join("testdata", "help", strings.Join(append(path, "help"), "-")+".txt"), got, update)
 		})
