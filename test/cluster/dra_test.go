@@ -37,6 +37,7 @@ func TestTheDoors(t *testing.T) {
 			held = c.check(t, old, 1)
 		}},
 		{"a node's token makes only slices of that node", func(t *testing.T) { c.slicePolicy(t, "node2", "node1") }},
+		{"a kubelet reads a claim without a pod on its node only if the chart lets it", c.claimPolicy},
 		{"a node's label moves it to DRA, and the GPU of a running pod waits", func(t *testing.T) {
 			c.kubectl(t, "label", "node", node, chooses+"=dra")
 			c.offers(t, 4, 0)

@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"gpu-cdi-plugin/test/lib/kubenode"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // slicePolicy checks which ResourceSlices the plugin's token on a node may make. Its role allows it to make any.
@@ -35,4 +38,29 @@ spec:
 			}
 		})
 	}
+}
+
+// claimPolicy checks what a kubelet gets that asks for a claim before the API server knows a pod with it on the node,
+// and that the value of the chart that docs/dra.md names cures it.
+func (c *Cluster) claimPolicy(t *testing.T) {
+	claim := c.file(t, `apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: early}
+spec:
+  devices:
+    requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]
+`)
+	c.kubectl(t, "create", "-f", claim)
+	defer c.kubectl(t, "delete", "-f", claim)
+	read := func() error {
+		_, err := c.Run(t.Context(), "kubectl", "get", "resourceclaim", "early",
+			"--as=system:node:node2", "--as-group=system:nodes")
+		return err
+	}
+	const refusal = "no relationship found between node 'node2' and this object"
+	if err := read(); err == nil || !strings.Contains(err.Error(), refusal) {
+		t.Errorf("error %v, want %q", err, refusal)
+	}
+	c.helm(t, "upgrade", release, chart, "--reuse-values", "--set", "dra.nodesReadClaims=true")
+	testenv.Must(t, kubenode.Wait(t.Context(), patience, "the kubelet may not read the claim", read))
 }
