@@ -3,6 +3,7 @@ package nvml
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -82,6 +83,9 @@ func findUnder(root string, dirs []string) (string, error) {
 	}
 	if len(unusable) > 0 {
 		return "", errors.Join(unusable...)
+	}
+	if _, err := os.Stat(root); errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("%w: there is no directory %s", ErrLibraryNotFound, root)
 	}
 	return "", fmt.Errorf("%w: no %s under %s", ErrLibraryNotFound, libraryName, root)
 }

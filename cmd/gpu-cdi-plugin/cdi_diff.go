@@ -160,7 +160,7 @@ func comparisonView(c comparison) cli.View {
 		t.Rows = append(t.Rows, []string{d.Where, d.What})
 	}
 	if len(c.Differences) == 0 {
-		t.Header = []string{c.Path + " matches this host"}
+		t = cli.Table{Legend: c.Path + " matches this host\n"}
 	}
 	return cli.View{Data: c, Table: t}
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -127,9 +126,6 @@ func checkManagerConfig(data []byte) error {
 
 func (a *app) doctor(cmd *cobra.Command, opts doctorOptions) error {
 	ctx := cmd.Context()
-	if err := checkRoot(cmp.Or(a.Root, "/")); err != nil {
-		return err
-	}
 	h, err := a.host()
 	if err != nil {
 		return err
@@ -168,18 +164,6 @@ func (a *app) doctor(cmd *cobra.Command, opts doctorOptions) error {
 		return err
 	}
 	return findingsError(list)
-}
-
-// checkRoot returns an error if a root is no directory: each finding there would be about a host that does not exist.
-func checkRoot(root string) error {
-	info, err := os.Stat(root)
-	if err == nil && !info.IsDir() {
-		err = fmt.Errorf("%s is not a directory", root)
-	}
-	if err != nil {
-		return cli.With(cli.Usage, "name the root directory of a host with --root", fmt.Errorf("examine a host: %w", err))
-	}
-	return nil
 }
 
 // examination returns which host is examined, and how the driver is asked.

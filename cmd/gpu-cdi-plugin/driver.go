@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,9 @@ var errNoGPU = errors.New("the NVIDIA driver has no GPU")
 // libraries are searched for in the same directory first. The device nodes are those in the driver's root if only that
 // has them, as in a driver container.
 func (a *app) host() (host.Host, error) {
+	if err := checkRoot(cmp.Or(a.Root, "/")); err != nil {
+		return host.Host{}, err
+	}
 	h, err := host.New(a.Root, a.DriverRoot, a.DevRoot)
 	if err != nil {
 		return host.Host{}, fmt.Errorf("locate the host's files: %w", err)
@@ -78,6 +82,19 @@ func (a *app) explainRoot(h host.Host, findings []driver.Finding) []driver.Findi
 	}
 	f := driver.Finding{Name: "driver-root", Kind: driver.KindRoot, Path: root, Used: true, Note: whyRoot}
 	return slices.Insert(slices.Clone(findings), 0, f)
+}
+
+// checkRoot returns an error if a root is no directory: each result would be about a host that does not exist.
+func checkRoot(root string) error {
+	info, err := os.Stat(root)
+	if err == nil && !info.IsDir() {
+		err = fmt.Errorf("%s is not a directory", root)
+	}
+	if err != nil {
+		return cli.With(cli.Usage, "name the root directory of a host with --root",
+			fmt.Errorf("locate the host's files: %w", err))
+	}
+	return nil
 }
 
 // hasNodes reports whether the driver's device nodes exist.

@@ -139,9 +139,9 @@ type configResult struct {
 }
 
 func (p *Program) configResultView(problems []string) View {
-	text := "the configuration is valid"
+	text := "there is no configuration file; the defaults, with flags and environment, are valid"
 	if p.configFile != "" {
-		text = p.configFile + ": " + text
+		text = p.configFile + ": the configuration is valid"
 	}
 	return View{Data: configResult{p.configFile, len(problems) == 0, problems}, Table: Table{Rows: [][]string{{text}}}}
 }

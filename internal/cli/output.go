@@ -85,6 +85,10 @@ func printLines(w io.Writer, lines []string) error {
 
 // Write prints the table as aligned columns, and its legend below them.
 func (t *Table) Write(w io.Writer, wide, noHeaders bool) error {
+	if len(t.Rows) == 0 && len(t.Header) > 0 && !noHeaders && t.Legend == "" {
+		_, err := io.WriteString(w, "nothing to list\n") // a header without rows looks like a failure
+		return err
+	}
 	tw := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	rows := t.Rows
 	if !noHeaders && len(t.Header) > 0 {
