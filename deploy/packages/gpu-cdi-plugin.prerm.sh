@@ -21,7 +21,7 @@ if [ -e $record ] && ! of_daemonset $record $written && ! /usr/bin/gpu-cdi-plugi
 	exit 1
 fi
 if [ -d /run/systemd/system ]; then
-	systemctl stop gpu-cdi-watch.service gpu-cdi-plugin.service 'gpu-cdi-mps*' 'device-manager*' || :
+	systemctl stop gpu-cdi-await.service gpu-cdi-watch.service gpu-cdi-plugin.service 'gpu-cdi-mps*' 'device-manager*' || :
 fi
 # The specs name the hook too. Those of another kind are left, and all if the configuration has an error.
 of_daemonset /etc/cdi/*.json /run/cdi/*.json || /usr/bin/gpu-cdi-plugin --log-level error cdi remove >/dev/null || :

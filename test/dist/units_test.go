@@ -24,6 +24,7 @@ func TestUnitsAreConfined(t *testing.T) {
 		"gpu-cdi-watch.service": 1, "gpu-cdi-plugin.service": 2.8, "gpu-cdi-mps@.service": 4,
 		"gpu-cdi-mps-shm@.service": 4,
 		"device-manager.service":   3.1,
+		"gpu-cdi-await.service":    1,
 	} {
 		r := proc.Must(t, 0, proc.Cmd{
 			Args: []string{systemd, "security", "--offline=true", "--no-pager", filepath.Join(units, name)},
@@ -96,6 +97,7 @@ func TestSystemdAcceptsTheUnits(t *testing.T) {
 	for _, name := range []string{
 		"gpu-cdi-watch.service", "gpu-cdi-plugin.service", "gpu-cdi-plugin.path", "gpu-cdi-mps@.service",
 		"gpu-cdi-mps-shm@.service",
+		"gpu-cdi-await.service",
 		"device-manager.service", "device-manager.socket", "device-manager-leases.socket",
 	} {
 		text := readFile(t, units, name)

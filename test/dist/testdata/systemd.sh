@@ -94,6 +94,29 @@ rm $dropin
 check systemctl daemon-reload
 configure ''
 stop gpu-cdi-watch.service
+
+# A unit holds docker back until there is a spec, and not for ever.
+check [ "$(systemctl is-enabled gpu-cdi-await.service)" = disabled ]
+printf '[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=/bin/true\n' >/run/systemd/system/docker.service
+check systemctl daemon-reload
+rm /run/cdi/nvidia.com-gpu.json
+check systemctl start --no-block gpu-cdi-await.service docker.service
+await active gpu-cdi-await.service activating
+check active docker.service inactive
+check systemctl start gpu-cdi-watch.service
+await active docker.service active
+check active gpu-cdi-await.service active
+stop gpu-cdi-watch.service
+stop docker.service
+stop gpu-cdi-await.service
+rm /run/cdi/nvidia.com-gpu.json
+check systemctl start --no-block gpu-cdi-await.service docker.service
+await active docker.service active
+check active gpu-cdi-await.service failed
+check systemctl reset-failed gpu-cdi-await.service
+stop docker.service
+rm /run/systemd/system/docker.service
+check systemctl daemon-reload
 check systemctl start gpu-cdi-watch.service
 
 # An upgrade and a downgrade restart what runs.
