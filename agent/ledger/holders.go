@@ -86,8 +86,8 @@ func holders(b *books, now time.Time) []*holder {
 
 // entryState returns whether the pod of an entry of the checkpoint still holds its device, and how. As long as the
 // kubelet has the entry it does; for some refreshes after that too, since a version may be an older one; and then as
-// long as it has processes: a pod that is deleted by force is dropped at once, and so is any pod if the kubelet has lost
-// its file.
+// long as it has processes: a pod that is deleted by force is dropped at once, and so is any pod if the kubelet has
+// lost its file.
 func (b *books) entryState(k key, e *entry, present map[name][]key, now time.Time) (state State, holds bool) {
 	if e.since.IsZero() && b.alive() {
 		return "", true

@@ -58,8 +58,8 @@ func parsePolicy(data []byte) (*policy, error) {
 	return p, wording.Limit(errors.Join(err, p.validate()))
 }
 
-// PolicyRuntime returns the runtime that the content of a PolicyFile names, or "". The error says what is wrong with the
-// policy.
+// PolicyRuntime returns the runtime that the content of a PolicyFile names, or "". The error says what is wrong with
+// the policy.
 func PolicyRuntime(data []byte) (string, error) {
 	p, err := parsePolicy(data)
 	if p == nil {

@@ -246,8 +246,8 @@ func (p *Program) withOptions(cmd *cobra.Command, err error) error {
 	return With(CodeOf(err), p.WithOptions(cmd, hint), err)
 }
 
-// WithOptions returns a text with commands of this program, to which it adds options of cmd's command line as withOptions
-// does.
+// WithOptions returns a text with commands of this program, to which it adds options of cmd's command line as
+// withOptions does.
 func (p *Program) WithOptions(cmd *cobra.Command, text string) string {
 	var common string
 	local := map[string]string{}

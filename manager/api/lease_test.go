@@ -78,18 +78,19 @@ func (q *queue) Extend(_ context.Context, id string, by model.Caller, left time.
 
 func (q *queue) List() ([]lease.Lease, []lease.Waiting, []lease.Busy) {
 	ends := admitted.Add(time.Hour)
-	return []lease.Lease{
-			{
-				ID: "abc", UID: 1, User: "ada", PID: 2, Command: "x", Resource: "example.com/dev", Devices: []string{"d0"},
-				Since: admitted,
-			},
-			{
-				ID: "def", User: "root", Resource: "example.com/dev", Devices: []string{"d1"}, Indexes: []string{"1"},
-				Models: []string{"M"}, Since: admitted, Ends: &ends,
-			},
-		}, []lease.Waiting{waitingOne(1)}, []lease.Busy{
-			{Resource: "example.com/dev", Device: "d2", Reason: "process 7 uses it", At: admitted},
-		}
+	leases := []lease.Lease{
+		{
+			ID: "abc", UID: 1, User: "ada", PID: 2, Command: "x", Resource: "example.com/dev", Devices: []string{"d0"},
+			Since: admitted,
+		},
+		{
+			ID: "def", User: "root", Resource: "example.com/dev", Devices: []string{"d1"}, Indexes: []string{"1"},
+			Models: []string{"M"}, Since: admitted, Ends: &ends,
+		},
+	}
+	return leases, []lease.Waiting{waitingOne(1)}, []lease.Busy{
+		{Resource: "example.com/dev", Device: "d2", Reason: "process 7 uses it", At: admitted},
+	}
 }
 
 func waitingOne(position int) lease.Waiting {

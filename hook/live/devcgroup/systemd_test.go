@@ -70,7 +70,8 @@ func (m *manager) talk(conn net.Conn) error {
 	if err != nil {
 		return err
 	}
-	if got := string(opening[:n]); got != "\x00AUTH EXTERNAL 30\r\nNEGOTIATE_UNIX_FD\r\nBEGIN\r\n" { // the user "0" in hexadecimal
+	const asRoot = "\x00AUTH EXTERNAL 30\r\nNEGOTIATE_UNIX_FD\r\nBEGIN\r\n" // the user "0" in hexadecimal
+	if got := string(opening[:n]); got != asRoot {
 		return fmt.Errorf("the client begins with %q", got)
 	}
 	if _, err := conn.Write([]byte("OK 0123456789abcdef0123456789abcdef\r\nAGREE_UNIX_FD\r\n")); err != nil {
