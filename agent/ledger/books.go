@@ -61,7 +61,7 @@ type key struct {
 }
 
 // path is how an administrator names the entry.
-func (k key) path() string { return k.pod + "/" + k.container + "/" + k.id }
+func (k key) path() string { return printable(k.pod + "/" + k.container + "/" + k.id) }
 
 // entry is a device of a container in the kubelet's checkpoint. It is kept until the pod has ended.
 type entry struct {

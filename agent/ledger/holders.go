@@ -8,6 +8,7 @@ import (
 
 	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -134,7 +135,10 @@ func (b *books) orForgotten(state State, path string) State {
 }
 
 // claimPath is how an administrator names a device of a claim.
-func claimPath(uid, deviceName string) string { return uid + "/" + deviceName }
+func claimPath(uid, deviceName string) string { return printable(uid + "/" + deviceName) }
+
+// printable returns a path as it is printed, which is how it can be given back.
+func printable(path string) string { return wording.Visible(strings.ReplaceAll(path, "\n", `\n`)) }
 
 // present returns the entries that are in the last version of the checkpoint, by the names of their devices.
 func (b *books) present() map[name][]key {

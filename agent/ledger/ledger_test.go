@@ -740,3 +740,21 @@ func TestWaitsEndWhenAnotherProcessTakesOver(t *testing.T) {
 		}
 	})
 }
+
+// The kubelet's files may have any text as a name.
+func TestForgettingANameThatIsPrintedInAnotherWay(t *testing.T) {
+	k := newKubelet()
+	k.entries = []kubelet.Entry{recorded("\x1b[31mp", whole, "no GPU\n")}
+	l := k.ledger()
+	offered := offer(whole, uuidA)
+	l.Offer(nil, []resource.Resource{offered})
+	refresh(t, l)
+	refresh(t, l)
+	expect(t, l, &offered.Devices[0], "it is unknown on which GPU that is")
+	const printed = `\x1b[31mp/main/no GPU\n`
+	if got := l.Holdings(); len(got) != 1 || got[0].Forget != printed {
+		t.Errorf("the holdings are %+v", got)
+	}
+	testenv.Must(t, l.Forget(t.Context(), printed, false))
+	expect(t, l, &offered.Devices[0], "")
+}

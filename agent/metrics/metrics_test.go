@@ -278,6 +278,13 @@ func TestHealthAndReadiness(t *testing.T) {
 			Checks{Ready: fail, Remarks: func() []string { return []string{"one device is lost"} }},
 			"GET", "/readyz", 503, "nvidia.com/gpu is not connected\none device is lost\n",
 		},
+		"texts of others": {
+			Checks{
+				Ready:   func() error { return errors.New("pod \x1b[31mp") },
+				Remarks: func() []string { return []string{"pod \u009b2J\nok"} },
+			},
+			"GET", "/readyz", 503, "pod \\x1b[31mp\npod \\u009b2J; ok\n",
+		},
 		"any other method": {Checks{Healthy: succeed, Ready: succeed}, "POST", "/readyz", 405, "Method Not Allowed\n"},
 	}
 	for name, c := range cases {

@@ -7,11 +7,13 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"gpu-cdi-plugin/internal/promtext"
+	"gpu-cdi-plugin/internal/wording"
 )
 
 // Checks are the checks behind /healthz and /readyz.
@@ -119,13 +121,13 @@ func report(check func() error, remarks func() []string) http.Handler {
 		w.Header().Set("Cache-Control", "no-store")
 		if err := check(); err != nil {
 			w.WriteHeader(http.StatusServiceUnavailable)
-			_, _ = fmt.Fprintln(w, err)
+			_, _ = fmt.Fprintln(w, wording.Visible(err.Error()))
 		} else {
 			_, _ = fmt.Fprintln(w, "ok")
 		}
 		if remarks != nil {
 			for _, line := range remarks() {
-				_, _ = fmt.Fprintln(w, line)
+				_, _ = fmt.Fprintln(w, wording.Visible(strings.ReplaceAll(line, "\n", "; ")))
 			}
 		}
 	})

@@ -46,13 +46,13 @@ func (f *file[T]) read(path string, parse func([]byte) (*T, error)) (*T, Version
 	if version == f.version {
 		return f.content, f.version, f.err
 	}
-	f.version, f.content = version, nil
-	var data []byte
-	if data, f.err = fileio.ReadFile(path, maxFile); f.err == nil {
-		f.content, f.err = parse(data)
+	data, err := fileio.ReadFile(path, maxFile)
+	if err != nil { // the next call tries again
+		return nil, version, err
 	}
-	if f.err != nil {
-		f.err = fmt.Errorf("%s: %w", path, f.err)
+	f.version = version
+	if f.content, f.err = parse(data); f.err != nil {
+		f.content, f.err = nil, fmt.Errorf("%s: %w", path, f.err)
 	}
 	return f.content, f.version, f.err
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/internal/host"
@@ -92,6 +93,23 @@ func TestTheFilesOfAKubelet(t *testing.T) {
 	testenv.Must(t, os.Remove(filepath.Join(s.PluginDir, kubelet.CheckpointName)))
 	if none, version, err := s.Checkpoint(); none != nil || version != before || err != nil {
 		t.Errorf("after its removal: %v, version %v, error %v", none, version, err)
+	}
+}
+
+// A file that could not be read is read again, also if the kubelet has not replaced it.
+func TestAFileThatCannotBeReadAtFirst(t *testing.T) {
+	s := newSource(t)
+	path := filepath.Join(s.PluginDir, kubelet.CheckpointName)
+	at := time.Now()
+	testenv.Must(t, os.WriteFile(path, []byte(checkpoint("GPU-1")), 0o600))
+	info, err := os.Stat(path)
+	testenv.Must(t, err, os.Truncate(path, 65<<20), os.Chtimes(path, at, at))
+	if _, _, err := s.Checkpoint(); err == nil {
+		t.Error("a file that is too large is read")
+	}
+	testenv.Must(t, os.Truncate(path, info.Size()), os.Chtimes(path, at, at))
+	if c, _, err := s.Checkpoint(); err != nil || len(c.PodDeviceEntries) != 1 {
+		t.Errorf("then it is %v, error %v", c, err)
 	}
 }
 

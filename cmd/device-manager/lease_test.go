@@ -356,7 +356,7 @@ func TestWatchLeases(t *testing.T) {
 		t.Errorf("its end by a signal: %v", err)
 	}
 	got := strings.Split(out.String(), "\n")
-	if len(got) != 5 || !strings.HasPrefix(got[1], "one ") || got[2] != "" || !strings.HasPrefix(got[3], "LEASE") {
+	if len(got) != 5 || !strings.HasPrefix(got[1], "one ") || got[2] != "" || got[3] != "nothing to list" {
 		t.Errorf("it prints:\n%s", out)
 	}
 }

@@ -3,6 +3,7 @@
 package kubelet
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -48,6 +49,9 @@ type file struct {
 // ParseCheckpoint parses a checkpoint. If its checksum is wrong, the error wraps ErrChecksum. That of a kubelet before
 // 1.11 has no checksum.
 func ParseCheckpoint(data []byte) (*Checkpoint, error) {
+	if err := checkSize(data); err != nil {
+		return nil, fmt.Errorf("parse the kubelet's checkpoint: %w", err)
+	}
 	if bare, ok, err := parseBare(data); ok && err == nil {
 		return bare, nil
 	} else if ok {
@@ -99,8 +103,23 @@ func (e *Entry) IDs() []string {
 	return slices.Compact(ids)
 }
 
+// maxObjects is how many JSON objects a file of the kubelet can have. In kubelet_internal_checkpoint a container has two
+// for each resource. Small ones need a hundred times as much memory as in the file.
+const maxObjects = 200_000
+
+// checkSize returns an error if a file of the kubelet is too large to be parsed.
+func checkSize(data []byte) error {
+	if n := bytes.Count(data, []byte("{")); n > maxObjects {
+		return fmt.Errorf("it has %d objects, the limit is %d", n, maxObjects)
+	}
+	return nil
+}
+
 // parseUnverified parses the formats of ParseCheckpoint without comparing the checksum.
 func parseUnverified(data []byte) (*Checkpoint, error) {
+	if err := checkSize(data); err != nil {
+		return nil, err
+	}
 	if bare, ok, err := parseBare(data); ok {
 		return bare, err
 	}

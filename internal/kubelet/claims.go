@@ -55,6 +55,9 @@ func ParseClaims(data []byte) ([]Claim, error) {
 }
 
 func parseClaims(data []byte) ([]Claim, error) {
+	if err := checkSize(data); err != nil {
+		return nil, err
+	}
 	var file claimsFile
 	if err := json.Unmarshal(data, &file); err != nil {
 		return nil, err
@@ -73,7 +76,12 @@ func parseClaims(data []byte) ([]Claim, error) {
 		return nil, fmt.Errorf("its kind is %q, not %s", content.Kind, claimsKind)
 	}
 	list := make([]Claim, 0, len(content.ClaimInfoStateList))
+	seen := map[string]bool{}
 	for _, c := range content.ClaimInfoStateList {
+		if seen[c.ClaimUID] {
+			return nil, fmt.Errorf("it has the claim with the UID %q twice", c.ClaimUID)
+		}
+		seen[c.ClaimUID] = true
 		one := Claim{
 			UID: c.ClaimUID, Namespace: c.Namespace, Name: c.ClaimName, Pods: slices.Sorted(maps.Keys(c.PodUIDs)),
 			Devices: map[string][]ClaimDevice{},

@@ -44,8 +44,16 @@ func TestClaims(t *testing.T) {
 		"no claims": {
 			claimsOf(t, `{"kind":"DRACheckpoint","ClaimInfoStateList":[]}`), []kubelet.Claim{}, "",
 		},
-		"of a kubelet before 1.32":         {[]byte(`{"version":"v1","entries":[],"checksum":1}`), []kubelet.Claim{}, ""},
-		"of a later kubelet":               {claimsOf(t, `{"kind":"Checkpoint2"}`), nil, `its kind is "Checkpoint2"`},
+		"of a kubelet before 1.32": {[]byte(`{"version":"v1","entries":[],"checksum":1}`), []kubelet.Claim{}, ""},
+		"of a later kubelet":       {claimsOf(t, `{"kind":"Checkpoint2"}`), nil, `its kind is "Checkpoint2"`},
+		"a claim twice": {
+			claimsOf(t, `{"kind":"DRACheckpoint","ClaimInfoStateList":[{"ClaimUID":"c1"},{"ClaimUID":"c1"}]}`), nil,
+			`it has the claim with the UID "c1" twice`,
+		},
+		"more than fits into memory": {
+			claimsOf(t, `{"kind":"DRACheckpoint","ClaimInfoStateList":[`+strings.Repeat("{},", 300_000)+`{}]}`), nil,
+			"it has 300003 objects, the limit is 200000",
+		},
 		"an empty file":                    {nil, nil, "unexpected end of JSON input"},
 		"half a file":                      {claimsOf(t, someClaims)[:80], nil, "unexpected end of JSON input"},
 		"data that is cut off":             {claimsOf(t, someClaims[:80]), nil, "unexpected end of JSON input"},
