@@ -103,8 +103,8 @@ func (e *Entry) IDs() []string {
 	return slices.Compact(ids)
 }
 
-// maxObjects is how many JSON objects a file of the kubelet can have. In kubelet_internal_checkpoint a container has two
-// for each resource. Small ones need a hundred times as much memory as in the file.
+// maxObjects is how many JSON objects a file of the kubelet can have. In kubelet_internal_checkpoint a container has
+// two for each resource. Small ones need a hundred times as much memory as in the file.
 const maxObjects = 200_000
 
 // checkSize returns an error if a file of the kubelet is too large to be parsed.

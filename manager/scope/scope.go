@@ -71,8 +71,8 @@ func (s *Scope) start(conn *systemd.Conn, pidfd *os.File, process systemd.Proper
 		Properties []systemd.Property
 	}
 	var job dbus.ObjectPath
-	// When the last scope of a user ends, systemd stops the user's slice. That job is replaced: with "fail" it would keep a
-	// new scope from starting.
+	// When the last scope of a user ends, systemd stops the user's slice. That job is replaced: with "fail" it would keep
+	// a new scope from starting.
 	return conn.CallWith(pidfd, systemd.Object, systemd.Manager+".StartTransientUnit",
 		[]any{s.Name, "replace", append(s.properties(), process), []auxiliary{}}, &job)
 }
