@@ -240,12 +240,12 @@ func (s *Service) isMark(m proc.Mount, id string) bool {
 }
 
 // adoptContainer gives a lease, whose process has ended, to the first process of its containers, and reports false if
-// there is none. It waits for a container that an engine just starts, or starts again. While it is unknown which
-// containers run, it waits too, but not for longer than unknownTime, nor if root has ended the lease: what cannot be
-// read may be made by the user. If ctx ends, it returns false.
+// there is none, or once what is left is to be killed. It waits for a container that an engine just starts, or starts
+// again. While it is unknown which containers run, it waits too, but not for longer than unknownTime, nor if root has
+// ended the lease: what cannot be read may be made by the user. If ctx ends, it returns false.
 func (s *Service) adoptContainer(ctx context.Context, b *begun, asked <-chan endRequest) bool {
-	until := time.Now().Add(unknownTime)
-	for looked, said := false, false; ; {
+	until := b.unknownUntil()
+	for looked, said := false, false; !b.isDue(); {
 		first, err := s.openContainers(ctx, b, until)
 		wait := startTime
 		switch {
@@ -254,14 +254,14 @@ func (s *Service) adoptContainer(ctx context.Context, b *begun, asked <-chan end
 			return true
 		case ctx.Err() != nil:
 			return false
-		case err != nil && (b.forced || !time.Now().Before(until)):
+		case err != nil && (b.forced.Load() || !time.Now().Before(until)):
 			s.o.Log.Warn("lease " + b.Pod.Name + " ends, though it is unknown whether a container of it runs: " +
 				wording.OneLine(err))
 			return false
 		case err != nil:
 			if !said {
-				s.o.Log.Warn("lease " + b.Pod.Name + " is kept until its containers are known, for " + unknownTime.String() +
-					" at most: " + wording.OneLine(err))
+				s.o.Log.Warn("lease " + b.Pod.Name + " is kept until its containers are known, for " +
+					time.Until(until).Round(time.Second).String() + " at most: " + wording.OneLine(err))
 			}
 			wait, said = min(retryTime, time.Until(until)), true
 		case looked:
@@ -273,15 +273,16 @@ func (s *Service) adoptContainer(ctx context.Context, b *begun, asked <-chan end
 		case <-ctx.Done():
 			return false
 		case a := <-asked:
-			s.over(b, a)
+			s.endedBy(b, a)
 		case <-time.After(wait):
 		}
 	}
+	return false
 }
 
 // openContainers opens the oldest process in containers of a lease, or returns nil if there is none. If the lease is
-// over, it asks the first process of each other container to end, and later kills all processes. What it has not read
-// at a time counts as unknown.
+// over, it asks the first process of each other container to end, and kills all processes once that is due. What it has
+// not read at a time counts as unknown.
 func (s *Service) openContainers(ctx context.Context, b *begun, until time.Time) (first *process, err error) {
 	ctx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
@@ -318,7 +319,7 @@ func (s *Service) openContainer(b *begun, c *leaseContainer) (oldest *process, e
 			p.close()
 			continue
 		}
-		if !b.kill.IsZero() && !time.Now().Before(b.kill) {
+		if b.isDue() {
 			_ = p.signal(b.user, unix.SIGKILL)
 		}
 		if oldest == nil || p.before(oldest) {

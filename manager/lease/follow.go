@@ -8,8 +8,6 @@ import (
 	"math"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"gpu-cdi-plugin/internal/proc"
 	"gpu-cdi-plugin/internal/wording"
 	"gpu-cdi-plugin/manager"
@@ -22,12 +20,18 @@ func (s *Service) follow(ctx context.Context, b *begun) {
 	asked := make(chan endRequest, 1)
 	s.setEnd(b.Pod.UID, func(user int) error { return s.askEnd(ctx, b, user, asked) })
 	defer s.setEnd(b.Pod.UID, nil)
+	if s.left(b) <= 0 {
+		s.over(b)
+	}
 	if !s.reopenProcess(ctx, b, asked) {
 		return
 	}
 	for b.ended || s.awaitEnd(ctx, b, asked) {
-		if b.Lease.Containers && !b.unused && s.adoptContainer(ctx, b, asked) {
+		if b.Lease.Containers && !b.unused && !b.isDue() && s.adoptContainer(ctx, b, asked) {
 			continue
+		}
+		if b.isDue() {
+			s.killRest(ctx, b)
 		}
 		if ctx.Err() == nil {
 			s.end(ctx, b)
@@ -39,11 +43,11 @@ func (s *Service) follow(ctx context.Context, b *begun) {
 // reopenProcess opens the process of a lease of an earlier manager. While it is unknown whether that runs, it tries
 // again, but not for longer than unknownTime, nor if root has ended the lease. It returns false if ctx ends.
 func (s *Service) reopenProcess(ctx context.Context, b *begun, asked <-chan endRequest) bool {
-	until := time.Now().Add(unknownTime)
+	until := b.unknownUntil()
 	for said := false; b.reopen; said = true {
 		one, err := reopen(s.o.Procfs, s.o.Boot, b.Lease.Process)
 		known := err == nil || errors.Is(err, proc.ErrEnded)
-		if known || b.forced || !time.Now().Before(until) {
+		if known || b.forced.Load() || !time.Now().Before(until) {
 			if !known {
 				s.o.Log.Error("lease " + b.Pod.Name + " ends, though it is unknown whether its process runs: " +
 					wording.OneLine(err))
@@ -57,14 +61,14 @@ func (s *Service) reopenProcess(ctx context.Context, b *begun, asked <-chan endR
 			return true
 		}
 		if !said {
-			s.o.Log.Error("lease " + b.Pod.Name + " is kept until its process is known, for " + unknownTime.String() +
-				" at most: " + wording.OneLine(err))
+			s.o.Log.Error("lease " + b.Pod.Name + " is kept until its process is known, for " +
+				time.Until(until).Round(time.Second).String() + " at most: " + wording.OneLine(err))
 		}
 		select {
 		case <-ctx.Done():
 			return false
 		case a := <-asked:
-			s.over(b, a)
+			s.endedBy(b, a)
 		case <-time.After(min(retryTime, time.Until(until))):
 		}
 	}
@@ -77,15 +81,36 @@ type endRequest struct {
 	of   *process
 }
 
-// over has a lease be over, as its end was asked for.
-func (s *Service) over(b *begun, a endRequest) {
+// endedBy has a lease be over, since a user has ended it.
+func (s *Service) endedBy(b *begun, a endRequest) {
 	if b.kill.IsZero() {
 		s.o.Log.Info(fmt.Sprintf("lease %s is ended by user %d", b.Pod.Name, a.user))
 	}
-	b.user, b.forced = a.user, b.forced || a.user == 0
+	b.user = a.user
+	s.over(b)
+}
+
+// over has a lease be over: it sets when what is left of it is killed, and when it ends whatever is left. The latter
+// counts from the recorded end, so that no restart of the manager puts it off, but leaves time to end and to kill.
+func (s *Service) over(b *begun) {
 	if b.kill.IsZero() {
 		b.kill = time.Now().Add(s.o.Grace)
+		b.last = b.kill.Add(max(startTime, unknownTime+min(0, s.left(b))))
 	}
+	if b.forced.Load() {
+		b.user, b.last = 0, b.kill.Add(startTime)
+	}
+}
+
+// isDue reports whether what is left of a lease is to be killed.
+func (b *begun) isDue() bool { return !b.kill.IsZero() && !time.Now().Before(b.kill) }
+
+// unknownUntil returns until when a lease is kept while it is unknown what is left of it.
+func (b *begun) unknownUntil() time.Time {
+	if b.kill.IsZero() {
+		return time.Now().Add(unknownTime)
+	}
+	return b.last
 }
 
 // askEnd asks the process of a lease to end, as a user does, and has the lease be over.
@@ -96,6 +121,9 @@ func (s *Service) askEnd(ctx context.Context, b *begun, user int, asked chan<- e
 	if err := one.terminate(user); err != nil {
 		return err
 	}
+	if user == 0 {
+		b.forced.Store(true)
+	}
 	err := s.o.Manager.ChangeLease(ctx, b.Pod.UID, func(l *model.Lease) error {
 		l.Ends = min(cmp.Or(l.Ends, math.MaxInt64), sinceBoot())
 		return nil
@@ -105,7 +133,7 @@ func (s *Service) askEnd(ctx context.Context, b *begun, user int, asked chan<- e
 	}
 	select {
 	case asked <- endRequest{user, one}:
-	default: // an earlier request has the same effect
+	default: // an earlier request has the same effect, but for b.forced
 	}
 	return nil
 }
@@ -140,52 +168,93 @@ func (s *Service) since(b *begun) time.Duration {
 }
 
 // awaitEnd waits until the process of a lease has ended. If the lease's time is over before that, or someone ends the
-// lease, it ends the process. It returns false if ctx ends.
+// lease, it asks the process to end, and waits until what is left is to be killed. It returns false if ctx ends.
 func (s *Service) awaitEnd(ctx context.Context, b *begun, asked <-chan endRequest) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	ended, one, first := make(chan error, 1), b.process, b.kill.IsZero()
+	ended, one, first, told := make(chan error, 1), b.process, b.kill.IsZero(), false
 	go func() { ended <- one.waitOr(ctx) }()
-	for over, stuck := false, false; !over; {
-		pause := time.Minute // a timer stands still while the host sleeps
-		if !stuck {
-			pause = min(pause, s.left(b))
-		}
+	for b.kill.IsZero() {
 		select {
 		case err := <-ended:
 			return err == nil
 		case a := <-asked:
-			s.over(b, a)
-			over = true
-			if a.of != one { // which the lease had before
-				_ = s.terminate(b)
-			}
-		case <-time.After(pause):
-			if !stuck && s.left(b) <= 0 {
-				over = s.terminate(b)
-				stuck = !over
+			s.endedBy(b, a)
+			told = a.of == one // otherwise the lease had that process before
+		case <-time.After(min(time.Minute, s.left(b))): // a timer stands still while the host sleeps
+			if s.left(b) <= 0 {
+				s.over(b)
 			}
 		}
-	}
-	if b.kill.IsZero() {
-		b.kill = time.Now().Add(s.o.Grace)
-	}
-	if first && one != nil && one.inside { // there may be other containers
-		other, _ := s.openContainers(ctx, b, b.kill)
-		other.close()
 	}
 	if one == nil {
 		return true
 	}
-	select {
-	case err := <-ended:
-		return err == nil
-	case <-time.After(time.Until(b.kill)):
-		if err := one.signal(b.user, unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrEnded) {
-			s.o.Log.Warn("the command of lease " + b.Pod.Name + " cannot be killed: " + wording.OneLine(err))
+	told = told || s.terminate(b)
+	if first && b.Lease.Containers && (one.inside || !told) { // there may be other containers
+		oldest, _ := s.openContainers(ctx, b, b.kill)
+		if !told && oldest != nil {
+			_ = oldest.terminate(b.user)
+		}
+		oldest.close()
+	}
+	for {
+		select {
+		case err := <-ended:
+			return err == nil
+		case a := <-asked:
+			s.endedBy(b, a)
+		case <-time.After(time.Until(b.kill)):
+			return true
 		}
 	}
-	return <-ended == nil
+}
+
+// killRest kills what is left of a lease, and waits until that has ended. It gives up at b.last, or if ctx ends:
+// processes outside of the containers could otherwise prolong a lease for ever by starting one container after another.
+func (s *Service) killRest(ctx context.Context, b *begun) {
+	s.unmark(b.Pod.Name) // engines cannot start more containers of the lease
+	for pause, said := shortPause, false; ; pause = min(2*pause, startTime) {
+		s.over(b) // root may have ended it meanwhile
+		if err := b.process.kill(b.user); err != nil && !said {
+			s.o.Log.Warn("the command of lease " + b.Pod.Name + " cannot be killed: " + wording.OneLine(err))
+			said = true
+		}
+		var left *process
+		var unknown error
+		if b.Lease.Containers {
+			left, unknown = s.openContainers(ctx, b, b.last)
+			left.close()
+		}
+		runs := b.process != nil && !b.process.hasEnded()
+		isOnlyUnknown := left == nil && !runs
+		switch {
+		case ctx.Err() != nil, isOnlyUnknown && unknown == nil:
+			return
+		case isOnlyUnknown && b.forced.Load(), !time.Now().Before(b.last):
+			s.sayLeft(b, left, runs, unknown)
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(min(pause, time.Until(b.last))):
+		}
+	}
+}
+
+// sayLeft logs what is left of a lease that ends all the same.
+func (s *Service) sayLeft(b *begun, inContainer *process, commandRuns bool, unknown error) {
+	why := ""
+	switch {
+	case inContainer != nil:
+		why = fmt.Sprintf("new processes appear in containers of it, such as process %d", inContainer.PID)
+	case commandRuns:
+		why = fmt.Sprintf("its command still runs, as process %d", b.process.PID)
+	default:
+		why = "it is unknown whether a container of it runs: " + wording.OneLine(unknown)
+	}
+	s.o.Log.Warn("lease " + b.Pod.Name + " ends, though " + why)
 }
 
 // terminate asks the process of a lease to end, and reports whether that could be done.

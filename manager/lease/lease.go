@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"gpu-cdi-plugin/internal/fair"
@@ -55,9 +56,12 @@ const (
 	retryTime = time.Second
 	// startTime is how long a container may take to appear after its command was killed, and to start again.
 	startTime = time.Second
-	// unknownTime is how long a lease is kept at most while it is unknown whether its process or a container of it runs.
-	// What uses a device after that, the check before the next lease finds.
+	// unknownTime is how long a lease is kept at most while it is unknown whether its process or a container of it runs,
+	// and while what is left of a lease that is over cannot be killed. What uses a device after that, the check before
+	// the next lease finds.
 	unknownTime = 30 * time.Second
+	// shortPause is the time between the first two attempts to kill what is left.
+	shortPause = 10 * time.Millisecond
 	// maxWaiting is how many requests can wait, and maxWaitingOfUser how many of one user other than root. If all places
 	// are taken, the user who has most loses the newest to a user who has fewer, or to root.
 	maxWaiting       = 384
@@ -129,11 +133,12 @@ type begun struct {
 	reopen  bool     // whether the process is to be opened as it is recorded
 	ended   bool     // whether the process has ended
 	unused  bool     // whether nobody ever had the devices
-	// When the lease is over: as if this user had ended it, and when what is left is killed.
-	user int
-	kill time.Time // zero while it is not over
+	// When the lease is over: as if this user had ended it, when what is left is killed, and when the lease ends at the
+	// latest, whatever is left.
+	user       int
+	kill, last time.Time // zero while it is not over
 	// forced means that root has ended the lease: it then ends even if it is unknown what is left of it.
-	forced bool
+	forced atomic.Bool
 }
 
 // newBegun returns a lease that has begun. When its time is over, its process is ended as by its user.

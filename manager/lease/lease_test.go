@@ -124,12 +124,12 @@ func TestTheTimeOfALeaseIsOver(t *testing.T) {
 	}
 }
 
-// A user has only processes of his own ended, also if they became those of another one.
+// A user has only processes of his own ended, also if they became those of another one. Their lease ends all the same.
 func TestAProcessThatMayNotBeSignalled(t *testing.T) {
 	t.Parallel()
 	testenv.Root(t)
 	c := sleeper(t, 0)
-	record := model.Lease{Process: identify(t, c.Process.Pid), Ends: 1} // long over
+	record := model.Lease{Process: identify(t, c.Process.Pid), Ends: sinceBoot()}
 	m := newFake(t, 1)
 	id := m.hold(0, record, other)
 	s := run(t, m)
@@ -144,8 +144,19 @@ func TestAProcessThatMayNotBeSignalled(t *testing.T) {
 	if err := s.Acquire(t.Context(), asks, nil, nil); !errors.Is(err, ErrNotYours) {
 		t.Errorf("a lease for another's process: %v", err)
 	}
-	testenv.Must(t, c.Process.Kill())
+	s.stop()
+	testenv.Must(t, m.ChangeLease(t.Context(), "lease-"+id, func(l *model.Lease) error {
+		l.Ends = 1 // long over
+		return nil
+	}))
+	s = run(t, m, func(o *Options) { o.Grace = 0 })
 	s.free()
+	if c.Process.Signal(syscall.Signal(0)) != nil {
+		t.Error("the process has ended")
+	}
+	if !strings.Contains(s.log.String(), "ends, though its command still runs") {
+		t.Errorf("the log does not say that the process runs:\n%s", s.log)
+	}
 }
 
 // identify returns what a record has of a process.
@@ -522,6 +533,90 @@ func TestTheEndOfSeveralContainers(t *testing.T) {
 	}
 }
 
+// A process outside of the containers cannot prolong a lease that is over, whatever it starts.
+func TestContainersThatAreStartedOneAfterTheOther(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ forced bool }{
+		"root ends it": {true},
+		"its time was over long before the manager was restarted": {false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := run(t, newFake(t, 1), func(o *Options) { o.Grace = 100 * time.Millisecond })
+			command := sleeper(t, other)
+			a := s.askAs(command.ask(1))
+			s.granted(a)
+			starter := s.startsContainers(a)
+			testenv.Must(t, command.Process.Kill())
+			s.until("the lease is a container's", func() bool {
+				return strings.Contains(s.log.String(), "goes on: its container")
+			})
+			if c.forced {
+				s.until("it can be ended", func() bool { return s.End(a.ID, model.Caller{}) == nil })
+			} else {
+				s.stop()
+				testenv.Must(t, s.m.ChangeLease(t.Context(), "lease-"+a.ID, func(l *model.Lease) error {
+					l.Ends = 1
+					return nil
+				}))
+				s = run(t, s.m, func(o *Options) { o.Grace = 100 * time.Millisecond })
+			}
+			s.free()
+			if starter.Process.Signal(syscall.Signal(0)) != nil {
+				t.Error("the process that starts containers has ended")
+			}
+			if _, err := os.Lstat(s.markPath(a.ID)); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the file of the lease: %v", err)
+			}
+		})
+	}
+}
+
+// startsContainers starts a process that starts a container of a lease ten times a second, outside of them.
+func (s *service) startsContainers(a *asked) *child {
+	s.Helper()
+	testenv.Root(s.T)
+	kept := filepath.Join(s.T.TempDir(), "kept") // a mount of the file stays when the file is removed
+	testenv.Must(s, os.WriteFile(kept, nil, 0o600))
+	return start(s.T, os.Getuid(), fmt.Sprintf(`
+		exec unshare --mount --propagation private --pid --fork --kill-child sh -ec '
+		mount --bind %s %s; echo ready
+		while :; do
+			unshare --mount --propagation private sh -ec "
+				mount -t tmpfs tmpfs /run; mkdir -p /run/gpu; touch %s; mount --bind %[2]s %[3]s; exec sleep 5" &
+			sleep 0.1
+		done'`, s.markPath(a.ID), kept, MarkPath))
+}
+
+// A lease that is over ends a bounded time after its recorded end, also if the manager is restarted.
+func TestTheLastMomentOfALease(t *testing.T) {
+	t.Parallel()
+	const grace = 10 * time.Second
+	for name, c := range map[string]struct {
+		since  time.Duration // the recorded end
+		forced bool
+		want   time.Duration // from now
+	}{
+		"its time is just over":                    {0, false, grace + unknownTime},
+		"its time was over a moment ago":           {20 * time.Second, false, grace + unknownTime - 20*time.Second},
+		"its time was over long ago":               {time.Hour, false, grace + startTime},
+		"root ends it":                             {0, true, grace + startTime},
+		"root ends it when its time was long over": {time.Hour, true, grace + startTime},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newFake(t, 1)
+			m.hold(0, model.Lease{Ends: sinceBoot() - c.since}, other)
+			b := newBegun(m.Pods()[0], nil)
+			b.forced.Store(c.forced)
+			New(Options{Manager: m, Grace: grace}).over(b)
+			if got := time.Until(b.last); got > c.want || got < c.want-5*time.Second {
+				t.Errorf("it ends in %v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
 // In a container with the host's process IDs, no process takes others with it.
 func TestTheEndOfAContainerOfManyProcesses(t *testing.T) {
 	t.Parallel()
@@ -687,17 +782,17 @@ func TestAnEndIsRecorded(t *testing.T) {
 // ever, and root can end it at once.
 func TestWhatIsUnknownOfALease(t *testing.T) {
 	t.Parallel()
-	const fraction = time.Millisecond
+	const fraction = 10 * time.Second // more than passes before the recorded end, which is of the real clock, is read
 	root, user := &model.Caller{}, &model.Caller{UID: other}
-	timed := model.Lease{Process: model.Process{Boot: boot}, Ends: 1, Containers: true}
+	timed := model.Lease{Process: model.Process{Boot: boot}, Containers: true}
 	runs := model.Lease{Process: model.Process{Boot: boot, PID: os.Getpid(), Start: 1}}
 	for name, c := range map[string]struct {
 		lease model.Lease
 		ends  *model.Caller // who ends the lease
 		kept  time.Duration
 	}{
-		"its containers":                       {timed, nil, unknownTime},
-		"its containers, and its user ends it": {timed, user, unknownTime},
+		"its containers":                       {timed, nil, 2*time.Second + unknownTime},
+		"its containers, and its user ends it": {timed, user, 2*time.Second + unknownTime},
 		"its containers, and root ends it":     {timed, root, 0},
 		"its process":                          {runs, nil, unknownTime},
 		"its process, and its user ends it":    {runs, user, unknownTime},
@@ -712,6 +807,9 @@ func TestWhatIsUnknownOfALease(t *testing.T) {
 				os.Symlink("/proc/thread-self", filepath.Join(procfs, "thread-self")))
 			synctest.Test(t, func(t *testing.T) {
 				m := newFake(t, 1)
+				if c.lease.Containers { // no process has it, so its time is over
+					c.lease.Ends = sinceBoot()
+				}
 				id := m.hold(0, c.lease, other)
 				s := run(t, m, func(o *Options) { o.Procfs = procfs })
 				synctest.Wait()

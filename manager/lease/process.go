@@ -129,6 +129,17 @@ func (p *process) terminate(user int) error {
 	return nil
 }
 
+// kill kills the process, as a user does. There is nothing to do if it has ended, or is nil.
+func (p *process) kill(user int) error {
+	if p == nil || p.hasEnded() {
+		return nil
+	}
+	if err := p.signal(user, unix.SIGKILL); !errors.Is(err, proc.ErrEnded) {
+		return err
+	}
+	return nil
+}
+
 // signal sends a signal if a user may do so: root, and the user of the process. A process of root stays one, even if
 // the command that the user started has become it (sudo). Between the check and the signal the process can become one
 // of root too; its user could as well have sent the signal before. The processes in a container of the lease are its
