@@ -24,6 +24,9 @@ func (a *app) asksServe(cmd *cobra.Command) *cobra.Command {
 
 func (a *app) client() *api.Client { return api.NewClient(a.APISocket) }
 
+// leaseClient returns the client for leases.
+func (a *app) leaseClient() *api.Client { return api.NewLeaseClient(a.APISocket, a.LeaseSocket()) }
+
 // errNoPod means that a name or UID does not name exactly one placed pod.
 var errNoPod = errors.New("find the pod")
 

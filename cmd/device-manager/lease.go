@@ -353,7 +353,7 @@ func (a *app) acquire(ctx context.Context, o leaseOptions, request api.LeaseRequ
 			line.show(o.cmd.CommandPath() + " " + text)
 		}
 	}
-	r := asking{client: api.NewClient(a.LeaseSocket()), request: request, begin: time.Now()}
+	r := asking{client: a.leaseClient(), request: request, begin: time.Now()}
 	if o.AllowBusy { // which is for users of the whole API
 		r.client = a.client()
 	}

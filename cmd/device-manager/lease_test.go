@@ -121,6 +121,20 @@ func serveLeases(t *testing.T, answers ...http.HandlerFunc) (*app, *bytes.Buffer
 	return a, out
 }
 
+// Who may use the API's own socket asks for leases there: other users cannot fill its queue.
+func TestLeasesAreAskedForAtTheSocketOfTheAPI(t *testing.T) {
+	a, out := serveLeases(t, func(http.ResponseWriter, *http.Request) { t.Error("the socket for leases is used") })
+	listener, err := net.Listen("unix", a.APISocket)
+	testenv.Must(t, err)
+	server := &http.Server{Handler: lists(lease.Lease{ID: "abc"})}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	testenv.Must(t, a.leases(t.Context(), cli.Output{Format: "name"}, false))
+	if got := out.String(); !strings.Contains(got, "abc") {
+		t.Errorf("the leases: %q", got)
+	}
+}
+
 // event sends a line of the answer to a request for a lease.
 func event(w http.ResponseWriter, e api.LeaseEvent) {
 	_ = json.NewEncoder(w).Encode(e)

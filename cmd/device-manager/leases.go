@@ -47,7 +47,7 @@ const watchInterval = time.Second
 
 // leases prints the leases, with `watch` again at each change.
 func (a *app) leases(ctx context.Context, out cli.Output, watch bool) error {
-	client := api.NewClient(a.LeaseSocket())
+	client := a.leaseClient()
 	var last api.LeaseList
 	for first := true; ; first = false {
 		list, err := client.Leases(ctx)
@@ -219,11 +219,7 @@ have ended. Root and the members of --api-group can end any lease, and other use
 
 // changeLease calls the API on the socket by which this user may do most.
 func (a *app) changeLease(change func(*api.Client) error) error {
-	err := change(a.client())
-	if errors.Is(err, api.ErrNotAllowed) {
-		err = change(api.NewClient(a.LeaseSocket()))
-	}
-	return cli.Classify(err, leaseErrors)
+	return cli.Classify(change(a.leaseClient()), leaseErrors)
 }
 
 func (a *app) leaseCreateCommand() *cobra.Command {

@@ -27,6 +27,7 @@ type limited struct {
 	mu     sync.Mutex
 	own    map[uint32]int // open connections of root and this process's user, by UID
 	others []*peerConn    // those of all other users, in the order of arrival
+	counts map[uint32]int // how many of others an account has
 }
 
 // peerConn is a connection that counts until it is closed, also after a server has given it away (http.Hijacker).
@@ -77,26 +78,23 @@ func (l *limited) enter(c *peerConn) (out *peerConn, entered bool) {
 		l.own[c.peer.Uid]++
 		return nil, true
 	}
-	var accounts []uint32
-	mine := 0
-	for _, other := range l.others {
-		accounts = append(accounts, other.account)
-		if other.account == c.account {
-			mine++
-		}
-	}
-	if mine >= max(1, l.max/userPart) {
+	if l.counts[c.account] >= max(1, l.max/userPart) {
 		return nil, false
 	}
 	if len(l.others) >= l.max {
+		var accounts []uint32
+		for _, other := range l.others {
+			accounts = append(accounts, other.account)
+		}
 		i := fair.GivesWay(accounts, c.account)
 		if i < 0 {
 			return nil, false
 		}
 		out = l.others[i]
-		l.others = slices.Delete(l.others, i, i+1)
+		l.remove(i)
 	}
 	l.others = append(l.others, c)
+	l.counts[c.account]++
 	return out, true
 }
 
@@ -107,7 +105,18 @@ func (l *limited) leave(c *peerConn) {
 		l.own[c.peer.Uid]--
 		return
 	}
-	l.others = slices.DeleteFunc(l.others, func(other *peerConn) bool { return other == c })
+	if i := slices.Index(l.others, c); i >= 0 { // otherwise it was given to another user
+		l.remove(i)
+	}
+}
+
+// remove removes one of others. The caller holds l.mu.
+func (l *limited) remove(i int) {
+	account := l.others[i].account
+	if l.counts[account]--; l.counts[account] == 0 {
+		delete(l.counts, account)
+	}
+	l.others = slices.Delete(l.others, i, i+1)
 }
 
 // userOf returns a peer's UID, or one that no user has if the peer is not known.

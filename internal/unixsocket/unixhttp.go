@@ -72,7 +72,9 @@ func ListenHTTP(ctx context.Context, o HTTPOptions) (*HTTPListener, error) {
 		l.giveUp()
 		return nil, err
 	}
-	l.socket = &limited{Listener: socket, max: o.MaxConnections, account: fair.Account, own: map[uint32]int{}}
+	l.socket = &limited{
+		Listener: socket, max: o.MaxConnections, account: fair.Account, own: map[uint32]int{}, counts: map[uint32]int{},
+	}
 	return l, nil
 }
 
@@ -203,7 +205,7 @@ func IsOwn(peer *unix.Ucred) bool {
 
 // dial connects to a program that root or this process's user runs.
 func dial(ctx context.Context, path string) (net.Conn, error) {
-	c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	c, err := connect(ctx, path)
 	if err != nil {
 		return nil, err
 	}
@@ -231,13 +233,26 @@ func IsEnd(err error) bool {
 const closedIdle = "http: server closed idle connection"
 
 // NewHTTPClient returns an HTTP client for the program that serves a socket. The program must begin each response
-// within aliveTime.
-func NewHTTPClient(path string, aliveTime time.Duration) *http.Client {
+// within aliveTime. Where this process may not connect to the socket, or nobody listens there, the client uses the next
+// of the others.
+func NewHTTPClient(path string, aliveTime time.Duration, others ...string) *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		DisableKeepAlives:     true,
 		ResponseHeaderTimeout: aliveTime,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return dial(ctx, path)
+			c, err := dial(ctx, path)
+			for _, other := range others {
+				if !isUnavailable(err) {
+					break
+				}
+				c, err = dial(ctx, other)
+			}
+			return c, err
 		},
 	}}
+}
+
+// isUnavailable reports whether an error of dial means that nobody listens, or not for this process.
+func isUnavailable(err error) bool {
+	return errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"strconv"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -45,11 +46,38 @@ func Dial(ctx context.Context, path string) (net.Conn, error) {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", "/proc/self/fd/"+strconv.Itoa(fd))
+	conn, err := connect(ctx, "/proc/self/fd/"+strconv.Itoa(fd))
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", path, err)
 	}
 	return conn, nil
+}
+
+const (
+	// fullTime is how long a client tries to connect while the listener's queue is full.
+	fullTime = 10 * time.Second
+	// maxPause is the longest time between two attempts.
+	maxPause = 50 * time.Millisecond
+)
+
+// connect connects to an address. While the listener's queue is full, as when a user connects in a loop, it tries
+// again: Go's sockets do not block, so that the kernel does not have them wait.
+func connect(ctx context.Context, address string) (net.Conn, error) {
+	until := time.Now().Add(fullTime)
+	for pause := time.Millisecond; ; pause = min(2*pause, maxPause) {
+		c, err := (&net.Dialer{}).DialContext(ctx, "unix", address)
+		if !errors.Is(err, unix.EAGAIN) {
+			return c, err
+		}
+		if !time.Now().Before(until) {
+			return nil, fmt.Errorf("too many programs have connected to the socket at a time for %v: %w", fullTime, err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(pause):
+		}
+	}
 }
 
 // Remove removes the socket at a path, if there is one. If another kind of file is there, that is an error.

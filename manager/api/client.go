@@ -39,6 +39,12 @@ func NewClient(path string) *Client {
 	return &Client{path: path, http: unixsocket.NewHTTPClient(path, maxWait+readTime)}
 }
 
+// NewLeaseClient returns a client for leases: on the API's own socket if this process may connect to it, since other
+// users cannot fill the queue of that, and otherwise on the socket for leases.
+func NewLeaseClient(apiSocket, leaseSocket string) *Client {
+	return &Client{path: leaseSocket, http: unixsocket.NewHTTPClient(apiSocket, maxWait+readTime, leaseSocket)}
+}
+
 // Admit admits the pod of a manifest in YAML or JSON.
 func (c *Client) Admit(ctx context.Context, manifest []byte) (p Pod, err error) {
 	err = c.do(ctx, http.MethodPost, "/v1/pods", manifest, &p)
