@@ -92,7 +92,9 @@ func parseStatus(text string) (Status, error) {
 		var err error
 		switch key {
 		case "Uid":
-			s.UIDs = fields
+			if s.UIDs = fields; len(fields) != 4 {
+				err = fmt.Errorf("%d values, want 4", len(fields))
+			}
 		case "CapEff":
 			s.Capabilities, err = strconv.ParseUint(fields[0], 16, 64)
 		default:

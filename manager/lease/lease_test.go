@@ -159,6 +159,47 @@ func TestAProcessThatMayNotBeSignalled(t *testing.T) {
 	}
 }
 
+// The user of a process is known by the rule of kill(2).
+func TestWhoseAProcessIs(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		uids string // real, effective, saved, file system
+		want error
+	}{
+		"all IDs are the user's":              {"12345 12345 12345 12345", nil},
+		"a set-user-ID program, such as su":   {"12345 0 0 0", nil},
+		"one that can become the user's":      {"0 0 12345 0", nil},
+		"only its effective ID is the user's": {"0 12345 0 12345", ErrNotYours},
+		"one that has become root's, by sudo": {"0 0 0 0", ErrNotYours},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := &process{Process: identify(t, os.Getpid()), procfs: t.TempDir()}
+			dir := filepath.Join(p.procfs, fmt.Sprint(p.PID))
+			stat, err := os.ReadFile("/proc/self/stat")
+			testenv.Must(t, err, os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "stat"), stat, 0o600),
+				os.WriteFile(filepath.Join(dir, "status"), []byte("Uid: "+c.uids+"\nCapEff: 0\n"), 0o600))
+			if err := p.belongsTo(other); !errors.Is(err, c.want) {
+				t.Errorf("error %v, want %v", err, c.want)
+			}
+		})
+	}
+}
+
+// A set-user-ID program at its prompt has not become another user's, and does not prolong a lease.
+func TestASetUserIDProgramIsEnded(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	c := start(t, 0, fmt.Sprintf("exec setpriv --ruid=%d sh -pc 'echo ready; exec sleep 1000'", other))
+	m := newFake(t, 1)
+	m.hold(0, model.Lease{Process: identify(t, c.Process.Pid), Ends: sinceBoot()}, other)
+	s := run(t, m)
+	if got := c.signal(); got != syscall.SIGTERM {
+		t.Errorf("ended by %v", got)
+	}
+	s.free()
+}
+
 // identify returns what a record has of a process.
 func identify(t *testing.T, pid int) model.Process {
 	t.Helper()

@@ -140,8 +140,8 @@ func (p *process) kill(user int) error {
 	return nil
 }
 
-// signal sends a signal if a user may do so: root, and the user of the process. A process of root stays one, even if
-// the command that the user started has become it (sudo). Between the check and the signal the process can become one
+// signal sends a signal if a user may do so himself. A process of root stays one, even if the command that the user
+// started has become it (sudo). Between the check and the signal the process can become one
 // of root too; its user could as well have sent the signal before. The processes in a container of the lease are its
 // user's, whatever their user IDs are.
 func (p *process) signal(user int, s unix.Signal) error {
@@ -164,8 +164,9 @@ func (p *process) signal(user int, s unix.Signal) error {
 	return failed
 }
 
-// belongsTo returns an error that wraps ErrNotYours unless all user IDs of the process are those of a user, or the user
-// is root.
+// belongsTo returns an error that wraps ErrNotYours unless a user may signal the process, by the rule of kill(2): its
+// real or saved user ID is the user's, or the user is root. A set-user-ID program that has not become root yet, such as
+// su at its prompt, is still its user's.
 func (p *process) belongsTo(user int) error {
 	one, err := proc.Open(p.procfs, p.PID)
 	if err != nil {
@@ -183,10 +184,9 @@ func (p *process) belongsTo(user int) error {
 	if stat.Start != p.Start {
 		return proc.ErrEnded
 	}
-	for _, id := range status.UIDs {
-		if user != 0 && id != strconv.Itoa(user) {
-			return fmt.Errorf("process %d runs as user %s: %w", p.PID, id, ErrNotYours)
-		}
+	real, effective, saved := status.UIDs[0], status.UIDs[1], status.UIDs[2]
+	if id := strconv.Itoa(user); user != 0 && real != id && saved != id {
+		return fmt.Errorf("process %d runs as user %s: %w", p.PID, effective, ErrNotYours)
 	}
 	return nil
 }
