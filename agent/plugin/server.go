@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"sync/atomic"
@@ -174,9 +175,18 @@ func (s *server) PreStartContainer(
 	ctx, cancel := context.WithTimeout(ctx, preStartTimeout)
 	defer cancel()
 	if err := s.options.PreStart(ctx, l.resource.Name, devices); err != nil { // PreStart has logged it
-		return nil, status.Error(codes.FailedPrecondition, err.Error())
+		return nil, status.Error(codes.FailedPrecondition, linesOf(err))
 	}
 	return &v1beta1.PreStartContainerResponse{}, nil
+}
+
+// linesOf returns the text of an error, with a line for each device if it is about several: device-manager finds the
+// devices at the begin of the lines, since the rest can have text of users.
+func linesOf(err error) string {
+	if several, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // what it wraps has no such lines
+		err = errors.Join(several.Unwrap()...)
+	}
+	return err.Error()
 }
 
 // ofContainer returns the devices that a container has under IDs, some of which may not be advertised any more.

@@ -113,20 +113,28 @@ func (e *Endpoint) PreStart(ctx context.Context, ids []string) error {
 	return pluginError(ctx, err)
 }
 
-// maxError bounds the text of a plugin's error, in bytes.
-const maxError = 1000
+// maxError bounds the text of a plugin's error, and maxMessage the message that is kept of it, in bytes. A plugin has a
+// line for each device that it refuses.
+const (
+	maxError   = 1000
+	maxMessage = 64 << 10
+)
 
 // PluginError is the error of a call of a plugin. Its text is what the plugin says, without the code of gRPC before it.
 type PluginError struct {
 	Code    codes.Code
-	Message string // at most maxError bytes
+	Message string // at most maxMessage bytes
 }
 
-// Error returns the message, or the code if there is none.
-func (e *PluginError) Error() string { return cmp.Or(e.Message, e.Code.String()) }
+// Error returns the begin of the message, or the code if there is none.
+func (e *PluginError) Error() string {
+	return wording.Shorten(cmp.Or(e.Message, e.Code.String()), maxError)
+}
 
 // GRPCStatus returns the error as one of gRPC, so that status.Code returns the code.
-func (e *PluginError) GRPCStatus() *status.Status { return status.New(e.Code, e.Message) }
+func (e *PluginError) GRPCStatus() *status.Status {
+	return status.New(e.Code, wording.Shorten(e.Message, maxError))
+}
 
 // pluginError returns an error of gRPC as a *PluginError, and any other as it is.
 func pluginError(ctx context.Context, err error) error {
@@ -138,7 +146,7 @@ func pluginError(ctx context.Context, err error) error {
 	case limited && !time.Now().Before(deadline): // gRPC has several texts for that, also before ctx ends
 		return &PluginError{codes.DeadlineExceeded, "the device plugin did not answer in time"}
 	}
-	return &PluginError{s.Code(), wording.Shorten(s.Message(), maxError)}
+	return &PluginError{s.Code(), wording.Shorten(s.Message(), maxMessage)}
 }
 
 // watch calls the function `receive` with each list until the stream ends. While the function runs, no other list is

@@ -495,7 +495,7 @@ func (s *Service) start(ctx context.Context, w *waiter, uid string) (model.RunOp
 func (s *Service) without(w *waiter, devices []deviceKey, why error) {
 	text := reasonOf(why)
 	atFault := slices.DeleteFunc(slices.Clone(devices), func(d deviceKey) bool {
-		return len(devices) > 1 && !strings.Contains(text, (&Device{ID: d.id}).device())
+		return len(devices) > 1 && !names(why, (&Device{ID: d.id}).device())
 	})
 	if len(atFault) == 0 {
 		taken := map[deviceKey]bool{}
@@ -517,6 +517,22 @@ func (s *Service) without(w *waiter, devices []deviceKey, why error) {
 	}
 	s.o.Log.Warn("devices cannot be leased now: "+text, "devices", ids)
 	s.wakeAfter(refusalTime)
+}
+
+// names reports whether the error of a plugin names a device: at the begin of a line. Other text, which can be that of
+// users, such as a path of cgroups, does not count.
+func names(err error, device string) bool {
+	text := err.Error()
+	if refused, ok := errors.AsType[*endpoint.PluginError](err); ok {
+		text = refused.Message // not shortened
+	}
+	for line := range strings.Lines(text) {
+		rest, found := strings.CutPrefix(line, device)
+		if found && (strings.HasPrefix(rest, " ") || strings.HasPrefix(rest, "::")) { // behind :: is that of a part
+			return true
+		}
+	}
+	return false
 }
 
 // pause has a request wait for a while, and later ones pass it. The caller holds s.mu.

@@ -1807,7 +1807,7 @@ func TestOneDeviceOfSeveralCannotBePrepared(t *testing.T) {
 	m := newFake(t, 3)
 	m.start = func(_ context.Context, ids []string) error {
 		if slices.Contains(ids, "d0") {
-			return errors.New("process 7 uses d0")
+			return errors.New("d0 is not ready for a container (check): process 7 uses it")
 		}
 		return nil
 	}
@@ -1819,19 +1819,55 @@ func TestOneDeviceOfSeveralCannotBePrepared(t *testing.T) {
 	}
 }
 
+// Each device that a plugin's error names is left out, however long the error is, and no other one.
+func TestWhichDevicesAnErrorNames(t *testing.T) {
+	t.Parallel()
+	ids := []string{"d0", "d1", "d10", "d2", "d3"}
+	const long = " is not ready for a container (check): process 7 (" // and where it is
+	for name, c := range map[string]struct {
+		text string
+		want string
+	}{
+		"one":                    {"d1 is not ready for a container: it is", "d1"},
+		"a shared one":           {"d1::3 is not ready for a container: it is", "d1"},
+		"one with a longer name": {"d10 is not ready for a container: it is", "d10"},
+		"more than are shown": {
+			"d0" + long + strings.Repeat("x", 2000) + ")\nd2" + long + strings.Repeat("x", 2000) + ")\nd3" + long + ")",
+			"d0 d2 d3",
+		},
+		"one, and a cgroup that is named like another": {"d1" + long + "in /user.slice/d2 is not ready/d3::1)", "d1"},
+		"none": {"allocate: the device plugin ends, with d1", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			refused := &endpoint.PluginError{Code: codes.FailedPrecondition, Message: c.text}
+			err := fmt.Errorf("start container main: %w", refused)
+			var got []string
+			for _, id := range ids {
+				if names(err, id) {
+					got = append(got, id)
+				}
+			}
+			if got := strings.Join(got, " "); got != c.want {
+				t.Errorf("it names %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
 // A request for all devices fails again and again, since one cannot be prepared. The others can be had meanwhile.
 func TestARequestThatFailsHoldsBackNobody(t *testing.T) {
 	t.Parallel()
 	m := newFake(t, 3)
 	m.start = func(_ context.Context, ids []string) error {
 		if slices.Contains(ids, "d0") {
-			return errors.New("process 7 uses d0")
+			return errors.New("d0 is not ready for a container (check): process 7 uses it")
 		}
 		return nil
 	}
 	s := run(t, m)
 	all := s.ask(3)
-	s.until("the first one waits", func() bool { return strings.Contains(all.reason(), "process 7 uses d0") })
+	s.until("the first one waits", func() bool { return strings.Contains(all.reason(), "process 7 uses it") })
 	two := s.ask(2)
 	<-two.done
 	if two.err != nil || len(two.Devices) != 2 {
