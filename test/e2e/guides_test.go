@@ -138,7 +138,7 @@ sed -i 's/"terminal": true/"terminal": false/; s/"sh"/"nvidia-smi", "-L"/' bundl
 		before: awaiting,
 		instead: map[string]string{
 			"device-manager serve --plugin 'gpu-cdi-plugin serve' &": "device-manager serve --plugin 'gpu-cdi-plugin serve' " +
-				">/run/manager.log 2>&1 &\nexpect=NAMESPACE await device-manager pods",
+				">/run/manager.log 2>&1 &\nexpect='nothing to list' await device-manager pods",
 		},
 		want: []string{"nvidia.com/gpu"},
 	},
