@@ -183,7 +183,7 @@ func (s *server) PreStartContainer(
 // linesOf returns the text of an error, with a line for each device if it is about several: device-manager finds the
 // devices at the begin of the lines, since the rest can have text of users.
 func linesOf(err error) string {
-	if several, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // what it wraps has no such lines
+	if several, ok := err.(interface{ Unwrap() []error }); ok {
 		err = errors.Join(several.Unwrap()...)
 	}
 	return err.Error()

@@ -245,7 +245,7 @@ func (s *Service) killRest(ctx context.Context, b *begun) {
 
 // sayLeft logs what is left of a lease that ends all the same.
 func (s *Service) sayLeft(b *begun, inContainer *process, commandRuns bool, unknown error) {
-	why := ""
+	var why string
 	switch {
 	case inContainer != nil:
 		why = fmt.Sprintf("new processes appear in containers of it, such as process %d", inContainer.PID)

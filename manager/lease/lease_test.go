@@ -617,7 +617,7 @@ func TestContainersThatAreStartedOneAfterTheOther(t *testing.T) {
 func (s *service) startsContainers(a *asked) *child {
 	s.Helper()
 	testenv.Root(s.T)
-	kept := filepath.Join(s.T.TempDir(), "kept") // a mount of the file stays when the file is removed
+	kept := filepath.Join(s.TempDir(), "kept") // a mount of the file stays when the file is removed
 	testenv.Must(s, os.WriteFile(kept, nil, 0o600))
 	return start(s.T, os.Getuid(), fmt.Sprintf(`
 		exec unshare --mount --propagation private --pid --fork --kill-child sh -ec '
