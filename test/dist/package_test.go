@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/engine"
 	"gpu-cdi-plugin/test/lib/guide"
 	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/proc"
@@ -102,6 +103,30 @@ func older(t *testing.T, from, to string) {
 	proc.Must(t, 0, proc.Cmd{Args: []string{"dpkg-deb", "--build", "-Zgzip", "-z1", "--root-owner-group", tree, to}})
 }
 
+// removeSystemdsCgroups removes, at the end of the test, the cgroups that a systemd leaves when it ends.
+func removeSystemdsCgroups(t *testing.T) {
+	t.Helper()
+	list := func() map[string]bool {
+		names := map[string]bool{}
+		for _, pattern := range []string{"init.scope", "*.slice", "*.mount"} {
+			found, err := filepath.Glob("/sys/fs/cgroup/unified/" + pattern)
+			testenv.Must(t, err)
+			for _, path := range found {
+				names[filepath.Base(path)] = true
+			}
+		}
+		return names
+	}
+	before := list()
+	t.Cleanup(func() {
+		for name := range list() {
+			if !before[name] {
+				testenv.Must(t, engine.RemoveCgroups("/"+name))
+			}
+		}
+	})
+}
+
 // boot runs a script of testdata in a throw-away root, and returns the files that are left.
 func boot(t *testing.T, script string, mode ...string) []string {
 	t.Helper()
@@ -111,6 +136,7 @@ func boot(t *testing.T, script string, mode ...string) []string {
 		_ = unix.Unmount(filepath.Join(dir, "root"), unix.MNT_DETACH)
 		_ = unix.Unmount(filepath.Join(dir, "scratch"), unix.MNT_DETACH)
 	})
+	removeSystemdsCgroups(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
 	r, err := proc.Run(ctx, proc.Cmd{

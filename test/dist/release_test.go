@@ -482,10 +482,12 @@ func TestSlowPodmanRunsTheImage(t *testing.T) {
 		t.Helper()
 		return proc.Must(t, 0, proc.Cmd{Args: append(slices.Clone(storage), args...)})
 	}
+	parent := fmt.Sprintf("/gpu-dist-%d", os.Getpid())
+	t.Cleanup(func() { testenv.Must(t, engine.RemoveCgroups(parent)) })
 	loaded := run("load", "-i", filepath.Join(releaseDir(t), "gpu-cdi-plugin_1.2.3_image.tar"))
 	_, name, _ := strings.Cut(strings.TrimSpace(loaded.Stdout), "Loaded image: ")
 	// Without CAP_SYS_RESOURCE podman's default limits cannot be set.
-	r := run("run", "--rm", "--network", "none", "--pids-limit", "-1", "--privileged",
+	r := run("run", "--rm", "--network", "none", "--pids-limit", "-1", "--privileged", "--cgroup-parent", parent,
 		"--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "-v", h.root+":/host:rslave",
 		name, "run", "devices", "-o", "name")
 	if !strings.HasPrefix(r.Stdout, "nvidia.com/gpu=GPU-") {
