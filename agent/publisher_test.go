@@ -1,9 +1,11 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"gpu-cdi-plugin/agent/config"
@@ -17,6 +19,7 @@ import (
 	"gpu-cdi-plugin/agent/prepare"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/kubelet"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/resource"
@@ -97,11 +100,10 @@ func allocationOf(container string) control.Request {
 	return control.Request{Act: control.Allocation, Namespace: parts[0], Pod: parts[1], Container: parts[2]}
 }
 
-// Resources that cannot be advertised keep their old devices, and a remark says so.
-func TestPublisherRemarksThatItCannotAdvertise(t *testing.T) {
-	t.Parallel()
-	log := &testenv.Log{}
-	logger := slog.New(slog.NewTextHandler(log, nil))
+// newPublisher returns a publisher beside a kubelet, and its device plugin.
+func newPublisher(t *testing.T, k ledger.Kubelet, resend func() bool) (*publisher, *plugin.Plugin) {
+	t.Helper()
+	logger := slog.New(slog.NewTextHandler(&testenv.Log{}, nil))
 	changed := wake.New()
 	p, err := plugin.New(plugin.Options{Dir: t.TempDir(), Log: logger})
 	testenv.Must(t, err)
@@ -110,25 +112,72 @@ func TestPublisherRemarksThatItCannotAdvertise(t *testing.T) {
 	defaults := config.Default()
 	devs := &devices{host: h, config: &current{}}
 	devs.config.Store(&defaults)
-	pub := &publisher{
+	if k == nil {
+		k = &podresources.Source{Host: h, PluginDir: t.TempDir()}
+	}
+	return &publisher{
 		config: &defaults, devices: devs, plugin: p, releaser: &releaser{}, metrics: metrics.New(metrics.BuildInfo{}),
-		mps: mps.New(mps.MonitorOptions{Dir: t.TempDir(), Changed: changed.Wake, Log: logger}),
-		ledger: ledger.New(ledger.Options{
-			Kubelet: &podresources.Source{Host: h, PluginDir: t.TempDir()}, Pods: runningPods, Changed: changed, Log: logger,
-		}),
+		mps:       mps.New(mps.MonitorOptions{Dir: t.TempDir(), Changed: changed.Wake, Log: logger}),
+		ledger:    ledger.New(ledger.Options{Kubelet: k, Resend: resend, Pods: runningPods, Changed: changed, Log: logger}),
 		displaced: ledger.NewDisplaced(ledger.DisplacedOptions{}),
 		reporter:  kubeapi.New(kubeapi.Options{Log: logger}),
 		again:     wake.New(), changed: changed,
+	}, p
+}
+
+// publishGPUs publishes the state of a node with GPUs.
+func publishGPUs(t *testing.T, pub *publisher, count int) {
+	t.Helper()
+	s := &gpu.Snapshot{}
+	for i := range count {
+		s.Devices = append(s.Devices, gpu.Device{Index: i, UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", i)})
 	}
+	resources, _, err := resource.Build(s, config.Default().Config)
+	testenv.Must(t, err)
+	pub.publish(node.State{Snapshot: s, Resources: resources})
+}
+
+// otherGPUs is a kubelet that had another GPU, and writes its checkpoint when it is sent the devices.
+type otherGPUs struct{ version atomic.Uint64 }
+
+func (*otherGPUs) List(context.Context) (podresources.Answer, error) {
+	return podresources.Answer{Runs: true}, nil
+}
+
+func (k *otherGPUs) Checkpoint() (*kubelet.Checkpoint, podresources.Version, error) {
+	c := &kubelet.Checkpoint{RegisteredDevices: map[string][]string{gpuResource: {"GPU-other"}}}
+	return c, podresources.Version{Inode: 1 + k.version.Load()}, nil
+}
+
+func (*otherGPUs) Claims() ([]kubelet.Claim, error) { return nil, nil }
+
+// The service is ready when the devices have been sent that were withheld until the kubelet's record was read.
+func TestPublisherIsReadyWhenWithheldDevicesAreSent(t *testing.T) {
+	t.Parallel()
+	k := &otherGPUs{}
+	pub, _ := newPublisher(t, k, func() bool { k.version.Add(1); return true })
+	_, err := pub.ledger.Read(t.Context())
+	testenv.Must(t, err)
+	publishGPUs(t, pub, 2)
+	if pub.ready() == nil {
+		t.Error("it is ready before the kubelet's record was read")
+	}
+	go func() { _ = pub.ledger.Run(t.Context()) }()
+	testenv.Eventually(t, "the record is read", func() bool { return pub.ledger.Ready() == nil })
+	if pub.ready() == nil {
+		t.Error("it is ready before the devices are sent")
+	}
+	publishGPUs(t, pub, 2)
+	testenv.Must(t, pub.ready())
+}
+
+// Resources that cannot be advertised keep their old devices, and a remark says so.
+func TestPublisherRemarksThatItCannotAdvertise(t *testing.T) {
+	t.Parallel()
+	pub, p := newPublisher(t, nil, nil)
 	publish := func(gpus int) {
 		t.Helper()
-		s := &gpu.Snapshot{}
-		for i := range gpus {
-			s.Devices = append(s.Devices, gpu.Device{Index: i, UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", i)})
-		}
-		resources, _, err := resource.Build(s, config.Default().Config)
-		testenv.Must(t, err)
-		pub.publish(node.State{Snapshot: s, Resources: resources})
+		publishGPUs(t, pub, gpus)
 	}
 	advertised := func(want int) {
 		t.Helper()
