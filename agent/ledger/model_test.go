@@ -861,11 +861,9 @@ var modelKinds = []string{
 	"claim", "share of a claim", "replicas of one device in two pods", "shares of one device in two pods",
 }
 
-// live is a random history.
-func (w *model) live() {
+// begin starts the kubelet and a process on a node with GPUs of any kind, which are shared in any way.
+func (w *model) begin(c modelConfig) {
 	w.mu.Lock()
-	var c modelConfig
-	c.chooseDoors(w.rand)
 	c.chooseForms(w.rand)
 	for g := range w.gpus {
 		w.gpus[g] = modelGPU{w.rand.IntN(3) == 0, w.rand.IntN(len(modelLayouts))}
@@ -874,6 +872,13 @@ func (w *model) live() {
 	w.mu.Unlock()
 	w.goes(w.admit)
 	w.start(c)
+}
+
+// live is a random history.
+func (w *model) live() {
+	var c modelConfig
+	c.chooseDoors(w.rand)
+	w.begin(c)
 	w.pause(0, 5*time.Second)
 	for range 120 {
 		w.step()
@@ -889,17 +894,8 @@ func (w *model) live() {
 // liveCalmly is a history in which only pods come and go, and processes hand over. It has no static pods: one that is
 // made again at once has the UID of before, so its processes keep what it had before.
 func (w *model) liveCalmly() {
-	w.mu.Lock()
 	w.calm = true
-	var c modelConfig
-	c.chooseForms(w.rand)
-	for g := range w.gpus {
-		w.gpus[g] = modelGPU{w.rand.IntN(3) == 0, w.rand.IntN(len(modelLayouts))}
-	}
-	w.kubelet.begin(time.Second)
-	w.mu.Unlock()
-	w.goes(w.admit)
-	w.start(c)
+	w.begin(modelConfig{})
 	w.sleepFor(20 * time.Second)
 	for range 150 {
 		p, n := w.pick(), w.rand.IntN(20)
