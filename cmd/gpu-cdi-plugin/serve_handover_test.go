@@ -110,7 +110,11 @@ func (s *served) serves(device string) {
 		}
 		return err == nil && len(list) == 4 && bad == 1
 	})
-	s.allocate(s.kubelet.WaitListed(gpuResource, 3, 1), s.node.Machine().GPUs[0].UUID)
+	// The devices may still be those of the instance that was about to end its service.
+	waitFor(s.t, "a container gets a device", func() bool {
+		_, err := s.tryAllocate(s.kubelet.WaitListed(gpuResource, 3, 1), s.node.Machine().GPUs[0].UUID)
+		return err == nil
+	})
 }
 
 // leftNothing checks that no socket and no lock is left.
