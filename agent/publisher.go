@@ -71,7 +71,7 @@ const labelsInterval = time.Minute
 
 // run passes the last state on again when anything outside the node changes.
 func (p *publisher) run(ctx context.Context) error {
-	labels := time.NewTicker(labelsInterval)
+	labels := time.NewTimer(wake.Next(labelsInterval))
 	defer labels.Stop()
 	for {
 		send := p.advertise
@@ -81,6 +81,7 @@ func (p *publisher) run(ctx context.Context) error {
 		case <-p.again:
 		case <-labels.C:
 			send = p.writeLabels
+			labels.Reset(wake.Next(labelsInterval))
 		}
 		p.mu.Lock()
 		send()

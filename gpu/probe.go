@@ -10,6 +10,8 @@ type Probe struct {
 	UUID string
 	// Error says why the GPU does not answer. If it is set, only Lost and NeedsReset of the other fields are known.
 	Error string
+	// Late means that the GPU has not answered yet: the other fields are those of an earlier probe.
+	Late bool
 	// Lost means that the driver reports the GPU as lost, or that it has no such GPU. Error is then set too.
 	Lost bool
 	// NeedsReset means that the driver cannot use the GPU before a reset. Error is then set too.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -101,6 +102,9 @@ func newFixture(t *testing.T, machine string, change ...func(*Options)) *fixture
 	return newFixtureOn(t, simtest.Node(t, machine), change...)
 }
 
+// never is an interval that ends after the test: intervals end at multiples of them on the clock.
+const never = time.Duration(math.MaxInt64)
+
 func newFixtureOn(t *testing.T, node *sim.Node, change ...func(*Options)) *fixture {
 	t.Helper()
 	b := &fixture{t: t, node: node, news: make(chan struct{}, 100)}
@@ -116,7 +120,7 @@ func newFixtureOn(t *testing.T, node *sim.Node, change ...func(*Options)) *fixtu
 		Build: func(s *gpu.Snapshot) ([]resource.Resource, []resource.Finding, error) {
 			return resource.Build(s, b.config)
 		},
-		Interval: time.Hour, Health: HealthOptions{Prober: b.prober},
+		Interval: never, Health: HealthOptions{Prober: b.prober},
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}
 	for _, c := range change {

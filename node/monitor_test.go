@@ -411,6 +411,24 @@ func TestEventsInALoopDoNotCauseProbesInALoop(t *testing.T) {
 	}
 }
 
+// A GPU that stops answering must be noticed within gpu-timeout, which may be only twice the interval.
+func TestALateProbeIsRepeatedAtOnce(t *testing.T) {
+	b := newFixture(t, "pcie-quad")
+	b.start()
+	b.prober.set(gpu.Probe{UUID: b.uuids()[2], Late: true, RecoveryAction: gpu.NoRecoveryAction})
+	b.run()
+	probes := func() int {
+		b.prober.mu.Lock()
+		defer b.prober.mu.Unlock()
+		return b.prober.asked
+	}
+	testenv.Eventually(t, "a third probe", func() bool { return probes() == 3 })
+	b.prober.set(gpu.Probe{UUID: b.uuids()[2], Error: "does not answer", RecoveryAction: gpu.NoRecoveryAction})
+	b.wait("a list with the GPU as unhealthy", func(s State) bool {
+		return countOf(s) == (count{healthy: 3, unhealthy: 1})
+	})
+}
+
 // The health of a GPU that is not offered is published too: metrics and the API server have it.
 func TestTheHealthOfAnExcludedGPUIsPublished(t *testing.T) {
 	b := newFixture(t, "pcie-quad")

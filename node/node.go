@@ -86,7 +86,7 @@ type Options struct {
 	Search *driver.Search
 	// AwaitDriver makes Start succeed if the host has no usable driver. Run then waits for the driver.
 	AwaitDriver bool
-	// Interval is the time between two polls; 0 means 5 seconds. If probes may soon make a device healthy, the time is
+	// Interval is the time between two polls; 0 means PollInterval. If probes may soon make a device healthy, the time is
 	// at most a second.
 	Interval time.Duration
 	// Log is the logger; nil means the default logger.
@@ -122,6 +122,7 @@ type Reconciler struct {
 	failures   int                  // consecutive failed reconciliations
 	reconciled time.Time            // when the last reconciliation began
 	polled     time.Time            // when the last poll began
+	late       bool                 // whether a GPU did not answer that poll yet
 	seen       map[string]fileio.ID // identities of what the last reconciliation depends on; see identify
 }
 

@@ -629,7 +629,7 @@ func TestRunReconcilesWhenTriggeredAndPollsAtTheInterval(t *testing.T) {
 
 // While the library was closed, neither events nor polls have noticed anything.
 func TestRunExaminesTheNodeWhenTheLibraryIsOpenAgain(t *testing.T) {
-	b := newFixture(t, "pcie-quad", func(o *Options) { o.Interval = time.Hour })
+	b := newFixture(t, "pcie-quad", func(o *Options) { o.Interval = never })
 	b.start()
 	b.run()
 	probes := func() int {

@@ -21,9 +21,10 @@ import (
 const (
 	// PollInterval is the default of Options.Interval. suspectInterval is the longest time between two polls while
 	// probes may soon make a device healthy.
-	PollInterval    = 5 * time.Second
+	PollInterval    = 2 * wake.Tick
 	suspectInterval = time.Second
-	// minPollPause is the shortest time between a poll and the next one, if an event of the driver causes that.
+	// minPollPause is the shortest time between a poll and the next one: after an event of the driver, and while a GPU
+	// has not answered.
 	minPollPause = 200 * time.Millisecond
 	// maxReconcilePause is the longest time between two reconciliations. Some changes are shown neither by the driver
 	// nor by a poll, for example if one of the driver's files is overwritten in place. They can go unnoticed for this
@@ -82,7 +83,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 			timer.Reset(minPollPause - time.Since(r.polled))
 		case <-timer.C:
 			differs = r.poll(ctx)
-			timer.Reset(max(minPollPause, r.interval()-time.Since(r.polled)))
+			timer.Reset(max(minPollPause, r.untilPoll()))
 		}
 		if differs {
 			if err := r.reconcile(ctx); err != nil {
@@ -97,12 +98,15 @@ func (r *Reconciler) logUnwatched(err error) {
 		"every", r.opts.Interval)
 }
 
-// interval returns the time to the next poll.
-func (r *Reconciler) interval() time.Duration {
-	if r.monitor.needsFrequentProbes() {
-		return min(r.opts.Interval, suspectInterval)
+// untilPoll returns the time until the next poll.
+func (r *Reconciler) untilPoll() time.Duration {
+	switch {
+	case r.late:
+		return 0
+	case r.monitor.needsFrequentProbes():
+		return wake.Next(min(r.opts.Interval, suspectInterval))
 	}
-	return r.opts.Interval
+	return wake.Next(r.opts.Interval)
 }
 
 // poll probes the GPUs, and reports whether to reconcile: because the node has changed since the last reconciliation,
@@ -110,6 +114,7 @@ func (r *Reconciler) interval() time.Duration {
 func (r *Reconciler) poll(ctx context.Context) bool {
 	r.polled = time.Now()
 	probes := r.monitor.poll(ctx)
+	r.late = slices.ContainsFunc(probes, func(p gpu.Probe) bool { return p.Late })
 	switch {
 	case r.plan == nil, r.failures > 0, r.State().Err != nil, time.Since(r.reconciled) >= maxReconcilePause:
 		return true

@@ -182,6 +182,13 @@ func (cs *calls) inFlight() []string {
 	return list
 }
 
+// runs reports whether a call about the subject has not returned.
+func (cs *calls) runs(subject string) bool {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return cs.running[subject] != nil
+}
+
 // hasAnswered reports whether a last answer of the subject is kept.
 func (cs *calls) hasAnswered(subject string) bool {
 	cs.mu.Lock()

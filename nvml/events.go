@@ -10,11 +10,11 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/wake"
 )
 
-// maxEventWait is the longest time that a call waits for an event. The library cannot be closed during such a call. It
-// is not shorter, since most of the CPU time of an idle service goes to these calls.
-const maxEventWait = 2 * time.Second
+// maxEventWait is the longest time that a call waits for an event. The library cannot be closed during such a call.
+const maxEventWait = wake.Tick
 
 // eventWaitSlack is how much longer than requested a wait for an event may take.
 const eventWaitSlack = 1500 * time.Millisecond
@@ -22,7 +22,7 @@ const eventWaitSlack = 1500 * time.Millisecond
 const (
 	// eventPause is the pause after an error before the next wait for events: if a GPU is lost, each wait fails at
 	// once.
-	eventPause = 2 * time.Second
+	eventPause = wake.Tick
 	// eventSetLimit is how long creating an event set may take, and recoveryLimit how long reading the recovery action
 	// after an event may take.
 	eventSetLimit = 30 * time.Second
@@ -50,7 +50,7 @@ type watchers struct {
 	gpus    map[string]bool // by UUID
 	// handles has the UUIDs of the GPUs, by nvml.Device: the event set of a GPU can also return events of other GPUs.
 	handles sync.Map
-	length  time.Duration // of a wait for an event
+	length  time.Duration // of the longest wait for an event
 	running sync.WaitGroup
 	stop    chan struct{} // closed to stop the goroutines
 	ended   chan struct{} // closed when all goroutines have ended
@@ -163,7 +163,7 @@ func (w *watchers) watch(uuid string) {
 func (w *watchers) pause() {
 	select {
 	case <-w.stop:
-	case <-time.After(eventPause):
+	case <-time.After(wake.Next(eventPause)):
 	}
 }
 
@@ -197,7 +197,7 @@ func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 	}()
 	for !w.stopped() {
 		c, returned := w.wait(eventsSubject(uuid), "nvmlEventSetWait", func() (nvml.EventData, nvml.Return) {
-			return set.Wait(uint32(w.length.Milliseconds()))
+			return set.Wait(w.untilTick())
 		})
 		if !returned {
 			report(&timeoutError{"nvmlEventSetWait"})
@@ -220,6 +220,12 @@ func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 		}
 	}
 	return nil
+}
+
+// untilTick returns how many milliseconds a wait for an event may take: all waits end together. They do not end before
+// the tick, since the next one would then last less than a millisecond.
+func (w *watchers) untilTick() uint32 {
+	return uint32((wake.Next(w.length) + time.Millisecond - 1) / time.Millisecond)
 }
 
 // wait waits for an event. If the call does not return in time, it is abandoned.

@@ -219,7 +219,7 @@ func TestAWaitWithoutAnEventOfTheDriver(t *testing.T) {
 			r.NumEvent, r.Data.EventType, r.Data.GpuId = returned.NumEvent, nvml.SystemEventTypeGpuDriverUnbind, 0x12ab00
 			return nvml.SUCCESS
 		}}
-		if got, _ := waitForUnbind(api, nvml.SystemEventSet{}, time.Second); got != want {
+		if got, _ := waitForUnbind(api, nvml.SystemEventSet{}, 1000); got != want {
 			t.Errorf("with %d events it is %+v, want %+v", returned.NumEvent, got, want)
 		}
 	}

@@ -68,8 +68,8 @@ func (s *Session) probe(ctx context.Context, d *gpu.Device, last gpu.Probe) gpu.
 
 // readHealth completes the probe `none` with what the driver reports about the GPU.
 func (s *Session) readHealth(ctx context.Context, none, last gpu.Probe) (gpu.Probe, error) {
-	l := s.library
-	got, err := ask(ctx, &l.calls, "health of "+none.UUID, s.tolerated(), func(c *call) (gpu.Probe, error) {
+	l, subject := s.library, "health of "+none.UUID
+	got, err := ask(ctx, &l.calls, subject, s.tolerated(), func(c *call) (gpu.Probe, error) {
 		p := prober{library: l, c: c, last: last, got: none}
 		err := p.read()
 		return p.got, err
@@ -77,6 +77,7 @@ func (s *Session) readHealth(ctx context.Context, none, last gpu.Probe) (gpu.Pro
 	if err != nil {
 		return got, err
 	}
+	got.Late = l.calls.runs(subject)
 	got.NVLinks, err = s.probeNVLinks(ctx, none.UUID, last.NVLinks)
 	return got, err
 }

@@ -34,25 +34,23 @@ type Options struct {
 	Timeout time.Duration
 	// GPUTimeout and Log are only for a [Session].
 	//
-	// GPUTimeout is how long a GPU may not answer before a snapshot reports that it cannot be read. A snapshot must be
-	// taken every [SnapshotInterval].
+	// GPUTimeout is how long a GPU may not answer before a probe or snapshot reports that it cannot be read. A probe
+	// must be made every [ProbeInterval], and at once after one that is late.
 	GPUTimeout time.Duration
 	// Log gets warnings about links that cannot be read.
 	Log *slog.Logger
 }
 
-// Divisors of Options.GPUTimeout. A snapshot is taken every third of it, and a call may hang for a quarter of it. So
-// the second snapshot after a GPU has stopped answering reports this, at most two thirds of the timeout later. The
-// rest is for delays on a busy machine.
+// Divisors of Options.GPUTimeout. A probe begins at most half of it after a GPU has stopped answering, and a call may
+// hang for a quarter of it. The rest is for delays on a busy machine.
 const (
-	snapshotsPerTimeout = 3
-	toleratedDivisor    = 4
+	probesPerTimeout = 2
+	toleratedDivisor = 4
+	openDivisor      = 3
 )
 
-// SnapshotInterval is how often a session must take a snapshot to keep to [Options.GPUTimeout].
-func SnapshotInterval(gpuTimeout time.Duration) time.Duration {
-	return gpuTimeout / snapshotsPerTimeout
-}
+// ProbeInterval is how often the GPUs must be probed to keep to [Options.GPUTimeout].
+func ProbeInterval(gpuTimeout time.Duration) time.Duration { return gpuTimeout / probesPerTimeout }
 
 // maxWait is how long a session's snapshot waits for the GPUs, and then as long again for their links.
 const maxWait = time.Second
@@ -87,9 +85,9 @@ func NewSession(opts Options) *Session {
 	if opts.Timeout == 0 {
 		opts.Timeout = DefaultTimeout
 	}
-	// These calls delay closing the library, which must not take longer than a snapshot interval.
-	wait := min(maxEventWait, SnapshotInterval(opts.GPUTimeout)/2)
-	return &Session{opts: opts, seen: map[string]bool{}, eventWait: wait}
+	s := &Session{opts: opts, seen: map[string]bool{}}
+	s.eventWait = min(maxEventWait, s.tolerated()) // closing the library waits for these calls, see openTimeout
+	return s
 }
 
 // ReadDevices reads the GPUs once, without links, and closes the library. A GPU that cannot be read is in the snapshot
@@ -303,7 +301,7 @@ var errInUse = errors.New("close the NVIDIA driver library: calls have not retur
 // close closes the library. If it cannot be closed yet, it stays open, and events may not be received until the next
 // watch. An outstanding nvmlInit or nvmlShutdown is an error too, since the driver's files are open.
 //
-// It waits for the receivers of events with mu held, usually for less than two seconds (maxEventWait) and at most for
+// It waits for the receivers of events with mu held, usually for at most maxEventWait, and at most for
 // openTimeout. Other goroutines could do nothing meanwhile: each call needs the library that is being closed.
 func (s *Session) close() error {
 	switch {
@@ -338,7 +336,7 @@ func (s *Session) busy() bool {
 // snapshot, since faults of the GPUs are not noticed while the library is reopened.
 func (s *Session) openTimeout() time.Duration {
 	if s.last != nil && s.opts.GPUTimeout > 0 {
-		return SnapshotInterval(s.opts.GPUTimeout)
+		return s.opts.GPUTimeout / openDivisor
 	}
 	return s.opts.Timeout
 }

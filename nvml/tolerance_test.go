@@ -232,3 +232,47 @@ func TestSysfsPathIsTheDrivers(t *testing.T) {
 		}
 	}
 }
+
+// A probe that is late has the values of the one before, until the GPU has not answered for too long.
+func TestAProbeThatIsLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		session, server, _ := openTolerantMock(t)
+		var err error
+		session.last, _, err = session.read(t.Context())
+		testenv.Must(t, err)
+		d, answer := device(server, 2), make(chan struct{})
+		const none = nvml.ERROR_NOT_SUPPORTED
+		d.GetFieldValuesFunc = func([]nvml.FieldValue) nvml.Return { return none }
+		d.GetRemappedRowsFunc = func() (int, int, bool, bool, nvml.Return) { return 0, 0, false, false, none }
+		d.GetRetiredPagesPendingStatusFunc = func() (nvml.EnableState, nvml.Return) { return 0, none }
+		d.GetTotalEccErrorsFunc = func(nvml.MemoryErrorType, nvml.EccCounterType) (uint64, nvml.Return) { return 0, none }
+		d.GetGpuFabricInfoFunc = func() (nvml.GpuFabricInfo, nvml.Return) { return nvml.GpuFabricInfo{}, none }
+		d.GetTemperatureFunc = func(nvml.TemperatureSensors) (uint32, nvml.Return) { return 0, none }
+		d.GetTemperatureThresholdFunc = func(nvml.TemperatureThresholds) (uint32, nvml.Return) { return 0, none }
+		d.GetNvLinkStateFunc = func(int) (nvml.EnableState, nvml.Return) { return 0, none }
+		probe := func() gpu.Probe {
+			list, err := session.Probes(t.Context(), d.UUID)
+			testenv.Must(t, err)
+			return list[0]
+		}
+		before := probe()
+		d.GetMigModeFunc = func() (int, int, nvml.Return) { <-answer; return 0, 0, nvml.SUCCESS }
+		late := before
+		late.Late = true
+		for _, then := range []time.Duration{0, tolerated - 2*maxWait, 0} {
+			time.Sleep(then)
+			if got := probe(); got != late {
+				t.Errorf("while the GPU may be late, the probe is %+v, want %+v", got, late)
+			}
+		}
+		time.Sleep(maxWait)
+		if got := probe(); got.Late || got.Error == "" {
+			t.Errorf("after that it is %+v, want an error", got)
+		}
+		close(answer)
+		synctest.Wait()
+		if got := probe(); got != before {
+			t.Errorf("after its answer it is %+v, want %+v", got, before)
+		}
+	})
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/wake"
 )
 
 // unbindSubject is the subject (see calls) of the calls that receive unbind events.
@@ -108,7 +109,7 @@ func (w *watchers) receiveUnbind(report func(error)) error {
 	}
 	for !w.stopped() {
 		c, returned := w.wait(unbindSubject, "nvmlSystemEventSetWait", func() (nvml.EventData, nvml.Return) {
-			return waitForUnbind(w.library.api, set, w.length)
+			return waitForUnbind(w.library.api, set, w.untilTick())
 		})
 		if !returned {
 			select {
@@ -129,7 +130,7 @@ func (w *watchers) receiveUnbind(report func(error)) error {
 			w.reportUnbind(addressOf(uint32(got.EventData)))
 			select { // the driver may report the GPU again while it waits
 			case <-w.stop:
-			case <-time.After(w.length):
+			case <-time.After(wake.Next(w.length)):
 			}
 		}
 	}
@@ -186,7 +187,7 @@ func (w *watchers) freeSystemSet(c *call, set nvml.SystemEventSet) error {
 
 // waitForUnbind waits for an event of the set. It returns the event's type, 0 for none, and the GPU's ID.
 func waitForUnbind(
-	api nvml.Interface, set nvml.SystemEventSet, limit time.Duration,
+	api nvml.Interface, set nvml.SystemEventSet, milliseconds uint32,
 ) (nvml.EventData, nvml.Return) {
 	var data nvml.SystemEventData_v1
 	var pinner runtime.Pinner // the request contains a Go pointer for C
@@ -194,7 +195,7 @@ func waitForUnbind(
 	defer pinner.Unpin()
 	request := nvml.SystemEventSetWaitRequest{
 		Version:   nvml.STRUCT_VERSION(nvml.SystemEventSetWaitRequest{}, 1),
-		Timeoutms: uint32(limit.Milliseconds()), Set: set, Data: &data, DataSize: 1,
+		Timeoutms: milliseconds, Set: set, Data: &data, DataSize: 1,
 	}
 	code := api.SystemEventSetWait(&request)
 	if request.NumEvent == 0 {

@@ -6,6 +6,7 @@ import (
 	drahealthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/node"
 )
 
@@ -17,8 +18,6 @@ const healthInterval = 10 * time.Second
 func (s *server) NodeWatchResources(
 	_ *drahealthv1.NodeWatchResourcesRequest, stream drahealthv1.DRAResourceHealth_NodeWatchResourcesServer,
 ) error {
-	again := time.NewTicker(healthInterval)
-	defer again.Stop()
 	for {
 		state, changed := s.claims.state.get()
 		if state != nil && state.Snapshot != nil {
@@ -33,7 +32,7 @@ func (s *server) NodeWatchResources(
 		case <-s.stopping:
 			return nil
 		case <-changed:
-		case <-again.C:
+		case <-time.After(wake.Next(healthInterval)):
 		}
 	}
 }

@@ -14,11 +14,12 @@ import (
 
 	"gpu-cdi-plugin/agent/pluginsocket"
 	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/wake"
 )
 
 const (
 	// checkInterval is how often the socket's file is checked.
-	checkInterval = time.Second
+	checkInterval = wake.Tick
 	// drainTimeout is how long running calls may take when the driver stops.
 	drainTimeout = 5 * time.Second
 	// retireLimit is how long an instance answers at most after another one has taken over. A kubelet 1.37 finds out once
@@ -87,8 +88,6 @@ func (s *socket) currentReason() string {
 // socket exists. It returns fileio.ErrHeld if another instance serves.
 func (s *socket) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, s.end(context.WithoutCancel(ctx))) }()
-	check := time.NewTicker(checkInterval)
-	defer check.Stop()
 	for {
 		err := s.Maintain(ctx)
 		switch {
@@ -100,7 +99,7 @@ func (s *socket) run(ctx context.Context) (err error) {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-check.C:
+		case <-time.After(wake.Next(checkInterval)):
 		case <-s.Ended:
 		}
 	}

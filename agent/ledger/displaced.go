@@ -65,13 +65,11 @@ func (d *Displaced) Advertised(resources []resource.Resource) {
 
 // Run checks until ctx ends.
 func (d *Displaced) Run(ctx context.Context) error {
-	timer := time.NewTicker(interval)
-	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-timer.C:
+		case <-time.After(wake.Next(interval)):
 			d.check(ctx)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"gpu-cdi-plugin/agent/podresources"
 	"gpu-cdi-plugin/internal/proc"
+	"gpu-cdi-plugin/internal/wake"
 )
 
 // The books are read at intervals and for calls, and refreshed when an entry may be that of a pod that is not active.
@@ -15,7 +16,7 @@ import (
 const (
 	// interval is the time between two reads, retryInterval that after a read that failed, and waitInterval that while a
 	// call waits for the end of a holder.
-	interval      = 5 * time.Second
+	interval      = 2 * wake.Tick
 	retryInterval = time.Second
 	waitInterval  = 200 * time.Millisecond
 	// readLimit is how long a read may take.
@@ -45,7 +46,7 @@ func (l *Ledger) Run(ctx context.Context) error {
 		}
 		err := l.readOrRefresh(ctx)
 		l.mu.Lock()
-		pause := interval
+		pause := wake.Next(interval)
 		switch {
 		case l.waiting > 0:
 			pause = waitInterval

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"gpu-cdi-plugin/internal/wake"
 )
 
 // How often endpoints are woken if the kernel reports no change.
@@ -58,7 +60,7 @@ func (p *Plugin) watchDir(ctx context.Context) {
 			return
 		case <-events:
 		case <-failures: //nolint:errcheck // events were lost; the wake-ups make up for that
-		case <-time.After(poll):
+		case <-time.After(wake.Next(poll)):
 		}
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"sync"
 	"time"
+
+	"gpu-cdi-plugin/internal/wake"
 )
 
 // UseChecker checks the devices that no container holds. One that is in use all the same, by a process of the host or
@@ -49,7 +51,7 @@ func NewUseChecker(opts UseCheckerOptions) *UseChecker { return &UseChecker{opts
 
 const (
 	// useInterval is the time between two rounds.
-	useInterval = 5 * time.Second
+	useInterval = 2 * wake.Tick
 	// useLimit bounds the checks of a round.
 	useLimit = 10 * time.Second
 	// kubeletStart is for how long a kubelet that has just started may not know its pods.
@@ -59,13 +61,11 @@ const (
 // Run checks devices until ctx ends.
 func (c *UseChecker) Run(ctx context.Context) error {
 	c.lastHeld = time.Now()
-	timer := time.NewTicker(useInterval)
-	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-timer.C:
+		case <-time.After(wake.Next(useInterval)):
 			c.round(ctx)
 		}
 	}

@@ -67,7 +67,7 @@ func (a *app) serviceOptions(h host.Host) (*agent.Options, error) {
 		Driver: nvml.NewSession(nvml.Options{
 			Host: h, Library: a.NVMLLibrary, Check: a.checkLibrary, GPUTimeout: gpuTimeout, Log: a.Log,
 		}),
-		PollInterval: min(node.PollInterval, nvml.SnapshotInterval(gpuTimeout)),
+		PollInterval: min(node.PollInterval, nvml.ProbeInterval(gpuTimeout)),
 		LogSlowCalls: a.logSlowCalls,
 		Build:        metrics.BuildInfo{Version: build.Version, Revision: build.Revision, GoVersion: build.Go},
 		Env:          a.Env, Log: a.Log,

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/wake"
 )
 
 // Notifier notifies systemd. The zero value does nothing, and so does a notifier if systemd did not start the process.
@@ -64,8 +66,6 @@ func (n *Notifier) Watch(ctx context.Context, alive func() error, log *slog.Logg
 	if n.watchdog == 0 {
 		return
 	}
-	tick := time.NewTicker(n.watchdog / 2)
-	defer tick.Stop()
 	failing := false
 	for {
 		problem := "the service hangs, so that systemd's watchdog will restart it: "
@@ -84,7 +84,7 @@ func (n *Notifier) Watch(ctx context.Context, alive func() error, log *slog.Logg
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-time.After(wake.Next(n.watchdog / 2)):
 		}
 	}
 }

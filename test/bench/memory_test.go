@@ -25,7 +25,7 @@ func BenchmarkMemory(b *testing.B) {
 	node := drivers["with MIG minors"](b)
 	all := newPlugins(b, node)
 	program, library := floorProgram(b, node)
-	waiting := startWaiting(b, program, library)
+	waiting := startWaiting(b, "wait", program, library)
 	anonymous, cgroup := map[*plugin][]float64{}, map[*plugin][]float64{}
 	for i, p := range all {
 		p.cgroup = makeMemoryCgroup(b, fmt.Sprintf("gpu-bench-%d-%d", os.Getpid(), i))
@@ -74,12 +74,12 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// startWaiting starts the floor, which waits for the end of its input, and returns its process ID.
-func startWaiting(b *testing.B, program, library string) (pid int) {
+// startWaiting starts the floor, which does this until the end of its input, and returns its process ID.
+func startWaiting(b *testing.B, what, program, library string) (pid int) {
 	b.Helper()
 	r, w, err := os.Pipe()
 	testenv.Must(b, err)
-	p, err := proc.Start(proc.Cmd{Args: []string{program, library, "wait"}, Stdin: r}, os.Stderr)
+	p, err := proc.Start(proc.Cmd{Args: []string{program, library, what}, Stdin: r}, os.Stderr)
 	testenv.Must(b, err)
 	_ = r.Close()
 	b.Cleanup(func() {

@@ -31,6 +31,7 @@ type plugin struct {
 	program string // on this machine
 	cmd     proc.Cmd
 	machine *sim.Machine
+	count   int    // of the devices that it serves
 	state   string // the node's /var/lib/gpu-cdi-plugin
 	cgroup  string // a memory cgroup for the process, or empty
 	log     *os.File
@@ -44,8 +45,8 @@ type plugin struct {
 }
 
 // newPlugins returns the device plugins to compare: this tree's, the one that GPU_CDI_PLUGIN_BINARY names, and, last,
-// NVIDIA's. All are on the same node, give CDI names, and nothing besides GPUs.
-func newPlugins(t testing.TB, node *sim.Node) []*plugin {
+// NVIDIA's. All are on the same node, have the flags, give CDI names, and nothing besides GPUs.
+func newPlugins(t testing.TB, node *sim.Node, flags ...string) []*plugin {
 	t.Helper()
 	// The node's /proc has the driver's files only; processes need themselves there too.
 	for _, name := range []string{"self", "thread-self"} {
@@ -58,11 +59,15 @@ func newPlugins(t testing.TB, node *sim.Node) []*plugin {
 	var all []*plugin
 	for _, b := range install(t, node.Root(), theirs) {
 		all = append(all, newPlugin(t, node, b.prefix, b.program,
-			"/usr/bin/"+b.name, "serve", "--strategy", "cdi-cri", "--hook-path", "/usr/bin/prestart-hook"))
+			slices.Concat([]string{
+				"/usr/bin/" + b.name, "serve", "--strategy", "cdi-cri", "--hook-path", "/usr/bin/prestart-hook",
+			}, flags)...))
 	}
 	return append(all, newPlugin(t, node, peer, theirs,
-		"/usr/bin/"+filepath.Base(theirs), "--device-list-strategy", "cdi-cri", "--driver-root-ctr-path", "/",
-		"--gdrcopy-enabled=false", "--gds-enabled=false", "--mofed-enabled=false"))
+		slices.Concat([]string{
+			"/usr/bin/" + filepath.Base(theirs), "--device-list-strategy", "cdi-cri", "--driver-root-ctr-path", "/",
+			"--gdrcopy-enabled=false", "--gds-enabled=false", "--mofed-enabled=false",
+		}, flags)...))
 }
 
 func newPlugin(t testing.TB, node *sim.Node, prefix, program string, args ...string) *plugin {
@@ -70,8 +75,8 @@ func newPlugin(t testing.TB, node *sim.Node, prefix, program string, args ...str
 	log, err := os.OpenFile(filepath.Join(t.TempDir(), "log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	testenv.Must(t, err)
 	p := &plugin{
-		t: t, prefix: prefix, program: program, machine: node.Machine(), state: t.TempDir(), log: log,
-		kubelet: kubelettest.New(t),
+		t: t, prefix: prefix, program: program, machine: node.Machine(), count: len(node.Machine().GPUs),
+		state: t.TempDir(), log: log, kubelet: kubelettest.New(t),
 		cmd:     proc.Cmd{Args: args, Dir: "/", Env: []string{"PATH=/usr/sbin:/usr/bin"}, Chroot: node.Root()},
 	}
 	testenv.Must(t, os.Chmod(p.state, 0o755))
@@ -121,7 +126,7 @@ func (p *plugin) start() (registered time.Duration) {
 // called Register.
 func (p *plugin) awaitRegistration(begin time.Time) time.Duration {
 	p.t.Helper()
-	e := p.kubelet.WaitFor(resource, func(list []*v1beta1.Device) bool { return len(list) == len(p.machine.GPUs) })
+	e := p.kubelet.WaitFor(resource, func(list []*v1beta1.Device) bool { return len(list) == p.count })
 	p.devices, p.client = p.kubelet.Devices(resource), e.Client
 	p.socket = filepath.Join(p.kubelet.Dir, e.Request.GetEndpoint())
 	return p.kubelet.LastRegistration().Sub(begin)

@@ -34,7 +34,9 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	driver := nvml.NewSession(nvml.Options{Host: h, Library: args[0], Log: slog.Default()})
+	driver := nvml.NewSession(nvml.Options{
+		Host: h, Library: args[0], GPUTimeout: 10 * time.Second, Log: slog.Default(),
+	})
 	events := len(args) > 1 && args[1] == "events"
 	if events {
 		driver.Notify(func(e gpu.Event) {
