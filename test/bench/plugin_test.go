@@ -77,7 +77,7 @@ func newPlugin(t testing.TB, node *sim.Node, prefix, program string, args ...str
 	p := &plugin{
 		t: t, prefix: prefix, program: program, machine: node.Machine(), count: len(node.Machine().GPUs),
 		state: t.TempDir(), log: log, kubelet: kubelettest.New(t),
-		cmd:     proc.Cmd{Args: args, Dir: "/", Env: []string{"PATH=/usr/sbin:/usr/bin"}, Chroot: node.Root()},
+		cmd: proc.Cmd{Args: args, Dir: "/", Env: []string{"PATH=/usr/sbin:/usr/bin"}, Chroot: node.Root()},
 	}
 	testenv.Must(t, os.Chmod(p.state, 0o755))
 	p.kubelet.Start()
