@@ -68,8 +68,9 @@ type Driver interface {
 	mps.ComputeModes
 	// Open opens the driver's library. It need not be called: the other methods open the library too.
 	Open(ctx context.Context) error
-	// Close closes the driver's library.
+	// Close closes the driver's library. CloseIdle does if nothing uses a GPU, and reports whether it has.
 	Close() error
+	CloseIdle(ctx context.Context) bool
 }
 
 // Trust checks that only root can change what the service runs, loads or writes to. Its errors are complete sentences.

@@ -70,6 +70,8 @@ func (d *fakeDriver) Close() error {
 	return nil
 }
 
+func (d *fakeDriver) CloseIdle(context.Context) bool { return false }
+
 func (d *fakeDriver) Library() string { return d.library }
 
 func (d *fakeDriver) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {

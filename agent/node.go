@@ -23,17 +23,17 @@ type current = atomic.Pointer[config.Config]
 // files has the paths of the files that the node writes. If a path is empty, that file is not written.
 type files struct{ spec, descriptors, health string }
 
-// newNode returns the node. The function `offer` selects the devices that are offered. The function `still` returns the
-// GPUs that an earlier run of this program began to reset and that are still being reset.
-func newNode(
+// nodeOptions returns the options of the node. The function `offer` selects the devices that are offered. The function
+// `still` returns the GPUs that an earlier run of this program began to reset and that are still being reset.
+func nodeOptions(
 	o *Options, f files, offer func() resource.Config, m *metrics.Metrics, still func() ([]string, error),
-) *node.Reconciler {
+) node.Options {
 	c := &o.Config
 	var search *driver.Search
 	if !c.TakeOver { // it may wait for long
 		search = driver.Begin(o.Host)
 	}
-	return node.New(node.Options{
+	return node.Options{
 		Host: o.Host, Source: o.Driver, Dirs: o.SpecDirs, Path: f.spec, DescriptorDir: f.descriptors,
 		Spec:        cdi.Options{Kind: c.CDIKind, HookPath: o.HookPath, WithoutHooks: c.NoHook},
 		WithoutCDI:  slices.Contains(c.Strategy, resource.DeviceSpecs),
@@ -51,7 +51,7 @@ func newNode(
 		Health: node.HealthOptions{
 			Prober: o.Driver, Rules: c.Health.Rules(), Path: f.health, Observer: m, StillResetting: still,
 		},
-	})
+	}
 }
 
 // checkNode returns an error if containers must not get the hook or the driver's files.

@@ -45,7 +45,7 @@ func Serve(ctx context.Context, o *Options) error {
 	effective.Store(c)
 	resets := newResets(o)
 	offer := func() resource.Config { return effective.Load().Config }
-	n := newNode(o, files{servedSpec(c), DescriptorDir(c), HealthRecord(c)}, offer, m, resets.StillResetting)
+	n := node.New(nodeOptions(o, files{servedSpec(c), DescriptorDir(c), HealthRecord(c)}, offer, m, resets.StillResetting))
 	devs := &devices{o.Host, n, n.Monitor(), effective, o.Log}
 
 	runner := prepare.New(prepare.Options{

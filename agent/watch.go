@@ -5,9 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"gpu-cdi-plugin/agent/config"
 	"gpu-cdi-plugin/agent/metrics"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/sdnotify"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/internal/wording"
@@ -20,7 +23,9 @@ import (
 func Watch(ctx context.Context, o *Options) error {
 	w := &watcher{opts: o, metrics: metrics.New(o.Build), changed: wake.New()}
 	offer := func() resource.Config { return w.offer(&o.Config) }
-	w.node = newNode(o, files{spec: ownSpec(&o.Config)}, offer, w.metrics, nil)
+	options := nodeOptions(o, files{spec: ownSpec(&o.Config)}, offer, w.metrics, nil)
+	options.Rest = w.rest
+	w.node = node.New(options)
 	d := &daemon{
 		opts: o, role: w, node: w.node, metrics: w.metrics, changed: w.changed, systemd: sdnotify.New(o.Env),
 	}
@@ -53,6 +58,15 @@ func (w *watcher) offer(*config.Config) resource.Config {
 
 // use does nothing, since all devices are in the spec whatever the configuration says.
 func (w *watcher) use(*config.Config) {}
+
+// rest closes the driver if a GPU may suspend: one that nothing uses would otherwise stay awake for as long as the
+// service runs. The spec needs no driver until something changes.
+func (w *watcher) rest(ctx context.Context) bool {
+	s := w.node.State().Snapshot
+	return slices.ContainsFunc(s.Devices, func(d gpu.Device) bool {
+		return host.MaySuspend(w.opts.Host, d.PCIBusID)
+	}) && w.opts.Driver.CloseIdle(ctx)
+}
 
 // ready returns an error if the node has devices and there is no spec. Whether containers can get the devices of a
 // spec is reported by State.Ready.

@@ -104,6 +104,13 @@ func (m *Monitor) beginGap() {
 	}
 }
 
+// expectGap records that the library was closed because nothing used a GPU, so that no event is missed.
+func (m *Monitor) expectGap() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closed = time.Time{}
+}
+
 // endGap records that the library is open again. If events were not received for long, it logs that.
 func (m *Monitor) endGap() {
 	m.mu.Lock()

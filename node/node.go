@@ -86,6 +86,9 @@ type Options struct {
 	Search *driver.Search
 	// AwaitDriver makes Start succeed if the host has no usable driver. Run then waits for the driver.
 	AwaitDriver bool
+	// Rest closes the driver if nothing needs it, and reports whether it has. Run then calls the driver only when
+	// something has changed. It is called after a poll that found all GPUs healthy. Nil keeps the driver open.
+	Rest func(context.Context) bool
 	// Interval is the time between two polls; 0 means PollInterval. If probes may soon make a device healthy, the time is
 	// at most a second.
 	Interval time.Duration
@@ -123,6 +126,7 @@ type Reconciler struct {
 	reconciled time.Time            // when the last reconciliation began
 	polled     time.Time            // when the last poll began
 	late       bool                 // whether a GPU did not answer that poll yet
+	resting    bool                 // whether the driver is closed until something changes; see Options.Rest
 	seen       map[string]fileio.ID // identities of what the last reconciliation depends on; see identify
 }
 

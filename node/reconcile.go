@@ -112,6 +112,7 @@ func (r *Reconciler) notReconciled(cause error) Remark {
 func (r *Reconciler) reconcile(ctx context.Context) error {
 	began := time.Now()
 	r.heartbeat.Store(began.UnixNano())
+	r.resting = false
 	written := r.rewriteFiles()
 	r.findLibrary()
 	r.reconciled, r.seen = began, r.identify()

@@ -903,3 +903,49 @@ func TestAChangeOfTheSpecDuringAReconciliationIsNoticed(t *testing.T) {
 		})
 	}
 }
+
+// A GPU that suspends must not be woken: by no call of the driver, for as long as nothing changes.
+func TestARestingDriverIsCalledOnlyForAChange(t *testing.T) {
+	rests := 0
+	b := newFixture(t, "pcie-quad", func(o *Options) {
+		o.Rest = func(context.Context) bool { rests++; return true }
+	})
+	b.start()
+	reads := 0
+	b.source.asked = func() { reads++ }
+	poll := func(want bool) {
+		t.Helper()
+		b.rec.reconciled = b.rec.reconciled.Add(-PollInterval) // as if that time had passed
+		if b.rec.poll(t.Context()) != want {
+			t.Errorf("a poll says %v, want %v", !want, want)
+		}
+	}
+	poll(false)
+	for range time.Hour / PollInterval {
+		poll(false)
+	}
+	if b.prober.asked != 1 || reads > 0 || rests != 1 {
+		t.Errorf("within an hour %d probes, %d snapshots and %d rests, want 1, none and 1", b.prober.asked, reads, rests)
+	}
+	testenv.Must(t, b.node.Unplug(3))
+	poll(true)
+	b.wantDevices(b.reconcile(), count{healthy: 3})
+	poll(false)
+	if b.prober.asked != 2 || reads != 1 || rests != 2 {
+		t.Errorf("after a change %d probes, %d snapshots and %d rests, want 2, 1 and 2", b.prober.asked, reads, rests)
+	}
+}
+
+// Probes decide whether such a GPU becomes healthy.
+func TestTheDriverDoesNotRestWhileADeviceIsNotHealthy(t *testing.T) {
+	rests := 0
+	b := newFixture(t, "pcie-quad", func(o *Options) {
+		o.Rest = func(context.Context) bool { rests++; return true }
+	})
+	b.start()
+	b.rec.Receive(xid(b.uuids()[0], 95))
+	b.rec.poll(t.Context())
+	if rests > 0 {
+		t.Error("the driver rests")
+	}
+}

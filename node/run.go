@@ -113,18 +113,35 @@ func (r *Reconciler) untilPoll() time.Duration {
 // or because that failed.
 func (r *Reconciler) poll(ctx context.Context) bool {
 	r.polled = time.Now()
+	if r.resting {
+		return r.fails() || r.changed()
+	}
 	probes := r.monitor.poll(ctx)
 	r.late = slices.ContainsFunc(probes, func(p gpu.Probe) bool { return p.Late })
 	switch {
 	case r.plan == nil, r.failures > 0, r.State().Err != nil, time.Since(r.reconciled) >= maxReconcilePause:
 		return true
-	case r.opts.Check != nil && r.opts.Check() != nil, r.changed():
+	case r.fails(), r.changed():
 		return true
 	case r.asInSnapshot(probes):
+		r.rest(ctx)
 		return false
 	}
 	s, err := r.opts.Source.Snapshot(ctx)
 	return err != nil || !reflect.DeepEqual(s, r.plan.snapshot)
+}
+
+// fails reports whether containers must not get devices.
+func (r *Reconciler) fails() bool { return r.opts.Check != nil && r.opts.Check() != nil }
+
+// rest closes the driver until something changes, if the options say so.
+func (r *Reconciler) rest(ctx context.Context) {
+	if r.opts.Rest == nil || r.late || r.monitor.needsFrequentProbes() || !r.opts.Rest(ctx) {
+		return
+	}
+	r.resting = true
+	r.monitor.expectGap()
+	r.log.Debug("nothing uses a GPU, and GPUs may suspend: the driver is closed until something changes")
 }
 
 // asInSnapshot reports whether all GPUs of the last snapshot could be read, and probes agree with that snapshot.

@@ -14,7 +14,8 @@ func (a *app) watchCommand() *cobra.Command {
 		Long: `Writes the CDI spec of this host's GPUs to --cdi-dir, as cdi generate --write does, and keeps it up to
 date until SIGTERM or SIGINT: for podman, docker and containerd without Kubernetes. It writes a new spec when GPUs or
 MIG devices come or go, when the driver was replaced, and when the spec was changed or removed. The spec remains when
-cdi watch ends.
+cdi watch ends. Where a GPU has runtime power management on and nothing uses a GPU, the driver is closed until something
+changes, so that the GPU can suspend.
 
 Metrics, SIGHUP and systemd (Type=notify) work as for serve. Ready means that the driver was read and that the spec is
 written, if the host has GPUs. serve keeps the spec up to date as well, so only one of the two can run for the same

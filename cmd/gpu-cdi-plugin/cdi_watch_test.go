@@ -3,12 +3,14 @@ package main
 import (
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -91,6 +93,33 @@ func TestWatchFollowsMIGChanges(t *testing.T) {
 	})
 	if log := strings.Join(s.messages(), "\n"); strings.Contains(log, "mig-strategy") {
 		t.Errorf("the log mentions an option that this verb does not have:\n%s", log)
+	}
+}
+
+// An open driver keeps a GPU awake that the kernel would suspend.
+func TestWatchClosesTheDriverOfGPUsThatMaySuspend(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "workstation", "gpu-timeout: 1s\n")
+	address := s.node.Machine().GPUs[0].Bus
+	control := filepath.Join(s.node.Root(), "sys/bus/pci/devices", address, "power/control")
+	testenv.Must(t, os.MkdirAll(filepath.Dir(control), 0o755))
+	testenv.Must(t, os.WriteFile(control, []byte("auto\n"), 0o644))
+	testenv.Must(t, s.node.Set(0, map[string]string{"persistence-mode": "0"}))
+	s.startVerb(nil, "cdi", "watch")
+	closed := func() bool { return !s.hasDriverOpen() }
+	s.waitForDevices(s.uuids()...)
+	waitFor(t, "the driver is closed", closed)
+
+	all := s.uuids()
+	testenv.Must(t, s.node.AddProcess(0, sim.Process{PID: os.Getpid(), Type: sim.ComputeProcess}))
+	testenv.Must(t, os.Remove(s.spec))
+	s.waitForDevices(all...)
+	waitFor(t, "the driver is open while a process uses the GPU", func() bool { return !closed() })
+	testenv.Must(t, s.node.XID(0, 79, nil))
+	s.logs("XID 79")
+	testenv.Must(t, s.node.RemoveProcess(0, os.Getpid()))
+	if n := s.countMessages("were not received for"); n > 0 {
+		t.Error("the log warns of missed events, although no process used the GPU")
 	}
 }
 

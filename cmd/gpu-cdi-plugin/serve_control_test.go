@@ -421,22 +421,25 @@ func TestServeNamesWhatKeepsAGPUFromAForcedReset(t *testing.T) {
 	s.does("was reset", "reset", "3", "--force")
 }
 
+// hasDriverOpen reports whether the program has one of the driver's device nodes open.
+func (s *served) hasDriverOpen() bool {
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", s.process.Pid))
+	testenv.Must(s.t, err)
+	for _, fd := range fds {
+		if target, _ := os.Readlink(fd); strings.HasPrefix(target, filepath.Join(s.node.Root(), "dev", "nvidia")) {
+			return true
+		}
+	}
+	return false
+}
+
 func TestServeReleasesTheDriver(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "")
 	s.start()
 	e := s.kubelet.WaitListed(gpuResource, 4, 0)
 	s.awaitControl()
-	open := func() bool {
-		fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", s.process.Pid))
-		testenv.Must(t, err)
-		for _, fd := range fds {
-			if target, _ := os.Readlink(fd); strings.HasPrefix(target, filepath.Join(s.node.Root(), "dev", "nvidia")) {
-				return true
-			}
-		}
-		return false
-	}
+	open := s.hasDriverOpen
 	if !open() {
 		t.Error("no device node is open, and the test shows nothing")
 	}

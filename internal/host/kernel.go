@@ -66,6 +66,12 @@ func LoadedDriver(h Host) KernelDriver {
 	return d
 }
 
+// MaySuspend reports whether the kernel suspends the device at a PCI address while nothing uses it: runtime power
+// management is on.
+func MaySuspend(h Host, address string) bool {
+	return ReadLine(h.Sys("bus", "pci", "devices", address, "power", "control")) == "auto"
+}
+
 // ModuleGPUs returns the PCI addresses of the GPUs that the kernel module has, sorted. Without the module there are
 // none. Listing a directory of procfs does not call the module, so it cannot hang.
 func ModuleGPUs(h Host) []string {

@@ -35,3 +35,28 @@ func TestDriverVersion(t *testing.T) {
 		})
 	}
 }
+
+func TestMaySuspend(t *testing.T) {
+	const address = "0000:01:00.0"
+	for name, c := range map[string]struct {
+		text string
+		want bool
+	}{
+		"runtime power management is on":  {"auto\n", true},
+		"runtime power management is off": {"on\n", false},
+		"the kernel has none":             {"", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, err := New(t.TempDir(), "", "")
+			testenv.Must(t, err)
+			path := h.Sys("bus", "pci", "devices", address, "power", "control")
+			testenv.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+			if c.text != "" {
+				testenv.Must(t, os.WriteFile(path, []byte(c.text), 0o600))
+			}
+			if got := MaySuspend(h, address); got != c.want {
+				t.Errorf("got %v, want %v", got, c.want)
+			}
+		})
+	}
+}
