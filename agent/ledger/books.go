@@ -38,7 +38,7 @@ type books struct {
 	names            map[string]podName     // of pods in entries, by UID
 	registeredBefore map[name]bool          // the names that the kubelet had when this process began; nil if it had none
 	read             int                    // how many versions of the checkpoint were read
-	fresh            int                    // how many refreshed versions were read while no other instance gave devices
+	refreshes        int                    // how many refreshed versions were read while no other instance gave devices
 	silent           int                    // how many refreshes in a row wrote no version
 
 	// What this plugin knows itself.
@@ -86,8 +86,8 @@ type podName struct{ namespace, pod string }
 
 // given is a device that Allocate gave.
 type given struct {
-	at    time.Time
-	fresh int // how many refreshes that began later did not show it
+	at        time.Time
+	refreshes int // how many refreshes that began later did not show it
 }
 
 // processes are the pods that have processes.
@@ -99,9 +99,8 @@ type processes struct {
 }
 
 const (
-	// gone is in how many refreshed versions in a row an entry must be missing: an older version may overwrite a newer
-	// one.
-	gone = 2
+	// agreeing is how many refreshed versions in a row must agree: an older version may overwrite a newer one.
+	agreeing = 2
 	// unreadable is how long a process of an unknown pod counts as one of any pod.
 	unreadable = 30 * time.Second
 	// gracePeriod is how long a container may still use its device after the kubelet has forgotten it, where processes of
@@ -143,7 +142,7 @@ func (b *books) alive() bool { return b.runs && b.isKubelet() }
 // checkpoint since. Without a file before, there are no such names, and all can be given. If the file cannot be read,
 // none can.
 func (b *books) unwritten() bool {
-	return b.fresh == 0 && (b.registeredBefore != nil || b.damaged) && b.alive()
+	return b.refreshes == 0 && (b.registeredBefore != nil || b.damaged) && b.alive()
 }
 
 // needsProcesses reports whether who holds devices, or whether to refresh, depends on which pods have processes.
@@ -205,7 +204,7 @@ func (b *books) setCheckpoint(c *kubelet.Checkpoint, refreshed bool, now time.Ti
 	b.silent = 0
 	b.read++
 	if refreshed && !b.beside {
-		b.fresh++
+		b.refreshes++
 	}
 	present := map[key]bool{}
 	for i := range c.PodDeviceEntries {
@@ -219,7 +218,7 @@ func (b *books) setCheckpoint(c *kubelet.Checkpoint, refreshed bool, now time.Ti
 			present[k] = true
 			e := b.entries[k]
 			// An entry that only some versions lack is that of whoever had the device before.
-			if e == nil || e.missing >= gone {
+			if e == nil || e.missing >= agreeing {
 				delete(b.given, k.name)
 			}
 			if e == nil {
@@ -242,9 +241,9 @@ func (b *books) setCheckpoint(c *kubelet.Checkpoint, refreshed bool, now time.Ti
 	}
 	for n, g := range b.given {
 		if refreshed && now.Sub(g.at) >= settled {
-			g.fresh++
+			g.refreshes++
 		}
-		if g.fresh >= gone {
+		if g.refreshes >= agreeing {
 			delete(b.given, n)
 		}
 	}
@@ -324,8 +323,17 @@ func (b *books) setListed(a podresources.Answer, now time.Time) {
 	if !b.isKubelet() {
 		maps.DeleteFunc(b.given, func(_ name, g *given) bool { return now.Sub(g.at) > unlisted })
 	}
-	// PodResources has no UIDs: a container that it lists is that of the newest entry with the same container, resource
-	// and IDs.
+	b.nameListed()
+	used := map[string]bool{}
+	for k := range b.entries {
+		used[k.pod] = true
+	}
+	maps.DeleteFunc(b.names, func(uid string, _ podName) bool { return !used[uid] })
+}
+
+// nameListed records the names of the pods whose containers PodResources lists. It has no UIDs: a container is that of
+// the newest entry with the same container, resource and IDs. What is listed is no longer only given.
+func (b *books) nameListed() {
 	type request struct{ container, resource, ids string }
 	newest := map[request]key{}
 	ids := map[key][]string{} // without the ID: what a container has of a resource
@@ -355,11 +363,6 @@ func (b *books) setListed(a podresources.Answer, now time.Time) {
 			}
 		}
 	}
-	used := map[string]bool{}
-	for k := range b.entries {
-		used[k.pod] = true
-	}
-	maps.DeleteFunc(b.names, func(uid string, _ podName) bool { return !used[uid] })
 }
 
 // recorded reports whether an entry of the checkpoint has a device.
@@ -434,7 +437,7 @@ func (b *books) dropEnded(now time.Time) (changed bool) {
 		}
 	}
 	before := len(b.forgotten)
-	if b.fresh >= gone { // all books were read
+	if b.refreshes >= agreeing { // all books were read
 		maps.DeleteFunc(b.forgotten, func(path string, _ bool) bool { return !paths[path] })
 	}
 	return len(b.forgotten) != before

@@ -64,7 +64,7 @@ func (l *Ledger) TakeClaim(ctx context.Context, c Claim) error {
 		switch {
 		case l.err != nil:
 			return true, fmt.Errorf("it is unknown which containers hold the devices: %w", l.err)
-		case b.alive() && b.fresh == 0:
+		case b.alive() && b.refreshes == 0:
 			return true, errors.New("it is unknown which containers hold the devices: the kubelet has not recorded them " +
 				"since this program began")
 		}
@@ -223,7 +223,7 @@ func (l *Ledger) IsAbandoned(uid string) (bool, error) {
 	defer l.mu.Unlock()
 	c, recorded := l.books.records[uid]
 	_, known := l.books.claims[uid]
-	switch certain := l.err == nil && l.books.alive() && l.books.fresh > 0; {
+	switch certain := l.err == nil && l.books.alive() && l.books.refreshes > 0; {
 	case !recorded || known || !certain:
 		return false, nil
 	case len(c.pods) == 0:

@@ -99,7 +99,7 @@ func (b *books) entryState(k key, e *entry, present map[name][]key, now time.Tim
 	switch {
 	case e.since.IsZero(): // the file of a kubelet that does not run
 		return "", running || !certain
-	case e.missing < gone && !replaced:
+	case e.missing < agreeing && !replaced:
 		return Ending, true
 	case certain, b.advertised[k.name]: // the kubelet accounts for the name, by what it knows and not by its file
 		return Ending, running

@@ -262,7 +262,7 @@ func (l *Ledger) keepParents() map[string]string {
 	}
 	next := map[string]string{}
 	for uuid, parent := range b.parents {
-		if held[uuid] || b.fresh < gone { // it is not yet known who holds what
+		if held[uuid] || b.refreshes < agreeing { // it is not yet known who holds what
 			next[uuid] = parent
 		}
 	}

@@ -1132,7 +1132,7 @@ func (w *model) noteLedger() {
 		w.note("held %+v", h)
 	}
 	b := l.books
-	w.note("read %d fresh %d silent %d err %v waiting %d version %v", b.read, b.fresh, b.silent, l.err, l.waiting,
+	w.note("read %d fresh %d silent %d err %v waiting %d version %v", b.read, b.refreshes, b.silent, l.err, l.waiting,
 		l.version)
 	w.note("processes %+v", b.processes)
 }

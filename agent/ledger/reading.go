@@ -83,7 +83,7 @@ func (l *Ledger) wantsRefresh(now time.Time) bool {
 	if !b.alive() {
 		return false
 	}
-	if b.fresh < gone {
+	if b.refreshes < agreeing {
 		return true
 	}
 	for _, g := range b.given {
@@ -95,7 +95,7 @@ func (l *Ledger) wantsRefresh(now time.Time) bool {
 	for k, e := range b.entries {
 		_, named := b.names[k.pod]
 		switch {
-		case e.missing >= gone:
+		case e.missing >= agreeing:
 		case !e.since.IsZero(): // an older version may have overwritten a newer one
 			return true
 		case listed[k.pod]: // it is active
