@@ -124,6 +124,7 @@ type volume struct {
 type object struct {
 	Kind     string
 	Metadata struct{ Name string }
+	Rules    []struct{ Resources, Verbs []string }
 	Spec     struct {
 		PolicyTypes    []string `yaml:"policyTypes"`
 		UpdateStrategy struct {
@@ -145,7 +146,7 @@ func daemonSets(t *testing.T, args ...string) map[string]object {
 	return objects(t, "DaemonSet", args...)
 }
 
-// objects renders the chart and returns its objects of a kind by name.
+// objects renders the chart and returns its objects of a kind by name. A ClusterRole is a Role here.
 func objects(t *testing.T, kind string, args ...string) map[string]object {
 	t.Helper()
 	found := map[string]object{}
@@ -156,7 +157,7 @@ func objects(t *testing.T, kind string, args ...string) map[string]object {
 			return found
 		}
 		testenv.Must(t, err)
-		if m.Kind == kind {
+		if strings.TrimPrefix(m.Kind, "Cluster") == kind {
 			found[m.Metadata.Name] = m
 		}
 	}
@@ -188,6 +189,64 @@ func TestSlowChartLetsTheAPIServerThrough(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestSlowChartRightsAreDocumented compares the roles of the chart with the table of docs/kubernetes.md.
+func TestSlowChartRightsAreDocumented(t *testing.T) {
+	const everything = "everything"
+	want := map[string][]string{"": nil, everything: nil}
+	page, err := os.ReadFile("../../docs/kubernetes.md")
+	testenv.Must(t, err)
+	_, section, _ := strings.Cut(string(page), "\n## Rights in the API\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	value := ""
+	for line := range strings.Lines(section) {
+		cells := strings.Split(line, "|")
+		if len(cells) != 7 || !strings.Contains(cells[3], "`") {
+			continue // not a row of the table, or its head
+		}
+		if cell := strings.Trim(cells[1], " `"); cell != "" {
+			value = cell
+		}
+		for verb := range strings.SplitSeq(cells[3], ",") {
+			right := strings.ReplaceAll(cells[2]+" may "+verb+" "+cells[4], "`", "")
+			for _, v := range []string{value, everything} {
+				want[v] = append(want[v], strings.Join(strings.Fields(right), " "))
+			}
+		}
+	}
+	for v, rights := range want {
+		args := []string{"--set", v}
+		switch v {
+		case everything:
+			args = []string{"--values", "testdata/chart/everything.values.yaml", "--set", "nameOverride="}
+		case "dra.nodesReadClaims=true":
+			args = []string{"--set", "dra.enabled=true," + v}
+			rights = append(rights, want["dra.enabled=true"]...)
+		}
+		slices.Sort(rights)
+		if diff := cmp.Diff(rights, rightsOf(t, args...)); diff != "" {
+			t.Errorf("values %q: -docs/kubernetes.md +chart:\n%s", v, diff)
+		}
+	}
+}
+
+// rightsOf renders the chart and returns who may do what.
+func rightsOf(t *testing.T, args ...string) []string {
+	t.Helper()
+	who := map[string]string{"gpu-cdi-plugin": "serve", "gpu-cdi-plugin-node-claims": "all kubelets"}
+	var rights []string
+	for name, role := range objects(t, "Role", args...) {
+		for _, rule := range role.Rules {
+			for _, resource := range rule.Resources {
+				for _, verb := range rule.Verbs {
+					rights = append(rights, who[name]+" may "+verb+" "+resource)
+				}
+			}
+		}
+	}
+	slices.Sort(rights)
+	return rights
 }
 
 func TestSlowChartDropsMaxSurgeBesideMaxUnavailable(t *testing.T) {
