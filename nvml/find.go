@@ -69,11 +69,13 @@ func namedDirs(h host.Host) []string {
 // If it finds no other file, its error is about one of these.
 func findUnder(root string, dirs []string) (string, error) {
 	var unusable []error
+	seen := map[string]bool{} // /lib can be a link to /usr/lib
 	for _, dir := range dirs {
 		path, err := securejoin.SecureJoin(root, filepath.Join(dir, libraryName))
-		if err != nil {
-			continue // a dangling link
+		if err != nil || seen[path] {
+			continue // a dangling link, or another way to the same file
 		}
+		seen[path] = true
 		switch err := checkLibrary(path); {
 		case err == nil:
 			return path, nil

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 
 	"gpu-cdi-plugin/internal/elffile"
@@ -124,6 +125,10 @@ func TestFindFails(t *testing.T) {
 	good := string(createLibrary(thisMachine))
 	files := map[string]string{"bad/usr/lib64/libnvidia-ml.so.1": good[:1000], "cut.so": good[:4000]}
 	root := createHost(t, files).Root()
+	testenv.Must(t, os.Symlink("usr/lib64", root+"/bad/lib64"))
+	if _, err := find(hostAt(t, root+"/bad"), "", noLoader); strings.Contains(err.Error(), "\n") {
+		t.Errorf("one file has two errors: %v", err)
+	}
 	for name, c := range map[string]struct {
 		root, explicit string
 		want           error
