@@ -45,7 +45,7 @@ func (a *app) doctorCommand() *cobra.Command {
 		Long: `Examines the host and prints for each finding what is wrong, why it matters and what mends it: the
 driver and its device nodes, the configuration of containerd, CRI-O, docker and podman, CDI specs, the kubelet and its
 device plugins, OCI hooks, the services and configuration of this product, and what the kernel limits. It changes
-nothing. docs/doctor.md of the source code has all findings.
+nothing. docs/doctor.md, in /usr/share/doc/gpu-cdi-plugin or the source code, has all findings.
 
 An error means that some containers do not start or have no GPU; a warning, that it works only for some or only for
 now, or that containers can get more than they should. Both give the exit status 4. A note does not: it says what
@@ -64,12 +64,16 @@ again, with its image, which is made here and needs no registry.`,
 	}
 	cmd.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		opts.configFile, opts.configErr = a.mistakeInConfig(cmd)
-		if opts.configErr != nil { // the host is examined all the same
-			if err := cmd.Flags().Set("config", ""); err != nil {
-				return err
-			}
+		if opts.configErr == nil {
+			return a.Start(cmd)
 		}
-		return a.Start(cmd)
+		// The host is examined all the same. What mends it is run later, with the corrected file.
+		flag := cmd.Flags().Lookup("config")
+		given, changed := flag.Value.String(), flag.Changed
+		flag.Changed = true
+		err := errors.Join(flag.Value.Set(""), a.Start(cmd), flag.Value.Set(given))
+		flag.Changed = changed
+		return err
 	}
 	opts.AddFlags(cmd, "table", "wide", "json", "yaml")
 	opts.Capabilities = addCapabilitiesFlag(cmd.Flags())

@@ -87,6 +87,8 @@ func (r *Report) nodeProblems() []Problem {
 				"container again, and see dev-char in the documentation of gpu-cdi-plugin doctor"
 		case strings.Contains(n.Error, "EACCES"):
 			fix = "run as a user or group that may open it; with SELinux: setsebool -P container_use_devices on, on the host"
+		case strings.Contains(n.Error, "ENXIO"), strings.Contains(n.Error, "ENODEV"):
+			fix = "on the host: modprobe nvidia && gpu-cdi-plugin device make-nodes; for a GPU that is gone dmesg has the reason"
 		}
 		list = append(list, Problem{n.Path, n.Error, fix})
 	}
