@@ -259,7 +259,7 @@ func checkListen(address string) error {
 	}
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
-		return fmt.Errorf("listen %q: want HOST:PORT, such as 127.0.0.1:9400: %w", address, err)
+		return fmt.Errorf("listen %q: want HOST:PORT, such as 127.0.0.1:9400", address)
 	}
 	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 		return fmt.Errorf("listen %q: want a port from 0 to 65535", address)

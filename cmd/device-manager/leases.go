@@ -34,7 +34,6 @@ The devices of a lease have their indexes on the host. -o wide also shows their 
 yaml show all of it. -o name prints the IDs of the leases. --watch ends with Ctrl-C.`,
 		Example: `  device-manager leases
   device-manager leases -o json | jq -r '.items[].devices[]'`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.leases(cmd.Context(), out, watch) },
 	})
 	out.AddFlags(cmd, "table", "wide", "json", "yaml", "name")
@@ -233,7 +232,6 @@ container gets SIGTERM, and SIGKILL 10 s later, and the lease ends with it. What
 without a lease.`,
 		Example: `  podman create $(device-manager lease create --gpus 1 --for 2h -o podman) \
     docker.io/library/debian sleep 2h`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.limit <= 0 {
 				return cli.With(cli.Usage, "", errors.New("--for: want the time of the lease"))

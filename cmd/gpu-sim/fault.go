@@ -188,7 +188,7 @@ func latencyCommand() *cobra.Command {
 		func(n *sim.Node, args []string) error {
 			d, err := time.ParseDuration(args[0])
 			if err != nil {
-				return cli.With(cli.Usage, "", fmt.Errorf("latency: %w", err))
+				return cli.With(cli.Usage, "", fmt.Errorf("want a time such as 50us, or 0, got %q", args[0]))
 			}
 			return n.SetLatency(d)
 		})

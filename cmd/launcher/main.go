@@ -100,5 +100,5 @@ func run(args []string, stdout io.Writer) error {
 		<-stop
 		return nil
 	}
-	return fmt.Errorf("%w: %q", errUsage, flags.Args())
+	return fmt.Errorf("%w: want run ARGUMENT..., remove, tmpfs DIR OPTIONS or wait, got %q", errUsage, flags.Args())
 }

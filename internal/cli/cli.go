@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -137,7 +138,13 @@ func FlagError(cmd *cobra.Command, err error) error {
 		}
 		return fmt.Errorf("--%s: %w", name, e.Unwrap())
 	}
-	if e, ok := errors.AsType[*pflag.NotExistError](err); ok && e.GetSpecifiedShortnames() == "" {
+	if e, ok := errors.AsType[*pflag.ValueRequiredError](err); ok {
+		return fmt.Errorf("--%s: want a value", e.GetFlag().Name)
+	}
+	if e, ok := errors.AsType[*pflag.NotExistError](err); ok {
+		if e.GetSpecifiedShortnames() != "" {
+			return fmt.Errorf("unknown flag: -%s", e.GetSpecifiedName())
+		}
 		var names []string
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			if !f.Hidden {
@@ -149,13 +156,16 @@ func FlagError(cmd *cobra.Command, err error) error {
 	return err
 }
 
+// once drops lines that repeat the one before, as when each of several arguments fails for the same reason.
+func once(text string) string { return strings.Join(slices.Compact(strings.Split(text, "\n")), "\n") }
+
 // Report prints an error with its hint, as text or as one line of JSON.
 func Report(w io.Writer, err error, asJSON bool) {
 	report := struct {
 		Error string `json:"error"`
 		Code  Code   `json:"code"`
 		Hint  string `json:"hint,omitempty"`
-	}{wording.Limit(err).Error(), CodeOf(err), HintOf(err)}
+	}{once(wording.Limit(err).Error()), CodeOf(err), HintOf(err)}
 	if asJSON {
 		e := json.NewEncoder(w)
 		e.SetEscapeHTML(false)

@@ -18,8 +18,12 @@ func TestReport(t *testing.T) {
 		asJSON bool
 		want   string
 	}{
-		"in words":       {err, false, "error: no driver\nerror: none at all\nhint: install <one>\n"},
-		"as JSON":        {err, true, `{"error":"no driver\nnone at all","code":10,"hint":"install <one>"}` + "\n"},
+		"in words": {err, false, "error: no driver\nerror: none at all\nhint: install <one>\n"},
+		"as JSON":  {err, true, `{"error":"no driver\nnone at all","code":10,"hint":"install <one>"}` + "\n"},
+		"of several arguments": {
+			errors.Join(errors.New("no manager"), errors.New("no manager"), errors.New("x")), false,
+			"error: no manager\nerror: x\n",
+		},
 		"without a hint": {errors.New("x"), false, "error: x\n"},
 		"that controls a terminal": {
 			errors.New("\x1b]0;x\x1b\\ a\rb\tü\u202e"), false, `error: \x1b]0;x\x1b\ a\rb\tü\u202e` + "\n",

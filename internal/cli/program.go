@@ -93,6 +93,9 @@ func (p *Program) Command(root *cobra.Command, verbs ...*cobra.Command) *cobra.C
 	for _, verb := range root.Commands() {
 		if verb.Name() == "completion" {
 			verb.Args, verb.RunE = UnknownVerb, ShowHelp
+			for _, shell := range verb.Commands() {
+				shell.Args = noArgs // cobra's has other words
+			}
 		}
 	}
 	complete(root)
