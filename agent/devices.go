@@ -42,7 +42,7 @@ func (ds *devices) whyBlind(resources []resource.Resource) string {
 	}
 	if err := proc.SeesAll(ds.host.Proc()); err != nil {
 		return "processes on a GPU are not checked before a container gets it, since this program cannot see them " +
-			"(docs/health.md, hostPID): " + wording.OneLine(err)
+			"(a pod needs hostPID: true): " + wording.OneLine(err)
 	}
 	return ""
 }

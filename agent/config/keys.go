@@ -25,8 +25,8 @@ var keys = [][2]string{
 	{"cdi-kind", "`vendor/class` of the devices in specs"},
 	{"hook-path", "host `path` of prestart-hook, written into specs (default: beside this program, or in " +
 		"../libexec/gpu-cdi-plugin)"},
-	{"no-hook", "make specs that need no hook, for Apptainer and engines without hooks; see docs/podman.md for what " +
-		"containers lack then"},
+	{"no-hook", "make specs that need no hook, for Apptainer and engines without hooks; containers then lack what only " +
+		"a hook can make, such as links in /dev/dri/by-path"},
 	{"insecure-paths", "allow programs, libraries and directories that other users can change, with a warning; for " +
 		"development"},
 	{"log-level", "minimum log `level`: debug, info, warn, error"},

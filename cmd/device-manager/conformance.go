@@ -28,8 +28,8 @@ func (a *app) conformanceCommand() *cobra.Command {
 		Short: "Check a device plugin against the rules of the API",
 		Long: `Takes the kubelet's place and checks any device plugin against the rules of the device plugin API:
 registration, lists of devices, Allocate, GetPreferredAllocation, PreStartContainer, restarts of the kubelet, and the
-end of the plugin. docs/conformance.md explains the rules. Exit status 4 means that a rule of severity must is broken;
-broken rules of severity should are only reported.
+end of the plugin. docs/conformance.md, in /usr/share/doc/device-manager or the source code, explains the rules. Exit
+status 4 means that a rule of severity must is broken; broken rules of severity should are only reported.
 
 --command starts the plugin. It is split like in a shell, but nothing is expanded. In it, {dir} stands for the
 directory of kubelet.sock, which is also in DEVICE_PLUGIN_DIR. Without {dir}, and as root, the plugin sees that
@@ -78,7 +78,8 @@ func (a *app) conformance(ctx context.Context, opts conformanceOptions) error {
 		return err
 	}
 	if report.Failed > 0 {
-		return cli.With(cli.Differs, "docs/conformance.md of the source code explains the rules",
+		return cli.With(cli.Differs,
+			"docs/conformance.md, in /usr/share/doc/device-manager or the source code, explains the rules",
 			fmt.Errorf("the plugin breaks %s", wording.Count(report.Failed, "rule")))
 	}
 	return nil

@@ -70,13 +70,18 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(api.ErrServed, cli.Locked, "stop the other manager, or name another socket with --api-socket"),
 	cli.Sentinel(state.ErrLocked, cli.Locked, "stop the manager, or name another directory with --state-dir"),
 	cli.Sentinel(conformance.ErrInUse, cli.Locked, "stop it, or name another directory with --kubelet-dir"),
-	cli.Sentinel(api.ErrNoManager, cli.Unreachable,
-		"start device-manager serve, or name the socket that it was given with --api-socket. Its units start only where "+
-			"there is no /var/lib/kubelet/pods, which a kubelet makes"),
+	cli.Sentinel(api.ErrNoManager, cli.Unreachable, hintNoManager("device-manager.socket")),
+}
+
+// hintNoManager returns a hint for the case that no manager answers. The unit is that of the package for the socket.
+func hintNoManager(unit string) string {
+	return "start device-manager serve (systemctl start " + unit + ", which works only where there is no " +
+		"/var/lib/kubelet/pods, which a kubelet makes), or name the socket that it was given with --api-socket"
 }
 
 // leaseErrors are the rows that come first for leases.
 var leaseErrors = []cli.ErrorRow{
+	cli.Sentinel(api.ErrNoManager, cli.Unreachable, hintNoManager("device-manager-leases.socket")),
 	cli.Sentinel(launch.ErrCannotFollow, noLease, "lease devices for a time, with device-manager lease create --for"),
 	cli.Sentinel(errLost, noLease, "run the command again; device-manager leases shows whether the lease has ended, and "+
 		"lease end ends it"),

@@ -297,7 +297,7 @@ func TestNoManager(t *testing.T) {
 	a := newApp()
 	a.APISocket, a.Stderr = filepath.Join(t.TempDir(), "api.sock"), &bytes.Buffer{}
 	_, err := a.acquire(t.Context(), leaseOptions{cmd: a.leaseCreateCommand(), wait: forever}, api.LeaseRequest{})
-	if cli.CodeOf(err) != noLease || !strings.Contains(cli.HintOf(err), "start device-manager serve") {
+	if cli.CodeOf(err) != noLease || !strings.Contains(cli.HintOf(err), "systemctl start device-manager-leases.socket") {
 		t.Errorf("%v, hint %q", err, cli.HintOf(err))
 	}
 }

@@ -38,7 +38,7 @@ func (a *app) serveCommand() *cobra.Command {
 tests of plugins. Plugins register with it as with a kubelet, at kubelet.sock in --socket-dir or by
 --plugins-registry-dir. admit gives the pod of a manifest its devices and prints what its containers get, as arguments
 for podman and others; pods, node and release are its other verbs. They call serve at --api-socket, which only root and
---api-group may use; its requests are documented in specs/manager.openapi.yaml.
+--api-group may use. specs/manager.openapi.yaml, in /usr/share/doc/device-manager or the source code, has its requests.
 
 --plugin is the command line of a plugin that serve starts when plugins can register. Both end together: if the plugin
 ends, serve ends with an error; if serve is to end, the plugin gets SIGTERM, and is served until it has ended, for up to
@@ -300,6 +300,9 @@ func lookupGroup(option, name string) (int, error) {
 		name = g.Gid
 	}
 	gid, notNumber := strconv.ParseUint(name, 10, 31)
+	if _, unknown := errors.AsType[user.UnknownGroupError](err); unknown && notNumber != nil {
+		err = fmt.Errorf("there is no group %q", name)
+	}
 	if notNumber != nil {
 		return 0, cli.With(cli.Usage, "name a group of this host, or its number", fmt.Errorf("%s: %w", option, err))
 	}

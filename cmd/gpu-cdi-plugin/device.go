@@ -215,7 +215,7 @@ func (a *app) setCordon(ctx context.Context, r control.Request) error {
 	switch editing := node.EditHealthRecord(agent.DescriptorDir(a.config), agent.HealthRecord(a.config), edit); {
 	case errors.Is(editing, fileio.ErrHeld):
 		return cli.With(cli.Locked,
-			"name the --runtime-dir of the running serve; if its control.sock was removed, restart serve",
+			"name the --runtime-dir of the running serve; if its control.sock was removed, restart the service",
 			fmt.Errorf("%w, but a running serve uses %s", err, a.plugin.StateDir))
 	case editing != nil:
 		return editing

@@ -142,7 +142,8 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(errNoGPU, cli.NoGPU,
 		"see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM"),
 	cli.Sentinel(control.ErrNoServer, cli.Unreachable,
-		"start gpu-cdi-plugin serve, or name the directory that it was given with --runtime-dir"),
+		"start gpu-cdi-plugin serve (systemctl start gpu-cdi-plugin.service; without a kubelet device-manager.service), or "+
+			"name the directory that it was given with --runtime-dir"),
 	cli.Sentinel(plugin.ErrNoKubelet, cli.Unreachable,
 		"name the kubelet's directory with --device-plugin-dir or --plugins-registry-dir"),
 }

@@ -56,7 +56,7 @@ once, it becomes the runtime, with the same arguments, environment and files.
 
 check, in a container, says why a GPU is not there: it opens NVIDIA's device nodes and searches for the driver's
 libraries like the loader, and compares that with what the container was given. It needs nothing of the image:
-  podman run --device nvidia.com/gpu=all -v /usr/libexec/prestart-hook:/hook:ro IMAGE /hook check
+  podman run --device nvidia.com/gpu=all -v /usr/libexec/gpu-cdi-plugin/prestart-hook:/hook:ro IMAGE /hook check
 
 An annotation whose key begins with cdi.k8s.io/ has qualified names of CDI devices, separated by commas:
   cdi.k8s.io/gpu: nvidia.com/gpu=0,nvidia.com/gpu=1

@@ -16,7 +16,8 @@ func (p *Program) configCommand() *cobra.Command {
 		Short: "Show and check the configuration",
 		Long: `Shows the default and the effective configuration, and checks a configuration file.
 
-One file has the options of all verbs and of serve. Its JSON schema is ` + p.Schema + `.`,
+One file has the options of all verbs and of serve. Its JSON schema is ` + p.Schema + `, in
+/usr/share/doc/` + p.Name + ` or the source code.`,
 		Example:     p.examples("config default > config.yaml", "config validate config.yaml"),
 		Annotations: Statuses(OK, Usage),
 		Args:        UnknownVerb,

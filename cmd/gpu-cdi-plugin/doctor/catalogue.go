@@ -272,7 +272,8 @@ var catalogue = []kind{
 	{
 		"plugin-gone", Error, "a resource is allocatable although its device plugin is gone",
 		"the scheduler places pods here that fail, or start without a GPU",
-		"start gpu-cdi-plugin serve, or restart the kubelet so that it forgets the resource",
+		"start gpu-cdi-plugin serve (systemctl start gpu-cdi-plugin.service, or its pod), or restart the kubelet so that " +
+			"it forgets the resource",
 	},
 	{
 		"hook-file", Error, "a file in a directory of OCI hooks cannot be used",
@@ -302,7 +303,7 @@ var catalogue = []kind{
 	{
 		"hook-config", Error, "gpu-cdi-runtime and the hook refuse a file of their configuration",
 		"containers with the runtime gpu-cdi, or with devices by annotations, do not start",
-		"repair {subject} (docs/annotations.md); without it the defaults are in effect",
+		"repair {subject} (prestart-hook --help explains its keys); without it the defaults are in effect",
 	},
 	{
 		"hook-noexec", Error, "prestart-hook is on a file system that is mounted with noexec",

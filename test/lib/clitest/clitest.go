@@ -9,9 +9,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/spf13/pflag"
 
 	"gpu-cdi-plugin/test/lib/testenv"
 
@@ -85,8 +88,16 @@ func Programs(t *testing.T, names ...string) string {
 	return dir
 }
 
+// inSourceTree matches a file of the source tree and where else it is.
+var inSourceTree = regexp.MustCompile(`\b(docs|specs)/[a-z.-]+[a-z](, in \S+)?`)
+
+// wordsOfLibraries matches errors of cobra, pflag and Go's parsers.
+var wordsOfLibraries = regexp.MustCompile(
+	`flag needs|shorthand|invalid (argument|syntax|duration)|missing unit|strconv|time: `)
+
 // Help tests each verb of a program, except hidden ones and cobra's completion: its help equals the golden file in
-// testdata/help, lists the exit statuses and fits the width of a terminal, and it has an example.
+// testdata/help, lists the exit statuses and fits the width of a terminal, and it has an example. Where it names a
+// guide or a schema, it says where the package has it. Errors of its flags are in our words.
 func Help(t *testing.T, run Run, root *cobra.Command, update bool) {
 	t.Helper()
 	for _, cmd := range verbs(root) {
@@ -107,9 +118,25 @@ func Help(t *testing.T, run Run, root *cobra.Command, update bool) {
 			if cmd.Name() != "help" && cmd.Example == "" {
 				t.Error("it has no example")
 			}
+			for _, file := range inSourceTree.FindAllString(strings.Join(strings.Fields(got), " "), -1) {
+				if !strings.HasSuffix(file, ", in /usr/share/doc/"+root.Name()) {
+					t.Errorf("it does not say where packages have %s", file)
+				}
+			}
 			if strings.HasPrefix(got, "\n") {
 				t.Errorf("it does not say what it is for:\n%s", got)
 			}
+			cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+				wrong := []string{"--" + f.Name + "=?", "--no-such-flag"} // nothing runs, whatever the flag takes
+				if f.NoOptDefVal == "" {
+					wrong = append(wrong, "--"+f.Name) // without its value
+				}
+				for i := range wrong {
+					if _, _, stderr := run.Result(append(path, wrong[i:]...)...); wordsOfLibraries.MatchString(stderr) {
+						t.Errorf("%q: %s", wrong[i:], stderr)
+					}
+				}
+			})
 			Golden(t, filepath.Join("testdata", "help", strings.Join(append(path, "help"), "-")+".txt"), got, update)
 		})
 	}
