@@ -32,6 +32,7 @@ type app struct {
 func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := &app{env: env, stdin: stdin, stdout: stdout, stderr: stderr}
 	root := a.rootCommand() //nolint:contextcheck // cobra passes the context to the verbs
+	cli.AddCompletion(root)
 	root.SetArgs(verbFirst(root, args))
 	root.SetIn(stdin)
 	root.SetOut(stdout)

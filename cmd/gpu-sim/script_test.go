@@ -11,6 +11,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/test/lib/clitest"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -34,6 +35,8 @@ func TestEveryVerbHasAnExample(t *testing.T) {
 		}
 	}
 }
+
+func TestErrorsOfFlags(t *testing.T) { clitest.FlagErrors(t, run, (&app{}).rootCommand()) }
 
 func TestScripts(t *testing.T) {
 	testenv.Command(t, "cc")

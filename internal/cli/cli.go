@@ -128,7 +128,7 @@ func FlagError(cmd *cobra.Command, err error) error {
 	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		name := e.GetFlag().Name
 		switch e.GetFlag().Value.Type() { // pflag's own errors contain names of Go functions
-		case "int":
+		case "int", "uint64":
 			return fmt.Errorf("--%s: want a whole number, got %q", name, e.GetValue())
 		case "bool":
 			return fmt.Errorf("--%s: want true or false, got %q", name, e.GetValue())

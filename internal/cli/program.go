@@ -89,17 +89,23 @@ func (p *Program) Command(root *cobra.Command, verbs ...*cobra.Command) *cobra.C
 	p.prepare(root)
 	root.AddCommand(verbs...)
 	root.AddCommand(p.configCommand(), p.versionCommand())
-	root.InitDefaultCompletionCmd()
-	for _, verb := range root.Commands() {
-		if verb.Name() == "completion" {
-			verb.Args, verb.RunE = UnknownVerb, ShowHelp
-			for _, shell := range verb.Commands() {
-				shell.Args = noArgs // cobra's has other words
-			}
-		}
-	}
+	AddCompletion(root)
 	complete(root)
 	return root
+}
+
+// AddCompletion adds cobra's verb completion, which has its errors in our words then.
+func AddCompletion(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	for _, verb := range root.Commands() {
+		if verb.Name() != "completion" {
+			continue
+		}
+		verb.Args, verb.RunE = UnknownVerb, ShowHelp
+		for _, shell := range verb.Commands() {
+			shell.Args = noArgs
+		}
+	}
 }
 
 // Alone returns the root command of a program that has no verbs. It has the options of all verbs.

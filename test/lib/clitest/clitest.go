@@ -126,20 +126,33 @@ func Help(t *testing.T, run Run, root *cobra.Command, update bool) {
 			if strings.HasPrefix(got, "\n") {
 				t.Errorf("it does not say what it is for:\n%s", got)
 			}
-			cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
-				wrong := []string{"--" + f.Name + "=?", "--no-such-flag"} // nothing runs, whatever the flag takes
-				if f.NoOptDefVal == "" {
-					wrong = append(wrong, "--"+f.Name) // without its value
-				}
-				for i := range wrong {
-					if _, _, stderr := run.Result(append(path, wrong[i:]...)...); wordsOfLibraries.MatchString(stderr) {
-						t.Errorf("%q: %s", wrong[i:], stderr)
-					}
-				}
-			})
+			flagErrors(t, run, path, cmd)
 			Golden(t, filepath.Join("testdata", "help", strings.Join(append(path, "help"), "-")+".txt"), got, update)
 		})
 	}
+}
+
+// FlagErrors tests that wrong flags of each verb have errors in our words.
+func FlagErrors(t *testing.T, run Run, root *cobra.Command) {
+	t.Helper()
+	for _, cmd := range verbs(root) {
+		flagErrors(t, run, strings.Fields(cmd.CommandPath())[1:], cmd)
+	}
+}
+
+func flagErrors(t *testing.T, run Run, path []string, cmd *cobra.Command) {
+	t.Helper()
+	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		wrong := []string{"--" + f.Name + "=?", "--no-such-flag"} // nothing runs, whatever the flag takes
+		if f.NoOptDefVal == "" {
+			wrong = append(wrong, "--"+f.Name) // without its value
+		}
+		for i := range wrong {
+			if _, _, stderr := run.Result(append(path, wrong[i:]...)...); wordsOfLibraries.MatchString(stderr) {
+				t.Errorf("%q: %s", wrong[i:], stderr)
+			}
+		}
+	})
 }
 
 // verbs returns a command and all commands below it.
