@@ -62,6 +62,7 @@ func Serve(ctx context.Context, o *Options) error {
 		Resend: func() bool { return p.Resend() },
 		Files: ledger.Files{
 			Parents: filepath.Join(c.RuntimeDir, "parents.json"), Forgotten: filepath.Join(c.StateDir, "forgotten.json"),
+			Known: filepath.Join(c.RuntimeDir, "holders.json"),
 		},
 		Changed: again, Log: o.Log,
 	})

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -47,6 +48,7 @@ type books struct {
 	unprepared map[string]bool  // the claims that were unprepared and may still be in dra_manager_state, by UID
 	dropped    map[string]claim // what claims had that were unprepared, until their pods have no processes
 	forgotten  map[string]bool  // entries that an administrator has had forgotten, as their paths
+	changed    bool             // whether known has another result than when it was written
 
 	processes processes
 }
@@ -221,11 +223,14 @@ func (b *books) setCheckpoint(c *kubelet.Checkpoint, refreshed bool, now time.Ti
 			if e == nil || e.missing >= agreeing {
 				delete(b.given, k.name)
 			}
+			parent := parents[resource.UUIDOf(id)]
 			if e == nil {
 				e = &entry{order: b.read}
 				b.entries[k] = e
+				b.changed = true
 			}
-			e.parent, e.missing, e.since = parents[resource.UUIDOf(id)], 0, time.Time{}
+			b.changed = b.changed || e.parent != parent || !e.since.IsZero()
+			e.parent, e.missing, e.since = parent, 0, time.Time{}
 		}
 	}
 	for k, e := range b.entries {
@@ -233,7 +238,7 @@ func (b *books) setCheckpoint(c *kubelet.Checkpoint, refreshed bool, now time.Ti
 			continue
 		}
 		if e.since.IsZero() {
-			e.since = now
+			e.since, b.changed = now, true
 		}
 		if refreshed {
 			e.missing++
@@ -300,12 +305,14 @@ func (b *books) setClaims(list []kubelet.Claim, now time.Time) {
 	for _, c := range list {
 		if len(c.Devices[b.driver]) > 0 {
 			present[c.UID] = true
+			old := b.claims[c.UID]
+			b.changed = b.changed || old == nil || old.missing || !slices.Equal(old.Pods, c.Pods)
 			b.claims[c.UID] = &claimEntry{Claim: c}
 		}
 	}
 	for uid, c := range b.claims {
 		if !present[uid] && !c.missing {
-			c.missing, c.since = true, now
+			c.missing, c.since, b.changed = true, now, true
 		}
 	}
 }
@@ -415,6 +422,7 @@ func (b *books) dropEnded(now time.Time) (changed bool) {
 	for k, e := range b.entries {
 		if _, holds := b.entryState(k, e, present, now); !holds && !e.since.IsZero() {
 			delete(b.entries, k)
+			b.changed = true
 			continue
 		}
 		paths[k.path()] = true
@@ -422,6 +430,7 @@ func (b *books) dropEnded(now time.Time) (changed bool) {
 	for uid, c := range b.claims {
 		if _, holds := b.claimState(c, now); !holds && c.missing {
 			delete(b.claims, uid)
+			b.changed = true
 			continue
 		}
 		for _, d := range c.Devices[b.driver] {
@@ -441,6 +450,48 @@ func (b *books) dropEnded(now time.Time) (changed bool) {
 		maps.DeleteFunc(b.forgotten, func(path string, _ bool) bool { return !paths[path] })
 	}
 	return len(b.forgotten) != before
+}
+
+// known returns what the kubelet's files have said of pods that may still run, for the next process.
+func (b *books) known() known {
+	var list known
+	for k, e := range b.entries {
+		list.Devices = append(list.Devices, knownDevice{k.pod, k.container, k.resource, k.id, e.parent, e.since})
+	}
+	for _, c := range b.claims {
+		list.Claims = append(list.Claims, knownClaim{c.Claim, c.since})
+	}
+	slices.SortFunc(list.Devices, func(a, b knownDevice) int {
+		return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Container, b.Container), cmp.Compare(a.Resource, b.Resource),
+			cmp.Compare(a.ID, b.ID))
+	})
+	slices.SortFunc(list.Claims, func(a, b knownClaim) int { return cmp.Compare(a.UID, b.UID) })
+	return list
+}
+
+// restore adds what an earlier process knew. As long as the kubelet's files do not have it, it counts while its pods
+// have processes.
+func (b *books) restore(list known, now time.Time) {
+	b.changed = true // the times
+	for _, d := range list.Devices {
+		k := key{d.Pod, d.Container, name{d.Resource, d.ID}}
+		if b.entries[k] == nil {
+			b.entries[k] = &entry{parent: d.Parent, missing: agreeing, since: sinceOr(d.Missing, now)}
+		}
+	}
+	for _, c := range list.Claims {
+		if b.claims[c.UID] == nil {
+			b.claims[c.UID] = &claimEntry{Claim: c.Claim, missing: true, since: sinceOr(c.Missing, now)}
+		}
+	}
+}
+
+// sinceOr returns the time, or now if it is zero.
+func sinceOr(t, now time.Time) time.Time {
+	if t.IsZero() {
+		return now
+	}
+	return t
 }
 
 // parentsIn returns the annotations of resource.ParentAnnotation in an answer to Allocate, as the UUIDs of GPUs by

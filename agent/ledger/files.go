@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"time"
 
 	"gpu-cdi-plugin/internal/fileio"
+	"gpu-cdi-plugin/internal/kubelet"
 )
 
 // Files are the paths of what a ledger keeps over a restart. An empty path means that it is not kept.
@@ -16,19 +18,44 @@ type Files struct {
 	Parents string
 	// Forgotten has the entries that an administrator has had forgotten.
 	Forgotten string
+	// Known has what the kubelet's files have said of pods that may still run: the kubelet can lose its files. It is in a
+	// directory that a reboot empties.
+	Known string
+}
+
+// known is the content of the file Known, sorted.
+type known struct {
+	Devices []knownDevice
+	Claims  []knownClaim
+}
+
+// knownDevice is an entry of the kubelet's checkpoint. Parent is the UUID of the device's GPU, or empty. Missing is
+// since when the checkpoint lacks the entry, or zero.
+type knownDevice struct {
+	Pod, Container, Resource, ID, Parent string
+	Missing                              time.Time
+}
+
+// knownClaim is the same for a claim in dra_manager_state.
+type knownClaim struct {
+	kubelet.Claim
+	Missing time.Time
 }
 
 // maxFile bounds each file, in bytes.
 const maxFile = 4 << 20
 
 // read returns the content of the files. Files that do not exist are empty.
-func (f *Files) read() (parents map[string]string, forgotten map[string]bool, err error) {
-	return parents, forgotten, errors.Join(readJSON(f.Parents, &parents), readJSON(f.Forgotten, &forgotten))
+func (f *Files) read() (parents map[string]string, forgotten map[string]bool, before known, err error) {
+	err = errors.Join(readJSON(f.Parents, &parents), readJSON(f.Forgotten, &forgotten), readJSON(f.Known, &before))
+	return parents, forgotten, before, err
 }
 
 func (f *Files) writeParents(parents map[string]string) error {
 	return writeJSON(f.Parents, parents, fileio.Replace)
 }
+
+func (f *Files) writeKnown(k known) error { return writeJSON(f.Known, k, fileio.Replace) }
 
 func (f *Files) writeForgotten(forgotten map[string]bool) error {
 	return writeJSON(f.Forgotten, forgotten, fileio.WriteDurably)

@@ -25,6 +25,7 @@ func prepared(claim, pod string, devices ...string) kubelet.Claim {
 const (
 	uuidA = "GPU-aaaaaaaa-0000-4000-8000-000000000000"
 	uuidB = "GPU-bbbbbbbb-0000-4000-8000-000000000000"
+	uuidC = "GPU-cccccccc-0000-4000-8000-000000000000"
 	migA  = "MIG-aaaaaaaa-0000-4000-8000-000000000001"
 )
 

@@ -12,6 +12,9 @@
 //	records                      the claims that this driver has prepared (agent/dra)
 //	given                        what Allocate has answered and the kubelet has not written yet
 //
+// The kubelet can lose its files. What they have said of pods that have processes is kept, also for the next process
+// (Files.Known).
+//
 // A pod holds its devices while the kubelet has it as active, with or without processes, and while it has processes.
 // The kubelet drops pods that are not active when it is asked for a list, and writes its checkpoint when the plugin
 // sends its devices. So a refresh does both: an entry that two refreshed versions in a row lack belongs to no active
@@ -123,7 +126,7 @@ func New(opts Options) *Ledger {
 
 // readFiles adds what the files have.
 func (l *Ledger) readFiles() {
-	parents, forgotten, err := l.opts.Files.read()
+	parents, forgotten, before, err := l.opts.Files.read()
 	if err != nil {
 		l.opts.Log.Warn(err.Error())
 	}
@@ -131,6 +134,7 @@ func (l *Ledger) readFiles() {
 	defer l.mu.Unlock()
 	maps.Copy(l.books.parents, parents)
 	maps.Copy(l.books.forgotten, forgotten)
+	l.books.restore(before, time.Now())
 }
 
 // Alone says that no other instance gives devices any more. What it gave last is known after the next refresh.

@@ -679,6 +679,53 @@ func TestARestart(t *testing.T) {
 	expect(t, l, &r.Devices[0], "holds it as "+migA) // what is forgotten is so until the kubelet drops it
 }
 
+// The kubelet can lose its files while pods run, also before another process serves.
+func TestAKubeletThatLosesItsFiles(t *testing.T) {
+	synctest.Test(t, testAKubeletThatLosesItsFiles)
+}
+
+func testAKubeletThatLosesItsFiles(t *testing.T) {
+	dir := t.TempDir()
+	k := newKubelet()
+	r := offer(whole, uuidA, uuidB, uuidC)
+	start := func() *Ledger {
+		l := New(Options{
+			Kubelet: k, Driver: driver, Resend: k.resend, Pods: k.running, Changed: wake.New(),
+			Log: slog.New(slog.DiscardHandler), Files: Files{Known: filepath.Join(dir, "holders.json")},
+		})
+		l.Offer(nil, []resource.Resource{r})
+		refresh(t, l)
+		refresh(t, l)
+		return l
+	}
+	expectAll := func(l *Ledger, ofA, ofB, ofC string) {
+		t.Helper()
+		for i, want := range []string{ofA, ofB, ofC} {
+			d := &r.Devices[i]
+			why := reasonOf(l, d) + l.Claim(d)
+			if (why == "") != (want == "") || !strings.Contains(why, want) {
+				t.Errorf("of %s: %q, want %q", d.ID, why, want)
+			}
+		}
+	}
+	k.entries, k.pods = []kubelet.Entry{recorded("p", whole, uuidA)}, []string{"p", "q"}
+	k.claims = []kubelet.Claim{prepared("c", "q", strings.ToLower(uuidB))}
+	start()
+	k.set(func() { k.entries, k.claims = nil, nil })
+	const container, claim = "container main of the pod with the UID p", "ResourceClaim team/c"
+	l := start()
+	time.Sleep(endingSoon) // the pod could be one that was deleted by force
+	refresh(t, l)
+	expectAll(l, container, claim, "")
+	expectAll(start(), container, claim, "") // that is over
+	k.set(func() { k.pods = []string{"q"} })
+	expectAll(start(), "", claim, "")
+	k.set(func() { k.pods = nil })
+	expectAll(start(), "", "", "")
+	k.set(func() { k.pods = []string{"p", "q"} }) // not the same pods
+	expectAll(start(), "", "", "")
+}
+
 // Many callers that wait have one read together.
 func TestReadsAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -35,7 +35,8 @@ type grant struct {
 	memory       uint64
 	admin        bool
 	mps          bool
-	lost         bool // nothing on the node says it any more, and no process has known it
+	started      bool // a container with it has started
+	lost         bool // nothing protects it: no process knows it any more, or its first start was not checked
 }
 
 // bookEntry is an entry of the checkpoint. It is not changed.

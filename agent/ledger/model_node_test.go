@@ -231,6 +231,7 @@ type instance struct {
 	records           map[string]modelRecord
 	last              *kubelet.Checkpoint
 	seen              map[string]bool // what it has read in the kubelet's files: POD/CONTAINER, and claims
+	beside            bool            // until the process beside it has ended
 	dead              bool
 	retired           bool // another one has taken over
 }
@@ -250,6 +251,9 @@ func (b instanceBooks) Checkpoint() (*kubelet.Checkpoint, podresources.Version, 
 	w := b.i.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if !b.i.beside && !b.i.dead { // what the reads before this one have seen is written
+		maps.Copy(w.kept, b.i.seen)
+	}
 	c, version, err := w.kubelet.readCheckpoint()
 	b.i.last = c
 	return c, version, err
@@ -276,7 +280,10 @@ func (b instanceBooks) Claims() ([]kubelet.Claim, error) {
 }
 
 // start starts a process, which reads the records, publishes, and registers with the kubelet.
-func (w *model) start(c modelConfig) *instance {
+func (w *model) start(c modelConfig) *instance { return w.startBeside(c, false) }
+
+// startBeside starts a process that another one, if there is one beside it, hands over to.
+func (w *model) startBeside(c modelConfig, beside bool) *instance {
 	life, end := context.WithCancel(w.ctx)
 	running, endRun := context.WithCancel(life)
 	w.mu.Lock()
@@ -288,9 +295,13 @@ func (w *model) start(c modelConfig) *instance {
 	w.note("instance %d starts:%s", i.number, c.String())
 	w.loseWhatNobodyKnows(i)
 	w.mu.Unlock()
+	i.beside = beside
 	i.ledger = New(Options{
-		Kubelet: instanceBooks{i}, Driver: modelDriver, Resend: i.resend, Pods: w.runningPods,
-		Files:   Files{Parents: filepath.Join(w.dir, "parents.json"), Forgotten: filepath.Join(w.dir, "forgotten.json")},
+		Kubelet: instanceBooks{i}, Driver: modelDriver, Resend: i.resend, Pods: w.runningPods, Beside: beside,
+		Files: Files{
+			Parents: filepath.Join(w.dir, "parents.json"), Forgotten: filepath.Join(w.dir, "forgotten.json"),
+			Known: filepath.Join(w.dir, "holders.json"),
+		},
 		Changed: i.changed, Log: slog.New(slog.DiscardHandler),
 	})
 	for _, r := range i.records {
@@ -577,6 +588,7 @@ func (i *instance) drop(uid string) error {
 // restoreAgain reads the records once more, after the process beside it has ended.
 func (i *instance) restoreAgain() {
 	i.w.mu.Lock()
+	i.beside = false
 	disk := maps.Clone(i.w.records)
 	known := maps.Clone(i.records)
 	i.records = maps.Clone(disk)
@@ -589,6 +601,7 @@ func (i *instance) restoreAgain() {
 	for _, r := range disk {
 		i.ledger.RestoreClaim(r.claim, r.since)
 	}
+	i.ledger.Alone()
 	_, _ = i.ledger.Read(i.life)
 }
 

@@ -290,6 +290,8 @@ func (p *pod) tryStart(c *container, again bool) bool {
 				w.note("%s/%s is not started: %v", p.uid, c.name, err)
 				return false
 			}
+		} else {
+			w.startUnchecked(p, e.grants)
 		}
 		devices = append(devices, e.grants...)
 	}
@@ -319,9 +321,27 @@ func (p *pod) tryStart(c *container, again bool) bool {
 	if p.running[c.name] == nil {
 		p.running[c.name] = []*grant{}
 	}
+	for _, g := range devices {
+		g.started = true
+	}
 	w.countStart(p, c, devices, again)
 	w.check(p, "starts "+c.name, devices)
 	return true
+}
+
+// startUnchecked excuses a container that the device plugin has given devices and that first starts when claims have
+// the whole node: no plugin can check them then. The caller has locked w.mu.
+func (w *model) startUnchecked(p *pod, devices []*grant) {
+	for _, q := range w.pods {
+		for _, h := range w.holds(q) {
+			for _, g := range devices {
+				if q != p && !g.started && !g.lost && !together(g, h) {
+					g.lost = true
+					w.note("nothing checks the first start of %s", p.uid)
+				}
+			}
+		}
+	}
 }
 
 func (p *pod) stopContainer(c *container) {

@@ -41,6 +41,7 @@ type model struct {
 	gpus        [modelGPUs]modelGPU
 	boot        int
 	records     map[string]modelRecord // the claims' records on disk
+	kept        map[string]bool        // what processes have written into the runtime directory, as in instance.seen
 	claims      map[string]*modelClaim // all that ever were, by UID
 	pods        []*pod
 	instances   int
@@ -268,11 +269,15 @@ func (w *model) loseWhatNobodyKnows(i *instance) {
 		for name, devices := range p.running {
 			for _, g := range devices {
 				_, onDisk := w.records[g.claim]
+				seen := func(by map[string]bool) bool {
+					return g.claim != "" && by[g.claim] || g.claim == "" && by[p.uid+"/"+name]
+				}
 				inProcess := false
 				if i != nil && !i.dead {
 					_, recorded := i.records[g.claim]
-					inProcess = recorded || g.claim != "" && i.seen[g.claim] || g.claim == "" && i.seen[p.uid+"/"+name]
+					inProcess = recorded || seen(i.seen)
 				}
+				inProcess = inProcess || seen(w.kept)
 				if !known[g] && !onDisk && !inProcess && !g.lost {
 					g.lost = true
 					w.note("nothing says any more that %s has %s", p.uid, describe([]*grant{g}))
@@ -651,7 +656,7 @@ func (w *model) handOver() {
 		c.chooseForms(w.rand)
 	}
 	old.endRun()
-	i := w.start(c)
+	i := w.startBeside(c, true)
 	for range w.rand.IntN(4) {
 		w.submit()
 		w.pause(50*time.Millisecond, 500*time.Millisecond)
@@ -690,6 +695,16 @@ func (w *model) restartKubelet(kind string, change func(k *modelKubelet)) {
 	w.mu.Unlock()
 }
 
+// emptyRun removes what processes keep in the runtime directory.
+func (w *model) emptyRun() {
+	w.mu.Lock()
+	clear(w.kept)
+	w.mu.Unlock()
+	for _, file := range []string{"parents.json", "holders.json"} {
+		_ = os.Remove(filepath.Join(w.dir, file))
+	}
+}
+
 // reboot boots the node.
 func (w *model) reboot() {
 	w.mu.Lock()
@@ -710,7 +725,7 @@ func (w *model) reboot() {
 		}
 	}
 	w.mu.Unlock()
-	_ = os.Remove(filepath.Join(w.dir, "parents.json"))
+	w.emptyRun()
 	w.pause(time.Second, 5*time.Second)
 	begin := func() {
 		w.mu.Lock()
@@ -785,7 +800,7 @@ var modelSteps = []struct {
 		}
 	}},
 	{2, func(w *model) {
-		_ = os.Remove(filepath.Join(w.dir, "parents.json"))
+		w.emptyRun()
 		w.replace("/run emptied", nil)
 	}},
 	{2, (*model).reboot},
@@ -1091,7 +1106,8 @@ func runModel(t *testing.T, seed int, counts map[string]int, live func(*model)) 
 		w := &model{
 			t: t, seed: seed, dir: dir, ctx: ctx, begun: time.Now(), counts: counts,
 			rand: rand.New(rand.NewPCG(uint64(seed), 0)), rand2: rand.New(rand.NewPCG(uint64(seed), 1)),
-			records: map[string]modelRecord{}, claims: map[string]*modelClaim{}, killed: make(chan struct{}, 100),
+			kept: map[string]bool{}, records: map[string]modelRecord{}, claims: map[string]*modelClaim{},
+			killed:     make(chan struct{}, 100),
 			admissions: make(chan *pod, 10_000),
 			names:      map[string]bool{}, manifests: map[string][]*container{},
 		}

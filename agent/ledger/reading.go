@@ -217,33 +217,43 @@ func (l *Ledger) read(ctx context.Context) ([]podresources.Holder, error) {
 	if look {
 		pods, visible = l.opts.Pods()
 	}
-	listed, forgotten := l.finish(look, pods, visible, err)
-	if forgotten != nil {
-		if err := l.opts.Files.writeForgotten(forgotten); err != nil {
-			l.opts.Log.Warn(err.Error())
-		}
+	listed, write := l.finish(look, pods, visible, err)
+	if err := write(); err != nil {
+		l.opts.Log.Warn(err.Error())
 	}
 	return listed, err
 }
 
 // finish takes over the processes, if they were looked for, and the error of a read. It returns what PodResources
-// lists, and all that is forgotten if that has changed.
+// lists, and a function that writes what is kept over a restart and has changed.
 func (l *Ledger) finish(
 	looked bool, pods proc.Pods, visible bool, err error,
-) (listed []podresources.Holder, forgotten map[string]bool) {
+) (listed []podresources.Holder, write func() error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.setError(err)
 	if looked {
 		l.books.setProcesses(pods, visible, time.Now())
 	}
+	var writes []func() error
 	if l.books.dropEnded(time.Now()) {
-		forgotten = maps.Clone(l.books.forgotten)
+		forgotten := maps.Clone(l.books.forgotten)
+		writes = append(writes, func() error { return l.opts.Files.writeForgotten(forgotten) })
+	}
+	if l.books.changed && !l.books.beside { // the other instance writes what it knows until its end
+		list := l.books.known()
+		writes = append(writes, func() error { return l.opts.Files.writeKnown(list) })
+		l.books.changed = false
 	}
 	l.update()
 	close(l.round)
 	l.round = make(chan struct{})
-	return l.books.listed, forgotten
+	return l.books.listed, func() (err error) {
+		for _, write := range writes {
+			err = errors.Join(err, write())
+		}
+		return err
+	}
 }
 
 // setError records the error of a read, or nil.
