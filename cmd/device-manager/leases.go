@@ -202,7 +202,8 @@ they can begin, is not extended.`,
 		Use:   "end LEASE...",
 		Short: "End the commands of leases",
 		Long: `Ends the commands of leases: with SIGTERM, and with SIGKILL 10 s later. The devices are free when the commands
-have ended. Root and the members of --api-group can end any lease, and other users their own.`,
+have ended, and for a command that you may not signal, as that of sudo, 40 s later without its end. Root and the members
+of --api-group can end any lease, and other users their own.`,
 		Example: `  device-manager lease end 7c2kq1xm`,
 		Args:    cli.Arguments("IDs of leases", 1, math.MaxInt),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -18,7 +18,7 @@ import (
 func (s *Service) follow(ctx context.Context, b *begun) {
 	defer func() { b.process.close() }()
 	asked := make(chan endRequest, 1)
-	s.setEnd(b.Pod.UID, func(user int) error { return s.askEnd(ctx, b, user, asked) })
+	s.setEnd(b.Pod.UID, func(user int) { s.askEnd(ctx, b, user, asked) })
 	defer s.setEnd(b.Pod.UID, nil)
 	if s.left(b) <= 0 {
 		s.over(b)
@@ -75,10 +75,10 @@ func (s *Service) reopenProcess(ctx context.Context, b *begun, asked <-chan endR
 	return true
 }
 
-// endRequest is the wish of a user to end a lease. The process has got SIGTERM.
+// endRequest is the wish of a user to end a lease.
 type endRequest struct {
 	user int
-	of   *process
+	told *process // the process that has got SIGTERM, or nil if that could not be sent
 }
 
 // endedBy has a lease be over, since a user has ended it.
@@ -113,13 +113,14 @@ func (b *begun) unknownUntil() time.Time {
 	return b.last
 }
 
-// askEnd asks the process of a lease to end, as a user does, and has the lease be over.
-func (s *Service) askEnd(ctx context.Context, b *begun, user int, asked chan<- endRequest) error {
+// askEnd asks the process of a lease to end, as a user does, and has the lease be over, also if the process has become
+// one that the user may not signal: awaitEnd logs that, and ends the containers.
+func (s *Service) askEnd(ctx context.Context, b *begun, user int, asked chan<- endRequest) {
 	s.mu.Lock()
-	one := b.process
+	told := b.process
 	s.mu.Unlock()
-	if err := one.terminate(user); err != nil {
-		return err
+	if told.terminate(user) != nil {
+		told = nil
 	}
 	if user == 0 {
 		b.forced.Store(true)
@@ -132,10 +133,9 @@ func (s *Service) askEnd(ctx context.Context, b *begun, user int, asked chan<- e
 		s.o.Log.Warn("the end of lease " + b.Pod.Name + " cannot be recorded: " + wording.OneLine(err))
 	}
 	select {
-	case asked <- endRequest{user, one}:
+	case asked <- endRequest{user, told}:
 	default: // an earlier request has the same effect, but for b.forced
 	}
-	return nil
 }
 
 // end gives the devices of a lease back.
@@ -180,7 +180,7 @@ func (s *Service) awaitEnd(ctx context.Context, b *begun, asked <-chan endReques
 			return err == nil
 		case a := <-asked:
 			s.endedBy(b, a)
-			told = a.of == one // otherwise the lease had that process before
+			told = a.told == one // otherwise the lease had that process before
 		case <-time.After(min(time.Minute, s.left(b))): // a timer stands still while the host sleeps
 			if s.left(b) <= 0 {
 				s.over(b)
@@ -267,7 +267,7 @@ func (s *Service) terminate(b *begun) bool {
 }
 
 // setEnd sets the function that ends the process of a lease; nil removes it.
-func (s *Service) setEnd(uid string, end func(user int) error) {
+func (s *Service) setEnd(uid string, end func(user int)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if end == nil {

@@ -115,12 +115,12 @@ type Service struct {
 	marks proc.Place
 
 	mu      sync.Mutex
-	started time.Time                       // when Run was called
-	queue   []*waiter                       // in the order of arrival
-	begun   []*begun                        // leases that Run does not follow yet
-	ends    map[string]func(user int) error // end the process of a lease, by the pod's UID
-	refused map[deviceKey]refusal           // devices that could not be prepared
-	account func(uid uint32) uint32         // the user whose places in the queue those of a UID are
+	started time.Time                 // when Run was called
+	queue   []*waiter                 // in the order of arrival
+	begun   []*begun                  // leases that Run does not follow yet
+	ends    map[string]func(user int) // end the process of a lease, by the pod's UID
+	refused map[deviceKey]refusal     // devices that could not be prepared
+	account func(uid uint32) uint32   // the user whose places in the queue those of a UID are
 	// deviceSeconds are those of the leases that have ended.
 	deviceSeconds float64
 }
@@ -177,7 +177,7 @@ type waiter struct {
 // New returns a Service; call Run.
 func New(o Options) *Service {
 	return &Service{
-		o: o, wake: wake.New(), ends: map[string]func(user int) error{}, refused: map[deviceKey]refusal{},
+		o: o, wake: wake.New(), ends: map[string]func(user int){}, refused: map[deviceKey]refusal{},
 		account: fair.Account,
 	}
 }

@@ -134,9 +134,6 @@ func TestAProcessThatMayNotBeSignalled(t *testing.T) {
 	id := m.hold(0, record, other)
 	s := run(t, m)
 	s.until("the log says why", func() bool { return strings.Contains(s.log.String(), "cannot be ended: process") })
-	if err := s.End(id, model.Caller{UID: other}); !errors.Is(err, ErrNotYours) {
-		t.Errorf("ended by its user: %v", err)
-	}
 	if s.m.held() != "d0" || c.Process.Signal(syscall.Signal(0)) != nil {
 		t.Error("the process or its lease has ended")
 	}
@@ -156,6 +153,58 @@ func TestAProcessThatMayNotBeSignalled(t *testing.T) {
 	}
 	if !strings.Contains(s.log.String(), "ends, though its command still runs") {
 		t.Errorf("the log does not say that the process runs:\n%s", s.log)
+	}
+}
+
+// Users can end their leases whose command has become one of root, as by sudo: its containers are ended, and the command
+// is left alone.
+func TestAUserEndsTheLeaseOfACommandOfRoot(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	for name, hasContainer := range map[string]bool{"with a container": true, "without a container": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			command := sleeper(t, 0)
+			m := newFake(t, 1)
+			record := model.Lease{Process: identify(t, command.Process.Pid), Containers: true}
+			a := &asked{Granted: Granted{ID: m.hold(0, record, other)}}
+			s := run(t, m)
+			s.until("it is followed", func() bool {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				return len(s.ends) == 1
+			})
+			var container *child
+			if hasContainer {
+				testenv.Must(t, s.mark(&a.Granted))
+				container = s.inContainer(a, 0, "echo ready; exec sleep 1000")
+			}
+			if err := s.End(a.ID, model.Caller{UID: other}); err != nil {
+				t.Fatal(err)
+			}
+			if hasContainer {
+				if got := container.signal(); got != syscall.SIGTERM {
+					t.Errorf("the container is ended by %v", got)
+				}
+			}
+			s.until("the log says why the command goes on", func() bool {
+				return strings.Contains(s.log.String(), "cannot be ended: process")
+			})
+			p, placed := m.Pod("lease-" + a.ID)
+			if !placed || p.Lease.Ends == 0 || p.Lease.Ends > sinceBoot() {
+				t.Errorf("the end is recorded as %+v", p.Lease)
+			}
+			s.stop()
+			testenv.Must(t, m.ChangeLease(t.Context(), "lease-"+a.ID, func(l *model.Lease) error {
+				l.Ends = 1 // long over
+				return nil
+			}))
+			s = run(t, m, func(o *Options) { o.Grace = 0 })
+			s.free()
+			if command.Process.Signal(syscall.Signal(0)) != nil {
+				t.Error("the command has ended")
+			}
+		})
 	}
 }
 

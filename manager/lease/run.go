@@ -238,10 +238,11 @@ func (s *Service) usedBy(d manager.Device) Use {
 	return s.o.UsedBy(d.ID)
 }
 
-// End ends the process of a lease: with SIGTERM, and with SIGKILL after a while. It does not wait for that. Others than
-// root can only end their own.
+// End ends a lease as the end of its time does: its process gets SIGTERM, and SIGKILL after a while. It does not wait
+// for that. Others than root can only end their own. A process that the user may not signal is left alone, and the lease
+// ends without it.
 //
-// Errors: ErrNotFound, ErrNotYours, manager.ErrRetry, and those of the system.
+// Errors: ErrNotFound, ErrNotYours, manager.ErrRetry.
 func (s *Service) End(id string, by model.Caller) error {
 	p, err := s.find(id, by)
 	if err != nil {
@@ -253,9 +254,7 @@ func (s *Service) End(id string, by model.Caller) error {
 	if end == nil { // its devices are being prepared
 		return fmt.Errorf("the lease %q is about to begin: %w", id, manager.ErrRetry)
 	}
-	if err := end(by.UID); err != nil {
-		return fmt.Errorf("end the command of lease %q: %w", id, err)
-	}
+	end(by.UID)
 	return nil
 }
 
