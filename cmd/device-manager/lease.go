@@ -46,7 +46,7 @@ type leaseOptions struct {
 	cmd    *cobra.Command // the verb that asks
 	memory string
 	wait   waitTime
-	limit  time.Duration
+	limit  timeLimit
 	quiet  bool
 	ids    string
 }
@@ -83,6 +83,31 @@ func (w *waitTime) Set(text string) error {
 
 // Type implements pflag.Value.
 func (*waitTime) Type() string { return "duration" }
+
+// timeLimit is the time of a lease. Without the flag it is 0, which means no limit. The flag refuses 0: a script with a
+// calculated time would get a lease without an end.
+type timeLimit time.Duration
+
+// String implements pflag.Value.
+func (l *timeLimit) String() string {
+	if *l == 0 {
+		return ""
+	}
+	return time.Duration(*l).String()
+}
+
+// Set implements pflag.Value.
+func (l *timeLimit) Set(text string) error {
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 {
+		return fmt.Errorf("want a time such as 30s, 10m or 2h, got %q", text)
+	}
+	*l = timeLimit(d)
+	return nil
+}
+
+// Type implements pflag.Value.
+func (*timeLimit) Type() string { return "duration" }
 
 const leaseText = `Leases devices from device-manager serve, and executes a command with them. The lease ends when
 the command has ended, however it ends. All of the devices are given or none; who cannot have them now waits, first
@@ -187,7 +212,7 @@ func (o *leaseOptions) addWaitFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	o.cmd, o.wait = cmd, forever
 	f.Var(&o.wait, "wait", "`time` to wait for the devices at most; 0 does not wait")
-	f.DurationVar(&o.limit, "for", 0, "`time` after which the command is ended (default: no limit)")
+	f.Var(&o.limit, "for", "`time` after which the command is ended (default: no limit)")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "print only warnings and errors")
 }
 
@@ -236,8 +261,6 @@ func (o *leaseOptions) complete() (err error) {
 		return cli.With(cli.Usage, "", errors.New("--device: want the devices that the process uses"))
 	case o.Count < 1:
 		return cli.With(cli.Usage, "", errors.New("--gpus: want the number of devices"))
-	case o.limit < 0:
-		return cli.With(cli.Usage, "", errors.New("--for: want a time that is not negative"))
 	}
 	return nil
 }
@@ -290,7 +313,7 @@ func (a *app) runLeased(ctx context.Context, o leaseOptions, args []string) erro
 	if err != nil {
 		return err
 	}
-	killed := o.limit
+	killed := time.Duration(o.limit)
 	if killed > 0 {
 		killed += leaseGrace
 	}
@@ -338,7 +361,7 @@ const (
 
 // acquire waits for a lease.
 func (a *app) acquire(ctx context.Context, o leaseOptions, request api.LeaseRequest) (lease.Granted, error) {
-	request.Request, request.Seconds = o.Request, o.limit.Seconds()
+	request.Request, request.Seconds = o.Request, time.Duration(o.limit).Seconds()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if o.wait > 0 {

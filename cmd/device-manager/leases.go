@@ -176,7 +176,7 @@ time. device-manager run leases devices for a command.`,
 	list.Use, list.Example = "list", strings.ReplaceAll(list.Example, "manager leases", "manager lease list")
 	list.Long = "The same as device-manager leases.\n\n" + list.Long
 	cmd.AddCommand(a.leaseCreateCommand(), a.leaseAdoptCommand(), list)
-	var left time.Duration
+	var left timeLimit
 	extend := a.asksServe(&cobra.Command{
 		Use:   "extend LEASE --for TIME",
 		Short: "Have a lease end later",
@@ -186,17 +186,16 @@ they can begin, is not extended.`,
 		Example: `  device-manager lease extend 7c2kq1xm --for 2h`,
 		Args:    cli.Arguments("the ID of a lease", 1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if left <= 0 {
-				return cli.With(cli.Usage, "", errors.New("--for: want a time from now, such as 2h"))
-			}
-			err := a.changeLease(func(c *api.Client) error { return c.ExtendLease(cmd.Context(), args[0], left) })
+			err := a.changeLease(func(c *api.Client) error {
+				return c.ExtendLease(cmd.Context(), args[0], time.Duration(left))
+			})
 			if errors.Is(err, manager.ErrInvalid) {
 				err = cli.With(cli.Failure, "device-manager leases shows when it ends; without a time it has no limit", err)
 			}
 			return err
 		},
 	})
-	extend.Flags().DurationVar(&left, "for", 0, "`time` from now after which the lease ends")
+	extend.Flags().Var(&left, "for", "`time` from now after which the lease ends")
 	_ = extend.MarkFlagRequired("for")
 	cmd.AddCommand(extend, a.asksServe(&cobra.Command{
 		Use:   "end LEASE...",
@@ -234,7 +233,7 @@ without a lease.`,
 		Example: `  podman create $(device-manager lease create --gpus 1 --for 2h -o podman) \
     docker.io/library/debian sleep 2h`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.limit <= 0 {
+			if o.limit == 0 {
 				return cli.With(cli.Usage, "", errors.New("--for: want the time of the lease"))
 			}
 			return a.printLease(cmd.Context(), o, api.LeaseRequest{Timed: true, Command: "lease create"}, out, quote)
