@@ -33,18 +33,30 @@ func (c *control) limited(ctx context.Context, l resource.MPSLimits) (bool, erro
 	return isPercentage(answer, l.ThreadPercent)
 }
 
+// answers returns an error unless the daemon answers. It does not compare the limits, which the daemon rounds.
+func (c *control) answers(ctx context.Context) error {
+	answer, err := c.ask(ctx, "get_default_device_pinned_mem_limit 0")
+	if err == nil {
+		_, err = isMemoryLimit(answer, 0)
+	}
+	return err
+}
+
 // limit sets the limits of the daemon and of its servers. Clients that are connected keep their limits.
 func (c *control) limit(ctx context.Context, l resource.MPSLimits) error {
-	if _, err := c.ask(ctx, "set_default_device_pinned_mem_limit 0 %dM", l.MemoryBytes>>20); err != nil {
+	answer, err := c.ask(ctx, "set_default_device_pinned_mem_limit 0 %dM", l.MemoryBytes>>20)
+	if err != nil {
 		return err
+	}
+	if strings.HasPrefix(answer, "Unknown command") { // driver 470
+		return ErrNoLimits
 	}
 	if l.ThreadPercent > 0 {
 		if _, err := c.ask(ctx, "set_default_active_thread_percentage %d", l.ThreadPercent); err != nil {
 			return err
 		}
 	}
-	answer, err := c.ask(ctx, "get_server_list")
-	if err != nil {
+	if answer, err = c.ask(ctx, "get_server_list"); err != nil {
 		return err
 	}
 	servers, err := parsePIDs(answer)

@@ -1,6 +1,7 @@
 package mps
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,8 @@ import (
 var (
 	// ErrNotGPU means that a name is not a GPU's UUID.
 	ErrNotGPU = errors.New("not the UUID of a GPU")
+	// ErrNoLimits means that the driver is too old to limit the memory of clients.
+	ErrNoLimits = errors.New("the driver's MPS cannot limit the memory of clients")
 	// ErrShm means that this process and the clients of the daemon do not have the same /dev/shm.
 	ErrShm = errors.New("the daemon would not share memory with its clients")
 )
@@ -47,7 +50,10 @@ type Options struct {
 	Program func() (Program, error)
 	// Check checks that only root can change Dir and the programs that are run.
 	Check TrustCheck
-	// Output gets what the daemon prints.
+	// Interval is how often a daemon whose limits do not change is asked whether it answers; 0 means 10 minutes. Its end
+	// is noticed at once.
+	Interval time.Duration
+	// Output gets what the daemon prints: some lines for each command that it is sent.
 	Output io.Writer
 	Log    *slog.Logger
 }
@@ -98,12 +104,13 @@ func sleep(ctx context.Context, d time.Duration) bool {
 }
 
 // Run waits until MPS shares a GPU, and then runs the GPU's daemon. It returns nil when ctx ends, when the service
-// requests the end, or when MPS no longer shares the GPU and the last client has ended. Errors wrap ErrNotGPU, ErrShm,
-// or fileio.ErrHeld if another process runs the GPU's daemon.
+// requests the end, or when MPS no longer shares the GPU and the last client has ended. Errors wrap ErrNotGPU, ErrNoLimits,
+// ErrShm, or fileio.ErrHeld if another process runs the GPU's daemon.
 func Run(ctx context.Context, o Options, uuid string) error {
 	if !isUUID(uuid) {
 		return fmt.Errorf("%q is %w", uuid, ErrNotGPU)
 	}
+	o.Interval = cmp.Or(o.Interval, 10*time.Minute)
 	limits, err := awaitLimits(ctx, o, uuid)
 	if limits == nil {
 		return err
@@ -147,9 +154,10 @@ type daemon struct {
 	program os.FileInfo // the control program as it was when the daemon was started
 	end     context.CancelFunc
 
-	mu     sync.Mutex         // held during a request
-	limits resource.MPSLimits // of the daemon; zero until they are set
-	ending string             // why the daemon will end after its last client, or empty
+	mu       sync.Mutex         // held during a request
+	limits   resource.MPSLimits // of the daemon; zero until they are set
+	answered time.Time          // when the daemon answered last; zero if it did not answer since
+	ending   string             // why the daemon will end after its last client, or empty
 }
 
 func newDaemon(o Options, uuid string) (*daemon, error) {
@@ -222,8 +230,11 @@ func (d *daemon) begin(ctx context.Context, p *process, limits resource.MPSLimit
 	for {
 		err := d.control.limit(ctx, limits)
 		if err == nil {
-			d.limits = limits
+			d.limits, d.answered = limits, time.Now()
 			return nil
+		}
+		if errors.Is(err, ErrNoLimits) {
+			return err
 		}
 		select {
 		case <-p.ended:

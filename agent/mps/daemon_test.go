@@ -135,6 +135,51 @@ func TestADaemonGetsTheLimitsOfItsDescriptor(t *testing.T) {
 	}
 }
 
+// NVIDIA's daemon prints five lines for each command.
+func TestADaemonAtRestGetsNoCommands(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	commands := filepath.Join(t.TempDir(), "commands")
+	program := h.node.MPSControl() + ".real"
+	testenv.Must(t, os.Rename(h.node.MPSControl(), program))
+	testenv.WriteProgram(t, h.node.MPSControl(), fmt.Appendf(nil, `#!/bin/sh
+		[ $# -gt 0 ] || echo >>%s
+		exec %s "$@"
+	`, commands, program))
+	h.share(&half)
+	h.run()
+	h.awaitReady(half)
+	before, err := os.ReadFile(commands)
+	testenv.Must(t, err)
+	for range 20 {
+		if a, err := ask(t, h.opts.Dir, h.uuid, request{}); err != nil || a != (answer{Limits: half}) {
+			t.Errorf("the status is %+v, %v", a, err)
+		}
+	}
+	after, err := os.ReadFile(commands)
+	testenv.Must(t, err)
+	if n := len(after) - len(before); n != 0 || len(before) == 0 {
+		t.Errorf("%d commands set the limits, and 20 checks sent %d; want none for checks", len(before), n)
+	}
+}
+
+func TestADaemonThatDoesNotAnswerIsNotReady(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.opts.Interval = time.Nanosecond
+	h.share(&half)
+	h.run()
+	pid := h.awaitReady(half)
+	testenv.Must(t, syscall.Kill(pid, syscall.SIGSTOP))
+	for range 2 {
+		if a, err := ask(t, h.opts.Dir, h.uuid, request{}); err != nil || !strings.Contains(a.Error, "does not answer") {
+			t.Errorf("the status is %+v, %v", a, err)
+		}
+	}
+	testenv.Must(t, syscall.Kill(pid, syscall.SIGCONT))
+	h.awaitReady(half)
+}
+
 func TestADaemonEndsAfterItsLastClientWhenItsGPUIsNoLongerShared(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -236,6 +281,21 @@ func TestRunRefuses(t *testing.T) {
 		},
 		"limits that make no sense": {
 			func(_ *testing.T, h *host) { h.share(&resource.MPSLimits{}) }, "want at least 1 MiB", nil,
+		},
+		"a driver without limits of memory": {
+			func(t *testing.T, h *host) {
+				program := h.node.MPSControl() + ".real"
+				testenv.Must(t, os.Rename(h.node.MPSControl(), program))
+				// As driver 470 answers.
+				testenv.WriteProgram(t, h.node.MPSControl(), fmt.Appendf(nil, `#!/bin/sh
+					[ $# -eq 0 ] || exec %[1]s "$@"
+					read -r command
+					case $command in
+					*_pinned_mem_limit*) echo "Unknown command \"${command%%%% *}\"" ;;
+					*) echo "$command" | %[1]s ;;
+					esac
+				`, program))
+			}, "cannot limit the memory of clients", ErrNoLimits,
 		},
 		"a program that ends": {
 			func(t *testing.T, h *host) {

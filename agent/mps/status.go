@@ -130,15 +130,18 @@ func (d *daemon) update(ctx context.Context) error {
 		if err := d.control.limit(ctx, *limits); err != nil {
 			return fmt.Errorf("its MPS control daemon cannot be limited: %w", err)
 		}
-		d.limits = *limits
+		d.limits, d.answered = *limits, time.Now()
 		d.opts.Log.Info(d.uuid + ": each client of the MPS control daemon may use " + describe(*limits) + " now")
 		return nil
 	}
-	// The daemon rounds the limits in its answer. So the answer proves only that the daemon answers, not that it has
-	// exactly these limits.
-	if _, err := d.control.limited(ctx, *limits); err != nil {
+	if time.Since(d.answered) < d.opts.Interval {
+		return nil
+	}
+	if err := d.control.answers(ctx); err != nil {
+		d.answered = time.Time{} // ask again with the next request
 		return fmt.Errorf("its MPS control daemon does not answer: %w", err)
 	}
+	d.answered = time.Now()
 	return nil
 }
 

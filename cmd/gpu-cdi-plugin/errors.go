@@ -73,6 +73,8 @@ var errorTable = []cli.ErrorRow{
 		"IPAddressAllow=localhost and RestrictAddressFamilies=AF_INET AF_INET6 in [Service], and restart it"),
 	cli.Sentinel(metrics.ErrListen, cli.Failure,
 		"give an address of this host and a port that is free with --listen, such as 127.0.0.1:9400"),
+	cli.Sentinel(mps.ErrNoLimits, cli.Failure, "update the driver (535 can, 470 cannot), or share the GPU by "+
+		"time-slicing"),
 	cli.Sentinel(mps.ErrShm, cli.Failure,
 		"run this by gpu-cdi-mps@.service or by the chart with mps.enabled, which mount the GPU's shared memory"),
 	cli.Sentinel(control.ErrNotAllowed, cli.Failure, "run as root, or as the user that serve runs as"),
