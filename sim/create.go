@@ -136,6 +136,9 @@ func planNode(ctx context.Context, m *Machine, opts Options) (plan, error) {
 	if in.built[builtLibrary], err = patch(in.built[builtLibrary], describe(m, opts.Driver, opts.LibDir)); err != nil {
 		return nil, err
 	}
+	if err := hideNewer(in.built[builtLibrary], opts.Driver); err != nil {
+		return nil, err
+	}
 	p, err := in.driverFiles()
 	if err != nil {
 		return nil, err

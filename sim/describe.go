@@ -87,7 +87,7 @@ func describeMIG(index int, devices []MIGDevice) []record {
 // cudaVersions maps a driver's branch to the newest CUDA version that it supports, in NVML's form (1000 times the major
 // version plus 10 times the minor version), from the CUDA Toolkit release notes.
 var cudaVersions = map[int]int{
-	525: 12000, 530: 12010, 535: 12020, 545: 12030, 550: 12040, 555: 12050, 560: 12060, 565: 12070, 570: 12080,
+	470: 11040, 525: 12000, 530: 12010, 535: 12020, 545: 12030, 550: 12040, 555: 12050, 560: 12060, 565: 12070, 570: 12080,
 	575: 12090, 580: 13000, 590: 13010, 615: 13040,
 }
 

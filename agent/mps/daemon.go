@@ -104,8 +104,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 }
 
 // Run waits until MPS shares a GPU, and then runs the GPU's daemon. It returns nil when ctx ends, when the service
-// requests the end, or when MPS no longer shares the GPU and the last client has ended. Errors wrap ErrNotGPU, ErrNoLimits,
-// ErrShm, or fileio.ErrHeld if another process runs the GPU's daemon.
+// requests the end, or when MPS no longer shares the GPU and the last client has ended. Errors wrap ErrNotGPU,
+// ErrNoLimits, ErrShm, or fileio.ErrHeld if another process runs the GPU's daemon.
 func Run(ctx context.Context, o Options, uuid string) error {
 	if !isUUID(uuid) {
 		return fmt.Errorf("%q is %w", uuid, ErrNotGPU)

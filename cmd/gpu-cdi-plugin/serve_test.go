@@ -39,11 +39,11 @@ type served struct {
 }
 
 // newServed makes a node and a kubelet. The plugin is started by start.
-func newServed(t *testing.T, machine, config string) *served {
+func newServed(t *testing.T, machine, config string, options ...simtest.Option) *served {
 	t.Helper()
 	dir := t.TempDir()
 	s := &served{
-		t: t, node: simtest.Node(t, machine), kubelet: kubelettest.New(t), dir: dir, log: &testenv.Log{},
+		t: t, node: simtest.Node(t, machine, options...), kubelet: kubelettest.New(t), dir: dir, log: &testenv.Log{},
 		spec:   filepath.Join(dir, "cdi", cdi.FileName(cdi.DefaultKind)),
 		config: filepath.Join(dir, "config.yaml"),
 	}

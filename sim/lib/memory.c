@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "sim.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 // The memory that the driver reserves: a 128th, in whole MiB.
@@ -21,13 +22,14 @@ static nvmlMemory_v2_t memory_of(const struct call *c)
     return m;
 }
 
-// The first version counts reserved memory as used.
+// The first version counts reserved memory as used from driver 510 on, the first with a second version.
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
     ENTER_DEVICE(c, device, EITHER);
     REQUIRE(memory != NULL);
     nvmlMemory_v2_t m = memory_of(&c);
-    *memory = (nvmlMemory_t){.total = m.total, .free = m.free, .used = m.reserved + m.used};
+    uint64_t reserved = atoi(c.world->machine.driver) >= 510 ? m.reserved : 0;
+    *memory = (nvmlMemory_t){.total = m.total, .free = m.free, .used = reserved + m.used};
     return NVML_SUCCESS;
 }
 
