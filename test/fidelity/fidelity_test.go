@@ -5,16 +5,17 @@ package fidelity
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/specdiff"
 	"gpu-cdi-plugin/test/lib/suite"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -34,7 +35,7 @@ var generate = []string{"--hook-path", "/usr/bin/prestart-hook", "cdi", "generat
 // as they would on a host, without flags.
 func TestSpecsDifferOnlyAsListed(t *testing.T) {
 	testenv.Root(t) // for chroot
-	used := &usage{}
+	used := &specdiff.Usage{Listed: specdiff.Differences}
 	t.Run("machines", func(t *testing.T) {
 		for _, machine := range sim.Machines() {
 			t.Run(machine, func(t *testing.T) {
@@ -44,18 +45,18 @@ func TestSpecsDifferOnlyAsListed(t *testing.T) {
 					shared.Peer(t, "nvidia-ctk"),
 					shared.Program(t, "gpu-cdi-plugin"),
 					shared.Program(t, "prestart-hook"))
-				their := facts(root, parse(t, inside("nvidia-ctk", "cdi", "generate", "--format=json").Stdout))
-				our := facts(root, parse(t, inside("gpu-cdi-plugin", generate...).Stdout))
+				their := specdiff.Facts(root, specdiff.Parse(t, inside("nvidia-ctk", "cdi", "generate", "--format=json").Stdout))
+				our := specdiff.Facts(root, specdiff.Parse(t, inside("gpu-cdi-plugin", generate...).Stdout))
 				if len(their) == 0 {
 					t.Fatal("nvidia-ctk's spec is empty")
 				}
-				used.check(t, theirs, without(their, our))
-				used.check(t, ours, without(our, their))
+				used.Check(t, specdiff.Theirs, specdiff.Without(their, our))
+				used.Check(t, specdiff.Ours, specdiff.Without(our, their))
 			})
 		}
 	})
 	if !t.Failed() {
-		used.checkAll(t)
+		used.CheckAll(t)
 	}
 }
 
@@ -71,48 +72,11 @@ func TestRootFlagChangesOnlyHostPaths(t *testing.T) {
 			cmd := append([]string{shared.Program(t, "gpu-cdi-plugin"), "--root", root}, generate...)
 			outside := proc.Must(t, 0, proc.Cmd{Args: cmd})
 			got := strings.ReplaceAll(outside.Stdout, root+"/", "/")
-			if diff := diffFacts(facts(root, parse(t, want)), facts(root, parse(t, got))); diff != "" {
+			inner, outer := specdiff.Facts(root, specdiff.Parse(t, want)), specdiff.Facts(root, specdiff.Parse(t, got))
+			if diff := specdiff.Diff(inner, outer); diff != "" {
 				t.Errorf("the spec made from outside (-inside +outside):\n%s", diff)
 			}
 		})
-	}
-}
-
-// usage records which differences were seen.
-type usage struct {
-	mu   sync.Mutex
-	seen map[int]bool
-}
-
-// check reports the facts of one side that no listed difference covers.
-func (u *usage) check(t *testing.T, s side, facts []fact) {
-	t.Helper()
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	for _, f := range facts {
-		covered := false
-		for i := range differences {
-			if differences[i].covers(s, f) {
-				covered = true
-				if u.seen == nil {
-					u.seen = map[int]bool{}
-				}
-				u.seen[i] = true
-			}
-		}
-		if !covered {
-			t.Errorf("only %s has %s", s, f)
-		}
-	}
-}
-
-// checkAll reports the listed differences that no machine has.
-func (u *usage) checkAll(t *testing.T) {
-	t.Helper()
-	for i, d := range differences {
-		if !u.seen[i] {
-			t.Errorf("no machine has the listed difference %q", d.what)
-		}
 	}
 }
 
@@ -136,4 +100,14 @@ func TestDifferencesAreListed(t *testing.T) {
 	if want != string(data) {
 		t.Errorf("the list of differences in %s is out of date; write it with\n\tgo test ./test/fidelity -update", file)
 	}
+}
+
+// table is the table of differences in specs/README.md.
+func table() string {
+	var b strings.Builder
+	b.WriteString("| only in | what | why |\n|---|---|---|\n")
+	for _, d := range specdiff.Differences {
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", d.Only, d.What, d.Reason)
+	}
+	return b.String()
 }

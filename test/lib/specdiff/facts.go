@@ -1,4 +1,6 @@
-package fidelity
+// Package specdiff compares the product's CDI specs with those of NVIDIA's nvidia-ctk: what a container gets from each,
+// and which differences are intended.
+package specdiff
 
 import (
 	"cmp"
@@ -13,26 +15,26 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// fact is one thing that a container gets from a spec: a kind ("name", "device node", "file", "link"), the device that
+// Fact is one thing that a container gets from a spec: a kind ("name", "device node", "file", "link"), the device that
 // the container asked for, and the thing itself.
-type fact struct{ kind, device, thing string }
+type Fact struct{ kind, device, thing string }
 
-func (f fact) String() string {
+func (f Fact) String() string {
 	if f.device == "" {
 		return f.kind + " " + f.thing
 	}
 	return fmt.Sprintf("%s %s of device %s", f.kind, f.thing, f.device)
 }
 
-func compare(a, b fact) int {
+func compare(a, b Fact) int {
 	return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.thing, b.thing), cmp.Compare(a.device, b.device))
 }
 
-// facts are those of a spec, sorted. Edits for all devices count for each, so a spec can have them in either place.
-func facts(root string, spec *specs.Spec) []fact {
-	list := []fact{{"cdiVersion", "", spec.Version}}
+// Facts are those of a spec, sorted. Edits for all devices count for each, so a spec can have them in either place.
+func Facts(root string, spec *specs.Spec) []Fact {
+	list := []Fact{{"cdiVersion", "", spec.Version}}
 	for _, d := range spec.Devices {
-		list = append(list, fact{"name", "", spec.Kind + "=" + d.Name})
+		list = append(list, Fact{"name", "", spec.Kind + "=" + d.Name})
 		for _, edits := range []*specs.ContainerEdits{&spec.ContainerEdits, &d.ContainerEdits} {
 			list = append(list, nodes(d.Name, edits)...)
 			list = append(list, files(root, edits)...)
@@ -44,17 +46,17 @@ func facts(root string, spec *specs.Spec) []fact {
 	return slices.Compact(list)
 }
 
-func nodes(device string, edits *specs.ContainerEdits) (list []fact) {
+func nodes(device string, edits *specs.ContainerEdits) (list []Fact) {
 	for _, n := range edits.DeviceNodes {
-		list = append(list, fact{"device node", device, fromTo(n.HostPath, n.Path)})
+		list = append(list, Fact{"device node", device, fromTo(n.HostPath, n.Path)})
 	}
 	return list
 }
 
 // files resolves links in the root, so that two paths of one file are equal.
-func files(root string, edits *specs.ContainerEdits) (list []fact) {
+func files(root string, edits *specs.ContainerEdits) (list []Fact) {
 	for _, m := range edits.Mounts {
-		list = append(list, fact{"file", "", fromTo(resolve(root, m.HostPath), m.ContainerPath)})
+		list = append(list, Fact{"file", "", fromTo(resolve(root, m.HostPath), m.ContainerPath)})
 	}
 	return list
 }
@@ -75,37 +77,37 @@ func fromTo(host, container string) string {
 }
 
 // access are the rights on nodes, options of mounts, groups, variables and hooks.
-func access(edits *specs.ContainerEdits) (list []fact) {
+func access(edits *specs.ContainerEdits) (list []Fact) {
 	for _, n := range edits.DeviceNodes {
-		list = append(list, fact{"permissions", "", n.Permissions})
+		list = append(list, Fact{"permissions", "", n.Permissions})
 		if n.FileMode != nil {
-			list = append(list, fact{"mode", "", fmt.Sprintf("%s is %#o", n.Path, *n.FileMode)})
+			list = append(list, Fact{"mode", "", fmt.Sprintf("%s is %#o", n.Path, *n.FileMode)})
 		}
 		if n.UID != nil || n.GID != nil {
-			list = append(list, fact{"owner", "", n.Path})
+			list = append(list, Fact{"owner", "", n.Path})
 		}
 		if n.Major != 0 {
-			list = append(list, fact{"device number", "", fmt.Sprintf("%s is %d:%d", n.Path, n.Major, n.Minor)})
+			list = append(list, Fact{"device number", "", fmt.Sprintf("%s is %d:%d", n.Path, n.Major, n.Minor)})
 		}
 	}
 	for _, m := range edits.Mounts {
-		list = append(list, fact{"mount options", "", strings.Join(slices.Sorted(slices.Values(m.Options)), ",")})
+		list = append(list, Fact{"mount options", "", strings.Join(slices.Sorted(slices.Values(m.Options)), ",")})
 	}
 	for _, gid := range edits.AdditionalGIDs {
-		list = append(list, fact{"group", "", fmt.Sprint(gid)})
+		list = append(list, Fact{"group", "", fmt.Sprint(gid)})
 	}
 	for _, h := range edits.Hooks {
-		list = append(list, fact{"hook", "", strings.Join(h.Args[:2], " ")})
+		list = append(list, Fact{"hook", "", strings.Join(h.Args[:2], " ")})
 	}
 	for _, v := range edits.Env {
-		list = append(list, fact{"variable", "", v})
+		list = append(list, Fact{"variable", "", v})
 	}
 	return list
 }
 
 // links are the symlinks that the hooks make, as PATH -> TARGET. They are TARGET::PATH in the arguments of
 // nvidia-cdi-hook, and PATH::TARGET in those of prestart-hook.
-func links(edits *specs.ContainerEdits) (list []fact) {
+func links(edits *specs.ContainerEdits) (list []Fact) {
 	for _, h := range edits.Hooks {
 		theirs := slices.Contains(h.Args, "create-symlinks")
 		for i, arg := range h.Args {
@@ -123,27 +125,27 @@ func links(edits *specs.ContainerEdits) (list []fact) {
 			if theirs {
 				at, target = target, at
 			}
-			list = append(list, fact{"link", "", path.Clean(at) + " -> " + target})
+			list = append(list, Fact{"link", "", path.Clean(at) + " -> " + target})
 		}
 	}
 	return list
 }
 
 // driLinks are the links that prestart-hook makes for a GPU in the form BUS/NODE,NODE.
-func driLinks(gpu string) (list []fact) {
+func driLinks(gpu string) (list []Fact) {
 	bus, nodes, _ := strings.Cut(gpu, "/")
 	for node := range strings.SplitSeq(nodes, ",") {
 		kind := "card"
 		if strings.HasPrefix(node, "render") {
 			kind = "render"
 		}
-		list = append(list, fact{"link", "", fmt.Sprintf("/dev/dri/by-path/pci-%s-%s -> ../%s", bus, kind, node)})
+		list = append(list, Fact{"link", "", fmt.Sprintf("/dev/dri/by-path/pci-%s-%s -> ../%s", bus, kind, node)})
 	}
 	return list
 }
 
-// parse reads a spec strictly.
-func parse(t *testing.T, data string) *specs.Spec {
+// Parse reads a spec strictly.
+func Parse(t testing.TB, data string) *specs.Spec {
 	t.Helper()
 	spec := &specs.Spec{}
 	d := yaml.NewDecoder(strings.NewReader(data))
@@ -154,8 +156,8 @@ func parse(t *testing.T, data string) *specs.Spec {
 	return spec
 }
 
-// without are the facts of a that b lacks.
-func without(a, b []fact) (list []fact) {
+// Without are the facts of a that b lacks.
+func Without(a, b []Fact) (list []Fact) {
 	for _, f := range a {
 		if _, found := slices.BinarySearchFunc(b, f, compare); !found {
 			list = append(list, f)
@@ -164,13 +166,13 @@ func without(a, b []fact) (list []fact) {
 	return list
 }
 
-// diffFacts is empty if the two lists are equal.
-func diffFacts(a, b []fact) string {
+// Diff is empty if the two lists are equal.
+func Diff(a, b []Fact) string {
 	var diff strings.Builder
-	for _, f := range without(a, b) {
+	for _, f := range Without(a, b) {
 		fmt.Fprintln(&diff, "-", f)
 	}
-	for _, f := range without(b, a) {
+	for _, f := range Without(b, a) {
 		fmt.Fprintln(&diff, "+", f)
 	}
 	return diff.String()
