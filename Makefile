@@ -63,6 +63,10 @@ test-all: setup build peers ## what test does not run: kubelet, containerd, comp
 	@scripts/setup dist # before scripts/test, which fails in CI if something changes /etc
 	scripts/test --all
 
+.PHONY: test-drivers
+test-drivers: setup build ## the user space of real drivers, 470 to 555, from Debian's archive; test-all has two of them
+	$(GO) test -vet=off -timeout 60m -v ./test/drivers -args -drivers all
+
 .PHONY: peers
 peers: ## bin/peers: pinned builds of other projects' programs that tests run and compare with
 	@scripts/peers $(BIN)/peers
@@ -75,7 +79,7 @@ lint: GOFLAGS := $(filter-out -trimpath,$(GOFLAGS))
 lint: ## golangci-lint, formatting, the import arrows, shell scripts
 	@files=$$(git ls-files '*.go' | grep -v /testdata/ | xargs gofmt -l); \
 		test -z "$$files" || { echo "not gofmt-clean: $$files"; exit 1; }
-	@for f in scripts/* deploy/packages/*.sh test/dist/testdata/*.sh; do sh -n "$$f" || exit 1; done; bash -n .ci/run
+	@for f in scripts/* deploy/packages/*.sh test/dist/testdata/*.sh test/drivers/testdata/*.sh; do sh -n "$$f" || exit 1; done; bash -n .ci/run
 	$(LINT) run ./...
 	cd test/allocation/peer && $(LINT) run ./...
 	linter=$$($(LINT_PATH)) && cd tools/dist && $$linter run ./...
