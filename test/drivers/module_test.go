@@ -38,12 +38,12 @@ func (d *driver) testWithoutModule(t *testing.T) {
 			shared.Program(t, "gpu-cdi-plugin"), "--root", d.root, "--cdi-dir", filepath.Join(dir, "cdi"), "serve",
 			"--state-dir", filepath.Join(dir, "plugin"), "--runtime-dir", filepath.Join(dir, "run"),
 		}
-		res := proc.Must(t, 1, proc.Cmd{Args: []string{
+		res := proc.Must(t, 1, proc.Cmd{Args: withoutDev(
 			shared.Program(t, "device-manager"), "serve", "--plugin", strings.Join(serve, " "),
 			"--socket-dir", filepath.Join(dir, "sockets"), "--state-dir", filepath.Join(dir, "state"),
 			"--api-socket", filepath.Join(dir, "api.sock"), "--plugins-registry-dir", filepath.Join(dir, "registry"),
 			"--pod-resources-socket=",
-		}})
+		)})
 		contains(t, "device-manager", res.Stderr, cause)
 		contains(t, "device-manager", res.Stderr, "exit status 10")
 	})
