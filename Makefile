@@ -60,7 +60,7 @@ test: setup build ## unit, golden, race detector, end to end on podman, runc, cr
 
 .PHONY: test-all
 test-all: setup build peers ## what test does not run: kubelet, containerd, comparisons with peers, fuzz, soaks
-	@scripts/setup dist # before scripts/test, which fails in CI if something changes /etc
+	@for set in dist publish repositories; do scripts/setup $$set || exit; done # /etc must not change in scripts/test
 	scripts/test --all
 
 .PHONY: test-drivers
@@ -99,6 +99,10 @@ reference:
 dist: ## dist/: what a release is: tar, deb and rpm for amd64 and arm64, the image, the chart, the list of modules, checksums
 	@version='$(RELEASE)'; [ "$$version" ] || version=$$(scripts/version) || exit; \
 		rm -rf dist && scripts/dist "$$version" dist $(ARCHS)
+
+.PHONY: publish
+publish: ## add dist/ to the repositories in DIR for apt, dnf and registries, signed with KEY: docs/releasing.md
+	@scripts/publish dist '$(DIR)' '$(KEY)'
 
 .PHONY: bench
 bench: setup build ## benchmarks; those of whole programs beside a floor and a peer in the same run

@@ -168,25 +168,15 @@ func TestSlowVersionsGrow(t *testing.T) {
 	versions = append(versions, tr.version())
 
 	dir := t.TempDir()
-	nfpm := filepath.Join(dir, "nfpm")
-	proc.Must(t, 0, proc.Cmd{
-		Args: []string{"go", "build", "-C", "../../tools/dist", "-o", nfpm, "github.com/goreleaser/nfpm/v2/cmd/nfpm"},
-	})
 	var debs, rpms []string
-	for i, version := range versions {
-		config := filepath.Join(dir, fmt.Sprintf("%d.yaml", i))
-		testenv.Must(t, os.WriteFile(config, []byte("{name: a, arch: amd64, maintainer: a, version: "+version+"}"), 0o644))
-		for _, format := range []string{"deb", "rpm"} {
-			proc.Must(t, 0, proc.Cmd{
-				Args: []string{nfpm, "package", "--config", config, "--packager", format, "--target", config + "." + format},
-			})
-		}
+	for _, version := range versions {
+		deb, rpmFile := newPackage(t, dir, "deb", "a", version, ""), newPackage(t, dir, "rpm", "a", version, "")
 		debs = append(debs, proc.Must(t, 0, proc.Cmd{
-			Args: []string{"dpkg-deb", "--field", config + ".deb", "Version"},
+			Args: []string{"dpkg-deb", "--field", deb, "Version"},
 		}).Stdout)
 		rpms = append(rpms, proc.Must(t, 0, proc.Cmd{Args: []string{
 			rpm, "--dbpath", dir, "--query", "--nosignature", "--queryformat", "%{VERSION}-%{RELEASE}",
-			"--package", config + ".rpm",
+			"--package", rpmFile,
 		}}).Stdout)
 		chart := filepath.Join(dir, "chart")
 		testenv.Must(t, os.MkdirAll(chart, 0o755), os.WriteFile(filepath.Join(chart, "Chart.yaml"),

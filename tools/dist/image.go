@@ -57,11 +57,11 @@ func writeImage(path, version string, dirs []string) error {
 			Add: image, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}},
 		})
 	}
-	tag := strings.ReplaceAll(version, "+", "-") // a tag has no plus sign
+	tag := imageTag(version)
 	outer := mutate.AppendManifests(mutate.IndexMediaType(empty.Index, types.OCIImageIndex), mutate.IndexAddendum{
 		Add: images, Descriptor: v1.Descriptor{Annotations: map[string]string{
-			"org.opencontainers.image.ref.name": tag,
-			"io.containerd.image.name":          "localhost/" + name + ":" + tag,
+			refName:                    tag,
+			"io.containerd.image.name": "localhost/" + name + ":" + tag,
 		}},
 	})
 	dir, err := os.MkdirTemp("", "image-")
@@ -78,6 +78,9 @@ func writeImage(path, version string, dirs []string) error {
 	}
 	return os.WriteFile(path, data, 0o644)
 }
+
+// imageTag returns the tag of a version, which has no plus sign.
+func imageTag(version string) string { return strings.ReplaceAll(version, "+", "-") }
 
 // imageOf returns an image with the files of a directory.
 func imageOf(arch, dir, version string, date time.Time) (v1.Image, error) {
