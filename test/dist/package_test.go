@@ -26,16 +26,24 @@ echo "$*" >>/sim/modprobe.log
 mknod /sim/dev/nvidia-uvm c 511 0
 `
 
-// newRoot makes a directory for testdata/boot.sh, with the packages, a simulated driver and a container's root.
-func newRoot(t *testing.T) string {
+// emptyRoot makes a directory for testdata/boot.sh, with no files of its own.
+func emptyRoot(t *testing.T) string {
 	t.Helper()
 	testenv.Root(t)
-	release, dir := releaseDir(t), t.TempDir()
-	files := filepath.Join(dir, "files")
-	for _, name := range []string{"root", "scratch", "out", "files/srv/image"} {
+	dir := t.TempDir()
+	for _, name := range []string{"root", "scratch", "out", "files/srv"} {
 		testenv.Must(t, os.MkdirAll(filepath.Join(dir, name), 0o755))
 	}
 	testenv.Must(t, os.Chmod(dir, 0o755))
+	return dir
+}
+
+// newRoot makes a directory for testdata/boot.sh, with the packages, a simulated driver and a container's root.
+func newRoot(t *testing.T) string {
+	t.Helper()
+	release, dir := releaseDir(t), emptyRoot(t)
+	files := filepath.Join(dir, "files")
+	testenv.Must(t, os.Mkdir(filepath.Join(files, "srv/image"), 0o755))
 	deb := filepath.Join(release, "gpu-cdi-plugin_1.2.3_amd64.deb")
 	image.CopyFile(t, deb, filepath.Join(files, "srv/new.deb"))
 	image.CopyFile(t, filepath.Join(release, "device-manager_1.2.3_amd64.deb"), filepath.Join(files, "srv/manager.deb"))
@@ -127,10 +135,10 @@ func removeSystemdsCgroups(t *testing.T) {
 	})
 }
 
-// boot runs a script of testdata in a throw-away root, and returns the files that are left.
-func boot(t *testing.T, script string, mode ...string) []string {
+// boot runs a script of testdata in a throw-away root, for which dir has been prepared, and returns the files that are
+// left.
+func boot(t *testing.T, dir, script string, mode ...string) []string {
 	t.Helper()
-	dir := newRoot(t)
 	testenv.MountNamespace(t)
 	t.Cleanup(func() {
 		_ = unix.Unmount(filepath.Join(dir, "root"), unix.MNT_DETACH)
@@ -211,7 +219,7 @@ func TestThePackageNamesNVIDIAsRefresh(t *testing.T) {
 
 // TestSlowThePackageWithoutSystemd compares the root file by file: only dpkg's own records may differ in the end.
 func TestSlowThePackageWithoutSystemd(t *testing.T) {
-	for _, name := range boot(t, "chroot.sh") {
+	for _, name := range boot(t, newRoot(t), "chroot.sh") {
 		// The last two are the simulated host, and what boot.sh removes.
 		if !isLog(name) && !strings.HasPrefix(name, "sim/") && name != "var/lib/kubelet" {
 			t.Errorf("%s is left, or was changed", name)
@@ -233,7 +241,7 @@ func isLog(name string) bool {
 func TestSlowThePackageUnderSystemd(t *testing.T) {
 	testenv.Command(t, "/lib/systemd/systemd")
 	testenv.Command(t, "podman")
-	for _, name := range boot(t, "systemd.sh", "systemd") {
+	for _, name := range boot(t, newRoot(t), "systemd.sh", "systemd") {
 		if isOurs(name) && !isLog(name) {
 			t.Errorf("%s is left", name)
 		}

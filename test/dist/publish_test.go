@@ -3,18 +3,26 @@ package dist
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"gpu-cdi-plugin/test/lib/guide"
 	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/lib/suite"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -73,7 +81,7 @@ func smallRelease(t *testing.T, version string) string {
 			tool(t, "dist"), "image", "--out", filepath.Join(dir, "gpu-cdi-plugin_"+version+"_image.tar"),
 			"--version", version, "amd64=" + filepath.Join(content, "image"),
 		},
-		Env: append(os.Environ(), "SOURCE_DATE_EPOCH=1700000000"),
+		Env: append(os.Environ(), fmt.Sprintf("SOURCE_DATE_EPOCH=%d", date)),
 	})
 	proc.Must(t, 0, proc.Cmd{Args: []string{
 		"tar", "-C", content, "-czf", filepath.Join(dir, "gpu-cdi-plugin-"+version+".tgz"), "gpu-cdi-plugin",
@@ -93,8 +101,8 @@ func sumUp(t *testing.T, dir string) {
 func newKeys(t *testing.T, addresses ...string) []string {
 	t.Helper()
 	gpg := testenv.Command(t, "gpg")
-	home, err := os.MkdirTemp(tempDir, "gpg-")
-	testenv.Must(t, err)
+	home := t.TempDir()
+	testenv.Must(t, os.Chmod(home, 0o700))
 	env := append(withoutMake(), "GNUPGHOME="+home)
 	t.Cleanup(func() {
 		for _, act := range []string{"--kill=all", "--remove-socketdir"} {
@@ -160,12 +168,12 @@ func TestSlowPublishRefuses(t *testing.T) {
 		want           string
 	}{
 		"no directory":                     {next, "", key, "", "make publish DIR=DIRECTORY KEY=KEY"},
-		"no key":                           {next, dir, "", "", "a release is signed: run make publish DIR=DIRECTORY KEY=KEY"},
+		"no key":                           {next, dir, "", "", "a release is signed: run make publish DIR="},
 		"a key that gpg does not have":     {next, dir, "nobody@example.com", "", "gpg has no secret key nobody@example.com"},
 		"an address with several keys":     {next, dir, "twice@example.com", "", "twice@example.com names several keys"},
 		"another key than that of before":  {next, dir, "other@example.com", "", dir + " is signed with the key "},
 		"no release":                       {t.TempDir(), dir, key, "", "has no release: run make dist"},
-		"a release with a changed file":    {changed, dir, key, "", "the files in " + changed + " are not those of SHA256SUMS"},
+		"a release with a changed file":    {changed, dir, key, "", changed + " are not those of SHA256SUMS"},
 		"other files of the same version":  {again, dir, key, "", dir + " has another 1.0.0 already"},
 		"a directory with other files":     {next, foreign, key, "", foreign + " has other files"},
 		"a program that fails on half way": {next, dir, key, failing, "no space"},
@@ -173,7 +181,7 @@ func TestSlowPublishRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			env := env
 			if c.path != "" {
-				env = append(env[:len(env):len(env)], "PATH="+c.path+":"+os.Getenv("PATH"))
+				env = append(slices.Clip(env), "PATH="+c.path+":"+os.Getenv("PATH"))
 			}
 			r := proc.Must(t, 1, proc.Cmd{Args: []string{"scripts/publish", c.dist, c.dir, c.key}, Dir: root, Env: env})
 			if !strings.Contains(r.Stderr, c.want) {
@@ -249,4 +257,109 @@ func TestSlowPublishKeepsEarlierReleases(t *testing.T) {
 			t.Errorf("tags of the layout %s (-want +got):\n%s", layout, diff)
 		}
 	}
+}
+
+// newRegistry starts Debian's registry with the certificate of a web server, and returns its address.
+func newRegistry(t *testing.T, certificate tls.Certificate) string {
+	t.Helper()
+	dir := t.TempDir()
+	key, err := x509.MarshalPKCS8PrivateKey(certificate.PrivateKey)
+	testenv.Must(t, err)
+	config := fmt.Sprintf(`version: 0.1
+storage: {filesystem: {rootdirectory: %[1]s/data}}
+http: {addr: "127.0.0.1:0", tls: {certificate: %[1]s/cert.pem, key: %[1]s/key.pem}}
+`, dir)
+	output, err := os.Create(filepath.Join(dir, "log"))
+	testenv.Must(t, err,
+		os.WriteFile(filepath.Join(dir, "cert.pem"), encode("CERTIFICATE", certificate.Certificate[0]), 0o644),
+		os.WriteFile(filepath.Join(dir, "key.pem"), encode("PRIVATE KEY", key), 0o600),
+		os.WriteFile(filepath.Join(dir, "config.yml"), []byte(config), 0o644))
+	defer output.Close()
+	registry, err := proc.Start(proc.Cmd{
+		Args: []string{testenv.Command(t, "docker-registry"), "serve", filepath.Join(dir, "config.yml")},
+		Env:  append(os.Environ(), "OTEL_TRACES_EXPORTER=none"),
+	}, output)
+	testenv.Must(t, err)
+	t.Cleanup(func() { testenv.Must(t, registry.Kill()) })
+	listening := regexp.MustCompile(`listening on (127\.0\.0\.1:\d+), tls`)
+	var found []string
+	testenv.Eventually(t, "the registry listens", func() bool {
+		log := string(readFile(t, dir, "log"))
+		select {
+		case <-registry.Done():
+			t.Fatalf("the registry ended: %s", log)
+		default:
+		}
+		found = listening.FindStringSubmatch(log)
+		return found != nil
+	})
+	return found[1]
+}
+
+func encode(kind string, data []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: data})
+}
+
+// TestSlowTheReleaseIsPublished publishes the release of a tagged tree by the commands of docs/releasing.md, and
+// installs it by those of README.md: the packages in a throw-away root that knows no other repository.
+func TestSlowTheReleaseIsPublished(t *testing.T) {
+	needPublish(t)
+	for _, name := range []string{"curl", "dnf", "podman", "skopeo"} {
+		testenv.Command(t, name)
+	}
+	dir, work := emptyRoot(t), filepath.Join(t.TempDir(), "www")
+	web := httptest.NewTLSServer(http.FileServer(http.Dir(work)))
+	defer web.Close()
+	registry := newRegistry(t, web.TLS.Certificates[0])
+	srv := filepath.Join(dir, "files/srv")
+	ca := filepath.Join(srv, "ca.pem")
+	testenv.Must(t, os.WriteFile(ca, encode("CERTIFICATE", web.Certificate().Raw), 0o644))
+	address := []string{"URL=" + web.URL, "REGISTRY=" + registry, "VERSION=" + number}
+	helmDir, err := filepath.Abs(filepath.Dir(shared.NodePeer(t, "helm")))
+	testenv.Must(t, err)
+	home := t.TempDir()
+	env := append(newKeys(t, "releases@example.com"), "DIR="+work, "KEY=releases@example.com", "SSL_CERT_FILE="+ca,
+		"HELM_CONFIG_HOME="+home, "HELM_CACHE_HOME="+home, "PATH="+os.Getenv("PATH")+":"+helmDir)
+	env = append(env, address...)
+
+	made := guide.BlocksByHeading(t, "docs/releasing.md")
+	proc.Must(t, 0, proc.Cmd{Args: []string{"sh", "-ec", made["Publish"]}, Dir: taggedTree(t), Env: env})
+	proc.Must(t, 0, proc.Cmd{Args: []string{"sh", "-ec", made["Into a registry"]}, Dir: "/", Env: env})
+
+	_, digests, _ := strings.Cut(guide.Read(t, "docs/install.md"), "```\nskopeo ")
+	digests, _, _ = strings.Cut("skopeo "+digests, "```")
+	compared := proc.Must(t, 0, proc.Cmd{
+		Args: []string{"sh", "-ec", digests}, Dir: filepath.Join(work, "releases", number), Env: env,
+	})
+	if sums := strings.Fields(compared.Stdout); len(sums) != 4 || !slices.Equal(sums[:2], sums[2:]) {
+		t.Errorf("the image in the registry is not that of the release: %v", compared)
+	}
+
+	scripts := map[string]string{"check": guide.BlocksByHeading(t, "docs/install.md")["Check a download"]}
+	for _, block := range guide.Under(t, "README.md", "Install from a repository") {
+		for _, name := range []string{"apt install", "dnf install", "helm install", "podman pull"} {
+			if strings.Contains(block, name) {
+				scripts[strings.Fields(name)[0]] = block
+			}
+		}
+	}
+	for _, name := range []string{"check", "apt", "dnf", "helm", "podman"} {
+		if scripts[name] == "" {
+			t.Fatalf("a guide has no commands with %s", name)
+		}
+		testenv.Must(t, os.WriteFile(filepath.Join(srv, name+".sh"), []byte(scripts[name]), 0o644))
+	}
+
+	// There is no cluster, so the chart is rendered.
+	chart := proc.Must(t, 0, proc.Cmd{
+		Args: []string{"sh", "-ec", strings.Replace(scripts["helm"], "helm install", "helm template", 1)}, Dir: "/", Env: env,
+	})
+	if want := `image: "` + registry + "/gpu-cdi-plugin:" + number + `"`; !strings.Contains(chart.Stdout, want) {
+		t.Errorf("the chart has no %s:\n%s", want, chart.Stdout)
+	}
+
+	// What is installed on a host whose distribution has rpm.
+	newPackage(t, srv+"/", "rpm", "base", "1", "provides: [/bin/sh, glibc = 2.34]\n")
+	testenv.Must(t, os.WriteFile(filepath.Join(srv, "address"), []byte(strings.Join(address, "\n")+"\n"), 0o644))
+	boot(t, dir, "repositories.sh")
 }

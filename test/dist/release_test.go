@@ -24,19 +24,23 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/test/lib/engine"
+	"gpu-cdi-plugin/test/lib/guide"
 	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/lib/suite"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// number is the version of the release in the tests.
-const number = "1.2.3"
+// number and date are the version of the release in the tests, and its time in seconds.
+const (
+	number = "1.2.3"
+	date   = 1700000000
+)
 
 // makeRelease makes a release of a tree for architectures, and returns its directory.
 func makeRelease(tree, dir string, architectures ...string) (string, error) {
 	r, err := proc.Run(context.Background(), proc.Cmd{
 		Args: append([]string{"scripts/dist", number, dir}, architectures...), Dir: tree,
-		Env: append(withoutMake(), "SOURCE_DATE_EPOCH=1700000000"),
+		Env: append(withoutMake(), fmt.Sprintf("SOURCE_DATE_EPOCH=%d", date)),
 	})
 	if err == nil && r.Code != 0 {
 		err = errors.New(r.String())
@@ -523,23 +527,41 @@ func TestSlowContainerdRunsTheImage(t *testing.T) {
 	}
 }
 
+// tagged is a repository of its own with a copy of the tree, whose only commit has the tag of the release, and with the
+// release that the commands of docs/releasing.md made there. All tests share it.
+var tagged struct {
+	once sync.Once
+	tree string
+}
+
+func taggedTree(t *testing.T) string {
+	t.Helper()
+	tagged.once.Do(func() {
+		root, err := suite.Root()
+		testenv.Must(t, err)
+		dir, err := os.MkdirTemp(tempDir, "tagged-") //nolint:usetesting // later tests use it too
+		testenv.Must(t, err)
+		const copyTree = `git ls-files --cached --others --exclude-standard -z |
+			tar --create --null --files-from - --ignore-failed-read | tar --extract --directory "$0"`
+		proc.Must(t, 0, proc.Cmd{Args: []string{"sh", "-c", copyTree, dir}, Dir: root})
+		tr := tree{t, dir}
+		tr.next(number)
+		tr.run("git", "init", "--quiet")
+		tr.commit()
+		tr.run("sh", "-ec", guide.First(t, "docs/releasing.md"))
+		tagged.tree = dir
+	})
+	if tagged.tree == "" {
+		t.Fatal("the release in a tagged tree could not be made: see the first test that needs it")
+	}
+	return tagged.tree
+}
+
 // TestSlowEqualTreesGiveEqualReleases makes a release of a copy of the tree, in another directory. The compiler of the
 // copy has another path too, so all C code is compiled again.
 func TestSlowEqualTreesGiveEqualReleases(t *testing.T) {
-	before := releaseDir(t)
-	root, err := suite.Root()
-	testenv.Must(t, err)
-	tree := t.TempDir()
-	const copyTree = `git ls-files --cached --others --exclude-standard -z |
-		tar --create --null --files-from - --ignore-failed-read | tar --extract --directory "$0"`
-	proc.Must(t, 0, proc.Cmd{Args: []string{"sh", "-c", copyTree, tree}, Dir: root})
-	after, err := makeRelease(tree, t.TempDir(), "amd64", "arm64")
-	testenv.Must(t, err)
-	entries, err := os.ReadDir(before)
-	testenv.Must(t, err)
-	for _, e := range entries {
-		if !bytes.Equal(readFile(t, before, e.Name()), readFile(t, after, e.Name())) {
-			t.Errorf("%s differs", e.Name())
-		}
+	before, after := releaseDir(t), filepath.Join(taggedTree(t), "dist")
+	if diff := cmp.Diff(files(t, before), files(t, after)); diff != "" {
+		t.Errorf("-first +second:\n%s", diff)
 	}
 }

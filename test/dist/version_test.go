@@ -46,7 +46,8 @@ func newRepository(t *testing.T) tree {
 func (tr tree) run(args ...string) string {
 	tr.t.Helper()
 	env := append(withoutMake(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null",
-		"GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@example.com", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@example.com")
+		"GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@example.com", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@example.com",
+		fmt.Sprintf("GIT_COMMITTER_DATE=%d +0000", date))
 	return proc.Must(tr.t, 0, proc.Cmd{Dir: tr.dir, Env: env, Args: args}).Stdout
 }
 

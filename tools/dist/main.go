@@ -1,5 +1,5 @@
-// Command dist makes the parts of a release that need more than a compiler: the container image, what a person must know
-// of the modules that the programs consist of, and the layouts from which the image and the chart are published.
+// Command dist makes the parts of a release that need more than a compiler: the container image, what a person must
+// know of the modules that the programs consist of, and the layouts from which image and chart are published.
 package main
 
 import (

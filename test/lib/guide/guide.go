@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 
 	"gpu-cdi-plugin/test/lib/suite"
@@ -46,6 +47,21 @@ func Blocks(t testing.TB, name string) []string {
 	t.Helper()
 	var blocks []string
 	for _, match := range commands.FindAllStringSubmatch(Read(t, name), -1) {
+		blocks = append(blocks, match[1])
+	}
+	return blocks
+}
+
+// Under returns the blocks of commands of a section, which begins with a heading of the second level.
+func Under(t testing.TB, name, heading string) []string {
+	t.Helper()
+	_, after, found := strings.Cut(Read(t, name), "\n## "+heading+"\n")
+	if !found {
+		t.Fatalf("%s has no section %q", name, heading)
+	}
+	section, _, _ := strings.Cut(after, "\n## ")
+	var blocks []string
+	for _, match := range commands.FindAllStringSubmatch(section, -1) {
 		blocks = append(blocks, match[1])
 	}
 	return blocks
