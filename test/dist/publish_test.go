@@ -159,8 +159,16 @@ func TestSlowPublishRefuses(t *testing.T) {
 	sumUp(t, again)
 	foreign := t.TempDir()
 	testenv.Must(t, os.WriteFile(filepath.Join(foreign, "index.html"), nil, 0o644))
-	failing := t.TempDir()
+	failing, unexchanged := t.TempDir(), t.TempDir()
 	testenv.WriteProgram(t, filepath.Join(failing, "createrepo_c"), []byte("#!/bin/sh\necho no space >&2\nexit 1\n"))
+	// It builds a tools/dist that does not exchange the directories.
+	testenv.WriteProgram(t, filepath.Join(unexchanged, "go"), []byte(`#!/bin/sh
+`+testenv.Command(t, "go")+` "$@" && mv "$5" "$5.real" && cat >"$5" <<'END' && chmod +x "$5"
+#!/bin/sh
+[ "$1" != exchange ] || { echo no exchange >&2 && exit 1; }
+exec "$0.real" "$@"
+END
+`))
 
 	for name, c := range map[string]struct {
 		dist, dir, key string
@@ -177,6 +185,7 @@ func TestSlowPublishRefuses(t *testing.T) {
 		"other files of the same version":  {again, dir, key, "", dir + " has another 1.0.0 already"},
 		"a directory with other files":     {next, foreign, key, "", foreign + " has other files"},
 		"a program that fails on half way": {next, dir, key, failing, "no space"},
+		"the last step fails":              {next, dir, key, unexchanged, "no exchange"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			env := env
