@@ -10,7 +10,7 @@ set -a
 HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 set +a
 set -x
-cd /srv
+check cd /srv
 chmod 1777 /tmp # apt downloads as a user of its own
 rm -rf /etc/apt/sources.list /etc/apt/sources.list.d /etc/yum.repos.d /etc/apt/keyrings /root/.rpmdb /root/.gnupg \
 	/var/lib/containers
