@@ -8,11 +8,14 @@ VERSION ?= $(shell scripts/version 2>/dev/null || echo "$$(cat VERSION)-unknown"
 RELEASE ?=
 ARCHS   ?=
 
+# Each flag is there once, also in a make that another one runs: their number changes what cgo compiles.
+comma := ,
+once   = $(filter-out $(2),$(1)) $(2)
 # The generated C code of go-nvml calls deprecated functions on purpose.
-export CGO_CFLAGS  := $(CGO_CFLAGS) -Wno-deprecated-declarations
+export CGO_CFLAGS  := $(call once,$(CGO_CFLAGS),-Wno-deprecated-declarations)
 # The functions of NVML must be bound when they are first called, after its library is loaded. Some compilers bind all
 # functions at the start by default (-z now); then the program would not start.
-export CGO_LDFLAGS := $(CGO_LDFLAGS) -Wl,-z,lazy
+export CGO_LDFLAGS := $(call once,$(CGO_LDFLAGS),-Wl$(comma)-z$(comma)lazy)
 export GOFLAGS     := $(GOFLAGS) -trimpath
 
 # Tracing of gRPC, which is off, and HTTP/2, which metrics do not need, are not linked.
