@@ -156,16 +156,15 @@ func FlagError(cmd *cobra.Command, err error) error {
 	return err
 }
 
-// once drops lines that repeat the one before, as when each of several arguments fails for the same reason.
-func once(text string) string { return strings.Join(slices.Compact(strings.Split(text, "\n")), "\n") }
-
-// Report prints an error with its hint, as text or as one line of JSON.
+// Report prints an error with its hint, as text or as one line of JSON. Joined errors have a line each, without those
+// that repeat the one before, as when each of several arguments fails for the same reason.
 func Report(w io.Writer, err error, asJSON bool) {
+	lines := slices.Compact(wording.Problems(wording.Limit(err)))
 	report := struct {
 		Error string `json:"error"`
 		Code  Code   `json:"code"`
 		Hint  string `json:"hint,omitempty"`
-	}{once(wording.Limit(err).Error()), CodeOf(err), HintOf(err)}
+	}{strings.Join(lines, "\n"), CodeOf(err), wording.Unbroken(HintOf(err))}
 	if asJSON {
 		e := json.NewEncoder(w)
 		e.SetEscapeHTML(false)

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -12,7 +13,7 @@ import (
 )
 
 func TestReport(t *testing.T) {
-	err := With(NoDriver, "install <one>", errors.New("no driver\nnone at all"))
+	err := With(NoDriver, "install <one>", errors.Join(errors.New("no driver"), errors.New("none at all")))
 	for name, c := range map[string]struct {
 		err    error
 		asJSON bool
@@ -23,6 +24,10 @@ func TestReport(t *testing.T) {
 		"of several arguments": {
 			errors.Join(errors.New("no manager"), errors.New("no manager"), errors.New("x")), false,
 			"error: no manager\nerror: x\n",
+		},
+		"with line breaks in names": {
+			With(Failure, "remove a\nb", fmt.Errorf("open a\nb: %w", errors.Join(errors.New("c\r\nd"), errors.New("e")))), false,
+			"error: open a b: c d\nerror: e\nhint: remove a b\n",
 		},
 		"without a hint": {errors.New("x"), false, "error: x\n"},
 		"that controls a terminal": {

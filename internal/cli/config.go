@@ -8,6 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
+
+	"gpu-cdi-plugin/internal/wording"
 )
 
 func (p *Program) configCommand() *cobra.Command {
@@ -120,7 +122,7 @@ With -o json or yaml the result is printed for invalid configurations too, with 
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			err := p.Start(cmd)
 			if err != nil && out.Format != "text" {
-				err = errors.Join(err, out.Print(p.Stdout, p.configResultView(strings.Split(err.Error(), "\n"))))
+				err = errors.Join(err, out.Print(p.Stdout, p.configResultView(wording.Problems(err))))
 			}
 			return err
 		},

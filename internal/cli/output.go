@@ -100,8 +100,7 @@ func (t *Table) Write(w io.Writer, wide, noHeaders bool) error {
 		}
 		var line []string
 		for _, cell := range row { // an error of several lines must not break the table
-			lines := strings.FieldsFunc(cell, func(r rune) bool { return r == '\n' || r == '\r' })
-			line = append(line, wording.Visible(strings.Join(lines, " ")))
+			line = append(line, wording.Visible(strings.TrimSpace(wording.Unbroken(cell))))
 		}
 		// An empty last cell would become trailing blanks.
 		if _, err := fmt.Fprintln(tw, strings.TrimRight(strings.Join(line, "\t"), "\t")); err != nil {

@@ -54,7 +54,7 @@ func validateExcept(c Validator, undecoded error) error {
 	if invalid == nil {
 		return nil
 	}
-	problems := strings.Split(invalid.Error(), "\n")
+	problems := wording.Problems(invalid)
 	// undecodedKey finds the keys of values that could not be decoded, in the messages of yamlfile.Decode.
 	undecodedKey := regexp.MustCompile(`(?m)^line \d+: (\S+): want `)
 	for _, key := range undecodedKey.FindAllStringSubmatch(undecoded.Error(), -1) {
@@ -63,8 +63,9 @@ func validateExcept(c Validator, undecoded error) error {
 			return ok && strings.IndexAny(rest, " :.[") == 0 // not a longer key with the same beginning
 		})
 	}
-	if len(problems) == 0 {
-		return nil
+	var left []error
+	for _, problem := range problems {
+		left = append(left, errors.New(problem))
 	}
-	return errors.New(strings.Join(problems, "\n"))
+	return errors.Join(left...)
 }

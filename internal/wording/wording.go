@@ -4,6 +4,7 @@ package wording
 
 import (
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 	"unicode"
@@ -19,6 +20,11 @@ func Count(n int, what string) string {
 
 // OneLine returns the text of an error in one line.
 func OneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// Unbroken returns a text with blanks in place of its line breaks.
+func Unbroken(text string) string { return breaks.ReplaceAllString(text, " ") }
+
+var breaks = regexp.MustCompile(`(\r*\n)+`)
 
 // Visible escapes control characters except line breaks, which could change a terminal: texts come from plugins, files
 // and images.

@@ -105,7 +105,7 @@ func errorOf(err error) *Error {
 }
 
 // shortText limits a text, which may quote the request, to what fits into an answer and a log.
-func shortText(text string) string { return wording.Limit(errors.New(text)).Error() }
+func shortText(text string) string { return wording.LimitText(text) }
 
 var errUnknownPeer = &Error{
 	Text: "the kernel does not report which process sent the request", Code: http.StatusForbidden, Reason: "Forbidden",
