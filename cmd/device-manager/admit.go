@@ -49,7 +49,7 @@ containers, name one with --container.`,
   podman run --rm $(device-manager admit -f pod.yaml -o podman) docker.io/library/debian nvidia-smi -L
   device-manager admit -f pod.yaml --container main -o oci --bundle /run/bundles/main
   device-manager admit -f pod.yaml --start -o json | jq '.runOptions.main.cdiDevices'`,
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.admit(cmd.Context(), o) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.admit(cmd, o) },
 	})
 	o.AddFlags(cmd, append([]string{"table", "json", "yaml", "name", formatOCI}, arguments.Engines()...)...)
 	f := cmd.Flags()
@@ -106,7 +106,8 @@ type admitted struct {
 	RunOptions map[string]model.RunOptions `json:"runOptions,omitempty"`
 }
 
-func (a *app) admit(ctx context.Context, o admitOptions) error {
+func (a *app) admit(cmd *cobra.Command, o admitOptions) error {
+	ctx := cmd.Context()
 	manifest, err := a.readNamed(o.manifest, pod.MaxSize, pod.ErrTooLarge)
 	if err != nil {
 		return fmt.Errorf("read the manifest: %w", err)
@@ -125,14 +126,14 @@ func (a *app) admit(ctx context.Context, o admitOptions) error {
 		return err
 	}
 	if err := a.startAdmitted(ctx, client, o, placed, starts); err != nil {
-		return a.stillPlaced(ctx, placed, err)
+		return a.stillPlaced(cmd, placed, err)
 	}
 	return nil
 }
 
 // stillPlaced adds to an error that the pod keeps its devices. The pod is not released, since it may have been placed
 // before this call, and one of its containers may run.
-func (a *app) stillPlaced(ctx context.Context, placed api.Pod, err error) error {
+func (a *app) stillPlaced(cmd *cobra.Command, placed api.Pod, err error) error {
 	err = a.Classify(err)
 	again := "admit it again to try again, or "
 	if errors.Is(err, manager.ErrBadResponse) { // the plugin's response is kept until the pod is released
@@ -140,8 +141,8 @@ func (a *app) stillPlaced(ctx context.Context, placed api.Pod, err error) error 
 	}
 	hint := "pod " + podName(placed.Metadata) + " keeps its devices: " + again +
 		"take them back with device-manager release " + wording.Quote(placed.Metadata.UID)
-	if ctx.Err() != nil { // the signal will be reported as the error
-		a.Log.Warn(hint)
+	if cmd.Context().Err() != nil { // the signal will be reported as the error
+		a.Log.Warn(a.WithOptions(cmd, hint))
 	}
 	if own := cli.HintOf(err); own != "" {
 		hint = own + "; " + hint

@@ -168,7 +168,7 @@ are withheld: see device-manager release --withheld. -o name prints RESOURCE=ID.
   device-manager node --devices -o wide`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if devices {
-				return a.nodeDevices(cmd.Context(), out)
+				return a.nodeDevices(cmd, out)
 			}
 			return a.nodeStatus(cmd.Context(), out)
 		},
@@ -194,8 +194,8 @@ func (a *app) nodeStatus(ctx context.Context, out cli.Output) error {
 	return out.Print(a.Stdout, v)
 }
 
-func (a *app) nodeDevices(ctx context.Context, out cli.Output) error {
-	client := a.client()
+func (a *app) nodeDevices(cmd *cobra.Command, out cli.Output) error {
+	ctx, client := cmd.Context(), a.client()
 	list, err := client.Devices(ctx)
 	if err != nil {
 		return err
@@ -208,8 +208,8 @@ func (a *app) nodeDevices(ctx context.Context, out cli.Output) error {
 		return err
 	}
 	if list.Withheld != nil {
-		a.Log.Warn("devices are withheld, since placements were lost and unknown pods may hold them: see "+
-			"device-manager release --withheld", "reason", list.Withheld.Reason, "file", list.Withheld.File)
+		a.Log.Warn(a.WithOptions(cmd, "devices are withheld, since placements were lost and unknown pods may hold them: see "+
+			"device-manager release --withheld"), "reason", list.Withheld.Reason, "file", list.Withheld.File)
 	}
 	return nil
 }

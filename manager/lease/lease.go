@@ -334,7 +334,7 @@ func (a *Ask) check() error {
 func (s *Service) open(pid, user int) (*process, error) {
 	p, err := open(s.o.Procfs, s.o.Boot, pid)
 	if errors.Is(err, proc.ErrEnded) {
-		err = fmt.Errorf("%w: process %d: %w", ErrInvalid, pid, err)
+		err = fmt.Errorf("%w: process %d has ended", ErrInvalid, pid)
 	}
 	if err != nil {
 		return nil, err

@@ -1154,7 +1154,7 @@ func TestRequestsThatFailAtOnce(t *testing.T) {
 	}{
 		"no devices":               {Ask{By: model.Caller{PID: os.Getpid()}}, ErrInvalid},
 		"more than the host has":   {Ask{Request: Request{Count: 3}, By: model.Caller{PID: os.Getpid()}}, ErrImpossible},
-		"a process that has ended": {ended.ask(1), proc.ErrEnded},
+		"a process that has ended": {ended.ask(1), ErrInvalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := run(t, newFake(t, 2))
@@ -1165,7 +1165,11 @@ func TestRequestsThatFailAtOnce(t *testing.T) {
 		})
 	}
 	s := run(t, newFake(t, 2))
-	err := s.Acquire(t.Context(), Ask{Request: Request{Count: 1}}, nil, nil)
+	err := s.Acquire(t.Context(), ended.ask(1), nil, nil)
+	if want := fmt.Sprintf("invalid request: process %d has ended", ended.Process.Pid); err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+	err = s.Acquire(t.Context(), Ask{Request: Request{Count: 1}}, nil, nil)
 	if err == nil || !strings.Contains(err.Error(), "another PID namespace") {
 		t.Errorf("a process of another PID namespace: %v", err)
 	}
@@ -1292,7 +1296,7 @@ func TestReasonOfAPlugin(t *testing.T) {
 			text == printable(text)
 	}
 	s.until("the request waits for this reason", func() bool {
-		return strings.HasPrefix(a.reason(), "0 of 1 device that would do are free; d0 is left out: process 7") &&
+		return strings.HasPrefix(a.reason(), "0 of 1 device that would do is free; d0 is left out: process 7") &&
 			isShown(a.reason())
 	})
 	if _, _, busy := s.List(); len(busy) != 1 || !isShown(busy[0].Reason) || !strings.HasPrefix(busy[0].Reason, want) {
@@ -1319,7 +1323,7 @@ func TestADeviceThatIsInUseWithoutALease(t *testing.T) {
 		}
 		a := s.ask(1)
 		synctest.Wait()
-		if want := "0 of 1 device that would do are free; d0 is left out: process 7 uses it"; a.reason() != want {
+		if want := "0 of 1 device that would do is free; d0 is left out: process 7 uses it"; a.reason() != want {
 			t.Errorf("it waits since %q, want %q", a.reason(), want)
 		}
 		by := model.Caller{PID: os.Getpid()}
@@ -1406,7 +1410,7 @@ func TestTwoPluginsListOneID(t *testing.T) {
 		if took := time.Since(begin); other.err != nil || took > 0 {
 			t.Errorf("the other one's device: %v after %v", other.err, took)
 		}
-		if want := "0 of 1 device that would do are free; d0 is left out: boom"; evil.reason() != want {
+		if want := "0 of 1 device that would do is free; d0 is left out: boom"; evil.reason() != want {
 			t.Errorf("the first request waits since %q, want %q", evil.reason(), want)
 		}
 		evil.give()
@@ -1482,7 +1486,7 @@ func TestALeaseThatPassesOthers(t *testing.T) {
 	first := s.ask(2)
 	s.until("the first waits", func() bool { return first.reason() != "" })
 	name := UserName(os.Getuid())
-	if got, want := first.reason(), "1 of 2 devices that would do are free: user "+name+" has 1; enough will be by "+
+	if got, want := first.reason(), "1 of 2 devices that would do is free: user "+name+" has 1; enough will be by "+
 		clockTime(time.Now(), time.Hour+s.o.Grace)[:1]; !strings.HasPrefix(got, want) {
 		t.Errorf("the reason is %q, want %q", got, want)
 	}

@@ -33,7 +33,12 @@ func (s *Service) explain(waiting []*waiter, devices []Device) {
 			}
 			all++
 		}
-		reason := fmt.Sprintf("%d of %s that would do are free", free, wording.Count(all, "device")) + shares(held) + refused
+		are := "are"
+		if free == 1 || all == 1 {
+			are = "is"
+		}
+		reason := fmt.Sprintf("%d of %s that would do %s free", free, wording.Count(all, "device"), are) +
+			shares(held) + refused
 		within := w.within(devices, kept)
 		keep(kept, w.candidates(devices), within)
 		if within > 0 {
