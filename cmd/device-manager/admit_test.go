@@ -20,7 +20,8 @@ func TestTheWarningOfAnInterruptedAdmit(t *testing.T) {
 	cancel()
 	cmd.SetContext(ctx)
 	_ = a.stillPlaced(cmd, api.Pod{Metadata: api.Metadata{UID: "uid"}}, ctx.Err())
-	if want := "device-manager --api-socket=/run/x.sock --config=/etc/x.yaml release uid"; !strings.Contains(log.String(), want) {
+	want := "device-manager --api-socket=/run/x.sock --config=/etc/x.yaml release uid"
+	if !strings.Contains(log.String(), want) {
 		t.Errorf("want %s, got %s", want, log)
 	}
 }

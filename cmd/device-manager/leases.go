@@ -250,8 +250,9 @@ func (a *app) leaseAdoptCommand() *cobra.Command {
 		Use:   "adopt PID --device ID...",
 		Short: "Lease the devices that a process uses already",
 		Long: `Leases devices that a process uses already, so that nobody else gets them. The process must be the user's own.
-It waits until device-manager leases shows the process as one that uses the devices; for root it does not. The lease
-ends when the process has ended, and containers that it has started with the devices.`,
+If something uses the devices, it waits until device-manager leases shows the process as one that does; for root it does
+not. Devices that nothing uses are leased at once, and it is not checked that the process will use them. The lease ends
+when the process has ended, and containers that it has started with the devices.`,
 		Example: `  device-manager lease adopt 4711 --device GPU-20b81d6d-296c-823a-8c99-394eda7a72e1`,
 		Args:    cli.Arguments("a process ID", 1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -119,8 +119,8 @@ func prepare(dir string, mode fs.FileMode) error {
 }
 
 // checkContent returns an error if a directory seems to have another use, like /run: all sockets in it would be
-// removed. Once a manager has served it, plugins may have made anything there. Otherwise it may have only the files of a
-// kubelet or a lock, and sockets only beside these.
+// removed. Once a manager has served it, plugins may have made anything there. Otherwise it may have only the files of
+// a kubelet or a lock, and sockets only beside these.
 func checkContent(dir string) error {
 	if filepath.Clean(dir) == filepath.Clean(v1beta1.DevicePluginPath) {
 		return nil

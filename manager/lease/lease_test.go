@@ -156,8 +156,8 @@ func TestAProcessThatMayNotBeSignalled(t *testing.T) {
 	}
 }
 
-// Users can end their leases whose command has become one of root, as by sudo: its containers are ended, and the command
-// is left alone.
+// Users can end their leases whose command has become one of root, as by sudo: its containers are ended, and the
+// command is left alone.
 func TestAUserEndsTheLeaseOfACommandOfRoot(t *testing.T) {
 	t.Parallel()
 	testenv.Root(t)

@@ -239,8 +239,8 @@ func (s *Service) usedBy(d manager.Device) Use {
 }
 
 // End ends a lease as the end of its time does: its process gets SIGTERM, and SIGKILL after a while. It does not wait
-// for that. Others than root can only end their own. A process that the user may not signal is left alone, and the lease
-// ends without it.
+// for that. Others than root can only end their own. A process that the user may not signal is left alone, and the
+// lease ends without it.
 //
 // Errors: ErrNotFound, ErrNotYours, manager.ErrRetry.
 func (s *Service) End(id string, by model.Caller) error {
