@@ -1,5 +1,5 @@
-// Package wake wakes a waiting goroutine: from another goroutine, when a directory changes, or when repeated work is due.
-// Waking never blocks.
+// Package wake wakes a waiting goroutine: from another goroutine, when a directory changes, or when work that repeats
+// is due. Waking never blocks.
 package wake
 
 // Chan wakes the one goroutine that receives from it. Make it with New.
