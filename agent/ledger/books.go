@@ -452,7 +452,7 @@ func (b *books) dropEnded(now time.Time) (changed bool) {
 	return len(b.forgotten) != before
 }
 
-// known returns what the kubelet's files have said of pods that may still run, for the next process.
+// known returns what the kubelet's files and the records have said of pods that may still run, for the next process.
 func (b *books) known() known {
 	var list known
 	for k, e := range b.entries {
@@ -461,12 +461,31 @@ func (b *books) known() known {
 	for _, c := range b.claims {
 		list.Claims = append(list.Claims, knownClaim{c.Claim, c.since})
 	}
+	for _, claims := range []map[string]claim{b.records, b.dropped} {
+		for uid, c := range claims {
+			if b.claims[uid] == nil {
+				list.Claims = append(list.Claims, knownClaim{b.asRecorded(uid, &c), c.dropped})
+			}
+		}
+	}
 	slices.SortFunc(list.Devices, func(a, b knownDevice) int {
 		return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Container, b.Container), cmp.Compare(a.Resource, b.Resource),
 			cmp.Compare(a.ID, b.ID))
 	})
 	slices.SortFunc(list.Claims, func(a, b knownClaim) int { return cmp.Compare(a.UID, b.UID) })
 	return list
+}
+
+// asRecorded returns a claim of this driver as dra_manager_state has it.
+func (b *books) asRecorded(uid string, c *claim) kubelet.Claim {
+	k := kubelet.Claim{UID: uid, Pods: c.pods}
+	k.Namespace, k.Name, _ = strings.Cut(c.name, "/")
+	var devices []kubelet.ClaimDevice
+	for _, p := range c.portions {
+		devices = append(devices, kubelet.ClaimDevice{Name: podresources.DeviceName(p.Device.UUID)})
+	}
+	k.Devices = map[string][]kubelet.ClaimDevice{b.driver: devices}
+	return k
 }
 
 // restore adds what an earlier process knew. As long as the kubelet's files do not have it, it counts while its pods

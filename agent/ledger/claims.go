@@ -197,6 +197,7 @@ func (l *Ledger) DropClaim(uid string) {
 }
 
 func (l *Ledger) changeClaims() {
+	l.books.changed = true
 	l.update()
 	l.opts.Changed.Wake()
 	if l.waiting > 0 {

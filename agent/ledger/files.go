@@ -18,8 +18,8 @@ type Files struct {
 	Parents string
 	// Forgotten has the entries that an administrator has had forgotten.
 	Forgotten string
-	// Known has what the kubelet's files have said of pods that may still run: the kubelet can lose its files. It is in a
-	// directory that a reboot empties.
+	// Known has what the kubelet's files and the records of claims have said of pods that may still run: they can be lost.
+	// It is in a directory that a reboot empties.
 	Known string
 }
 

@@ -12,8 +12,8 @@
 //	records                      the claims that this driver has prepared (agent/dra)
 //	given                        what Allocate has answered and the kubelet has not written yet
 //
-// The kubelet can lose its files. What they have said of pods that have processes is kept, also for the next process
-// (Files.Known).
+// The kubelet can lose its files, and the records can be lost. What they have said of pods that have processes is kept,
+// also for the next process (Files.Known).
 //
 // A pod holds its devices while the kubelet has it as active, with or without processes, and while it has processes.
 // The kubelet drops pods that are not active when it is asked for a list, and writes its checkpoint when the plugin

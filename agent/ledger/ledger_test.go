@@ -710,16 +710,19 @@ func testAKubeletThatLosesItsFiles(t *testing.T) {
 	}
 	k.entries, k.pods = []kubelet.Entry{recorded("p", whole, uuidA)}, []string{"p", "q"}
 	k.claims = []kubelet.Claim{prepared("c", "q", strings.ToLower(uuidB))}
-	start()
-	k.set(func() { k.entries, k.claims = nil, nil })
-	const container, claim = "container main of the pod with the UID p", "ResourceClaim team/c"
 	l := start()
+	l.RestoreClaim(Claim{UID: "r", Name: "team/r", Pods: []string{"q"}, Portions: portionsOf(uuidC)}, time.Now())
+	refresh(t, l) // the record is lost too, before the kubelet has written its file
+	k.set(func() { k.entries, k.claims = nil, nil })
+	const container = "container main of the pod with the UID p"
+	const claim, other = "ResourceClaim team/c", "ResourceClaim team/r"
+	l = start()
 	time.Sleep(endingSoon) // the pod could be one that was deleted by force
 	refresh(t, l)
-	expectAll(l, container, claim, "")
-	expectAll(start(), container, claim, "") // that is over
+	expectAll(l, container, claim, other)
+	expectAll(start(), container, claim, other) // that is over
 	k.set(func() { k.pods = []string{"q"} })
-	expectAll(start(), "", claim, "")
+	expectAll(start(), "", claim, other)
 	k.set(func() { k.pods = nil })
 	expectAll(start(), "", "", "")
 	k.set(func() { k.pods = []string{"p", "q"} }) // not the same pods

@@ -269,6 +269,9 @@ func (b instanceBooks) Claims() ([]kubelet.Claim, error) {
 			b.i.seen[e.PodUID+"/"+e.ContainerName] = true
 		}
 	}
+	for uid := range b.i.records {
+		b.i.seen[uid] = true
+	}
 	list := slices.Clone(w.kubelet.claimsFile)
 	for _, c := range list {
 		if !w.kubelet.answers() {
