@@ -70,6 +70,10 @@ test-all: setup build peers ## what test does not run: kubelet, containerd, comp
 test-drivers: setup build ## the user space of real drivers, 470 to 555, from Debian's archive; test-all has two of them
 	$(GO) test -vet=off -timeout 60m -v ./test/drivers -args -drivers all
 
+.PHONY: test-engines
+test-engines: setup build ## the engines of Debian trixie and sid on a simulated node; writes docs/engines.md
+	$(GO) test -vet=off -timeout 60m -v ./test/suites -args -whole
+
 .PHONY: peers
 peers: ## bin/peers: pinned builds of other projects' programs that tests run and compare with
 	@scripts/peers $(BIN)/peers
@@ -82,7 +86,8 @@ lint: GOFLAGS := $(filter-out -trimpath,$(GOFLAGS))
 lint: ## golangci-lint, formatting, the import arrows, shell scripts
 	@files=$$(git ls-files '*.go' | grep -v /testdata/ | xargs gofmt -l); \
 		test -z "$$files" || { echo "not gofmt-clean: $$files"; exit 1; }
-	@for f in scripts/* deploy/packages/*.sh test/dist/testdata/*.sh test/drivers/testdata/*.sh; do sh -n "$$f" || exit 1; done; bash -n .ci/run
+	@for f in scripts/* deploy/packages/*.sh test/dist/testdata/*.sh test/drivers/testdata/*.sh \
+		test/lib/boot/*.sh test/suites/testdata/*.sh; do sh -n "$$f" || exit 1; done; bash -n .ci/run
 	$(LINT) run ./...
 	cd test/allocation/peer && $(LINT) run ./...
 	linter=$$($(LINT_PATH)) && cd tools/dist && $$linter run ./...

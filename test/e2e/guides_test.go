@@ -87,6 +87,7 @@ sed -i 's/"terminal": true/"terminal": false/; s/"sh"/"nvidia-smi", "-L"/' bundl
 	"docs/README.md":              {reference: true},
 	"docs/allocator.md":           {reference: true},
 	"docs/conformance.md":         {reference: true},
+	"docs/engines.md":             {reference: true},
 	"docs/hardware.md":            {reference: true},
 	"docs/manager-differences.md": {reference: true},
 	"docs/performance.md":         {reference: true},
