@@ -24,7 +24,8 @@ var errorTable = []cli.ErrorRow{
 	// Status 1: an error
 	cli.Sentinel(trust.ErrUnsafe, cli.Failure, cli.HintUnsafe),
 	cli.Sentinel(endpoint.ErrForeignDirectory, cli.Failure,
-		"name a new or an empty directory with --socket-dir"),
+		"name a new directory with --socket-dir, or if only device plugins use this one, make the file "+
+			endpoint.LockName+" in it"),
 	cli.Typed(func(*cdi.UntrustedError) (cli.Code, string) { return cli.Failure, cli.HintUnsafe + cli.HintInsecure }),
 	cli.Typed(func(*cdi.OtherDriverError) (cli.Code, string) {
 		return cli.Failure, "make a new config.json, then inject the devices"

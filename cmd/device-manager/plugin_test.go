@@ -78,10 +78,10 @@ type instance struct {
 func newInstance(t *testing.T, dir string, sockets []*os.File, args ...string) *instance {
 	t.Helper()
 	args = append([]string{
-		program(t, "device-manager"), "serve", "--config=", "--insecure-paths", "--socket-dir", filepath.Join(dir, "plugins"),
+		program(t, "device-manager"), "serve", "--config=", "--insecure-paths", "--socket-dir", dir,
 		"--plugins-registry-dir", filepath.Join(dir, "registry"), "--state-dir", filepath.Join(dir, "state"),
 		"--api-socket", filepath.Join(dir, "api", "api.sock"), "--pod-resources-socket=",
-		"--plugin", program(t, "fake-plugin") + " " + filepath.Join(dir, "plugins"),
+		"--plugin", program(t, "fake-plugin") + " " + dir,
 	}, args...)
 	cmd := exec.Command("/bin/sh", append([]string{"-c", `export LISTEN_PID=$$; exec "$0" "$@"`}, args...)...)
 	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET=@no-systemd", "WATCHDOG_USEC=1000000", "WATCHDOG_PID=1")
@@ -172,7 +172,7 @@ func TestThePluginEndsWithTheManager(t *testing.T) {
 				t.Errorf("%d devices at the first request", n)
 			}
 			output := m.end(t, c.signal)
-			if _, err := os.Stat(filepath.Join(dir, "plugins", "served")); (err == nil) != c.served {
+			if _, err := os.Stat(filepath.Join(dir, "served")); (err == nil) != c.served {
 				t.Errorf("the plugin could register before it ended: %v, want %v\n%s", err == nil, c.served, output)
 			}
 		})
@@ -188,7 +188,7 @@ func TestTheEnvironmentOfThePlugin(t *testing.T) {
 	m.start(t)
 	m.devices(t)
 	m.end(t, unix.SIGTERM)
-	text, err := os.ReadFile(filepath.Join(dir, "plugins", "env"))
+	text, err := os.ReadFile(filepath.Join(dir, "env"))
 	var env []string
 	testenv.Must(t, err, json.Unmarshal(text, &env))
 	for _, kv := range env {

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
@@ -25,12 +26,8 @@ const (
 	// SocketName is the name of the registration socket.
 	SocketName = "kubelet.sock"
 	// LockName is the name of the file that a manager locks in the directory of its sockets. The file stays when the
-	// manager ends: ownText in it shows the next one that all sockets in this directory may be removed.
+	// manager ends: it shows the next one that all sockets in this directory may be removed.
 	LockName = ".manager.lock"
-	// ownText is in the lock of a directory that had no other use when a manager began to serve it.
-	ownText = "device-manager serves this directory, and removes all sockets in it when it starts\n"
-	// deprecationName is the name of a file that kubelets make in their directory.
-	deprecationName = "DEPRECATION"
 	// registryLock is the name of the file that a manager locks in the plugin watcher's directory. The name is not
 	// LockName, since the sockets there must not be removed.
 	registryLock = ".registry.lock"
@@ -47,11 +44,11 @@ func claim(dir, registry string, log *slog.Logger) (*fileio.Lock, error) {
 	if err := prepare(dir, 0o750); err != nil {
 		return nil, err
 	}
-	if within, err := contains(registry, dir); err != nil || within {
-		return nil, fmt.Errorf("watch %s for plugins: %w", registry, cmp.Or(err, ErrSameDirectory))
-	}
 	if err := checkContent(dir); err != nil {
 		return nil, fmt.Errorf("serve the directory %s: %w", dir, err)
+	}
+	if within, err := contains(registry, dir); err != nil || within {
+		return nil, fmt.Errorf("watch %s for plugins: %w", registry, cmp.Or(err, ErrSameDirectory))
 	}
 	label(dir, log)
 	held, err := fileio.AcquireLock(filepath.Join(dir, LockName))
@@ -60,10 +57,6 @@ func claim(dir, registry string, log *slog.Logger) (*fileio.Lock, error) {
 	}
 	if err != nil {
 		return nil, fmt.Errorf("serve the directory %s: %w", dir, err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, LockName), []byte(ownText), 0o600); err != nil { // such as on a full disk
-		log.Warn("the next start may take the directory of the sockets for that of another program", "directory", dir,
-			"error", err)
 	}
 	return held, nil
 }
@@ -118,9 +111,8 @@ func prepare(dir string, mode fs.FileMode) error {
 	return nil
 }
 
-// checkContent returns an error if a directory seems to have another use, like /run: all sockets in it would be
-// removed. Once a manager has served it, plugins may have made anything there. Otherwise it may have only the files of
-// a kubelet or a lock, and sockets only beside these.
+// checkContent returns an error if a directory with sockets seems to have another use, like /run: all sockets in it
+// would be removed.
 func checkContent(dir string) error {
 	if filepath.Clean(dir) == filepath.Clean(v1beta1.DevicePluginPath) {
 		return nil
@@ -129,31 +121,16 @@ func checkContent(dir string) error {
 	if err != nil {
 		return err
 	}
-	forPlugins := false
-	var sockets, others []string
+	var foreign error
 	for _, e := range entries {
-		switch name, regular := e.Name(), e.Type().IsRegular(); {
-		case name == LockName && regular:
-			if text, _ := os.ReadFile(filepath.Join(dir, name)); string(text) == ownText {
-				return nil
-			}
-			forPlugins = true
-		case name == kubelet.CheckpointName && regular:
-			forPlugins = true
-		case name == deprecationName && regular, name == SocketName: // replaceSocket checks what listens there
-		case e.Type() == fs.ModeSocket:
-			sockets = append(sockets, name)
-		default:
-			others = append(others, name)
+		if slices.Contains([]string{SocketName, LockName, kubelet.CheckpointName}, e.Name()) {
+			return nil
+		}
+		if e.Type() == fs.ModeSocket && foreign == nil {
+			foreign = fmt.Errorf("%w: it has %q", ErrForeignDirectory, e.Name())
 		}
 	}
-	if !forPlugins {
-		others = append(others, sockets...)
-	}
-	if len(others) > 0 {
-		return fmt.Errorf("%w: it has %q", ErrForeignDirectory, others[0])
-	}
-	return nil
+	return foreign
 }
 
 // label sets the SELinux label that plugins in containers need, if SELinux is enabled.

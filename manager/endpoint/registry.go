@@ -50,7 +50,7 @@ var (
 	// ErrSameDirectory means that the directory of kubelet.sock is the plugin watcher's directory or below it. The
 	// watcher would find the sockets of plugins that call Register, and register these plugins a second time.
 	ErrSameDirectory = errors.New("it contains kubelet.sock, where other plugins register")
-	// ErrForeignDirectory means that the directory has content that neither a kubelet nor a manager has made.
+	// ErrForeignDirectory means that the directory has content, although neither a kubelet nor a manager has used it.
 	ErrForeignDirectory = errors.New("it is not a directory of device plugins, and all sockets in it would be removed")
 	// ErrUnknownResource means that no plugin has registered the resource, or that the resource was removed.
 	ErrUnknownResource = errors.New("no device plugin has registered the resource")
@@ -62,7 +62,7 @@ var (
 type Options struct {
 	// SocketDir is the absolute path of the directory of kubelet.sock and of the plugins' sockets. A missing directory
 	// is created. Start removes all sockets in it; plugins notice that and register again. So the directory must be
-	// empty, or that of a kubelet or of an earlier manager.
+	// empty, or the kubelet's own, or contain kubelet.sock, LockName or the kubelet's checkpoint.
 	SocketDir string
 	// RegistryDir is the absolute path of the directory in which the plugin watcher searches for sockets, the
 	// kubelet's plugins_registry. It must be neither SocketDir nor above it. If it is empty, there is no plugin
