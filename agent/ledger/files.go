@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"time"
 
 	"gpu-cdi-plugin/internal/fileio"
@@ -55,7 +56,16 @@ func (f *Files) writeParents(parents map[string]string) error {
 	return writeJSON(f.Parents, parents, fileio.Replace)
 }
 
-func (f *Files) writeKnown(k known) error { return writeJSON(f.Known, k, fileio.Replace) }
+// writeKnown writes what is known, or removes the file if that is nothing.
+func (f *Files) writeKnown(k known) error {
+	if len(k.Devices)+len(k.Claims) > 0 || f.Known == "" {
+		return writeJSON(f.Known, k, fileio.Replace)
+	}
+	if err := os.Remove(f.Known); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
 
 func (f *Files) writeForgotten(forgotten map[string]bool) error {
 	return writeJSON(f.Forgotten, forgotten, fileio.WriteDurably)

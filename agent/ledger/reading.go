@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"maps"
 	"time"
 
@@ -219,7 +220,12 @@ func (l *Ledger) read(ctx context.Context) ([]podresources.Holder, error) {
 	}
 	listed, write := l.finish(look, pods, visible, err)
 	if err := write(); err != nil {
-		l.opts.Log.Warn(err.Error())
+		if !errors.Is(err, fs.ErrNotExist) { // the directory is made a moment later
+			l.opts.Log.Warn(err.Error())
+		}
+		l.mu.Lock()
+		l.books.changed = true // to write it again
+		l.mu.Unlock()
 	}
 	return listed, err
 }

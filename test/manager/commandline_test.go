@@ -110,7 +110,7 @@ func TestAnInterruptedAdmissionSaysThatThePodIsPlaced(t *testing.T) {
 	<-admit.Done()
 	text, err := os.ReadFile(log.Name())
 	if err != nil || admit.Code() != 130 || !strings.Contains(string(text), "pod default/slow keeps its devices") ||
-		!strings.Contains(string(text), "device-manager release slow") {
+		!strings.Contains(string(text), "/manager.sock release slow") {
 		t.Errorf("exit status %d, %v: %s", admit.Code(), err, text)
 	}
 	p.verb(0, "release", "slow")
