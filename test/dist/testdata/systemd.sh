@@ -283,7 +283,7 @@ check active gpu-cdi-watch.service inactive
 check active device-manager.socket inactive
 check active device-manager-leases.socket inactive
 refuse device-manager node 2>/srv/error
-check grep -q '^hint: .* only where there is no /var/lib/kubelet/pods, which a kubelet makes$' /srv/error
+check grep -q '^hint: .* only where there is no /var/lib/kubelet/pods, which a kubelet makes), or name the socket ' /srv/error
 check systemctl start device-manager.socket device-manager.service
 check active device-manager.socket inactive
 check active device-manager.service inactive
