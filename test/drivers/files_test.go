@@ -28,7 +28,7 @@ func (n *node) testFiles(t *testing.T) {
 	}
 	want, err := os.ReadFile(golden)
 	if errors.Is(err, fs.ErrNotExist) {
-		t.Skipf("the version %s is new: its files are not compared with a list; -args -update writes it", n.version)
+		t.Skipf("the version %s is new: its files are not compared with a list; -args -write-files writes it", n.version)
 	}
 	testenv.Must(t, err)
 	if diff := cmp.Diff(string(want), got); diff != "" {

@@ -18,7 +18,7 @@ import (
 
 var (
 	branches = flag.String("drivers", "535,550", "comma-separated branches of the driver to test, or all")
-	update   = flag.Bool("update", false, "write the lists of files of the drivers' versions")
+	update   = flag.Bool("write-files", false, "write the lists of files of the drivers' versions")
 	shared   *suite.Suite
 )
 
