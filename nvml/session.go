@@ -301,7 +301,7 @@ var errInUse = errors.New("close the NVIDIA driver library: calls have not retur
 // close closes the library. If it cannot be closed yet, it stays open, and events may not be received until the next
 // watch. An outstanding nvmlInit or nvmlShutdown is an error too, since the driver's files are open.
 //
-// It waits for the receivers of events with mu held, usually for at most maxEventWait, and at most for
+// It waits for the receivers of events with mu held: usually no longer than maxEventWait, and never longer than
 // openTimeout. Other goroutines could do nothing meanwhile: each call needs the library that is being closed.
 func (s *Session) close() error {
 	switch {

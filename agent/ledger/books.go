@@ -339,7 +339,8 @@ func (b *books) setListed(a podresources.Answer, now time.Time) {
 }
 
 // nameListed records the names of the pods whose containers PodResources lists. It has no UIDs: a container is that of
-// the newest entry with the same container, resource and IDs. What is listed is no longer only given.
+// the newest entry with the same container, resource and IDs. A device that is listed needs no record any more that
+// Allocate gave it.
 func (b *books) nameListed() {
 	type request struct{ container, resource, ids string }
 	newest := map[request]key{}

@@ -136,7 +136,7 @@ func (d *driver) branch() int {
 	return branch
 }
 
-// copyTree copies a tree. The files are the same: nobody writes into them.
+// copyTree copies a tree by hard links, since no test writes into its files.
 func copyTree(t *testing.T, from, to string) {
 	t.Helper()
 	proc.Must(t, 0, proc.Cmd{Args: []string{"cp", "-al", from, to}})
